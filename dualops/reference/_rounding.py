@@ -1,0 +1,27 @@
+"""What references share: the door (`bound`) and the dtype that arithmetic is carried in (`arithmetic`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..spec import ArrayMeta, Problem, Spec
+
+
+def bound(spec: Spec, arrays: Mapping[str, np.ndarray], *, backward: bool = False, **params: Any) -> Problem:
+    """The problem that a call with NumPy arrays states, or the spec's error."""
+    metas = {name: ArrayMeta.of_numpy(abs_strides(array)) for name, array in arrays.items()}
+    return spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
+
+
+def abs_strides(array: np.ndarray) -> np.ndarray:
+    """`array`, or a copy where a stride is negative: a reference reads any layout."""
+    array = np.asanyarray(array)
+    return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
+
+
+def arithmetic(array: np.ndarray) -> np.ndarray:
+    """`array` in the dtype that it is computed in: float64 as it is, everything narrower as float32."""
+    return array if array.dtype == np.float64 else array.astype(np.float32)
