@@ -12,14 +12,18 @@ from ..spec import ArrayMeta, Problem, Spec
 
 def bound(spec: Spec, arrays: Mapping[str, np.ndarray], *, backward: bool = False, **params: Any) -> Problem:
     """The problem that a call with NumPy arrays states, or the spec's error."""
+    op = f"{spec.name}_backward" if backward else spec.name
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{op}: {name} is a {type(array).__name__}, expected a numpy.ndarray")
     metas = {name: ArrayMeta.of_numpy(abs_strides(array)) for name, array in arrays.items()}
     return spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
 
 
 def abs_strides(array: np.ndarray) -> np.ndarray:
-    """`array`, or a copy where a stride is negative: a reference reads any layout."""
-    array = np.asanyarray(array)
-    return np.ascontiguousarray(array) if any(stride < 0 for stride in array.strides) else array
+    """`array`, or a copy where a stride is negative or no whole element: a reference reads any layout."""
+    odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
+    return array.copy() if odd else array
 
 
 def arithmetic(array: np.ndarray) -> np.ndarray:

@@ -32,11 +32,11 @@ def flash_attention(
     problem = bound(SPEC, {"q": q, "k": k, "v": v}, causal=causal, scale=scale, return_lse=return_lse)
     keys, values = (np.repeat(arithmetic(x), problem.group, axis=1) for x in (k, v))  # [B, H, Sk, D | Dv]
     visible = visibility(problem, 0, problem.Sq, 0, problem.Sk)  # [Sq, Sk]
-    scores = arithmetic(q) @ keys.swapaxes(-1, -2)  # [B, H, Sq, Sk]
-    scores = scores * scores.dtype.type(problem.scale)
-    scores = np.where(visible, scores, -np.inf)
-    row_max = scores.max(axis=-1, initial=-np.inf)  # [B, H, Sq]
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        scores = arithmetic(q) @ keys.swapaxes(-1, -2)  # [B, H, Sq, Sk]
+        scores = scores * scores.dtype.type(problem.scale)
+        scores = np.where(visible, scores, -np.inf)
+        row_max = scores.max(axis=-1, initial=-np.inf)  # [B, H, Sq]
         probs = np.exp(scores - finite(row_max)[..., None])  # [B, H, Sq, Sk]
         row_sum = probs.sum(axis=-1)  # [B, H, Sq]
         rounded = arithmetic(probs.astype(q.dtype))  # [B, H, Sq, Sk]
@@ -78,9 +78,9 @@ def flash_attention_blocked(
             visible = visibility(problem, m0, m0 + rows, n0, n1)  # [block_q, block_kv]
             if not visible.any():
                 continue
-            scores = queries @ keys[:, :, n0:n1].swapaxes(-1, -2) * dtype.type(problem.scale)
-            scores = np.where(visible, scores, -np.inf)  # [B, H, block_q, block_kv]
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
+                scores = queries @ keys[:, :, n0:n1].swapaxes(-1, -2) * dtype.type(problem.scale)
+                scores = np.where(visible, scores, -np.inf)  # [B, H, block_q, block_kv]
                 new_max = np.maximum(row_max, scores.max(axis=-1))  # [B, H, block_q]
                 rescale = np.exp(row_max - finite(new_max))  # [B, H, block_q]
                 probs = np.exp(scores - finite(new_max)[..., None])  # [B, H, block_q, block_kv]

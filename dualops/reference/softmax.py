@@ -22,7 +22,7 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     rows = np.moveaxis(arithmetic(x), axis, -1)  # [..., N]
     if rows.size == 0:
         return np.empty_like(x)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         shifted = rows - rows.max(axis=-1, keepdims=True)  # [..., N], at most 0
         numerator = np.exp(shifted)  # [..., N]
         y = numerator / numerator.sum(axis=-1, keepdims=True)  # [..., N]
@@ -41,7 +41,7 @@ def softmax_online(x: np.ndarray, axis: int = -1, block: int = 128) -> np.ndarra
         return np.empty_like(x)
     row_max = np.full(rows.shape[:-1], -np.inf, rows.dtype)  # [...]
     row_sum = np.zeros(rows.shape[:-1], rows.dtype)  # [...]
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, rows.shape[-1], block):
             piece = rows[..., start : start + block]  # [..., block]
             new_max = np.maximum(row_max, piece.max(axis=-1))  # [...]
@@ -64,6 +64,7 @@ def softmax_backward(y: np.ndarray, dy: np.ndarray, axis: int = -1) -> np.ndarra
     dy_rows = np.moveaxis(arithmetic(dy), axis, -1)  # [..., N]
     # dL/dx_i = sum_j dL/dy_j * dy_j/dx_i  with  dy_j/dx_i = y_j * ([i = j] - y_i)
     #         = y_i * (dy_i - sum_j y_j * dy_j)
-    dot = (y_rows * dy_rows).sum(axis=-1, keepdims=True)  # [..., 1]
-    dx = y_rows * (dy_rows - dot)  # [..., N]
+    with np.errstate(invalid="ignore", over="ignore"):
+        dot = (y_rows * dy_rows).sum(axis=-1, keepdims=True)  # [..., 1]
+        dx = y_rows * (dy_rows - dot)  # [..., N]
     return np.moveaxis(dx, -1, axis).astype(y.dtype)

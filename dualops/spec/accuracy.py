@@ -50,6 +50,8 @@ def compare(
     """Hold `actual` against `truth` (float64) by the rule above; `dtype` is the storage dtype of the problem."""
     if actual.shape != truth.shape:
         raise ValueError(f"{name}: shape {actual.shape}, expected {truth.shape}")
+    if baseline.shape != truth.shape:
+        raise ValueError(f"{name}: baseline of shape {baseline.shape}, expected {truth.shape}")
     if not truth.size:
         return Accuracy(True, Errors(0, 0), Errors(0, 0), Errors(0, 0), (), f"{name}: empty")
     x, base = actual.astype(np.float64), baseline.astype(np.float64)
@@ -80,9 +82,10 @@ def _same_strange(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def _errors(x: np.ndarray, truth: np.ndarray, left_out: np.ndarray) -> tuple[Errors, np.ndarray]:
-    with np.errstate(invalid="ignore"):
-        distance = np.where(left_out, 0.0, np.abs(x - truth))
     size = np.where(left_out, 0.0, np.abs(truth))
-    largest, rms = size.max(), np.sqrt(np.mean(size**2))
-    # a truth that is zero everywhere leaves absolute errors
-    return Errors(distance.max() / (largest or 1.0), np.sqrt(np.mean(distance**2)) / (rms or 1.0)), distance
+    unit = size.max() or 1.0  # a truth that is zero everywhere leaves absolute errors
+    with np.errstate(invalid="ignore", over="ignore"):
+        # in units of the largest, so that no square overflows or vanishes
+        distance = np.where(left_out, 0.0, np.abs(x - truth)) / unit
+        rms, own_rms = np.sqrt(np.mean(distance**2)), np.sqrt(np.mean((size / unit) ** 2))
+    return Errors(float(distance.max()), float(rms / (own_rms or 1.0))), distance

@@ -52,9 +52,21 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]:
     """Strides of a dense array of `shape` whose axes lie in memory in the order of `like`'s (torch's `empty_like`)."""
-    order = sorted(range(len(shape)), key=lambda axis: (-like.strides[axis], axis))
+    if tuple(shape) == like.shape and like.is_dense:
+        return like.strides
+    inner_first = list(reversed(range(len(shape))))
+    for end in range(1, len(shape)):  # an insertion sort, since a broadcast axis can't be compared: it stays in place
+        place = end
+        for before in reversed(range(end)):
+            inner, outer = inner_first[before], inner_first[place]
+            apart = like.strides[inner] - like.strides[outer] if like.strides[inner] and like.strides[outer] else None
+            if apart is not None and apart < 0:
+                break
+            if apart is not None and (apart > 0 or like.shape[inner] > like.shape[outer]):
+                inner_first[before], inner_first[place] = outer, inner
+                place = before
     strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
+    for axis in inner_first:
         strides[axis] = step
         step *= max(shape[axis], 1)
     return tuple(strides)
@@ -71,13 +83,12 @@ class ArrayMeta(NamedTuple):
 
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
-        return cls(
-            array.shape,
-            array.dtype.name,
-            tuple(stride // array.itemsize for stride in array.strides),
-            "cpu",
-            array.ctypes.data,
-        )
+        """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
+        if any(stride % array.itemsize for stride in array.strides):
+            raise ValueError(f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element")
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
+        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
 
     @property
     def size(self) -> int:
@@ -89,6 +100,32 @@ class ArrayMeta(NamedTuple):
         if 0 in self.shape:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill their extent, each place once, in whatever order of axes; an empty array does."""
+        if 0 in self.shape:
+            return True
+        step = 1
+        for size, stride in sorted(zip(self.shape, self.strides, strict=True), key=lambda axis: axis[1]):
+            if size > 1:
+                if stride != step:
+                    return False
+                step *= size
+        return True
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may share a place: some axis steps no further than the axes inside it reach."""
+        if 0 in self.shape:
+            return False
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size > 1:
+                if stride <= reach:
+                    return True
+                reach += (size - 1) * stride
+        return False
 
     def overlaps(self, other: ArrayMeta) -> bool:
         """Whether the address ranges of two arrays meet."""
@@ -142,6 +179,7 @@ class Output:
     shape: Callable[[Problem], tuple[int, ...]]
     dtype: Callable[[Problem], str]
     like: str
+    when: Callable[[Problem], bool] = lambda problem: True  # whether this problem has it
 
 
 @dataclass(frozen=True)
@@ -183,6 +221,8 @@ class Problem:
         """Shape, dtype and strides of every result, as yet without an address."""
         metas = {}
         for output in self.spec.outputs if which is None else which:
+            if not output.when(self):
+                continue
             shape, like = output.shape(self), self.arrays[output.like]
             same_rank = len(shape) == len(like.shape)
             strides = dense_strides_like(shape, like) if same_rank else contiguous_strides(shape)
@@ -232,8 +272,8 @@ class Spec:
     def bind(self, arrays: Mapping[str, ArrayMeta | None], params: Mapping[str, Any] | None = None) -> Problem:
         """The problem that a forward call states, or the error that the caller made.
 
-        Raises TypeError for a wrong kind of argument (dtype, mixed dtypes, mixed devices, unknown parameter) and
-        ValueError for a wrong value (rank, size, domain).
+        Raises TypeError for a wrong kind of argument (dtype, mixed dtypes, unknown parameter), ValueError for a wrong
+        value (rank, size, domain, device), NotImplementedError for negative strides.
         """
         return self._bind(self.inputs, arrays, params or {}, self.name)
 
@@ -317,7 +357,9 @@ class Spec:
                 raise TypeError(f"{op}: out {name} has dtype {meta.dtype}, expected {expected.dtype}")
             if meta.device != expected.device:
                 raise ValueError(f"{op}: out {name} is on {meta.device}, expected {expected.device}")
-            if any(stride == 0 and size > 1 for stride, size in zip(meta.strides, meta.shape, strict=True)):
+            if any(stride < 0 for stride in meta.strides):
+                raise NotImplementedError(f"{op}: out {name} has a negative stride in {meta.strides}")
+            if meta.overlaps_itself:
                 raise ValueError(f"{op}: out {name} has strides {meta.strides}: its elements overlap one another")
 
 
@@ -337,10 +379,14 @@ def integer(value: Any) -> int:
 
 
 def finite(value: Any) -> float:
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        raise TypeError("expected a number")
     try:
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError("expected a number") from None
+    except OverflowError:
+        raise ValueError("expected a finite number") from None
     if not np.isfinite(number):
         raise ValueError("expected a finite number")
     return number

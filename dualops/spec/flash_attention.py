@@ -132,7 +132,7 @@ SPEC = Spec(
     ),
     outputs=(
         Output("o", lambda p: (p.B, p.H, p.Sq, p.Dv), lambda p: p.dtype, like="q"),
-        Output("lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q"),
+        Output("lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q", when=lambda p: p.return_lse),
     ),
     gradient_inputs=(),
     gradients=(),
@@ -142,7 +142,6 @@ SPEC = Spec(
         flops=lambda p: 2 * p.B * p.H * visible_pairs(p) * (p.D + p.Dv),
         bytes_read=_read,
         bytes_written=_written,
-        extra_memory=lambda p: p.B * p.H * p.Sq * itemsize(compute_dtype(p.dtype)),
     ),
     backward_cost=None,
     rounding="the probabilities before they meet v, and o, to the storage dtype; all else in float32",

@@ -12,15 +12,16 @@ from .base import FLOATS, ArrayMeta, Case, Cost, Input, Output, Param, Problem, 
 
 def measure(arrays: dict[str, ArrayMeta], params: dict[str, Any]) -> dict[str, Any]:
     """M rows of N elements, wherever the axis lies; `params["axis"]` becomes its non-negative form."""
+    op = "softmax_backward" if "dy" in arrays else "softmax"
     name, x = next(iter(arrays.items()))
     for other, meta in arrays.items():
         if meta.shape != x.shape:
-            raise ValueError(f"softmax: {other} has shape {meta.shape}, {name} has shape {x.shape}, expected the same")
+            raise ValueError(f"{op}: {other} has shape {meta.shape}, {name} has shape {x.shape}, expected the same")
     rank, axis = len(x.shape), params["axis"]
     if rank == 0:
-        raise ValueError(f"softmax: {name} has no axes, expected at least one")
+        raise ValueError(f"{op}: {name} has no axes, expected at least one")
     if not -rank <= axis < rank:
-        raise ValueError(f"softmax: axis is {axis}, expected {-rank} to {rank - 1} for {name} of shape {x.shape}")
+        raise ValueError(f"{op}: axis is {axis}, expected {-rank} to {rank - 1} for {name} of shape {x.shape}")
     params["axis"] = axis % rank
     return {"M": prod(x.shape[:axis]) * prod(x.shape[axis:][1:]), "N": x.shape[axis]}
 

@@ -1,0 +1,164 @@
+"""The demo's dealings with a GPU: arrays up and down, time by events, peak memory, roofs.
+
+Arrays are torch's where torch sees a GPU, else Numba's. Numba has no bfloat16 arrays, so there a bfloat16 array is one
+of uint16 that shows itself as two bytes an element, as torch's and CuPy's bfloat16 do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from math import ceil
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..spec.base import numpy_dtype
+from .problems import Arrays, Job
+
+BURSTS, CALLS = 5, 20  # median of bursts; calls back to back in each
+FLUSH = 4  # memory-bound calls go round buffers of this many times the L2, or they would time the cache
+MAX_SETS = 64
+
+BFLOAT16 = numpy_dtype("bfloat16")
+
+
+class Library(Protocol):
+    """What the demo asks of an array library."""
+
+    def upload(self, array: np.ndarray) -> Any: ...
+
+    def download(self, array: Any) -> np.ndarray: ...
+
+    def milliseconds(self, work: Callable[[], None]) -> float:
+        """Time between two events around `work`."""
+        ...
+
+    def peak_bytes(self, work: Callable[[], None]) -> int | None:
+        """Most memory that `work` held beyond what was there before; None if nobody counts."""
+        ...
+
+
+class Torch:
+    def __init__(self, torch: Any):
+        self.torch = torch
+
+    def upload(self, array: np.ndarray) -> Any:
+        if array.dtype == BFLOAT16:
+            return self.torch.from_numpy(array.view(np.int16)).cuda().view(self.torch.bfloat16)
+        return self.torch.from_numpy(array).cuda()
+
+    def download(self, array: Any) -> np.ndarray:
+        if array.dtype == self.torch.bfloat16:
+            return array.view(self.torch.int16).cpu().numpy().view(BFLOAT16)
+        return array.cpu().numpy()
+
+    def milliseconds(self, work: Callable[[], None]) -> float:
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int | None:
+        self.torch.cuda.synchronize()
+        before = self.torch.cuda.memory_allocated()
+        self.torch.cuda.reset_peak_memory_stats()
+        work()
+        self.torch.cuda.synchronize()
+        return self.torch.cuda.max_memory_allocated() - before
+
+
+class TwoBytes:
+    """A Numba array of uint16 that shows itself as bfloat16: two bytes without a type of NumPy's."""
+
+    def __init__(self, bits: Any):
+        self.bits = bits
+        self.__cuda_array_interface__ = {**bits.__cuda_array_interface__, "typestr": "<V2"}
+
+
+class Numba:
+    def __init__(self, cuda: Any):
+        self.cuda = cuda
+
+    def upload(self, array: np.ndarray) -> Any:
+        if array.dtype == BFLOAT16:
+            return TwoBytes(self.cuda.to_device(array.view(np.uint16)))
+        return self.cuda.to_device(array)
+
+    def download(self, array: Any) -> np.ndarray:
+        if isinstance(array, TwoBytes):
+            return array.bits.copy_to_host().view(BFLOAT16)
+        return array.copy_to_host()
+
+    def milliseconds(self, work: Callable[[], None]) -> float:
+        start, end = self.cuda.event(), self.cuda.event()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def peak_bytes(self, work: Callable[[], None]) -> int | None:
+        return None
+
+
+def library() -> Library:
+    """torch if it is installed and sees the GPU, else Numba."""
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        torch = None
+    if torch is not None and torch.cuda.is_available():
+        return Torch(torch)
+    return Numba(import_module("numba.cuda"))
+
+
+class Bench:
+    """One problem on the GPU: as many copies of its inputs and results as it takes to leave the L2 behind."""
+
+    def __init__(self, job: Job, arrays: Arrays, kernel: str | None):
+        self.job, self.library, self.kernel = job, library(), kernel
+        self.call = getattr(import_module("dualops.cuda"), job.task.name)
+        device = import_module("dualops.cuda.device").current()
+        copies = 1 if job.compute_bound else ceil(FLUSH * device.l2_bytes / max(job.bytes_moved, 1)) + 1
+        self.inputs = [self._up(arrays) for _ in range(min(copies, MAX_SETS))]
+        self.outs = [self._up(self._poisoned()) for _ in self.inputs]
+
+    def _up(self, arrays: Arrays) -> dict[str, Any]:
+        return {name: self.library.upload(array) for name, array in arrays.items()}
+
+    def _poisoned(self) -> Arrays:
+        """Arrays for the results, all bits set: what a kernel leaves out shows as NaN."""
+        empty = {}
+        for name, meta in self.job.returned.items():
+            dtype = numpy_dtype(meta.dtype)
+            bits = np.full(meta.size * dtype.itemsize, 0xFF, np.uint8)
+            empty[name] = bits.view(dtype).reshape(meta.shape)
+        return empty
+
+    def one(self, turn: int) -> None:
+        """One call, into the results of this turn."""
+        out = tuple(self.outs[turn].values())
+        self.call(**self.inputs[turn], **self.job.params, kernel=self.kernel, out=out if len(out) > 1 else out[0])
+
+    def results(self) -> Arrays:
+        self.one(0)
+        return {name: self.library.download(array) for name, array in self.outs[0].items()}
+
+    def seconds(self) -> float:
+        """Of one call, `out=` given: median of bursts of calls back to back."""
+
+        def burst() -> None:
+            for turn in range(CALLS):
+                self.one(turn % len(self.inputs))
+
+        burst()
+        return median(self.library.milliseconds(burst) for _ in range(BURSTS)) / CALLS / 1e3
+
+    def extra_bytes(self) -> int:
+        """Peak memory beyond inputs and results: as the library counted it, else as the spec says."""
+        counted = self.library.peak_bytes(lambda: self.one(0))
+        return self.job.task.cost.extra_memory(self.job.problem) if counted is None else counted

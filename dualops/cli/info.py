@@ -1,0 +1,64 @@
+"""What dualops would run with here: versions, device, measured ceilings, the cache of compiled kernels."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from .place import choose
+from .report import size
+
+HELP = "versions, device, ceilings, cache"
+
+PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    made = Table(show_header=False, box=None)
+    made.add_column(style="bold")
+    made.add_column(overflow="fold")
+    for name, value in (*versions(), *device(), *cache()):
+        made.add_row(name, value)
+    Console(soft_wrap=True).print(made)
+    return 0
+
+
+def versions() -> Iterator[tuple[str, str]]:
+    """Python and every package that matters, installed or not."""
+    yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    for package in PACKAGES:
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            yield package, "not installed"
+
+
+def device() -> Iterator[tuple[str, str]]:
+    """Where kernels run, and on a GPU what it can do."""
+    place = choose("auto")
+    if place != "gpu":
+        yield "device", "no GPU: kernels run in the simulator"
+        return
+    devices = import_module("dualops.cuda.device")
+    gpu = devices.current()
+    yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"
+    yield "memory on chip", f"L2 {size(gpu.l2_bytes)}, shared memory a block {size(gpu.shared_memory_per_block)}"
+    for mix, terabytes in devices.ceilings().items():
+        yield f"ceiling, {mix}", f"{terabytes:.2f} TB/s"
+
+
+def cache() -> Iterator[tuple[str, str]]:
+    """Where compiled kernels are kept, and how many."""
+    folder: Path = import_module("dualops.cuda.compile").cache_dir()
+    kept = [path.stat().st_size for path in folder.glob("*.cubin")]
+    yield "cache", f"{folder}: {len(kept)} kernels, {size(sum(kept))}"

@@ -1,0 +1,87 @@
+"""The demo's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.box import HORIZONTALS
+from rich.table import Table
+from rich.text import Text
+
+from ..spec import Accuracy
+from .measure import Measurement
+from .problems import Job
+
+NOT_CHECKED = "not checked"
+
+CAPTION = """\
+Errors are relative to the largest and to the root mean square value of the float64 truth.
+Allowed is twice the baseline's error and a floor of a few eps, for each of the two; {}."""
+MEMORY_TOLD = {
+    "gpu": "extra memory is what torch's allocator counted,\nwithout torch what the spec says",
+    "simulator": "extra memory is what the spec says.\nThe time is the simulator's: it says nothing of a GPU",
+    "reference": "extra memory is NumPy's peak",
+}
+
+
+class Row(NamedTuple):
+    """One line: what ran, and how far from the truth it came out (None: not held against it)."""
+
+    job: Job
+    run: Measurement
+    accuracy: Accuracy | None
+
+
+def table(rows: Sequence[Row], place: str) -> Table:
+    """Operator, place and rung, shape, dtype, errors, time, memory, and on a GPU speed and share of the roof."""
+    made = Table(caption=CAPTION.format(MEMORY_TOLD[place]), caption_justify="left", box=HORIZONTALS, show_lines=True)
+    for title in ("operator", "ran in,\nrung", "shape", "dtype"):
+        made.add_column(title, no_wrap=True)
+    numbers = ["max error,\nbaseline's", "rms error,\nbaseline's", "of\nallowed", "time", "extra\nmemory"]
+    for title in numbers + (["speed", "of\nroof"] if place == "gpu" else []):
+        made.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row.job.task.name, f"{place}\n{row.run.rung}", row.job.shape("\n"), row.job.problem.dtype]
+        cells += [*_errors(row.accuracy), _seconds(row.run.seconds), size(row.run.extra_bytes)]
+        if place == "gpu":
+            cells += [_speed(row), _roof(row)]
+        failed = row.accuracy is not None and not row.accuracy.passed
+        made.add_row(*map(Text, cells), style="bold red" if failed else None)
+    return made
+
+
+def _errors(accuracy: Accuracy | None) -> list[str]:
+    if accuracy is None:
+        return [NOT_CHECKED, "", ""]
+    kernel, baseline = accuracy.kernel, accuracy.baseline
+    return [
+        f"{kernel.max:.1e}\n{baseline.max:.1e}",
+        f"{kernel.rms:.1e}\n{baseline.rms:.1e}",
+        f"{accuracy.ratio:.0%}" if accuracy.passed else f"{accuracy.ratio:.0%} FAILS",
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:.3g} {name}"
+    return f"{count:.0f} B"
+
+
+def _speed(row: Row) -> str:
+    if row.job.compute_bound:
+        return f"{row.job.flops / row.run.seconds / 1e12:.3g} TFLOP/s"
+    return f"{row.job.bytes_moved / row.run.seconds / 1e12:.3g} TB/s"
+
+
+def _roof(row: Row) -> str:
+    return "–" if row.run.roof_seconds is None else f"{row.run.roof_seconds / row.run.seconds:.0%}"

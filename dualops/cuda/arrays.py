@@ -1,0 +1,231 @@
+"""One adapter per array library: metadata, address, allocation, current stream.
+
+An adapter is found by the type of the first array seen, through sys.modules: dualops imports no array library that the
+caller has not. torch tensors, Numba and CuPy device arrays, and any other `__cuda_array_interface__`; in the simulator
+NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..spec import ArrayMeta
+from ..spec.base import contiguous_strides, itemsize, numpy_dtype
+from .backend import SIMULATED, cuda
+
+
+class Adapter(Protocol):
+    """What dualops asks of an array library."""
+
+    def layout(self, array: Any) -> Hashable:
+        """Everything about an array that a plan depends on: shape, strides, dtype, device, alignment."""
+        ...
+
+    def meta(self, array: Any) -> ArrayMeta: ...
+
+    def pointer(self, array: Any) -> int: ...
+
+    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
+        """What makes a new array like `meta` on `meta.device`, its values undefined."""
+        ...
+
+    def stream(self, array: Any) -> int:
+        """Handle of the stream that work on this array goes to."""
+        ...
+
+    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
+        """What makes GPU `index` current, or None where it is."""
+        ...
+
+
+class TorchAdapter:
+    """torch tensors; allocation and the current stream are torch's."""
+
+    def __init__(self, torch: Any):
+        self.torch = torch
+        names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+        self.names = {getattr(torch, name): name for name in names}
+        self.dtypes = {name: dtype for dtype, name in self.names.items()}
+        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+
+    def layout(self, array: Any) -> Hashable:
+        return array.shape, array.stride(), array.dtype, array.device, array.data_ptr() & 15
+
+    def meta(self, array: Any) -> ArrayMeta:
+        dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
+        return ArrayMeta(tuple(array.shape), dtype, array.stride(), str(array.device), array.data_ptr())
+
+    def pointer(self, array: Any) -> int:
+        return array.data_ptr()
+
+    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
+        device, dtype = self.torch.device(meta.device), self.dtypes[meta.dtype]
+        return partial(self.torch.empty_strided, meta.shape, meta.strides, dtype=dtype, device=device)
+
+    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
+        return None if self.torch.cuda.current_device() == index else self.torch.cuda.device(index)
+
+    def stream(self, array: Any) -> int:
+        return self.raw_stream(array.device.index)
+
+
+# dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
+_TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat16"}
+
+
+class InterfaceAdapter:
+    """Anything with `__cuda_array_interface__`: Numba device arrays, CuPy arrays and others."""
+
+    def layout(self, array: Any) -> Hashable:
+        interface = array.__cuda_array_interface__
+        address = interface["data"][0]
+        return interface["shape"], interface.get("strides"), interface["typestr"], _ordinal(address), address & 15
+
+    def meta(self, array: Any) -> ArrayMeta:
+        interface = array.__cuda_array_interface__
+        shape, address = tuple(interface["shape"]), interface["data"][0]
+        dtype = _TYPESTR.get(interface["typestr"]) or np.dtype(interface["typestr"]).name
+        size = np.dtype(interface["typestr"]).itemsize
+        strides = interface.get("strides")
+        if strides is None:
+            elements = contiguous_strides(shape)
+        else:
+            elements = tuple(stride // size for stride in strides)
+        return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address)
+
+    def pointer(self, array: Any) -> int:
+        return array.__cuda_array_interface__["data"][0]
+
+    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
+        if meta.dtype == "bfloat16":
+            raise TypeError("Numba has no bfloat16 arrays to put the result in: give out=")
+        strides = tuple(stride * itemsize(meta.dtype) for stride in meta.strides)
+        return partial(cuda.device_array, meta.shape, numpy_dtype(meta.dtype), strides=strides)
+
+    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
+        return None if cuda.get_current_device().id == index else cuda.gpus[index]
+
+    def stream(self, array: Any) -> int:
+        return array.__cuda_array_interface__.get("stream") or 0
+
+
+class CupyAdapter(InterfaceAdapter):
+    """CuPy arrays; allocation and the current stream are CuPy's."""
+
+    def __init__(self, cupy: Any):
+        self.cupy = cupy
+
+    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
+        size = itemsize(meta.dtype)
+        strides = tuple(stride * size for stride in meta.strides)
+
+        def allocate() -> Any:
+            memory = self.cupy.cuda.alloc(max(meta.extent, 1) * size)
+            return self.cupy.ndarray(meta.shape, numpy_dtype(meta.dtype), memory, strides)
+
+        return allocate
+
+    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
+        return None if self.cupy.cuda.Device().id == index else self.cupy.cuda.Device(index)
+
+    def stream(self, array: Any) -> int:
+        return self.cupy.cuda.get_current_stream().ptr
+
+
+class NumpyAdapter:
+    """NumPy arrays, in the simulator. Results are born with all bits set, so that what is not written shows as NaN."""
+
+    def layout(self, array: Any) -> Hashable:
+        return array.shape, array.strides, array.dtype, array.ctypes.data & 15
+
+    def meta(self, array: Any) -> ArrayMeta:
+        return ArrayMeta.of_numpy(array)
+
+    def pointer(self, array: Any) -> int:
+        return array.ctypes.data
+
+    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
+        size = itemsize(meta.dtype)
+        strides = tuple(stride * size for stride in meta.strides)
+
+        def allocate() -> Any:
+            memory = np.full(max(meta.extent, 1) * size + 16, 0xFF, np.uint8)
+            return np.ndarray(meta.shape, numpy_dtype(meta.dtype), memory, -memory.ctypes.data % 16, strides)
+
+        return allocate
+
+    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
+        return None
+
+    def stream(self, array: Any) -> int:
+        return 0
+
+
+_adapters: dict[type, Adapter] = {}
+
+
+def adapter_of(array: Any, op: str, name: str) -> Adapter:
+    """The adapter for arrays of this type. Raises TypeError for what dualops can't take, naming operator and argument."""
+    found = _adapters.get(type(array))
+    if found is None:
+        found = _adapters[type(array)] = _find(array, op, name)
+    return found
+
+
+def _find(array: Any, op: str, name: str) -> Adapter:
+    if SIMULATED:
+        if isinstance(array, np.ndarray):
+            return NumpyAdapter()
+        raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return TorchAdapter(torch)
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return CupyAdapter(cupy)
+    if isinstance(array, np.ndarray):
+        raise TypeError(f"{op}: {name} is a NumPy array on the host, expected an array on a GPU")
+    if hasattr(type(array), "__cuda_array_interface__"):
+        return InterfaceAdapter()
+    raise TypeError(f"{op}: {name} is a {_told(array)}, expected an array with __cuda_array_interface__")
+
+
+def _told(array: Any) -> str:
+    return f"{type(array).__module__}.{type(array).__qualname__}"
+
+
+def _ordinal(address: int) -> int:
+    """Number of the GPU that an address belongs to."""
+    from cuda.bindings import driver
+
+    if address == 0:
+        return 0
+    error, ordinal = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    return int(ordinal) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def collapse(shape: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The fewest axes by which arrays of one shape can be walked: neighbours that all arrays lay out as one are merged.
+
+    Axes of size 1 vanish. Returns the merged shape and, for each array, its strides along it.
+    """
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(kept[-1] == given[axis] * size for kept, given in zip(steps, strides, strict=True)):
+            sizes[-1] *= size
+            for kept, given in zip(steps, strides, strict=True):
+                kept[-1] = given[axis]
+        else:
+            sizes.append(size)
+            for kept, given in zip(steps, strides, strict=True):
+                kept.append(given[axis])
+    return tuple(sizes), [tuple(kept) for kept in steps]

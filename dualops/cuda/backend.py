@@ -1,0 +1,102 @@
+"""The one place that imports numba.cuda: kernels are compiled, or run in the simulator.
+
+`SIMULATED` is decided once, by NUMBA_ENABLE_CUDASIM as Numba read it. `cuda` is numba.cuda or the simulator's stand-in,
+`verb` makes an inlined device function, `kernel` a kernel. Everything above is the same source either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numba.core import config, types
+
+from . import simulator
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+if SIMULATED or TYPE_CHECKING:
+    cuda: Any = simulator.cuda
+else:
+    from numba import cuda
+
+f32, f64 = types.float32, types.float64
+i32, i64, u32, u16 = types.int32, types.int64, types.uint32, types.uint16
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def verb(function: Function) -> Function:
+    """A device function that is inlined where it is called: in a kernel it costs nothing, here it is plain Python."""
+    return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
+
+
+def pointer(dtype: Any) -> Any:
+    """Kernel argument: the address of an array of `dtype` (a Numba scalar type)."""
+    return types.CPointer(dtype)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel with the types of its arguments and what its blocks look like, compiled or simulated later."""
+
+    function: FunctionType
+    argtypes: tuple[Any, ...]
+    threads: int
+    min_blocks: int  # blocks that should fit on one SM: caps the registers
+    cluster: int
+    identity: str = ""  # the build that made it, with all its arguments: its name in the cache
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @cached_property
+    def jitted(self) -> Any:
+        """The ordinary Numba dispatcher."""
+        return cuda.jit(types.void(*self.argtypes), launch_bounds=(self.threads, self.min_blocks))(self.function)
+
+    def __getitem__(self, launch: Sequence[Any]) -> Callable[..., None]:
+        """The ordinary Numba launch, `kernel[grid, block, stream, shared_bytes](*args)`, also in the simulator."""
+        if not SIMULATED:
+            return self.jitted[tuple(launch)]
+        grid, block, _, shared_bytes = (*launch, 0, 0)[:4]
+
+        def run(*args: Any) -> None:
+            sizes = [[size] if isinstance(size, int) else size for size in (grid, block)]
+            simulator.launch(self.function, *sizes, args, cluster=self.cluster, shared_bytes=shared_bytes)
+
+        return run
+
+
+def kernel(*argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1) -> Callable[[FunctionType], Kernel]:
+    """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block."""
+    return lambda function: Kernel(function, argtypes, threads, min_blocks, cluster)
+
+
+def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
+    """Decorator of a function that makes a kernel: each combination of arguments is built once, and has an identity."""
+
+    @cache
+    def built(*args: Any, **options: Any) -> Kernel:
+        told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
+        return replace(build(*args, **options), identity=f"{build.__module__}.{build.__name__}({told})")
+
+    return built
+
+
+def where() -> str | None:
+    """Where kernels would run now: "gpu", "simulator", or None if there is neither."""
+    if SIMULATED:
+        return "simulator"
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
+        return None
+    error, count = driver.cuDeviceGetCount()
+    return "gpu" if error == driver.CUresult.CUDA_SUCCESS and count else None

@@ -1,0 +1,105 @@
+"""What a GPU is and can do. Nothing else asks the driver.
+
+`Device` holds what kernels are configured by; `known(arch)` gives it without a GPU, for the offline compiler and the
+simulator. `stream_roof` measures the time a plain kernel needs to move given bytes: the roof of memory-bound operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from .backend import SIMULATED, where
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or an architecture to compile for."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    arch: str  # as ptxas names it: "sm_90a"
+    sms: int
+    l2_bytes: int
+    shared_memory_per_block: int  # bytes, with opting in
+    max_cluster: int  # portable size of a cluster of blocks; 1 where there are none
+    index: int = 0
+
+
+def _known(name: str, cc: tuple[int, int], arch: str, sms: int, l2_mib: int, shared_kib: int, cluster: int) -> Device:
+    return Device(name, cc, arch, sms, l2_mib * KIB * KIB, shared_kib * KIB, cluster)
+
+
+# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30
+_KNOWN = {
+    device.arch: device
+    for device in (
+        _known("NVIDIA A100", (8, 0), "sm_80", 108, 40, 163, 1),
+        _known("NVIDIA GeForce RTX 3090", (8, 6), "sm_86", 82, 6, 99, 1),
+        _known("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", 128, 72, 99, 1),
+        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 227, 8),
+        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 227, 8),
+        _known("NVIDIA GeForce RTX 5090", (12, 0), "sm_120", 170, 96, 99, 8),
+    )
+}
+ARCHITECTURES = tuple(_KNOWN)
+
+
+def known(arch: str) -> Device:
+    """A device of architecture `arch`, without asking for one. Raises ValueError for an unknown name."""
+    if arch not in _KNOWN:
+        raise ValueError(f"arch is {arch!r}, expected one of {', '.join(_KNOWN)}")
+    return _KNOWN[arch]
+
+
+def compute_capability(arch: str) -> tuple[int, ...] | tuple[int, int, str]:
+    """As Numba's compiler wants it: (8, 0), or (9, 0, "a") for "sm_90a"."""
+    digits = arch.removeprefix("sm_").rstrip("abcdef")
+    suffix = arch.removeprefix("sm_")[len(digits) :]
+    major, minor = int(digits[:-1]), int(digits[-1])
+    return (major, minor, suffix) if suffix else (major, minor)
+
+
+def current() -> Device:
+    """The GPU that is current for this thread; in the simulator a small H200."""
+    if SIMULATED:
+        return at(0)
+    require()
+    from cuda.core import Device as CoreDevice
+
+    return at(CoreDevice().device_id)
+
+
+def require() -> None:
+    """Raise RuntimeError where kernels can't run at all."""
+    if where() is None:
+        raise RuntimeError(
+            "dualops.cuda: no CUDA GPU was found. Set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in the "
+            "simulator, or use dualops.reference"
+        )
+
+
+@cache
+def at(index: int) -> Device:
+    """GPU number `index`."""
+    if SIMULATED:
+        return Device("simulator", (9, 0), "sm_90a", 2, 60 * KIB * KIB, 227 * KIB, 8, index)
+    require()
+    from cuda.core import Device as CoreDevice
+
+    core = CoreDevice(index)
+    properties = core.properties
+    major, minor = core.compute_capability
+    arch = f"sm_{major}{minor}" + ("a" if major >= 9 and (major, minor) != (12, 0) else "")
+    return Device(
+        core.name,
+        (major, minor),
+        arch,
+        properties.multiprocessor_count,
+        properties.l2_cache_size,
+        properties.max_shared_memory_per_block_optin,
+        8 if major >= 9 else 1,
+        index,
+    )

@@ -1,0 +1,340 @@
+"""Plans: a call that was bound, configured, compiled and loaded once, ready to launch again with other pointers.
+
+An operator hands an `Operation` its spec and `choices(problem, device)`: every way to do the problem, best first. A call
+looks for its plan by the layouts of its arrays and its parameters before anything else is done; only a call of a new
+layout is bound by the spec, configured and, if its kernel is new, compiled. Nothing here waits for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec import OPERATORS, ArrayMeta, Problem, Spec, Tag
+from ..spec.base import Case, contiguous_strides, numpy_dtype
+from . import device as devices
+from . import simulator
+from .arrays import Adapter, adapter_of
+from .backend import SIMULATED, Kernel, f32, f64, i64
+from .compile import Report, binary, compile_kernel
+from .device import Device
+
+
+class Step(NamedTuple):
+    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]  # blocks
+    args: tuple[str | int | float, ...]
+    shared_bytes: int = 0
+
+
+class Choice(NamedTuple):
+    """One way to do a problem: the rung, its Config, why it stands where it does, and the launches."""
+
+    rung: str
+    config: Any
+    reason: str
+    steps: Callable[[], Sequence[Step]]
+
+
+class Result(NamedTuple):
+    """An array that a plan writes."""
+
+    name: str
+    meta: ArrayMeta
+    allocate: Callable[[], Any]
+
+
+class Plan:
+    """A problem with the choice taken, its kernels loaded."""
+
+    def __init__(
+        self,
+        op: str,
+        problem: Problem,
+        choice: Choice,
+        adapter: Adapter,
+        results: tuple[Result, ...],
+        device: Device,
+        inplace: tuple[str, ...],
+    ):
+        self.op, self.problem, self.choice, self.adapter, self.results = op, problem, choice, adapter, results
+        self.device_index = device.index
+        self.inplace = inplace
+        names = [*problem.arrays, *(result.name for result in results)]
+        self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
+        self.steps = choice.steps()
+        self.launches = [_prepare(step, names, device) for step in self.steps]
+
+    def check_overlap(self, arrays: Sequence[Any], out: Sequence[Any]) -> None:
+        """Raise ValueError where a result that the caller gave shares memory with an input and may not."""
+        pointer = self.adapter.pointer
+        placed = [meta._replace(pointer=pointer(a)) for meta, a in zip(self.metas, (*arrays, *out), strict=True)]
+        inputs, outputs = placed[: len(arrays)], placed[len(arrays) :]
+        for i, (result, mine) in enumerate(zip(self.results, outputs, strict=True)):
+            for (name, _), theirs in zip(self.problem.arrays.items(), inputs, strict=True):
+                allowed = name in self.inplace and mine.same_layout(theirs)
+                if mine.overlaps(theirs) and not allowed:
+                    raise ValueError(f"{self.op}: out {result.name} overlaps {name} in memory, expected memory of its own")
+            if any(mine.overlaps(other) for other in outputs[:i]):
+                raise ValueError(f"{self.op}: out {result.name} overlaps another result in memory")
+
+    def run(self, arrays: Sequence[Any], out: Sequence[Any], stream: Any) -> None:
+        """Launch on `arrays` and results `out`."""
+        if SIMULATED:
+            for launch in self.launches:
+                launch((*arrays, *out))
+            return
+        handle = self.adapter.stream(arrays[0]) if stream is None else _handle(stream)
+        pointers = [*map(self.adapter.pointer, arrays), *map(self.adapter.pointer, out)]
+        elsewhere = self.adapter.on_device(self.device_index)
+        if elsewhere is None:
+            for launch in self.launches:
+                launch(pointers, handle)
+        else:
+            with elsewhere:
+                for launch in self.launches:
+                    launch(pointers, handle)
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
+        lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
+        return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
+
+
+class Operation:
+    """A direction of an operator, callable on arrays. See the module's docstring."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        choices: Callable[[Problem, Device], Iterable[Choice]],
+        *,
+        backward: bool = False,
+        inplace: tuple[str, ...] = (),
+    ):
+        self.spec, self.choices, self.backward, self.inplace = spec, choices, backward, inplace
+        self.op = f"{spec.name}_backward" if backward else spec.name
+        self.inputs = [wanted.name for wanted in (spec.gradient_inputs if backward else spec.inputs)]
+        self.outputs = spec.gradients if backward else spec.outputs
+        self.params = [param.name for param in spec.params]
+        self.plans: dict[Any, Plan] = {}
+        OPERATIONS.setdefault(spec.name, []).append(self)
+
+    def __call__(self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any) -> Any:
+        """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
+        given = () if out is None else out if isinstance(out, (tuple, list)) else (out,)
+        try:
+            adapter = adapter_of(arrays[0], self.op, self.inputs[0])
+            layouts = tuple([adapter.layout(array) for array in (*arrays, *given)])
+            plan = self.plans[type(arrays[0]), layouts, params, tuple(map(type, params)), kernel, len(given)]
+        except (KeyError, TypeError, AttributeError):
+            plan = self.plan(arrays, params, out, kernel)
+        if out is None:
+            results = [result.allocate() for result in plan.results]
+        else:
+            results = given
+            plan.check_overlap(arrays, given)
+        plan.run(arrays, results, stream)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def plan(self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any = None, kernel: str | None = None) -> Plan:
+        """The plan for such a call, made and kept if it is new. Raises the spec's errors; launches nothing."""
+        if not SIMULATED:
+            devices.require()
+        adapter = self._one_library(arrays)
+        metas = dict(zip(self.inputs, map(adapter.meta, arrays), strict=True))
+        bind = self.spec.bind_backward if self.backward else self.spec.bind
+        problem = bind(metas, dict(zip(self.params, params, strict=True)))
+        wanted = problem.outputs(self.outputs)
+        given = () if out is None else out if isinstance(out, (tuple, list)) else (out,)
+        placed = self._check_out(wanted, given) if out is not None else wanted
+        device = self._device(problem)
+        choice = self._choose(problem, device, kernel)
+        results = tuple(Result(name, meta, adapter.allocator(meta) if out is None else _given) for name, meta in placed.items())
+        plan = Plan(self.op, problem, choice, adapter, results, device, self.inplace)
+        layouts = tuple([adapter.layout(array) for array in (*arrays, *given)])
+        self.plans[type(arrays[0]), layouts, params, tuple(map(type, params)), kernel, len(given)] = plan
+        return plan
+
+    def _one_library(self, arrays: tuple[Any, ...]) -> Adapter:
+        adapters = [adapter_of(array, self.op, name) for name, array in zip(self.inputs, arrays, strict=True)]
+        for name, array, adapter in zip(self.inputs, arrays, adapters, strict=True):
+            if type(adapter) is not type(adapters[0]):
+                raise TypeError(
+                    f"{self.op}: {name} is a {type(array).__qualname__}, {self.inputs[0]} a "
+                    f"{type(arrays[0]).__qualname__}, expected arrays of one library"
+                )
+        return adapters[0]
+
+    def _check_out(self, wanted: Mapping[str, ArrayMeta], given: Sequence[Any]) -> dict[str, ArrayMeta]:
+        if len(given) != len(wanted):
+            raise ValueError(f"{self.op}: out has {len(given)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
+        metas = {name: adapter_of(a, self.op, f"out {name}").meta(a) for name, a in zip(wanted, given, strict=True)}
+        self.spec.bind_out(self.op, wanted, metas)
+        return metas
+
+    def _device(self, problem: Problem) -> Device:
+        name, meta = next(iter(problem.arrays.items()))
+        if SIMULATED:
+            return devices.current()
+        kind, _, index = meta.device.partition(":")
+        if kind != "cuda":
+            raise TypeError(f"{self.op}: {name} is on {meta.device}, expected an array on a GPU")
+        return devices.at(int(index or 0))
+
+    def _choose(self, problem: Problem, device: Device, rung: str | None) -> Choice:
+        if rung is not None and rung not in self.spec.rungs:
+            raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
+        for choice in self.choices(problem, device):
+            if rung is None or choice.rung == rung:
+                return choice
+        raise NotImplementedError(f"{self.op}: rung {rung or 'any'} does not do {problem} on {device.name}")
+
+    def every_step(self, case: Case, device: Device) -> Iterator[Step]:
+        """Every launch of every choice for the shapes of a case, on arrays that do not exist."""
+        names = self.inputs
+        shape_of = {**case.shapes}
+        if self.backward:
+            forward = self.spec.bind(_absent(shape_of, case.dtype), case.params)
+            results = {name: meta.shape for name, meta in forward.outputs().items()}
+            shape_of |= results | {f"d{name}": shape for name, shape in results.items()}
+        metas = _absent({name: shape_of[name] for name in names}, case.dtype)
+        bind = self.spec.bind_backward if self.backward else self.spec.bind
+        for choice in self.choices(bind(metas, case.params), device):
+            yield from choice.steps()
+
+
+OPERATIONS: dict[str, list[Operation]] = {}
+
+
+def check_builds(arch: str) -> Iterator[Report]:
+    """Compile the COMPILE cases of every operator for `arch`, each kernel once, and report. Needs no GPU."""
+    seen: set[str] = set()
+    for name, spec in OPERATORS.items():
+        for case in spec.tagged(Tag.COMPILE):
+            for operation in OPERATIONS[name]:
+                for step in operation.every_step(case, devices.known(arch)):
+                    if step.kernel.identity not in seen:
+                        seen.add(step.kernel.identity)
+                        yield compile_kernel(step.kernel, arch, step.shared_bytes).report
+
+
+def _absent(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
+    return {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cuda:0", 0) for name, shape in shapes.items()}
+
+
+def _given() -> Any:
+    raise RuntimeError("results that the caller gave are not allocated")
+
+
+# --- one launch --------------------------------------------------------------------------------------
+
+
+def _prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
+    """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
+    places = [(i, names.index(arg)) for i, arg in enumerate(step.args) if isinstance(arg, str) and arg in names]
+    fixed = [0 if isinstance(arg, str) else arg for arg in step.args]
+    if SIMULATED:
+        return _simulated(step, names, places, fixed)
+    from cuda.core import LaunchConfig, launch
+
+    template = [_typed(value, kind) for value, kind in zip(fixed, step.kernel.argtypes, strict=True)]
+    function = load(step.kernel, device.arch, step.shared_bytes)
+    cluster = step.kernel.cluster
+    if cluster > 1:
+        grid = (step.grid[0] // cluster, *step.grid[1:])
+        config = LaunchConfig(grid=grid, block=step.kernel.threads, cluster=cluster, shmem_size=step.shared_bytes)
+    else:
+        config = LaunchConfig(grid=step.grid, block=step.kernel.threads, shmem_size=step.shared_bytes)
+
+    def run(pointers: Sequence[int], handle: int) -> None:
+        args = template.copy()
+        for place, which in places:
+            args[place] = pointers[which]
+        launch(_stream(handle), config, function, *args)
+
+    return run
+
+
+def _simulated(
+    step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
+) -> Callable[[Sequence[Any]], None]:
+    # Python ints and typed floats reach the simulator as they would reach the compiled kernel
+    typed = {f32: np.float32, f64: np.float64}
+    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, step.kernel.argtypes, strict=True)]
+
+    def run(arrays: Sequence[Any]) -> None:
+        args = list(scalars)
+        for place, which in places:
+            args[place] = flat(arrays[which], names[which])
+        simulator.launch(
+            step.kernel.function,
+            step.grid,
+            (step.kernel.threads,),
+            args,
+            cluster=step.kernel.cluster,
+            shared_bytes=step.shared_bytes,
+        )
+
+    return run
+
+
+def flat(array: np.ndarray, name: str) -> simulator.Pointer:
+    """The memory of a NumPy array from its first element to its last, as a kernel's pointer."""
+    words = array.view(np.uint16) if array.dtype.itemsize == 2 else array
+    extent = ArrayMeta.of_numpy(array).extent
+    return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
+
+
+def _typed(value: Any, kind: Any) -> Any:
+    """A scalar as cuda.core passes it: a Python int is 64 bits wide there."""
+    if kind is i64 or hasattr(kind, "dtype"):
+        return int(value)
+    try:
+        return numpy_dtype(kind.name).type(value)
+    except KeyError:
+        return int(value)
+
+
+@cache
+def load(kernel: Kernel, arch: str, shared_bytes: int) -> Any:
+    """The kernel on the GPU, as cuda.core has it."""
+    from cuda.bindings import driver
+    from cuda.core import ObjectCode
+
+    made = binary(kernel, arch, shared_bytes)
+    function = ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
+    if shared_bytes > 48 * 1024 or made.report.static_shared + shared_bytes > 48 * 1024:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        for index in range(driver.cuDeviceGetCount()[1]):
+            (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, driver.CUkernel(int(function.handle)), index)
+            if error != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
+    return function
+
+
+@cache
+def _stream(handle: int) -> Any:
+    from cuda.core import Stream
+
+    return Stream.from_handle(handle)
+
+
+def _handle(stream: Any) -> int:
+    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if hasattr(stream, "handle"):
+        handle = stream.handle
+        return int(getattr(handle, "value", handle) or 0)
+    raise TypeError(f"stream is a {type(stream).__qualname__}, expected an integer or a stream object")

@@ -1,0 +1,73 @@
+"""PTX instructions for kernels, each with the twin that the simulator runs; `RECORDS` lists them."""
+
+from .arithmetic import (
+    add_rn,
+    bits_of_f32,
+    ex2_approx_ftz,
+    exp_f64,
+    f32_of_bits,
+    fma_rn,
+    lg2_approx,
+    log_f64,
+    max_f32,
+    max_f64,
+    mul_rn,
+)
+from .asm import RECORDS, Instruction, instruction
+from .convert import (
+    bf16_of_f32,
+    f16_of_f32,
+    f32_of_bf16,
+    f32_of_f16,
+    pack_bf16x2,
+    pack_f16x2,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+from .memory import (
+    ld_global_v2_f64,
+    ld_global_v4_b32,
+    ld_shared_v4_f32,
+    st_cluster_f32,
+    st_cluster_f64,
+    st_global_v2_f64,
+    st_global_v4_b32,
+)
+from .warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank, shfl_bfly_f32, shfl_bfly_f64
+
+__all__ = [
+    "RECORDS",
+    "Instruction",
+    "add_rn",
+    "barrier_cluster_arrive",
+    "barrier_cluster_wait",
+    "bf16_of_f32",
+    "bits_of_f32",
+    "cluster_ctarank",
+    "ex2_approx_ftz",
+    "exp_f64",
+    "f16_of_f32",
+    "f32_of_bf16",
+    "f32_of_bits",
+    "f32_of_f16",
+    "fma_rn",
+    "instruction",
+    "ld_global_v2_f64",
+    "ld_global_v4_b32",
+    "ld_shared_v4_f32",
+    "lg2_approx",
+    "log_f64",
+    "max_f32",
+    "max_f64",
+    "mul_rn",
+    "pack_bf16x2",
+    "pack_f16x2",
+    "shfl_bfly_f32",
+    "shfl_bfly_f64",
+    "st_cluster_f32",
+    "st_cluster_f64",
+    "st_global_v2_f64",
+    "st_global_v4_b32",
+    "unpack_bf16x2",
+    "unpack_f16x2",
+]

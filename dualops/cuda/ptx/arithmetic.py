@@ -1,0 +1,81 @@
+"""Arithmetic instructions whose result must be the same bits, compiled and simulated, or that Python has no word for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..backend import SIMULATED
+from .asm import instruction
+
+if not SIMULATED:
+    from numba.cuda import libdevice
+
+
+@instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.22", pure=True)
+def ex2_approx_ftz(x):
+    """2 ** x, relative error 2**-22.5, denormals flushed to zero."""
+    result = np.exp2(np.float32(x))
+    return result if abs(result) >= np.finfo(np.float32).tiny or result != result else np.float32(0)
+
+
+@instruction("(f32) -> f32", "lg2.approx.f32 {d}, {x};", section="9.7.3.21", pure=True)
+def lg2_approx(x):
+    """log2(x); -inf for 0, NaN for negative x."""
+    return np.log2(np.float32(x))
+
+
+@instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
+def max_f32(a, b):
+    """The larger; of a number and a NaN, the number."""
+    return np.fmax(np.float32(a), np.float32(b))
+
+
+@instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
+def max_f64(a, b):
+    """The larger; of a number and a NaN, the number."""
+    return np.fmax(np.float64(a), np.float64(b))
+
+
+@instruction("(f32, f32) -> f32", "mul.rn.f32 {d}, {a}, {b};", section="9.7.3.5", pure=True)
+def mul_rn(a, b):
+    """a * b rounded to nearest, never contracted into a fused multiply-add."""
+    return np.float32(a) * np.float32(b)
+
+
+@instruction("(f32, f32) -> f32", "add.rn.f32 {d}, {a}, {b};", section="9.7.3.3", pure=True)
+def add_rn(a, b):
+    """a + b rounded to nearest, never contracted into a fused multiply-add."""
+    return np.float32(a) + np.float32(b)
+
+
+@instruction("(f32, f32, f32) -> f32", "fma.rn.f32 {d}, {a}, {b}, {c};", section="9.7.3.6", pure=True)
+def fma_rn(a, b, c):
+    """a * b + c, rounded once."""
+    return np.float32(np.float64(np.float32(a)) * np.float64(np.float32(b)) + np.float64(np.float32(c)))
+
+
+@instruction("(f32) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
+def bits_of_f32(x):
+    """The 32 bits of a float."""
+    return int(np.float32(x).view(np.uint32))
+
+
+@instruction("(u32) -> f32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
+def f32_of_bits(x):
+    """The float with these 32 bits."""
+    return np.uint32(x).view(np.float32)
+
+
+if SIMULATED:
+
+    def exp_f64(x):
+        """exp(x) in double precision."""
+        return np.exp(np.float64(x))
+
+    def log_f64(x):
+        """log(x) in double precision; -inf for 0."""
+        return np.log(np.float64(x))
+
+else:
+    exp_f64 = libdevice.exp
+    log_f64 = libdevice.log

@@ -1,0 +1,75 @@
+"""Conversions between float32 and the 16-bit formats. A 32-bit word holds two 16-bit values, the lower one first."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from .asm import instruction
+
+
+def _word(low, high, dtype):
+    return int(np.array([low, high], np.float32).astype(dtype).view(np.uint32)[0])
+
+
+def _halves(word, dtype):
+    low, high = np.array([word], np.uint32).view(dtype).astype(np.float32)
+    return low, high
+
+
+@instruction("(f32, f32) -> u32", "cvt.rn.bf16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
+def pack_bf16x2(low, high):
+    """Two floats rounded to bfloat16, in one word."""
+    return _word(low, high, ml_dtypes.bfloat16)
+
+
+@instruction("(f32, f32) -> u32", "cvt.rn.f16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
+def pack_f16x2(low, high):
+    """Two floats rounded to float16, in one word."""
+    return _word(low, high, np.float16)
+
+
+@instruction(
+    "(u32) -> (f32, f32)",
+    "{ .reg .b32 t; shl.b32 t, {word}, 16; mov.b32 {d0}, t; and.b32 t, {word}, 0xffff0000; mov.b32 {d1}, t; }",
+    section="9.7.8.9",
+    pure=True,
+)
+def unpack_bf16x2(word):
+    """The two bfloat16 of a word as floats, exactly."""
+    return _halves(word, ml_dtypes.bfloat16)
+
+
+@instruction(
+    "(u32) -> (f32, f32)",
+    "{ .reg .b16 low, high; mov.b32 {low, high}, {word}; cvt.f32.f16 {d0}, low; cvt.f32.f16 {d1}, high; }",
+    section="9.7.9.22",
+    pure=True,
+)
+def unpack_f16x2(word):
+    """The two float16 of a word as floats, exactly."""
+    return _halves(word, np.float16)
+
+
+@instruction("(f32) -> u16", "cvt.rn.bf16.f32 {d}, {x};", section="9.7.9.22", pure=True)
+def bf16_of_f32(x):
+    """The bits of x rounded to bfloat16."""
+    return int(np.array([x], np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)[0])
+
+
+@instruction("(f32) -> u16", "cvt.rn.f16.f32 {d}, {x};", section="9.7.9.22", pure=True)
+def f16_of_f32(x):
+    """The bits of x rounded to float16."""
+    return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
+
+
+@instruction("(u16) -> f32", "{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 {d}, {zero, {x}}; }", section="9.7.9.5", pure=True)
+def f32_of_bf16(x):
+    """The float whose upper half these bits are."""
+    return np.array([x], np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)[0]
+
+
+@instruction("(u16) -> f32", "cvt.f32.f16 {d}, {x};", section="9.7.9.22", pure=True)
+def f32_of_f16(x):
+    """The float of these float16 bits, exactly."""
+    return np.array([x], np.uint16).view(np.float16).astype(np.float32)[0]

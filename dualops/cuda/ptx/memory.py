@@ -1,0 +1,83 @@
+"""Wide accesses to global and shared memory. An index counts elements of the array; addresses must be aligned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..simulator import current
+from .asm import instruction
+
+_PREDICATED = "{ .reg .pred p; setp.ne.b32 p, {keep}, 0; %s }"
+_LOAD_B32 = _PREDICATED % (
+    "mov.b32 {d0}, {fill}; mov.b32 {d1}, {fill}; mov.b32 {d2}, {fill}; mov.b32 {d3}, {fill}; "
+    "@p ld.global.L1::no_allocate.v4.b32 {{d0}, {d1}, {d2}, {d3}}, [{x}];"
+)
+_LOAD_F64 = _PREDICATED % (
+    "mov.f64 {d0}, {fill}; mov.f64 {d1}, {fill}; @p ld.global.L1::no_allocate.v2.f64 {{d0}, {d1}}, [{x}];"
+)
+
+
+def _words(x, index):
+    return x.vector(index, 16 // x.data.itemsize).view(np.uint32)
+
+
+@instruction("(global[i64], i32, u32) -> (u32, u32, u32, u32)", _LOAD_B32, section="9.7.9.8")
+def ld_global_v4_b32(x, index, keep, fill):
+    """16 bytes as four words if `keep` is not zero, else four times `fill`; not kept in L1."""
+    return tuple(int(word) for word in _words(x, index)) if keep else (fill,) * 4
+
+
+@instruction("(global[i64], i32, f64) -> (f64, f64)", _LOAD_F64, section="9.7.9.8")
+def ld_global_v2_f64(x, index, keep, fill):
+    """16 bytes as two doubles if `keep` is not zero, else twice `fill`; not kept in L1."""
+    return tuple(x.vector(index, 2)) if keep else (np.float64(fill),) * 2
+
+
+@instruction(
+    "(global[i64], i32, u32, u32, u32, u32) -> void",
+    _PREDICATED % "@p st.global.v4.b32 [{y}], {{a}, {b}, {c}, {d}};",
+    section="9.7.9.11",
+)
+def st_global_v4_b32(y, index, keep, a, b, c, d):
+    """Write four words to 16 bytes if `keep` is not zero."""
+    if keep:
+        _words(y, index)[:] = (a, b, c, d)
+
+
+@instruction(
+    "(global[i64], i32, f64, f64) -> void",
+    _PREDICATED % "@p st.global.v2.f64 [{y}], {{a}, {b}};",
+    section="9.7.9.11",
+)
+def st_global_v2_f64(y, index, keep, a, b):
+    """Write two doubles to 16 bytes if `keep` is not zero."""
+    if keep:
+        y.vector(index, 2)[:] = (a, b)
+
+
+@instruction(
+    "(shared[i32]) -> (f32, f32, f32, f32)", "ld.shared.v4.f32 {{d0}, {d1}, {d2}, {d3}}, [{x}];", section="9.7.9.8"
+)
+def ld_shared_v4_f32(x, index):
+    """Four adjacent floats of shared memory."""
+    return tuple(x.vector(index, 4))
+
+
+@instruction(
+    "(shared[i32], i32, f32) -> void",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; st.shared::cluster.f32 [there], {value}; }",
+    section="9.7.9.11",
+)
+def st_cluster_f32(x, index, rank, value):
+    """Write an element of the shared array `x` of block `rank` of this cluster."""
+    current().block.cluster[rank].shared_array(x.key, x.size, x.data.dtype)[index] = value
+
+
+@instruction(
+    "(shared[i32], i32, f64) -> void",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; st.shared::cluster.f64 [there], {value}; }",
+    section="9.7.9.11",
+)
+def st_cluster_f64(x, index, rank, value):
+    """Write an element of the shared array `x` of block `rank` of this cluster."""
+    current().block.cluster[rank].shared_array(x.key, x.size, x.data.dtype)[index] = value

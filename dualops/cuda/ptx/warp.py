@@ -1,0 +1,51 @@
+"""Instructions by which threads meet: shuffles of a warp, barriers of a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..simulator import current, exchange
+from .asm import instruction
+
+
+@instruction(
+    "(f32, i32, u32) -> f32",
+    "shfl.sync.bfly.b32 {d}, {x}, {distance}, 0x1f, {mask};",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_bfly_f32(x, distance, mask):
+    """The value that lane `lane ^ distance` brings; every lane of `mask` must come."""
+    return exchange("shfl.sync.bfly", np.float32(x), mask)[current().lane ^ distance]
+
+
+@instruction(
+    "(f64, i32, u32) -> f64",
+    "{ .reg .b32 low, high; mov.b64 {low, high}, {x}; shfl.sync.bfly.b32 low, low, {distance}, 0x1f, {mask}; "
+    "shfl.sync.bfly.b32 high, high, {distance}, 0x1f, {mask}; mov.b64 {d}, {low, high}; }",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_bfly_f64(x, distance, mask):
+    """The same for a double, as two words."""
+    return exchange("shfl.sync.bfly", np.float64(x), mask)[current().lane ^ distance]
+
+
+@instruction("() -> void", "barrier.cluster.arrive.release.aligned;", section="9.7.13.4", convergent=True)
+def barrier_cluster_arrive():
+    """Say that this thread has come to the cluster's barrier, and go on."""
+    thread = current()
+    thread.arrival = thread.scheduler.cluster_barrier.arrive(thread.scheduler)
+
+
+@instruction("() -> void", "barrier.cluster.wait.acquire.aligned;", section="9.7.13.4", convergent=True)
+def barrier_cluster_wait():
+    """Wait until every thread of the cluster has come; what they wrote to shared memory before is then visible."""
+    thread = current()
+    thread.scheduler.wait(thread.arrival)
+
+
+@instruction("() -> i32", "mov.u32 {d}, %cluster_ctarank;", section="10.16", pure=True)
+def cluster_ctarank():
+    """This block's number in its cluster."""
+    return current().block.rank

@@ -1,0 +1,336 @@
+"""Numba's CUDA dialect on a CPU: the threads of a block, or of a cluster of blocks, as greenlets.
+
+Switched on as Numba's own simulator is, by NUMBA_ENABLE_CUDASIM=1 before Python starts; the kernels' source is the same.
+A thread runs until it must wait (block barrier, shuffle, cluster barrier). If nobody can run, that is a deadlock, and it
+is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
+
+Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
+with the array's name, and misaligned vector access is an error, where a GPU would go on.
+
+This module is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can ask
+it who is running and wait for other threads.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from math import prod
+from types import FunctionType
+from typing import Any, NamedTuple, NoReturn
+
+import greenlet
+import numpy as np
+from numba.core import types
+from numba.np import numpy_support
+
+WARP = 32
+
+
+class Deadlock(RuntimeError):
+    """No thread of a block (or cluster) can go on."""
+
+
+class Dim3(NamedTuple):
+    x: int
+    y: int = 1
+    z: int = 1
+
+
+class Event:
+    """Something that threads wait for."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.fired = False
+        self.waiters: list[Thread] = []
+
+
+class Barrier:
+    """A barrier for a fixed number of threads, usable again and again."""
+
+    def __init__(self, name: str, parties: int):
+        self.name, self.parties, self.arrived = name, parties, 0
+        self.event = Event(name)
+
+    def arrive(self, scheduler: Scheduler) -> Event:
+        """Count the running thread; returns the event that fires when all have come."""
+        event = self.event
+        self.arrived += 1
+        if self.arrived == self.parties:
+            self.event, self.arrived = Event(self.name), 0
+            scheduler.fire(event)
+        return event
+
+    def wait(self, scheduler: Scheduler) -> None:
+        scheduler.wait(self.arrive(scheduler))
+
+
+class Pointer:
+    """A flat typed array as a kernel sees it: `p[i]` is one element, and nothing outside can be reached.
+
+    `name` is said when an access goes astray; `key` finds the same shared array in another block of the cluster.
+    """
+
+    __slots__ = ("data", "key", "name", "size")
+
+    def __init__(self, data: np.ndarray, name: str, key: Any = None):
+        self.data, self.name, self.size, self.key = data, name, data.size, key
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.size:
+            self.astray("read", index)
+        return self.data[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if not 0 <= index < self.size:
+            self.astray("written", index)
+        self.data[index] = value
+
+    def vector(self, index: int, count: int) -> np.ndarray:
+        """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
+        if not (0 <= index and index + count <= self.size):
+            self.astray(f"accessed as {count} elements", index)
+        width = count * self.data.itemsize
+        if (self.data.ctypes.data + index * self.data.itemsize) % width:
+            raise IndexError(f"{self.name}[{index}] is not aligned to {width} bytes")
+        return self.data[index : index + count]
+
+    def astray(self, what: str, index: int) -> NoReturn:
+        thread = current()
+        raise IndexError(
+            f"{self.name}[{index}] {what}, of {self.size} elements, by thread {thread.tid} of block {thread.block.index}"
+        )
+
+
+class Thread(greenlet.greenlet):
+    """One CUDA thread."""
+
+    def __init__(self, run: Callable[[], None], scheduler: Scheduler, block: Block, index: Dim3, tid: int):
+        super().__init__(run, parent=scheduler.host)
+        self.scheduler, self.block, self.threadIdx, self.tid = scheduler, block, index, tid
+        self.warp, self.lane = divmod(tid, WARP)
+        self.gr_context = copy_context()  # NumPy's errstate with it
+        self.waiting: Event | None = None  # what it waits for now
+        self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
+
+
+def current() -> Thread:
+    """The thread that is running."""
+    thread = greenlet.getcurrent()
+    if not isinstance(thread, Thread):
+        raise RuntimeError("this can be called only by a thread of a simulated kernel")
+    return thread
+
+
+class Block:
+    """One thread block: its index, its shared memory, its barriers, and the shuffles under way."""
+
+    def __init__(self, index: Dim3, rank: int, threads: int, shared_bytes: int):
+        self.index, self.rank, self.threads = index, rank, threads
+        self.shared: dict[Any, Pointer] = {}
+        self.dynamic = poisoned(shared_bytes, np.dtype(np.uint8))
+        self.barrier = Barrier("syncthreads", threads)
+        self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.cluster: list[Block] = [self]
+
+    def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
+        if key not in self.shared:
+            data = self.dynamic.view(dtype) if size == 0 else poisoned(size, dtype)
+            self.shared[key] = Pointer(data, "shared memory", key)
+        return self.shared[key]
+
+
+class Exchange:
+    """A meeting of the lanes of one warp: each brings a value, all leave with everybody's."""
+
+    def __init__(self, name: str, mask: int):
+        self.name, self.mask, self.values = name, mask, [None] * WARP
+        self.missing = mask
+        self.event = Event(f"{name} with lanes {mask:#010x}")
+
+
+class Scheduler:
+    """Runs the threads of a cluster of blocks, each until it waits."""
+
+    def __init__(self, reverse: bool):
+        self.host = greenlet.getcurrent()
+        self.reverse = reverse
+        self.ready: deque[Thread] = deque()
+        self.cluster_barrier = Barrier("barrier.cluster", 0)
+
+    def run(self, threads: list[Thread]) -> None:
+        self.ready.extend(reversed(threads) if self.reverse else threads)
+        alive = len(threads)
+        while alive:
+            if not self.ready:
+                self.deadlock([thread for thread in threads if not thread.dead])
+            thread = self.ready.popleft()
+            thread.switch()
+            alive -= thread.dead
+
+    def wait(self, event: Event) -> None:
+        """Called by a thread: let others run until `event` is fired."""
+        if not event.fired:
+            thread = current()
+            thread.waiting = event
+            event.waiters.append(thread)
+            self.host.switch()
+            thread.waiting = None
+
+    def fire(self, event: Event) -> None:
+        event.fired = True
+        self.ready.extend(reversed(event.waiters) if self.reverse else event.waiters)
+
+    def deadlock(self, threads: list[Thread]) -> NoReturn:
+        waits: dict[str, list[int]] = {}
+        for thread in threads:
+            name = thread.waiting.name if thread.waiting else "nothing"
+            waits.setdefault(f"block {tuple(thread.block.index)} at {name}", []).append(thread.tid)
+        told = "; ".join(f"{place}: threads {_ranges(tids)}" for place, tids in waits.items())
+        raise Deadlock(f"{len(threads)} threads wait for ever: {told}")
+
+
+def _ranges(tids: Sequence[int]) -> str:
+    tids = sorted(tids)
+    return f"{tids[0]}..{tids[-1]}" if len(tids) > 4 else ", ".join(map(str, tids))
+
+
+def exchange(name: str, value: Any, mask: int) -> list[Any]:
+    """Meet the lanes of `mask` in this thread's warp; returns 32 values, those of absent lanes None."""
+    thread = current()
+    if not mask >> thread.lane & 1:
+        raise RuntimeError(f"{name}: lane {thread.lane} calls with a member mask {mask:#010x} that leaves it out")
+    meetings = thread.block.exchanges
+    key = (thread.warp, mask)
+    for other_warp, other_mask in meetings:
+        if other_warp == thread.warp and other_mask != mask and other_mask & mask:
+            raise RuntimeError(f"{name}: lane {thread.lane} brings mask {mask:#010x}, others wait with {other_mask:#010x}")
+    meeting = meetings.get(key)
+    if meeting is None:
+        meeting = meetings[key] = Exchange(name, mask)
+    if meeting.name != name:
+        raise RuntimeError(f"lane {thread.lane} is at {name}, other lanes of its warp wait at {meeting.name}")
+    meeting.values[thread.lane] = value
+    meeting.missing &= ~(1 << thread.lane)
+    if meeting.missing:
+        thread.scheduler.wait(meeting.event)
+    else:
+        del meetings[key]
+        thread.scheduler.fire(meeting.event)
+    return meeting.values
+
+
+def poisoned(size: int, dtype: np.dtype) -> np.ndarray:
+    """An array that nobody wrote: all bits set, NaN in every float format."""
+    return np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
+
+
+def _dtype(numba_type: Any) -> np.dtype:
+    return numpy_support.as_dtype(numba_type) if isinstance(numba_type, types.Type) else np.dtype(numba_type)
+
+
+class _Shared:
+    def array(self, shape: int, dtype: Any, alignment: int | None = None) -> Pointer:
+        """One array a block for each place in the code that asks; size 0 is the dynamic shared memory."""
+        caller = sys._getframe(1)
+        key = "dynamic", _dtype(dtype) if shape == 0 else (caller.f_code, caller.f_lasti)
+        return current().block.shared_array(key, shape, _dtype(dtype))
+
+
+class _Local:
+    def array(self, shape: int, dtype: Any) -> Pointer:
+        return Pointer(poisoned(shape, _dtype(dtype)), "local array")
+
+
+class _Cuda:
+    """What a kernel calls `cuda`: the part of numba.cuda that dualops uses."""
+
+    shared, local = _Shared(), _Local()
+    warpsize = WARP
+
+    def __init__(self) -> None:
+        self.blockDim = self.gridDim = Dim3(1)
+
+    @property
+    def threadIdx(self) -> Dim3:
+        return current().threadIdx
+
+    @property
+    def blockIdx(self) -> Dim3:
+        return current().block.index
+
+    def syncthreads(self) -> None:
+        thread = current()
+        thread.block.barrier.wait(thread.scheduler)
+
+    def grid(self, ndim: int) -> int:
+        if ndim != 1:
+            raise NotImplementedError("the simulator knows cuda.grid(1)")
+        thread = current()
+        return thread.block.index.x * self.blockDim.x + thread.threadIdx.x
+
+
+cuda = _Cuda()
+_reverse = False
+
+
+@contextmanager
+def order(name: str) -> Iterator[None]:
+    """Run threads and blocks "forward" or "reversed" inside the with statement."""
+    global _reverse
+    if name not in ("forward", "reversed"):
+        raise ValueError(f"order is {name!r}, expected 'forward' or 'reversed'")
+    before, _reverse = _reverse, name == "reversed"
+    try:
+        yield
+    finally:
+        _reverse = before
+
+
+def launch(
+    function: FunctionType,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    *,
+    cluster: int = 1,
+    shared_bytes: int = 0,
+) -> None:
+    """Run a kernel to its end. Arrays among `args` are `Pointer`s; grid, block: up to three sizes.
+
+    `cluster` consecutive blocks along x run together. Raises what a thread raises, and Deadlock.
+    """
+    grid3, block3 = Dim3(*grid), Dim3(*block)
+    if grid3.x % cluster:
+        raise ValueError(f"grid of {grid3.x} blocks along x, expected a multiple of the cluster's {cluster}")
+    before = cuda.gridDim, cuda.blockDim
+    cuda.gridDim, cuda.blockDim = grid3, block3
+    try:
+        with np.errstate(all="ignore"):
+            firsts = [(x, y, z) for z in range(grid3.z) for y in range(grid3.y) for x in range(0, grid3.x, cluster)]
+            for x, y, z in reversed(firsts) if _reverse else firsts:
+                indices = [Dim3(x + rank, y, z) for rank in range(cluster)]
+                _run_cluster(function, indices, block3, args, shared_bytes)
+    finally:
+        cuda.gridDim, cuda.blockDim = before
+
+
+def _run_cluster(
+    function: FunctionType, indices: list[Dim3], block_dim: Dim3, args: Sequence[Any], shared_bytes: int
+) -> None:
+    scheduler = Scheduler(_reverse)
+    size = prod(block_dim)
+    blocks = [Block(index, rank, size, shared_bytes) for rank, index in enumerate(indices)]
+    scheduler.cluster_barrier = Barrier("barrier.cluster", size * len(blocks))
+    threads = []
+    for block in blocks:
+        block.cluster = blocks
+        for tid in range(size):
+            rest, x = divmod(tid, block_dim.x)
+            z, y = divmod(rest, block_dim.y)
+            threads.append(Thread(lambda: function(*args), scheduler, block, Dim3(x, y, z), tid))
+    scheduler.run(threads)

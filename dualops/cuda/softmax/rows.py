@@ -1,0 +1,188 @@
+"""softmax of rows that lie side by side, each kept in registers between its one reading and its writing.
+
+    1  a row is shared by `row_threads` threads of each of `cluster` blocks; a thread loads `vectors` times 16 bytes
+    2  every warp: the maximum of its part, e = exp(x - maximum), the sum of e           (shuffles)
+    3  every warp shares (maximum, sum); all read all parts of their row                 (one barrier)
+    4  row maximum, row sum = sum over parts of exp(part maximum - row maximum) * part sum
+    5  y = e * exp(warp maximum - row maximum) / row sum
+
+The backward kernel is the same with dot = sum(y * dy) in place of steps 2 to 4, then dx = y * (dy - dot).
+Milakov & Gimelshein 2018, arXiv:1805.02867, with the merging of parts of section 3.1.
+
+Registers: vectors * 16 / itemsize numbers a thread and array, and about 30 more. Shared memory: two numbers a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..tile import access, cluster_ctarank, lane_reductions, numbers, storage, warp_parts
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """How a row is dealt to threads. A block has `row_threads * rows` threads."""
+
+    row_threads: int  # threads of one block that share a row: a power of two
+    vectors: int  # loads a thread makes
+    rows: int  # rows a block works on at once
+    cluster: int = 1  # blocks that share a row
+    aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
+    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+
+    @property
+    def threads(self) -> int:
+        return self.row_threads * self.rows
+
+    def columns(self, dtype: str) -> int:
+        """Longest row."""
+        return self.row_threads * self.cluster * self.vectors * (storage(dtype).vector if self.aligned else 1)
+
+
+@builds
+def build_forward(config: RowsConfig, dtype: str) -> Kernel:
+    """softmax_rows(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
+    number, element = storage(dtype).number, storage(dtype).element
+    vector, load, store = access(dtype, config.aligned)
+    maximum, exp, _, shift, _, _ = numbers(number)
+    lanes_max, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
+    WARPS = max(config.row_threads // 32, 1)
+    parts = warp_parts(number, WARPS, config.cluster)
+    enter, share, meet = parts.enter, parts.share, parts.meet
+    parts_max, parts_sum = lane_reductions(number, parts.lanes)
+    VECTOR, VECTORS, ROWS, ROW_THREADS, CLUSTER = vector, config.vectors, config.rows, config.row_threads, config.cluster
+    ELEMENTS, PARTS, PART_LANES = VECTOR * VECTORS, parts.count, parts.lanes
+    SHARED = ROWS * PARTS
+    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+
+    @kernel(
+        pointer(element),
+        pointer(element),
+        i64,
+        i32,
+        i64,
+        i64,
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+        cluster=CLUSTER,
+    )
+    def softmax_rows(y, x, M, N, y_stride, x_stride):
+        if CLUSTER > 1:
+            enter()
+        tid = cuda.threadIdx.x
+        lane = tid % 32
+        row_in_block = tid // ROW_THREADS
+        row = i64(cuda.blockIdx.x // CLUSTER) * ROWS + row_in_block
+        column = (tid % ROW_THREADS + ((cuda.blockIdx.x % CLUSTER) * ROW_THREADS * VECTORS)) * VECTOR
+        frag = cuda.local.array(ELEMENTS, number)  # my part of x[row], then e
+        for j in range(VECTORS):
+            at = column + j * ROW_THREADS * VECTOR
+            load(frag, j * VECTOR, x, row * x_stride + at, (row < M) & (at < N), NOTHING)
+
+        warp_max = NOTHING
+        for i in range(ELEMENTS):
+            warp_max = maximum(warp_max, frag[i])
+        warp_max = lanes_max(warp_max)
+        base = shift(warp_max)
+        warp_sum = ZERO
+        for i in range(ELEMENTS):
+            frag[i] = exp(frag[i] - base)
+            warp_sum += frag[i]
+        warp_sum = lanes_sum(warp_sum)
+
+        if PARTS == 1:
+            rescale = ONE / warp_sum
+        else:
+            part_max = cuda.shared.array(SHARED, number)
+            part_sum = cuda.shared.array(SHARED, number)
+            first = row_in_block * PARTS
+            warp = (tid % ROW_THREADS) // 32
+            share(part_max, first, warp, lane, warp_max)
+            share(part_sum, first, warp, lane, warp_sum)
+            meet()
+            row_max = NOTHING
+            for i in range(PARTS // PART_LANES):
+                row_max = maximum(row_max, part_max[first + i * PART_LANES + lane % PART_LANES])
+            row_base = shift(parts_max(row_max))
+            row_sum = ZERO
+            for i in range(PARTS // PART_LANES):
+                part = first + i * PART_LANES + lane % PART_LANES
+                row_sum += part_sum[part] * exp(part_max[part] - row_base)
+            rescale = exp(warp_max - row_base) / parts_sum(row_sum)
+
+        for i in range(ELEMENTS):
+            frag[i] *= rescale
+        for j in range(VECTORS):
+            at = column + j * ROW_THREADS * VECTOR
+            store(y, row * y_stride + at, (row < M) & (at < N), frag, j * VECTOR)
+
+    return softmax_rows
+
+
+@builds
+def build_backward(config: RowsConfig, dtype: str) -> Kernel:
+    """softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
+    number, element = storage(dtype).number, storage(dtype).element
+    vector, load, store = access(dtype, config.aligned)
+    _, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
+    WARPS = max(config.row_threads // 32, 1)
+    parts = warp_parts(number, WARPS, config.cluster)
+    enter, share, meet = parts.enter, parts.share, parts.meet
+    _, parts_sum = lane_reductions(number, parts.lanes)
+    VECTOR, VECTORS, ROWS, ROW_THREADS, CLUSTER = vector, config.vectors, config.rows, config.row_threads, config.cluster
+    ELEMENTS, PARTS, PART_LANES = VECTOR * VECTORS, parts.count, parts.lanes
+    SHARED = ROWS * PARTS
+    ZERO = number(0)
+
+    @kernel(
+        pointer(element),
+        pointer(element),
+        pointer(element),
+        i64,
+        i32,
+        i64,
+        i64,
+        i64,
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+        cluster=CLUSTER,
+    )
+    def softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
+        if CLUSTER > 1:
+            enter()
+        tid = cuda.threadIdx.x
+        lane = tid % 32
+        row_in_block = tid // ROW_THREADS
+        row = i64(cuda.blockIdx.x // CLUSTER) * ROWS + row_in_block
+        column = (tid % ROW_THREADS + ((cuda.blockIdx.x % CLUSTER) * ROW_THREADS * VECTORS)) * VECTOR
+        y_frag = cuda.local.array(ELEMENTS, number)
+        dy_frag = cuda.local.array(ELEMENTS, number)
+        for j in range(VECTORS):
+            at = column + j * ROW_THREADS * VECTOR
+            load(y_frag, j * VECTOR, y, row * y_stride + at, (row < M) & (at < N), ZERO)
+            load(dy_frag, j * VECTOR, dy, row * dy_stride + at, (row < M) & (at < N), ZERO)
+
+        # dx = y * (dy - dot)  with  dot = sum(y * dy)
+        dot = ZERO
+        for i in range(ELEMENTS):
+            dot += y_frag[i] * dy_frag[i]
+        dot = lanes_sum(dot)
+        if PARTS > 1:
+            part_dot = cuda.shared.array(SHARED, number)
+            first = row_in_block * PARTS
+            share(part_dot, first, (tid % ROW_THREADS) // 32, lane, dot)
+            meet()
+            dot = ZERO
+            for i in range(PARTS // PART_LANES):
+                dot += part_dot[first + i * PART_LANES + lane % PART_LANES]
+            dot = parts_sum(dot)
+
+        for i in range(ELEMENTS):
+            y_frag[i] *= dy_frag[i] - dot
+        for j in range(VECTORS):
+            at = column + j * ROW_THREADS * VECTOR
+            store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * VECTOR)
+
+    return softmax_rows_backward

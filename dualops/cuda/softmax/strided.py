@@ -1,0 +1,113 @@
+"""softmax along any axis of any layout: rows are found by up to three strides, elements by a fourth.
+
+A block has `lanes` rows side by side and `columns` threads for each. Where neighbouring rows are neighbours in memory,
+32 lanes read them together; where the row itself is contiguous, all threads share one. Each row is read twice, as in
+long_rows.py; the threads of a row merge through shared memory. Shared memory: two numbers a thread.
+
+The naive rung is the same with one thread a row: three passes, nothing shared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..tile import numbers, storage
+
+
+@dataclass(frozen=True)
+class StridedConfig:
+    """How rows are dealt to a block of `lanes * columns` threads."""
+
+    lanes: int
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        return self.lanes * self.columns
+
+
+@verb
+def row_offset(row, size1, size2, stride0, stride1, stride2):
+    """Where row number `row` of a [size0, size1, size2] grid of rows begins."""
+    return row // (size1 * size2) * stride0 + row // size2 % size1 * stride1 + row % size2 * stride2
+
+
+@builds
+def build_forward(config: StridedConfig, dtype: str) -> Kernel:
+    """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, of elements."""
+    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    maximum, exp, _, shift, _, _ = numbers(number)
+    LANES, COLUMNS, THREADS = config.lanes, config.columns, config.threads
+    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+
+    @kernel(pointer(element), pointer(element), *[i64] * 12, threads=THREADS)
+    def softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step):
+        tid = cuda.threadIdx.x
+        lane, column = tid % LANES, tid // LANES
+        row = i64(cuda.blockIdx.x) * LANES + lane
+        x_row = row_offset(row, size1, size2, x0, x1, x2)
+        y_row = row_offset(row, size1, size2, y0, y1, y2)
+        end = N if row < M else i64(0)
+        my_max = NOTHING
+        my_sum = ZERO
+        for n in range(column, end, COLUMNS):
+            value = load(x, x_row + n * x_step)
+            new_max = maximum(my_max, value)
+            base = shift(new_max)
+            my_sum = my_sum * exp(my_max - base) + exp(value - base)
+            my_max = new_max
+
+        part_max = cuda.shared.array(THREADS, number)
+        part_sum = cuda.shared.array(THREADS, number)
+        part_max[tid] = my_max
+        part_sum[tid] = my_sum
+        cuda.syncthreads()
+        row_max = NOTHING
+        for part in range(lane, THREADS, LANES):
+            row_max = maximum(row_max, part_max[part])
+        base = shift(row_max)
+        row_sum = ZERO
+        for part in range(lane, THREADS, LANES):
+            row_sum += part_sum[part] * exp(part_max[part] - base)
+        rescale = ONE / row_sum
+
+        for n in range(column, end, COLUMNS):
+            store(y, y_row + n * y_step, exp(load(x, x_row + n * x_step) - base) * rescale)
+
+    return softmax_strided
+
+
+@builds
+def build_backward(config: StridedConfig, dtype: str) -> Kernel:
+    """softmax_strided_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
+    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    LANES, COLUMNS, THREADS = config.lanes, config.columns, config.threads
+    ZERO = number(0)
+
+    @kernel(pointer(element), pointer(element), pointer(element), *[i64] * 16, threads=THREADS)
+    def softmax_strided_backward(
+        dx, y, dy, M, N, size1, size2, dx0, dx1, dx2, dx_step, y0, y1, y2, y_step, dy0, dy1, dy2, dy_step
+    ):
+        tid = cuda.threadIdx.x
+        lane, column = tid % LANES, tid // LANES
+        row = i64(cuda.blockIdx.x) * LANES + lane
+        dx_row = row_offset(row, size1, size2, dx0, dx1, dx2)
+        y_row = row_offset(row, size1, size2, y0, y1, y2)
+        dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
+        end = N if row < M else i64(0)
+        # dx = y * (dy - dot)  with  dot = sum(y * dy)
+        my_dot = ZERO
+        for n in range(column, end, COLUMNS):
+            my_dot += load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+        part_dot = cuda.shared.array(THREADS, number)
+        part_dot[tid] = my_dot
+        cuda.syncthreads()
+        dot = ZERO
+        for part in range(lane, THREADS, LANES):
+            dot += part_dot[part]
+        for n in range(column, end, COLUMNS):
+            store(dx, dx_row + n * dx_step, load(y, y_row + n * y_step) * (load(dy, dy_row + n * dy_step) - dot))
+
+    return softmax_strided_backward

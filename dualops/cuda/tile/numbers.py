@@ -1,0 +1,60 @@
+"""The functions of arithmetic that compiled code and Python must compute alike, for float32 and for float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import e as EULER
+from math import inf, log2
+from typing import Any, NamedTuple
+
+from ..backend import f32, f64, verb
+from ..ptx import (
+    ex2_approx_ftz,
+    exp_f64,
+    lg2_approx,
+    log_f64,
+    max_f32,
+    max_f64,
+    shfl_bfly_f32,
+    shfl_bfly_f64,
+    st_cluster_f32,
+    st_cluster_f64,
+)
+
+LOG2_E = log2(EULER)
+
+
+class Numbers(NamedTuple):
+    """Verbs on numbers of one arithmetic type."""
+
+    maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
+    exp: Callable[..., Any]
+    log: Callable[..., Any]
+    shift: Callable[..., Any]  # (row_max): what exponents are taken against: 0 where nothing but -inf was seen
+    shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
+    store_cluster: Callable[..., None]  # (x, index, rank, value): to block `rank`'s shared array
+
+
+@cache
+def numbers(number: Any) -> Numbers:
+    """The verbs for f32 or f64."""
+    NOTHING, ZERO = number(-inf), number(0)
+
+    @verb
+    def shift(row_max):
+        return ZERO if row_max == NOTHING else row_max
+
+    if number is f64:
+        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64)
+    scale, inverse = f32(LOG2_E), f32(1 / LOG2_E)
+
+    @verb
+    def exp(x):
+        return ex2_approx_ftz(x * scale)
+
+    @verb
+    def log(x):
+        return lg2_approx(x) * inverse
+
+    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32)

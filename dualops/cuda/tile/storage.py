@@ -1,0 +1,176 @@
+"""How the values of a dtype lie in memory, and how they come into registers.
+
+Arithmetic is float32 for every dtype but float64. A kernel asks for the verbs of its dtype once, when it is built, and is
+written once: half-precision arrays reach it as uint16, and become floats where they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import f32, f64, i32, u16, verb
+from ..ptx import (
+    bf16_of_f32,
+    bits_of_f32,
+    f16_of_f32,
+    f32_of_bf16,
+    f32_of_bits,
+    f32_of_f16,
+    ld_global_v2_f64,
+    ld_global_v4_b32,
+    pack_bf16x2,
+    pack_f16x2,
+    st_global_v2_f64,
+    st_global_v4_b32,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+
+
+class Storage(NamedTuple):
+    """The verbs of one dtype. `x`, `y` are arrays of `element`, indices are int64 and count elements."""
+
+    element: Any  # Numba type of an array's element
+    number: Any  # Numba type of arithmetic: f32 or f64
+    vector: int  # elements in 16 bytes
+    load: Callable[..., Any]  # (x, index) -> number
+    store: Callable[..., None]  # (y, index, number)
+    rounded: Callable[..., Any]  # (number) -> number, as it is after a store and a load
+    load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
+    store_vector: Callable[..., None]  # (y, index, keep, frag, at)
+
+
+@cache
+def storage(dtype: str) -> Storage:
+    """The verbs of "float64", "float32", "float16" or "bfloat16"."""
+    return {"float64": _float64, "float32": _float32, "float16": _float16, "bfloat16": _bfloat16}[dtype]()
+
+
+class Access(NamedTuple):
+    """Loads and stores of `vector` adjacent elements, left out where `keep` is false."""
+
+    vector: int
+    load: Callable[..., None]  # (frag, at, x, index, keep, fill)
+    store: Callable[..., None]  # (y, index, keep, frag, at)
+
+
+@cache
+def access(dtype: str, aligned: bool) -> Access:
+    """16 bytes at a time where rows are aligned to that, else element by element."""
+    chosen = storage(dtype)
+    if aligned:
+        return Access(chosen.vector, chosen.load_vector, chosen.store_vector)
+    load_element, store_element, number = chosen.load, chosen.store, chosen.number
+
+    @verb
+    def load(frag, at, x, index, keep, fill):
+        if keep:
+            frag[at] = load_element(x, index)
+        else:
+            frag[at] = number(fill)
+
+    @verb
+    def store(y, index, keep, frag, at):
+        if keep:
+            store_element(y, index, frag[at])
+
+    return Access(1, load, store)
+
+
+@verb
+def _load_element(x, index):
+    return x[index]
+
+
+@verb
+def _store_element(y, index, value):
+    y[index] = value
+
+
+@verb
+def _same(value):
+    return value
+
+
+def _float64() -> Storage:
+    @verb
+    def load_vector(frag, at, x, index, keep, fill):
+        a, b = ld_global_v2_f64(x, index, i32(keep), f64(fill))
+        frag[at] = a
+        frag[at + 1] = b
+
+    @verb
+    def store_vector(y, index, keep, frag, at):
+        st_global_v2_f64(y, index, i32(keep), frag[at], frag[at + 1])
+
+    return Storage(f64, f64, 2, _load_element, _store_element, _same, load_vector, store_vector)
+
+
+def _float32() -> Storage:
+    @verb
+    def load_vector(frag, at, x, index, keep, fill):
+        a, b, c, d = ld_global_v4_b32(x, index, i32(keep), bits_of_f32(f32(fill)))
+        frag[at] = f32_of_bits(a)
+        frag[at + 1] = f32_of_bits(b)
+        frag[at + 2] = f32_of_bits(c)
+        frag[at + 3] = f32_of_bits(d)
+
+    @verb
+    def store_vector(y, index, keep, frag, at):
+        st_global_v4_b32(
+            y,
+            index,
+            i32(keep),
+            bits_of_f32(frag[at]),
+            bits_of_f32(frag[at + 1]),
+            bits_of_f32(frag[at + 2]),
+            bits_of_f32(frag[at + 3]),
+        )
+
+    return Storage(f32, f32, 4, _load_element, _store_element, _same, load_vector, store_vector)
+
+
+def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> Storage:
+    @verb
+    def load(x, index):
+        return number_of_bits(x[index])
+
+    @verb
+    def store(y, index, value):
+        y[index] = bits_of_number(value)
+
+    @verb
+    def rounded(value):
+        return number_of_bits(bits_of_number(value))
+
+    @verb
+    def load_vector(frag, at, x, index, keep, fill):
+        a, b, c, d = ld_global_v4_b32(x, index, i32(keep), pack(f32(fill), f32(fill)))
+        frag[at], frag[at + 1] = unpack(a)
+        frag[at + 2], frag[at + 3] = unpack(b)
+        frag[at + 4], frag[at + 5] = unpack(c)
+        frag[at + 6], frag[at + 7] = unpack(d)
+
+    @verb
+    def store_vector(y, index, keep, frag, at):
+        st_global_v4_b32(
+            y,
+            index,
+            i32(keep),
+            pack(frag[at], frag[at + 1]),
+            pack(frag[at + 2], frag[at + 3]),
+            pack(frag[at + 4], frag[at + 5]),
+            pack(frag[at + 6], frag[at + 7]),
+        )
+
+    return Storage(u16, f32, 8, load, store, rounded, load_vector, store_vector)
+
+
+def _float16() -> Storage:
+    return _half(f32_of_f16, f16_of_f32, unpack_f16x2, pack_f16x2)
+
+
+def _bfloat16() -> Storage:
+    return _half(f32_of_bf16, bf16_of_f32, unpack_bf16x2, pack_bf16x2)

@@ -1,0 +1,14 @@
+"""dualops in PyTorch: operators with autograd, torch.compile, torch.func and autocast.
+
+CUDA tensors go to the kernels of `dualops.cuda`, which is imported when the first one arrives; CPU tensors go to the
+NumPy of `dualops.reference`. Importing this package needs torch and loads neither numba nor a CUDA library.
+"""
+
+try:
+    import torch  # noqa: F401  asked for here so that its absence is explained
+except ImportError as error:
+    raise ImportError("dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'") from error
+
+from .softmax import softmax
+
+__all__ = ["softmax"]

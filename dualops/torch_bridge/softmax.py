@@ -1,0 +1,37 @@
+"""softmax for torch tensors. What it is: `dualops.spec.softmax`; how it meets torch: `interop`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .. import reference
+from ..spec import softmax as SPEC
+from .interop import register
+
+_operator = register(SPEC, reference.softmax, reference.softmax_backward, autocast="float32")
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """exp(x) / sum(exp(x)) along `axis`, differentiable once.
+
+    x: a tensor of any shape with at least one axis and of any strides, float64, float32, float16 or bfloat16, on a CUDA
+    device or the CPU. axis: from -x.ndim to x.ndim - 1.
+
+    Returns a new tensor of x's shape, dtype and device, its axes in memory in the order of x's. Arithmetic is float32
+    (float64 for float64) and the result is rounded once. A row with a NaN or with +inf is NaN, and so is a row of -inf
+    alone; a row beside it is not touched. Under autocast a float16 or bfloat16 x becomes float32 first, and the result
+    stays float32. The gradient has x's dtype and is deterministic.
+
+    Works under torch.compile (fullgraph, dynamic shapes), torch.export, torch.vmap, torch.func.grad and jacrev. CUDA
+    tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read and
+    compared with, not to be fast.
+
+    Raises ValueError for an axis out of range and for a tensor without axes, TypeError for anything but a tensor of the
+    dtypes above and for an axis that is not an integer, NotImplementedError where a gradient of the gradient is taken.
+
+    >>> import torch
+    >>> softmax(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+    return _operator(x, axis)
