@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dualops", description="GPU operators, as NumPy and as CUDA")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{demo,info,check}")
     for name, module in SUBCOMMANDS.items():
-        module.add_arguments(subparsers.add_parser(name, help=module.HELP, description=module.__doc__, **_RAW))
+        raw = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(
+            subparsers.add_parser(name, help=module.HELP, description=module.__doc__, formatter_class=raw)
+        )
     arguments = parser.parse_args(argv)
     try:
         return SUBCOMMANDS[arguments.command].run(arguments)
     except CommandError as error:
         print(f"dualops {arguments.command}: {error}", file=sys.stderr)
         return 2
-
-
-_RAW = {"formatter_class": argparse.RawDescriptionHelpFormatter}

@@ -40,12 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     if import_module("dualops.cuda.backend").SIMULATED:
         raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
     refused = total = 0
-    if not arguments.json:
-        print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
     for report in _reports(_architectures(arguments.arch)):
+        if not (total or arguments.json):
+            print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
         total += 1
         refused += not report.allowed
         print(json.dumps(asdict(report)) if arguments.json else _line(report), flush=True)
+    if not total:
+        raise CommandError("no operator has a COMPILE case: nothing was built")
     told = f"{total} kernels built, {refused} not allowed"
     print(told, file=sys.stderr if arguments.json else sys.stdout)
     return 1 if refused else 0

@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         for job, kernel in work:
             advance(f"{job.task.name} {job.problem.dtype} {job.shape()}")
             arrays = job.load()
-            if place == "simulator":
-                _refuse_if_slow(job, arrays, kernel)
             try:
+                if place == "simulator":
+                    _refuse_if_slow(job, arrays, kernel)
                 measured = RUN[place](job, arrays, kernel)
             except NotImplementedError as error:
                 if arguments.input or arguments.kernel:

@@ -41,13 +41,13 @@ class Library(Protocol):
 
 
 class Torch:
-    def __init__(self, torch: Any):
-        self.torch = torch
+    def __init__(self, torch: Any, device: str = "cuda"):
+        self.torch, self.device = torch, device
 
     def upload(self, array: np.ndarray) -> Any:
         if array.dtype == BFLOAT16:
-            return self.torch.from_numpy(array.view(np.int16)).cuda().view(self.torch.bfloat16)
-        return self.torch.from_numpy(array).cuda()
+            return self.torch.from_numpy(array.view(np.int16)).to(self.device).view(self.torch.bfloat16)
+        return self.torch.from_numpy(array).to(self.device)
 
     def download(self, array: Any) -> np.ndarray:
         if array.dtype == self.torch.bfloat16:
@@ -122,8 +122,9 @@ class Bench:
     def __init__(self, job: Job, arrays: Arrays, kernel: str | None):
         self.job, self.library, self.kernel = job, library(), kernel
         self.call = getattr(import_module("dualops.cuda"), job.task.name)
-        device = import_module("dualops.cuda.device").current()
-        copies = 1 if job.compute_bound else ceil(FLUSH * device.l2_bytes / max(job.bytes_moved, 1)) + 1
+        self.devices = import_module("dualops.cuda.device")
+        l2_bytes = self.devices.current().l2_bytes
+        copies = 1 if job.compute_bound else ceil(FLUSH * l2_bytes / max(job.bytes_moved, 1))
         self.inputs = [self._up(arrays) for _ in range(min(copies, MAX_SETS))]
         self.outs = [self._up(self._poisoned()) for _ in self.inputs]
 
@@ -141,8 +142,10 @@ class Bench:
 
     def one(self, turn: int) -> None:
         """One call, into the results of this turn."""
-        out = tuple(self.outs[turn].values())
-        self.call(**self.inputs[turn], **self.job.params, kernel=self.kernel, out=out if len(out) > 1 else out[0])
+        out = list(self.outs[turn].values())
+        self.call(
+            **self.inputs[turn], **self.job.params, kernel=self.kernel, out=tuple(out) if len(out) > 1 else out[0]
+        )
 
     def results(self) -> Arrays:
         self.one(0)
@@ -162,3 +165,10 @@ class Bench:
         """Peak memory beyond inputs and results: as the library counted it, else as the spec says."""
         counted = self.library.peak_bytes(lambda: self.one(0))
         return self.job.task.cost.extra_memory(self.job.problem) if counted is None else counted
+
+    def roof_seconds(self) -> float | None:
+        """What a plain kernel needs to move the same bytes; None where arithmetic is the limit, or nothing is moved."""
+        if self.job.compute_bound or not self.job.bytes_moved:
+            return None
+        cost, problem = self.job.task.cost, self.job.problem
+        return self.devices.stream_roof(cost.bytes_read(problem), cost.bytes_written(problem))

@@ -61,7 +61,8 @@ def on_gpu(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
 
 def plan_of(job: Job, arrays: Mapping[str, Any], kernel: str | None) -> Any:
     """What `dualops.cuda` would do with these arrays: nothing is launched."""
-    return import_module("dualops.cuda").plan(job.task.name, *arrays.values(), **job.params, kernel=kernel)
+    task, plan = job.task, import_module("dualops.cuda").plan
+    return plan(task.spec.name, *arrays.values(), kernel=kernel, backward=task.backward, **job.params)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def choose(wanted: str) -> str:
     simulate = wanted == "simulator" or (wanted == "auto" and (switch or not gpu_answers()))
     os.environ[SWITCH] = str(int(simulate))
     backend = import_module("dualops.cuda.backend")
-    if backend.SIMULATED != simulate:
+    if simulate != backend.SIMULATED:
         raise CommandError(f"Numba was imported before, set otherwise: start a new process for --where {wanted}")
     return "simulator" if simulate else "gpu"
 
@@ -39,7 +39,7 @@ def gpu_answers() -> bool:
     `dualops.cuda.backend.where` answers the same, but importing it imports Numba, which then has read its switch.
     """
     try:
-        from cuda.bindings import driver
+        driver = import_module("cuda.bindings.driver")
     except ImportError:
         return False
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import pickle
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,13 +182,14 @@ def read_npz(path: Path, task: Task, dtype: str | None) -> Arrays:
     are rounded to `dtype`. Raises CommandError for a file that can't be read, a missing or a superfluous array.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise CommandError(f"{path} holds a single array, expected an .npz file with {_wanted(task)}")
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise CommandError(f"{path} holds a single array, expected an .npz file with {_wanted(task)}")
+        with file:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError):
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
         raise CommandError(f"{path} is no .npz file of plain arrays, expected one with {_wanted(task)}") from None
     missing = [given.name for given in task.inputs if given.name not in arrays and not given.optional]
     superfluous = sorted(arrays.keys() - {given.name for given in task.inputs})
@@ -212,7 +213,9 @@ def _in_dtype(array: np.ndarray, dtype: str | None) -> np.ndarray:
 
 def write_npz(path: Path, results: Arrays) -> None:
     """Save results by their names in the spec; bfloat16 as the uint16 of its bits, for .npy has no bfloat16."""
-    plain = {name: x.view(np.uint16) if x.dtype == numpy_dtype("bfloat16") else x for name, x in results.items()}
+    plain: dict[str, Any] = {
+        name: x.view(np.uint16) if x.dtype == numpy_dtype("bfloat16") else x for name, x in results.items()
+    }
     try:
         with path.open("wb") as file:  # by name alone, savez would add a suffix
             np.savez(file, **plain)

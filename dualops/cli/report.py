@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 def table(rows: Sequence[Row], place: str) -> Table:
     """Operator, place and rung, shape, dtype, errors, time, memory, and on a GPU speed and share of the roof."""
-    made = Table(caption=CAPTION.format(MEMORY_TOLD[place]), caption_justify="left", box=HORIZONTALS, show_lines=True)
+    made = Table(caption=CAPTION.format(MEMORY_TOLD[place]), caption_justify="left", box=HORIZONTALS)
     for title in ("operator", "ran in,\nrung", "shape", "dtype"):
         made.add_column(title, no_wrap=True)
     numbers = ["max error,\nbaseline's", "rms error,\nbaseline's", "of\nallowed", "time", "extra\nmemory"]

@@ -1,8 +1,11 @@
 """The kernels: operators on GPU arrays, compiled by Numba; on NumPy arrays in the simulator (NUMBA_ENABLE_CUDASIM=1)."""
 
-from typing import Any
-
-from .launch import Plan
+from . import flash_attention as _flash_attention
+from . import softmax as _softmax
+from .flash_attention import flash_attention
+from .launch import plan
 from .softmax import softmax, softmax_backward
 
-__all__ = ["softmax", "softmax_backward"]
+RUNGS: dict[str, tuple[str, ...]] = {"flash_attention": _flash_attention.RUNGS, "softmax": _softmax.RUNGS}
+
+__all__ = ["RUNGS", "flash_attention", "plan", "softmax", "softmax_backward"]

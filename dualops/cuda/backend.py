@@ -39,7 +39,7 @@ def pointer(dtype: Any) -> Any:
     return types.CPointer(dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel with the types of its arguments and what its blocks look like, compiled or simulated later."""
 

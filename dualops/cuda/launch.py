@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec import OPERATORS, ArrayMeta, Problem, Spec, Tag
-from ..spec.base import Case, contiguous_strides, numpy_dtype
+from ..spec.base import Case, contiguous_strides
 from . import device as devices
 from . import simulator
-from .arrays import Adapter, adapter_of
-from .backend import SIMULATED, Kernel, f32, f64, i64
+from .arrays import ADAPTERS, Adapter, adapter_of
+from .backend import SIMULATED, Kernel, f32, f64, i32
 from .compile import Report, binary, compile_kernel
 from .device import Device
 
@@ -64,33 +64,38 @@ class Plan:
     ):
         self.op, self.problem, self.choice, self.adapter, self.results = op, problem, choice, adapter, results
         self.device_index = device.index
-        self.inplace = inplace
         names = [*problem.arrays, *(result.name for result in results)]
         self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
         self.steps = choice.steps()
         self.launches = [_prepare(step, names, device) for step in self.steps]
+        self.apart = list(self._pairs(inplace))
 
-    def check_overlap(self, arrays: Sequence[Any], out: Sequence[Any]) -> None:
-        """Raise ValueError where a result that the caller gave shares memory with an input and may not."""
-        pointer = self.adapter.pointer
-        placed = [meta._replace(pointer=pointer(a)) for meta, a in zip(self.metas, (*arrays, *out), strict=True)]
-        inputs, outputs = placed[: len(arrays)], placed[len(arrays) :]
-        for i, (result, mine) in enumerate(zip(self.results, outputs, strict=True)):
-            for (name, _), theirs in zip(self.problem.arrays.items(), inputs, strict=True):
-                allowed = name in self.inplace and mine.same_layout(theirs)
-                if mine.overlaps(theirs) and not allowed:
-                    raise ValueError(f"{self.op}: out {result.name} overlaps {name} in memory, expected memory of its own")
-            if any(mine.overlaps(other) for other in outputs[:i]):
-                raise ValueError(f"{self.op}: out {result.name} overlaps another result in memory")
+    def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
+        """Results and arrays before them that may not meet in memory: i, j, their bytes, if the same place is allowed."""
+        names = [*self.problem.arrays, *(result.name for result in self.results)]
+        for i in range(len(self.problem.arrays), len(names)):
+            for j in range(i):
+                mine, theirs = self.metas[i], self.metas[j]
+                same = names[j] in inplace and mine.strides == theirs.strides and mine.dtype == theirs.dtype
+                yield i, j, mine.nbytes, theirs.nbytes, same
 
-    def run(self, arrays: Sequence[Any], out: Sequence[Any], stream: Any) -> None:
-        """Launch on `arrays` and results `out`."""
+    def check_overlap(self, pointers: Sequence[int]) -> None:
+        """Raise ValueError where a result that the caller gave shares memory with another array and may not."""
+        for i, j, my_bytes, their_bytes, same_place_allowed in self.apart:
+            mine, theirs = pointers[i], pointers[j]
+            if same_place_allowed and mine == theirs:
+                continue
+            if mine < theirs + their_bytes and theirs < mine + my_bytes:
+                names = [*self.problem.arrays, *(f"out {result.name}" for result in self.results)]
+                raise ValueError(f"{self.op}: {names[i]} overlaps {names[j]} in memory, expected memory of its own")
+
+    def run(self, arrays: Sequence[Any], pointers: Sequence[int], stream: Any) -> None:
+        """Launch on all arrays, results last, whose addresses are `pointers`."""
         if SIMULATED:
             for launch in self.launches:
-                launch((*arrays, *out))
+                launch(arrays)
             return
         handle = self.adapter.stream(arrays[0]) if stream is None else _handle(stream)
-        pointers = [*map(self.adapter.pointer, arrays), *map(self.adapter.pointer, out)]
         elsewhere = self.adapter.on_device(self.device_index)
         if elsewhere is None:
             for launch in self.launches:
@@ -106,16 +111,17 @@ class Plan:
         return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
 
 
+Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
+
+
 class Operation:
-    """A direction of an operator, callable on arrays. See the module's docstring."""
+    """A direction of an operator, callable on arrays. See the module's docstring.
+
+    `choices(problem, results, device)`: results are the arrays to write, as the caller gave them or as they will be made.
+    """
 
     def __init__(
-        self,
-        spec: Spec,
-        choices: Callable[[Problem, Device], Iterable[Choice]],
-        *,
-        backward: bool = False,
-        inplace: tuple[str, ...] = (),
+        self, spec: Spec, choices: Choices, *, backward: bool = False, inplace: tuple[str, ...] = ()
     ):
         self.spec, self.choices, self.backward, self.inplace = spec, choices, backward, inplace
         self.op = f"{spec.name}_backward" if backward else spec.name
@@ -127,22 +133,40 @@ class Operation:
 
     def __call__(self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any) -> Any:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
-        given = () if out is None else out if isinstance(out, (tuple, list)) else (out,)
+        given = () if out is None else out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)
+        everything = (*arrays, *given)
         try:
-            adapter = adapter_of(arrays[0], self.op, self.inputs[0])
-            layouts = tuple([adapter.layout(array) for array in (*arrays, *given)])
-            plan = self.plans[type(arrays[0]), layouts, params, tuple(map(type, params)), kernel, len(given)]
+            adapter = ADAPTERS[type(arrays[0])]
+            pointers = [adapter.pointer(array) for array in everything]
+            plan = self.plans[self._key(adapter, everything, pointers, params, kernel)]
         except (KeyError, TypeError, AttributeError):
-            plan = self.plan(arrays, params, out, kernel)
-        if out is None:
-            results = [result.allocate() for result in plan.results]
-        else:
-            results = given
-            plan.check_overlap(arrays, given)
-        plan.run(arrays, results, stream)
+            plan = self.plan(arrays, params, given if out is not None else None, kernel)
+            pointers = [plan.adapter.pointer(array) for array in everything]
+        if out is not None:
+            plan.check_overlap(pointers)
+            plan.run(everything, pointers, stream)
+            return out
+        results = [result.allocate() for result in plan.results]
+        pointers += [plan.adapter.pointer(result) for result in results]
+        plan.run((*arrays, *results), pointers, stream)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def plan(self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any = None, kernel: str | None = None) -> Plan:
+    @staticmethod
+    def _key(adapter: Adapter, arrays: tuple[Any, ...], pointers: list[int], params: tuple[Any, ...], kernel: Any) -> Any:
+        """What plans are kept by. 1, 1.0 and True are equal and not the same parameter, so types count too."""
+        layout = adapter.layout
+        return (
+            type(arrays[0]),
+            tuple([layout(array) for array in arrays]),
+            tuple([pointer & 15 for pointer in pointers]),
+            params,
+            tuple(map(type, params)),
+            kernel,
+        )
+
+    def plan(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None, kernel: str | None = None
+    ) -> Plan:
         """The plan for such a call, made and kept if it is new. Raises the spec's errors; launches nothing."""
         if not SIMULATED:
             devices.require()
@@ -150,15 +174,16 @@ class Operation:
         metas = dict(zip(self.inputs, map(adapter.meta, arrays), strict=True))
         bind = self.spec.bind_backward if self.backward else self.spec.bind
         problem = bind(metas, dict(zip(self.params, params, strict=True)))
-        wanted = problem.outputs(self.outputs)
-        given = () if out is None else out if isinstance(out, (tuple, list)) else (out,)
-        placed = self._check_out(wanted, given) if out is not None else wanted
         device = self._device(problem)
-        choice = self._choose(problem, device, kernel)
-        results = tuple(Result(name, meta, adapter.allocator(meta) if out is None else _given) for name, meta in placed.items())
+        wanted = problem.outputs(self.outputs)
+        placed = wanted if out is None else self._check_out(wanted, out, adapter)
+        choice = self._choose(problem, placed, device, kernel)
+        allocators = [_given if out is not None else adapter.allocator(meta) for meta in placed.values()]
+        results = tuple(Result(name, placed[name], make) for name, make in zip(placed, allocators, strict=True))
         plan = Plan(self.op, problem, choice, adapter, results, device, self.inplace)
-        layouts = tuple([adapter.layout(array) for array in (*arrays, *given)])
-        self.plans[type(arrays[0]), layouts, params, tuple(map(type, params)), kernel, len(given)] = plan
+        everything = (*arrays, *(out or ()))
+        pointers = [adapter.pointer(array) for array in everything]
+        self.plans[self._key(adapter, everything, pointers, params, kernel)] = plan
         return plan
 
     def _one_library(self, arrays: tuple[Any, ...]) -> Adapter:
@@ -171,10 +196,13 @@ class Operation:
                 )
         return adapters[0]
 
-    def _check_out(self, wanted: Mapping[str, ArrayMeta], given: Sequence[Any]) -> dict[str, ArrayMeta]:
-        if len(given) != len(wanted):
-            raise ValueError(f"{self.op}: out has {len(given)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
-        metas = {name: adapter_of(a, self.op, f"out {name}").meta(a) for name, a in zip(wanted, given, strict=True)}
+    def _check_out(self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter) -> dict[str, ArrayMeta]:
+        if len(out) != len(wanted):
+            raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
+        for name, array in zip(wanted, out, strict=True):
+            if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
+                raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
+        metas = {name: adapter.meta(array) for name, array in zip(wanted, out, strict=True)}
         self.spec.bind_out(self.op, wanted, metas)
         return metas
 
@@ -187,10 +215,12 @@ class Operation:
             raise TypeError(f"{self.op}: {name} is on {meta.device}, expected an array on a GPU")
         return devices.at(int(index or 0))
 
-    def _choose(self, problem: Problem, device: Device, rung: str | None) -> Choice:
+    def _choose(
+        self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None
+    ) -> Choice:
         if rung is not None and rung not in self.spec.rungs:
             raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
-        for choice in self.choices(problem, device):
+        for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
         raise NotImplementedError(f"{self.op}: rung {rung or 'any'} does not do {problem} on {device.name}")
@@ -205,11 +235,33 @@ class Operation:
             shape_of |= results | {f"d{name}": shape for name, shape in results.items()}
         metas = _absent({name: shape_of[name] for name in names}, case.dtype)
         bind = self.spec.bind_backward if self.backward else self.spec.bind
-        for choice in self.choices(bind(metas, case.params), device):
+        problem = bind(metas, case.params)
+        for choice in self.choices(problem, problem.outputs(self.outputs), device):
             yield from choice.steps()
 
 
-OPERATIONS: dict[str, list[Operation]] = {}
+OPERATIONS: dict[str, list[Operation]] = {}  # forward first
+
+
+def plan(
+    operator: str, *arrays: Any, out: Any = None, kernel: str | None = None, backward: bool = False, **params: Any
+) -> Plan:
+    """How a call would be done: `print(plan("softmax", x, axis=0))` says the rung, the Config and why. Launches nothing.
+
+    operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: as the operator takes them. Raises what the
+    call itself would raise.
+    """
+    if operator not in OPERATIONS:
+        raise ValueError(f"plan: operator is {operator!r}, expected one of {', '.join(OPERATIONS)}")
+    directions = OPERATIONS[operator]
+    if backward and len(directions) < 2:
+        raise NotImplementedError(f"plan: {operator} has no backward yet")
+    operation = directions[1 if backward else 0]
+    spec_params = {param.name: param.default for param in operation.spec.params}
+    if unknown := params.keys() - spec_params.keys():
+        raise TypeError(f"{operator}: unknown parameter {', '.join(sorted(unknown))}, expected {', '.join(spec_params)}")
+    given = None if out is None else tuple(out) if isinstance(out, (tuple, list)) else (out,)
+    return operation.plan(arrays, tuple({**spec_params, **params}.values()), given, kernel)
 
 
 def check_builds(arch: str) -> Iterator[Report]:
@@ -243,8 +295,8 @@ def _prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., 
         return _simulated(step, names, places, fixed)
     from cuda.core import LaunchConfig, launch
 
-    template = [_typed(value, kind) for value, kind in zip(fixed, step.kernel.argtypes, strict=True)]
-    function = load(step.kernel, device.arch, step.shared_bytes)
+    function, casts = load(step.kernel, device.arch, step.shared_bytes)
+    template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
     cluster = step.kernel.cluster
     if cluster > 1:
         grid = (step.grid[0] // cluster, *step.grid[1:])
@@ -291,19 +343,14 @@ def flat(array: np.ndarray, name: str) -> simulator.Pointer:
     return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    """A scalar as cuda.core passes it: a Python int is 64 bits wide there."""
-    if kind is i64 or hasattr(kind, "dtype"):
-        return int(value)
-    try:
-        return numpy_dtype(kind.name).type(value)
-    except KeyError:
-        return int(value)
+def _cast(kind: Any) -> Callable[[Any], Any]:
+    """What makes a scalar one that cuda.core passes as `kind`; a Python int is 64 bits wide there, and a pointer."""
+    return {f32: np.float32, f64: np.float64, i32: np.int32}.get(kind, int)
 
 
 @cache
-def load(kernel: Kernel, arch: str, shared_bytes: int) -> Any:
-    """The kernel on the GPU, as cuda.core has it."""
+def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Callable[[Any], Any]]]:
+    """The kernel on the GPU, as cuda.core has it, and what casts its arguments."""
     from cuda.bindings import driver
     from cuda.core import ObjectCode
 
@@ -315,7 +362,7 @@ def load(kernel: Kernel, arch: str, shared_bytes: int) -> Any:
             (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, driver.CUkernel(int(function.handle)), index)
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
-    return function
+    return function, [_cast(kind) for kind in kernel.argtypes]
 
 
 @cache

@@ -29,3 +29,8 @@ def abs_strides(array: np.ndarray) -> np.ndarray:
 def arithmetic(array: np.ndarray) -> np.ndarray:
     """`array` in the dtype that it is computed in: float64 as it is, everything narrower as float32."""
     return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def rows_last(array: np.ndarray, axis: int) -> np.ndarray:
+    """`arithmetic(array)` with `axis` last and contiguous: NumPy then sums a row alike whatever lies beside it."""
+    return np.ascontiguousarray(np.moveaxis(arithmetic(array), axis, -1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..spec import softmax as SPEC
-from ._rounding import arithmetic, bound
+from ._rounding import bound, rows_last
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -19,7 +19,7 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     Raises ValueError for an axis out of range, TypeError for another dtype.
     """
     axis = bound(SPEC, {"x": x}, axis=axis).axis
-    rows = np.moveaxis(arithmetic(x), axis, -1)  # [..., N]
+    rows = rows_last(x, axis)  # [..., N]
     if rows.size == 0:
         return np.empty_like(x)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -36,7 +36,7 @@ def softmax_online(x: np.ndarray, axis: int = -1, block: int = 128) -> np.ndarra
     and is rescaled whenever that maximum rises.
     """
     axis = bound(SPEC, {"x": x}, axis=axis).axis
-    rows = np.moveaxis(arithmetic(x), axis, -1)  # [..., N]
+    rows = rows_last(x, axis)  # [..., N]
     if rows.size == 0:
         return np.empty_like(x)
     row_max = np.full(rows.shape[:-1], -np.inf, rows.dtype)  # [...]
@@ -60,8 +60,7 @@ def softmax_backward(y: np.ndarray, dy: np.ndarray, axis: int = -1) -> np.ndarra
     y, dy: one shape and dtype. Returns dx of that shape and dtype, rounded once.
     """
     axis = bound(SPEC, {"y": y, "dy": dy}, backward=True, axis=axis).axis
-    y_rows = np.moveaxis(arithmetic(y), axis, -1)  # [..., N]
-    dy_rows = np.moveaxis(arithmetic(dy), axis, -1)  # [..., N]
+    y_rows, dy_rows = rows_last(y, axis), rows_last(dy, axis)  # [..., N]
     # dL/dx_i = sum_j dL/dy_j * dy_j/dx_i  with  dy_j/dx_i = y_j * ([i = j] - y_i)
     #         = y_i * (dy_i - sum_j y_j * dy_j)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -5,8 +5,8 @@
 *truth* is the reference in float64. The *baseline* is the reference in the storage dtype: float32 arithmetic, rounded
 where the spec says. Both errors are relative to the truth's own maximum or root mean square; eps is that of the compute
 dtype, so that the floor forgives a last bit of arithmetic and never a rounding to half precision. In float64 the
-baseline is the truth and c * eps is what remains. The rule is FlashAttention's `check_tensor_vs_ref`, with a smaller floor.
-A NaN or an infinity must stand exactly where the truth has it.
+baseline is the truth and c * eps is what remains. The rule is FlashAttention's `check_tensor_vs_ref`, with a smaller
+floor. A NaN or an infinity must stand exactly where the truth has it.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class ArrayMeta(NamedTuple):
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
         """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
         if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element")
+            raise ValueError(
+                f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element"
+            )
         strides = tuple(stride // array.itemsize for stride in array.strides)
         dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
         return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
@@ -127,17 +129,10 @@ class ArrayMeta(NamedTuple):
                 reach += (size - 1) * stride
         return False
 
-    def overlaps(self, other: ArrayMeta) -> bool:
-        """Whether the address ranges of two arrays meet."""
-        if self.device != other.device or not self.extent or not other.extent:
-            return False
-        end = self.pointer + self.extent * itemsize(self.dtype)
-        other_end = other.pointer + other.extent * itemsize(other.dtype)
-        return self.pointer < other_end and other.pointer < end
-
-    def same_layout(self, other: ArrayMeta) -> bool:
-        """Whether element by element both lie at the same addresses."""
-        return self.pointer == other.pointer and self.strides == other.strides and self.dtype == other.dtype
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.extent * itemsize(self.dtype)
 
 
 class Tag(StrEnum):
@@ -200,11 +195,13 @@ class Case:
 
 
 class Problem:
-    """A call that `Spec.bind` found right. Sizes of axes and parameters read as attributes: `problem.N`, `problem.axis`."""
+    """A call that `Spec.bind` found right. Sizes and parameters read as attributes: `problem.N`, `problem.axis`."""
 
     __slots__ = ("arrays", "dims", "dtype", "params", "spec")
 
-    def __init__(self, spec: Spec, dtype: str, dims: dict[str, Any], params: dict[str, Any], arrays: dict[str, ArrayMeta]):
+    def __init__(
+        self, spec: Spec, dtype: str, dims: dict[str, Any], params: dict[str, Any], arrays: dict[str, ArrayMeta]
+    ):
         self.spec, self.dtype, self.dims, self.params, self.arrays = spec, dtype, dims, params, arrays
 
     def __getattr__(self, name: str) -> Any:
@@ -323,7 +320,8 @@ class Spec:
         axes = wanted.axes
         if len(meta.shape) != len(axes):
             raise ValueError(
-                f"{op}: {wanted.name} has {len(meta.shape)} axes {meta.shape}, expected {len(axes)}: [{', '.join(axes)}]"
+                f"{op}: {wanted.name} has {len(meta.shape)} axes {meta.shape}, "
+                f"expected {len(axes)}: [{', '.join(axes)}]"
             )
         for axis, size in zip(axes, meta.shape, strict=True):
             if dims.setdefault(axis, size) != size:

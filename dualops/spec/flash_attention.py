@@ -132,7 +132,9 @@ SPEC = Spec(
     ),
     outputs=(
         Output("o", lambda p: (p.B, p.H, p.Sq, p.Dv), lambda p: p.dtype, like="q"),
-        Output("lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q", when=lambda p: p.return_lse),
+        Output(
+            "lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q", when=lambda p: p.return_lse
+        ),
     ),
     gradient_inputs=(),
     gradients=(),

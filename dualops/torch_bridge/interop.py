@@ -70,30 +70,15 @@ def register(
         if kind.removesuffix("?") not in _KINDS:
             raise ValueError(f"{spec.name}: parameter {name} is of kind {kind}, expected one of {', '.join(_KINDS)}")
     library = torch.library.Library(namespace, "FRAGMENT")
-    direction = partial(Direction, library=library, spec=spec, kinds=types)
-    there = direction(
-        name=spec.name,
-        inputs=spec.inputs,
-        outputs=spec.outputs,
-        binder=spec.bind,
-        cost=spec.forward_cost,
-        reference=forward,
-        autocast=autocast,
-    )
-    if backward is None:
-        there.define(None)
-        return there
-    if spec.backward_cost is None:
-        raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one beside a backward function")
-    back = direction(
-        name=f"{spec.name}_backward",
-        inputs=spec.gradient_inputs,
-        outputs=spec.gradients,
-        binder=spec.bind_backward,
-        cost=spec.backward_cost,
-        reference=backward,
-    )
-    back.define(None)
+    direction = partial(Direction, library, spec, types)
+    there = direction(spec.name, spec.inputs, spec.outputs, spec.bind, spec.forward_cost, forward, autocast)
+    back = None
+    if backward is not None:
+        if spec.backward_cost is None:
+            raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one beside a backward function")
+        name, inputs, results = f"{spec.name}_backward", spec.gradient_inputs, spec.gradients
+        back = direction(name, inputs, results, spec.bind_backward, spec.backward_cost, backward)
+        back.define(None)
     there.define(back)
     return there
 
@@ -105,10 +90,10 @@ class Direction:
     `args` below are always the inputs and parameters in order, as in the schema.
     """
 
-    name: str  # in torch.ops, dualops.reference and dualops.cuda
     library: torch.library.Library
     spec: Spec
     kinds: Mapping[str, str]  # parameter -> type in the schema
+    name: str  # in torch.ops, dualops.reference and dualops.cuda
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     binder: Callable[..., Problem]
@@ -155,12 +140,7 @@ class Direction:
         torch.library.register_vmap(qualified, partial(self.vmap, self.dispatch), lib=self.library)
         torch.library.register_autograd(qualified, differentiate, setup_context=keep, lib=self.library)
         register_flop_formula(self.overload.overloadpacket, get_raw=True)(self.flops)
-        methods = {
-            "forward": self.__call__,
-            "setup_context": keep,
-            "backward": differentiate,
-            "vmap": partial(self.vmap, self),
-        }
+        methods = {"forward": self, "setup_context": keep, "backward": differentiate, "vmap": partial(self.vmap, self)}
         static = {name: staticmethod(method) for name, method in methods.items()}
         self.function: Any = type(self.name, (torch.autograd.Function,), static)
 
@@ -219,19 +199,11 @@ class Direction:
         return self.cost.flops(self.bind(args))
 
     def cast_and_call(self, device: str) -> Callable[..., Any]:
-        """The autocast rule of a device: floating tensors there take the policy's dtype, unless they are float64."""
+        """The autocast rule of a device."""
 
         def kernel(*args: Any) -> Any:
             dtype = torch.float32 if self.autocast == "float32" else torch.get_autocast_dtype(device)
-            cast = (
-                value.to(dtype)
-                if isinstance(value, Tensor)
-                and value.device.type == device
-                and value.is_floating_point()
-                and value.dtype is not torch.float64
-                else value
-                for value in args
-            )
+            cast = (value.to(dtype) if _narrow(value, device) else value for value in args)
             with torch.autocast(device, enabled=False):
                 return self.overload(*cast)
 
@@ -248,11 +220,9 @@ class Direction:
             for name, array in arrays.items()
         }
         if "axis" in params:
-            metas = {
-                name: meta._replace(shape=meta.shape[1:], strides=meta.strides[1:])
-                for name, meta in self.metas(moved).items()
-            }
-            params["axis"] = self.binder(metas, params).axis + 1
+            metas = self.metas(moved).items()
+            one = {name: meta._replace(shape=meta.shape[1:], strides=meta.strides[1:]) for name, meta in metas}
+            params["axis"] = self.binder(one, params).axis + 1
         results = call(*(moved.get(wanted.name) for wanted in self.inputs), *params.values())
         return results, 0 if len(self.outputs) == 1 else (0,) * len(self.outputs)
 
@@ -374,6 +344,13 @@ def _dense(tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and not (tensor.is_neg() or tensor.is_nested)
     )
+
+
+def _narrow(value: Any, device: str) -> bool:
+    """Whether autocast of `device` has to do with it: a floating tensor there, unless it is float64."""
+    if not isinstance(value, Tensor) or value.device.type != device:
+        return False
+    return value.is_floating_point() and value.dtype is not torch.float64
 
 
 def _as_numpy(tensor: Tensor) -> np.ndarray:

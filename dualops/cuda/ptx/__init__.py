@@ -27,6 +27,7 @@ from .convert import (
 from .memory import (
     ld_global_v2_f64,
     ld_global_v4_b32,
+    ld_shared_v2_f64,
     ld_shared_v4_f32,
     st_cluster_f32,
     st_cluster_f64,
@@ -54,6 +55,7 @@ __all__ = [
     "instruction",
     "ld_global_v2_f64",
     "ld_global_v4_b32",
+    "ld_shared_v2_f64",
     "ld_shared_v4_f32",
     "lg2_approx",
     "log_f64",

@@ -63,6 +63,12 @@ def ld_shared_v4_f32(x, index):
     return tuple(x.vector(index, 4))
 
 
+@instruction("(shared[i32]) -> (f64, f64)", "ld.shared.v2.f64 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
+def ld_shared_v2_f64(x, index):
+    """Two adjacent doubles of shared memory."""
+    return tuple(x.vector(index, 2))
+
+
 @instruction(
     "(shared[i32], i32, f32) -> void",
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; st.shared::cluster.f32 [there], {value}; }",

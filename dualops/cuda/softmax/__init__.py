@@ -8,14 +8,14 @@ naive.py      one thread a row: three readings
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ...spec import softmax as SPEC
-from ...spec.base import itemsize
 from ..arrays import collapse
+from ..backend import Kernel
 from ..device import Device
 from ..launch import Choice, Operation, Step
 from ..tile import storage
@@ -52,91 +52,105 @@ def softmax_backward(
     return backward((y, dy), (axis,), out, kernel, stream)
 
 
-def forward_choices(problem: Problem, device: Device) -> Iterator[Choice]:
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do softmax, best first."""
-    return _choices(problem, device, ("y", "x"), problem.outputs())
+    metas = {"y": results["y"], "x": problem.arrays["x"]}
+    builds = (rows.build_forward, long_rows.build_forward, strided.build_forward, naive.build_forward)
+    return _choices(problem, metas, builds, FORWARD_ROWS, device)
 
 
-def backward_choices(problem: Problem, device: Device) -> Iterator[Choice]:
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do its gradient, best first."""
-    return _choices(problem, device, ("dx", "y", "dy"), problem.outputs(SPEC.gradients))
+    metas = {"dx": results["dx"], "y": problem.arrays["y"], "dy": problem.arrays["dy"]}
+    builds = (rows.build_backward, long_rows.build_backward, strided.build_backward, naive.build_backward)
+    return _choices(problem, metas, builds, BACKWARD_ROWS, device)
+
+
+# (row_threads, vectors, rows, cluster) by rising length of row: the first that holds the row is taken. Shares of the roof
+# that a plain kernel with the same reads and writes reaches, bf16 on an H200, 32768 rows, 2026-11-21.
+FORWARD_ROWS = (
+    (32, 1, 4, 1),
+    (32, 2, 4, 1),
+    (64, 2, 2, 1),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
+    (128, 2, 1, 1),
+    (256, 2, 1, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
+    (256, 4, 1, 1),
+    (512, 4, 1, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
+    (1024, 4, 1, 1),
+    (256, 8, 1, 4),  # 65536 columns, 8192 rows: 0.75; two readings 0.64
+    (512, 8, 1, 8),  # 262144 columns, 2048 rows: 0.63; two readings 0.63
+)
+BACKWARD_ROWS = (
+    (32, 1, 4, 1),
+    (32, 2, 4, 1),
+    (64, 2, 2, 1),  # 1024 columns: 1.00; four rows a block 0.97
+    (128, 2, 1, 1),
+    (128, 4, 2, 1),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
+    (256, 4, 1, 1),
+    (512, 4, 1, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
+    (512, 4, 1, 4),  # 65536 columns, 8192 rows: 0.71; two readings 0.59
+)
+# rows that are not aligned: one element a load, so more loads a thread
+UNALIGNED_ROWS = ((32, 4, 4, 1), (32, 16, 4, 1), (128, 16, 1, 1), (512, 16, 1, 1))
 
 
 def _choices(
-    problem: Problem, device: Device, names: Sequence[str], results: dict[str, ArrayMeta]
+    problem: Problem,
+    metas: Mapping[str, ArrayMeta],
+    builds: Sequence[Callable[..., Kernel]],
+    ladder: Sequence[tuple[int, int, int, int]],
+    device: Device,
 ) -> Iterator[Choice]:
-    if problem.M * problem.N == 0:
+    """Ways for the arrays `metas`, results first; builds: of kept rows, long rows, strided rows, and the naive kernel."""
+    axis, M, N, dtype = problem.axis, problem.M, problem.N, problem.dtype
+    if M * N == 0:
         for rung in RUNGS:
             yield Choice(rung, None, "nothing to do", tuple)
         return
-    metas = [problem.arrays.get(name) or results[name] for name in names]
-    axis, (M, N) = problem.axis, (problem.M, problem.N)
-    shape = metas[0].shape[:axis] + metas[0].shape[axis + 1 :]
-    sizes, strides = collapse(shape, *[meta.strides[:axis] + meta.strides[axis + 1 :] for meta in metas])
-    steps = [meta.strides[axis] if N > 1 else 1 for meta in metas]
+    build_rows, build_long, build_strided, build_naive = builds
+    shape = next(iter(metas.values())).shape
+    shape = shape[:axis] + shape[axis + 1 :]
+    sizes, strides = collapse(shape, *[meta.strides[:axis] + meta.strides[axis + 1 :] for meta in metas.values()])
+    steps = [meta.strides[axis] if N > 1 else 1 for meta in metas.values()]
     if len(sizes) <= 1 and all(step == 1 for step in steps):
         row_strides = [stride[0] if stride else 0 for stride in strides]
-        width = 16 // problem.itemsize
-        aligned = all(value % width == 0 for value in (N, *row_strides))
-        aligned &= all(meta.pointer % 16 == 0 for meta in metas)
-        for config, reason in _row_configs(problem, device, len(metas), aligned):
-            build = rows.build_forward if len(names) == 2 else rows.build_backward
+        vector = storage(dtype).vector
+        aligned = all(value % vector == 0 for value in (N, *row_strides))
+        aligned = aligned and all(meta.pointer % 16 == 0 for meta in metas.values())
+        for config in _row_configs(N, dtype, ladder if aligned else UNALIGNED_ROWS, aligned, device):
+            args = (*metas, M, N, *row_strides)
             blocks = -(-M // config.rows) * config.cluster
-            args = (*names, M, N, *row_strides)
-            yield Choice("simt", config, reason, partial(_one_step, build, config, problem.dtype, blocks, args))
-        config = LongRowsConfig(1024, max(32 // (storage(problem.dtype).vector if aligned else 8), 4) // (len(names) - 1), aligned)
-        build = long_rows.build_forward if len(names) == 2 else long_rows.build_backward
-        args = (*names, N, *row_strides)
-        reason = "the row is too long to be kept, and is read twice"
-        yield Choice("simt", config, reason, partial(_one_step, build, config, problem.dtype, M, args))
+            yield Choice("simt", config, "a row fits in registers", partial(_step, build_rows, config, dtype, blocks, args))
+        config = LongRowsConfig(1024, 4 if aligned and len(metas) == 2 else 2, aligned)
+        reason = "a row is too long to be kept, and is read twice"
+        yield Choice("simt", config, reason, partial(_step, build_long, config, dtype, M, (*metas, N, *row_strides)))
     if len(sizes) > 3:
         return
-    sizes = (1,) * (3 - len(sizes)) + sizes
-    grid_args = [
-        value
-        for stride, step in zip(strides, steps, strict=True)
-        for value in ((0,) * (3 - len(stride)) + stride + (step,))
-    ]
-    args = (*names, M, N, *sizes[1:], *grid_args)
+    args = (*metas, M, N, *((1,) * (3 - len(sizes)) + sizes)[1:])
+    for stride, step in zip(strides, steps, strict=True):
+        args += (0,) * (3 - len(stride)) + stride + (step,)
     together = min(steps) > 1
     config = StridedConfig(32, 8) if together else StridedConfig(1, 128)
-    reason = "neighbouring rows are read together" if together else "rows lie apart along more than one stride"
-    build = strided.build_forward if len(names) == 2 else strided.build_backward
-    yield Choice(
-        "simt", config, reason, partial(_one_step, build, config, problem.dtype, -(-M // config.lanes), args)
-    )
-    simple = NaiveConfig()
-    build = naive.build_forward if len(names) == 2 else naive.build_backward
-    yield Choice(
-        "naive",
-        simple,
-        "one thread a row",
-        partial(_one_step, build, simple, problem.dtype, -(-M // simple.threads), args),
-    )
-
-
-def _one_step(build: Any, config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:
-    return [Step(build(config, dtype), (blocks,), args)]
+    reason = "neighbouring rows are read together" if together else "rows lie along more than one stride"
+    yield Choice("simt", config, reason, partial(_step, build_strided, config, dtype, -(-M // config.lanes), args))
+    config = NaiveConfig()
+    yield Choice("naive", config, "one thread a row", partial(_step, build_naive, config, dtype, -(-M // config.threads), args))
 
 
 def _row_configs(
-    problem: Problem, device: Device, arrays: int, aligned: bool
-) -> Iterator[tuple[RowsConfig, str]]:
-    """Configs that keep a row in registers, best first."""
-    vector = storage(problem.dtype).vector if aligned else 1
-    vectors_needed = -(-problem.N // vector)
-    most = 8 if itemsize(problem.dtype) < 8 else 8
-    if not aligned:
-        most = 16
-    for threads, vectors, rows_, cluster in ROWS_LADDER:
-        if vectors > most or threads * vectors * cluster < vectors_needed or cluster > device.max_cluster:
-            continue
-        yield RowsConfig(threads, vectors, rows_, cluster, aligned), "ladder"
+    N: int, dtype: str, ladder: Sequence[tuple[int, int, int, int]], aligned: bool, device: Device
+) -> Iterator[RowsConfig]:
+    """The ladder's configs that keep a row of N elements in registers, best first."""
+    for row_threads, vectors, rows_, cluster in ladder:
+        config = RowsConfig(row_threads, vectors, rows_, cluster, aligned)
+        if config.columns(dtype) >= N and cluster <= device.max_cluster:
+            yield config
+            return
 
 
-ROWS_LADDER = (
-    (32, 1, 4, 1), (32, 2, 4, 1), (32, 4, 4, 1), (64, 4, 2, 1), (128, 4, 1, 1), (256, 4, 1, 1), (512, 4, 1, 1), (1024, 4, 1, 1), (256, 8, 1, 4), (512, 8, 1, 8),
-)
+def _step(build: Callable[..., Kernel], config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:
+    return [Step(build(config, dtype), (blocks,), args)]
+
 
 forward = Operation(SPEC, forward_choices, inplace=("x",))
 backward = Operation(SPEC, backward_choices, backward=True, inplace=("y", "dy"))

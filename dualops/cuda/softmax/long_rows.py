@@ -31,7 +31,7 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
     """softmax_long_rows(y, x, N, y_stride, x_stride)."""
     number, element = storage(dtype).number, storage(dtype).element
     vector, load, store = access(dtype, config.aligned)
-    maximum, exp, _, shift, _, _ = numbers(number)
+    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
     lanes_max, lanes_sum = lane_reductions(number, 32)
     VECTOR, VECTORS, THREADS, WARPS = vector, config.vectors, config.threads, config.threads // 32
     ELEMENTS, CHUNK = VECTOR * VECTORS, VECTOR * VECTORS * config.threads

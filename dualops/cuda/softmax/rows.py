@@ -46,7 +46,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
     number, element = storage(dtype).number, storage(dtype).element
     vector, load, store = access(dtype, config.aligned)
-    maximum, exp, _, shift, _, _ = numbers(number)
+    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
     lanes_max, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
     parts = warp_parts(number, WARPS, config.cluster)

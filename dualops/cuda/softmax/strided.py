@@ -38,7 +38,7 @@ def row_offset(row, size1, size2, stride0, stride1, stride2):
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, of elements."""
     number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
-    maximum, exp, _, shift, _, _ = numbers(number)
+    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
     LANES, COLUMNS, THREADS = config.lanes, config.columns, config.threads
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 

@@ -12,6 +12,8 @@ from ..backend import f32, f64, verb
 from ..ptx import (
     ex2_approx_ftz,
     exp_f64,
+    ld_shared_v2_f64,
+    ld_shared_v4_f32,
     lg2_approx,
     log_f64,
     max_f32,
@@ -34,6 +36,7 @@ class Numbers(NamedTuple):
     shift: Callable[..., Any]  # (row_max): what exponents are taken against: 0 where nothing but -inf was seen
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     store_cluster: Callable[..., None]  # (x, index, rank, value): to block `rank`'s shared array
+    load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
 
 
 @cache
@@ -46,7 +49,13 @@ def numbers(number: Any) -> Numbers:
         return ZERO if row_max == NOTHING else row_max
 
     if number is f64:
-        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64)
+
+        @verb
+        def load_four_doubles(frag, at, shared, index):
+            frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
+            frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
+
+        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64, load_four_doubles)
     scale, inverse = f32(LOG2_E), f32(1 / LOG2_E)
 
     @verb
@@ -57,4 +66,8 @@ def numbers(number: Any) -> Numbers:
     def log(x):
         return lg2_approx(x) * inverse
 
-    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32)
+    @verb
+    def load_four(frag, at, shared, index):
+        frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(shared, index)
+
+    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32, load_four)
