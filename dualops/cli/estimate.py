@@ -18,15 +18,20 @@ def reference_seconds(job: Job) -> float:
     return job.flops / (REFERENCE_PRODUCT_FLOPS if job.compute_bound else REFERENCE_PASS_FLOPS)
 
 
-# The simulator runs kernels as Python, one thread after another.
-SIMULATOR_FLOPS = 2e6
-SIMULATOR_THREADS = 2e4
+# The simulator runs a kernel as Python, one thread after another, on one core. Measured on flash_attention and softmax,
+# float32, within a factor of two: what a thread does at each step whether its row exists or not (a key that it meets; a
+# handful of loads, shuffles and barriers elsewhere), and what an operation costs, in a long inner product or by itself.
+STEP_SECONDS = 20e-6
+STEPS_WITHOUT_KEYS = 5
+PRODUCT_FLOP_SECONDS, SINGLE_FLOP_SECONDS = 0.4e-6, 4e-6
 
 
 def simulator_seconds(job: Job, plan: Any) -> float:
-    """Of one call under `plan`: its arithmetic, and the threads that have to be begun whether they work or not."""
+    """Of one call under `plan`."""
     threads = sum(prod(step.grid) * step.kernel.threads for step in plan.steps)
-    return job.flops / SIMULATOR_FLOPS + threads / SIMULATOR_THREADS
+    steps = job.problem.dims.get("Sk", STEPS_WITHOUT_KEYS)
+    flop_seconds = PRODUCT_FLOP_SECONDS if job.compute_bound else SINGLE_FLOP_SECONDS
+    return threads * steps * STEP_SECONDS + job.flops * flop_seconds
 
 
 def duration(seconds: float) -> str:

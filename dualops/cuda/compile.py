@@ -25,7 +25,7 @@ from typing import Any
 
 import platformdirs
 
-from .backend import Kernel, types
+from .backend import SIMULATED, Kernel, cuda, types
 from .device import compute_capability, known
 
 REGISTERS_PER_SM = 65536
@@ -66,10 +66,11 @@ def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
 
 
 def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """Compile, whatever the disk holds. Raises RuntimeError where numba-cuda or nvJitLink is missing."""
+    """Compile, whatever the disk holds. Raises RuntimeError in the simulator, or without numba-cuda."""
+    if SIMULATED:
+        raise RuntimeError("dualops.cuda: nothing can be compiled in the simulator, unset NUMBA_ENABLE_CUDASIM")
     try:
         from cuda.core import Linker, LinkerOptions, ObjectCode
-        from numba import cuda
     except ImportError as error:
         raise RuntimeError(f"dualops.cuda: compiling needs numba-cuda, pip install dualops[cu13] ({error})") from error
     began = time.perf_counter()

@@ -67,7 +67,7 @@ class Plan:
         names = [*problem.arrays, *(result.name for result in results)]
         self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
         self.steps = choice.steps()
-        self.launches = [_prepare(step, names, device) for step in self.steps]
+        self.launches = [prepare(step, names, device) for step in self.steps]
         self.apart = list(self._pairs(inplace))
 
     def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
@@ -226,7 +226,7 @@ class Operation:
         raise NotImplementedError(f"{self.op}: rung {rung or 'any'} does not do {problem} on {device.name}")
 
     def every_step(self, case: Case, device: Device) -> Iterator[Step]:
-        """Every launch of every choice for the shapes of a case, on arrays that do not exist."""
+        """The launches that each rung would make for the shapes of a case, on arrays that do not exist."""
         names = self.inputs
         shape_of = {**case.shapes}
         if self.backward:
@@ -236,8 +236,11 @@ class Operation:
         metas = _absent({name: shape_of[name] for name in names}, case.dtype)
         bind = self.spec.bind_backward if self.backward else self.spec.bind
         problem = bind(metas, case.params)
+        rungs = set()
         for choice in self.choices(problem, problem.outputs(self.outputs), device):
-            yield from choice.steps()
+            if choice.rung not in rungs:
+                rungs.add(choice.rung)
+                yield from choice.steps()
 
 
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
@@ -287,7 +290,7 @@ def _given() -> Any:
 # --- one launch --------------------------------------------------------------------------------------
 
 
-def _prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
+def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
     """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
     places = [(i, names.index(arg)) for i, arg in enumerate(step.args) if isinstance(arg, str) and arg in names]
     fixed = [0 if isinstance(arg, str) else arg for arg in step.args]

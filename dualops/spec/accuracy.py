@@ -45,9 +45,20 @@ FLOAT64_FLOOR = 32.0
 
 
 def compare(
-    actual: np.ndarray, truth: np.ndarray, baseline: np.ndarray, *, dtype: str, floor: float, name: str = "result"
+    actual: np.ndarray,
+    truth: np.ndarray,
+    baseline: np.ndarray,
+    *,
+    dtype: str,
+    floor: float,
+    name: str = "result",
+    terms: float = 0.0,
 ) -> Accuracy:
-    """Hold `actual` against `truth` (float64) by the rule above; `dtype` is the storage dtype of the problem."""
+    """Hold `actual` against `truth` (float64) by the rule above; `dtype` is the storage dtype of the problem.
+
+    `terms` is the magnitude of what the result is a difference of, where that may cancel: the arithmetic can't know the
+    difference better than to eps of the terms, so that c * eps is meant in units of them where they are larger.
+    """
     if actual.shape != truth.shape:
         raise ValueError(f"{name}: shape {actual.shape}, expected {truth.shape}")
     if baseline.shape != truth.shape:
@@ -66,7 +77,10 @@ def compare(
         return Accuracy(False, bad, Errors(0, 0), Errors(slack, slack), worst, message)
     kernel, distance = _errors(x, truth, strange)
     reference, _ = _errors(base, truth, strange | ~np.isfinite(base))
-    limit = Errors(2 * reference.max + slack, 2 * reference.rms + slack)
+    size = np.where(strange, 0.0, np.abs(truth))
+    unit = size.max() or 1.0
+    cancelled, rms_cancelled = (max(terms / own, 1.0) if own else 1.0 for own in (unit, unit * _rms(size / unit)))
+    limit = Errors(2 * reference.max + slack * cancelled, 2 * reference.rms + slack * rms_cancelled)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
     passed = kernel.max <= limit.max and kernel.rms <= limit.rms
     message = (
@@ -87,5 +101,9 @@ def _errors(x: np.ndarray, truth: np.ndarray, left_out: np.ndarray) -> tuple[Err
     with np.errstate(invalid="ignore", over="ignore"):
         # in units of the largest, so that no square overflows or vanishes
         distance = np.where(left_out, 0.0, np.abs(x - truth)) / unit
-        rms, own_rms = np.sqrt(np.mean(distance**2)), np.sqrt(np.mean((size / unit) ** 2))
-    return Errors(float(distance.max()), float(rms / (own_rms or 1.0))), distance
+        rms, own_rms = _rms(distance), _rms(size / unit)
+    return Errors(float(distance.max()), rms / (own_rms or 1.0)), distance
+
+
+def _rms(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(array**2)))

@@ -111,8 +111,15 @@ def _cases() -> tuple[Case, ...]:
     add("sim_gqa_causal", (1, 2, 19, 16), (1, 37), every, {Tag.SIM}, causal=True, return_lse=True)
     add("sim_top_left", (1, 1, 35, 12), (1, 20), every, {Tag.SIM}, Dv=20, causal="top_left")
     add("sim_plain", (2, 1, 17, 8), (1, 40), every, {Tag.SIM}, scale=1.0)
-    for D in (32, 64, 128, 256, 512):
-        add(f"d{D}", (1, 2, 256, D), (1, 256), every, {Tag.COMPILE}, causal=D != 32, return_lse=True)
+    # the pairs of tile, dtype, width and mask for the offline compiler
+    add("d64", (1, 2, 256, 64), (1, 256), every, {Tag.COMPILE}, causal=True, return_lse=True)
+    add("d64full", (1, 2, 256, 64), (1, 256), ("float32",), {Tag.COMPILE})
+    add("d40", (1, 2, 256, 40), (1, 256), ("bfloat16",), {Tag.COMPILE}, Dv=72, causal="top_left")
+    add("d128", (1, 2, 256, 128), (1, 256), ("float32", "bfloat16"), {Tag.COMPILE}, causal=True)
+    add("d256", (1, 2, 256, 256), (1, 256), ("float16", "float64"), {Tag.COMPILE}, return_lse=True)
+    add("d512", (1, 2, 256, 512), (1, 256), ("float32", "float64"), {Tag.COMPILE}, causal=True)
+    add("d64short", (1, 2, 16, 64), (1, 256), ("float32", "bfloat16"), {Tag.COMPILE}, causal=True)
+    add("d64middle", (1, 2, 32, 64), (1, 256), ("bfloat16",), {Tag.COMPILE}, return_lse=True)
     return tuple(cases)
 
 

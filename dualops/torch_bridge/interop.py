@@ -181,9 +181,7 @@ class Direction:
         """Kernels for CUDA tensors, NumPy for CPU tensors. Results share no memory with the arguments."""
         arrays, params = self.split(args)
         if any(array.is_cuda for array in arrays.values()):
-            # detached: a kernel reads values, whatever autograd wants of the tensor
-            detached = {name: array.detach() if array.requires_grad else array for name, array in arrays.items()}
-            return self.packed(arrays, self.kernel(**detached, **params))
+            return self.packed(arrays, self.kernel(**arrays, **params))
         results = self.allocate(arrays, self.bind(args))
         computed = self.reference(**{name: _as_numpy(array) for name, array in arrays.items()}, **params)
         for result, values in zip(results, _as_tuple(computed), strict=True):

@@ -22,9 +22,9 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     alone; a row beside it is not touched. Under autocast a float16 or bfloat16 x becomes float32 first, and the result
     stays float32. The gradient has x's dtype and is deterministic.
 
-    Works under torch.compile (fullgraph, dynamic shapes), torch.export, torch.vmap, torch.func.grad and jacrev. CUDA
-    tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read and
-    compared with, not to be fast.
+    Works under torch.compile (fullgraph, dynamic shapes), torch.export, torch.vmap and, outside torch.compile,
+    torch.func.grad and jacrev. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference,
+    which is there to be read and compared with, not to be fast.
 
     Raises ValueError for an axis out of range and for a tensor without axes, TypeError for anything but a tensor of the
     dtypes above and for an axis that is not an integer, NotImplementedError where a gradient of the gradient is taken.

@@ -61,12 +61,13 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 def _simt_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     """Tiles for the simt rung, best first."""
     p = problem
-    if p.Sq > 32 and p.Sk > 32 and p.dtype != "float64":
+    if p.Sq > 32 and p.dtype != "float64":
         if p.Dv <= 128:
             yield SimtConfig(8, 4), "128 x 64 scores a block: the most products for each load from shared memory"
         yield SimtConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"
-    yield SimtConfig(2, 2), "32 x 32 scores a block: what fits for double precision or the widest heads"
-    yield SimtConfig(1, 1), "16 x 16 scores a block: short sequences, or little shared memory"
+    if p.Sq > 16:
+        yield SimtConfig(2, 2), "32 x 32 scores a block: what fits for double precision or the widest heads"
+    yield SimtConfig(1, 1), "16 x 16 scores a block: few queries, or little shared memory"
 
 
 def _simt_step(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig) -> Sequence[Step]:
