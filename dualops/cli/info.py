@@ -20,7 +20,7 @@ PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults()
+    """None to add."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,12 +49,11 @@ def device() -> Iterator[tuple[str, str]]:
     if place != "gpu":
         yield "device", "no GPU: kernels run in the simulator"
         return
-    devices = import_module("dualops.cuda.device")
-    gpu = devices.current()
+    gpu = import_module("dualops.cuda.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"
     yield "memory on chip", f"L2 {size(gpu.l2_bytes)}, shared memory a block {size(gpu.shared_memory_per_block)}"
-    for mix, terabytes in devices.ceilings().items():
-        yield f"ceiling, {mix}", f"{terabytes:.2f} TB/s"
+    for mix, bytes_a_second in import_module("dualops.cuda.roof").ceilings().items():
+        yield f"ceiling, read:write {mix}", f"{bytes_a_second / 1e12:.2f} TB/s"
 
 
 def cache() -> Iterator[tuple[str, str]]:

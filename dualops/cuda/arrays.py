@@ -52,17 +52,24 @@ class TorchAdapter:
         names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
         self.names = {getattr(torch, name): name for name in names}
         self.dtypes = {name: dtype for dtype, name in self.names.items()}
+        self.device_names: dict[Any, str] = {}
         # what torch.cuda.current_stream and current_device end in, several microseconds sooner
         raw, current = getattr(torch._C, "_cuda_getCurrentRawStream", None), getattr(torch._C, "_cuda_getDevice", None)
         self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         self.current_device = current or torch.cuda.current_device
 
     def layout(self, array: Any) -> Hashable:
-        return array.shape, array.stride(), array.dtype, array.get_device()
+        return array.shape, array.stride(), array.dtype, array.get_device(), array.is_neg()
 
     def meta(self, array: Any) -> ArrayMeta:
+        if array.layout is not self.torch.strided or array.is_neg():
+            raise TypeError(f"expected a strided tensor that is not lazily negated, got {array.layout}: resolve_neg() it")
         dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
-        return ArrayMeta(tuple(array.shape), dtype, array.stride(), str(array.device), array.data_ptr())
+        device = array.device
+        name = self.device_names.get(device)
+        if name is None:
+            name = self.device_names[device] = str(device)
+        return ArrayMeta(tuple(array.shape), dtype, array.stride(), name, array.data_ptr())
 
     def pointer(self, array: Any) -> int:
         return array.data_ptr()
@@ -210,6 +217,11 @@ def _ordinal(address: int) -> int:
         return 0
     error, ordinal = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
     return int(ordinal) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def align_up(value: int, step: int) -> int:
+    """The smallest multiple of `step` that is not less than `value`."""
+    return -(-value // step) * step
 
 
 def collapse(shape: tuple[int, ...], *strides: tuple[int, ...]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:

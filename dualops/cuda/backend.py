@@ -16,7 +16,7 @@ from numba.core import config, types
 
 from . import simulator
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when it is imported
 
 if SIMULATED or TYPE_CHECKING:
     cuda: Any = simulator.cuda
@@ -24,7 +24,7 @@ else:
     from numba import cuda
 
 f32, f64 = types.float32, types.float64
-i32, i64, u32, u16 = types.int32, types.int64, types.uint32, types.uint16
+i32, i64, u64, u32, u16 = types.int32, types.int64, types.uint64, types.uint32, types.uint16
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -66,8 +66,8 @@ class Kernel:
         grid, block, _, shared_bytes = (*launch, 0, 0)[:4]
 
         def run(*args: Any) -> None:
-            sizes = [[size] if isinstance(size, int) else size for size in (grid, block)]
-            simulator.launch(self.function, *sizes, args, cluster=self.cluster, shared_bytes=shared_bytes)
+            blocks, threads = ((size,) if isinstance(size, int) else size for size in (grid, block))
+            simulator.launch(self.function, blocks, threads, args, cluster=self.cluster, shared_bytes=shared_bytes)
 
         return run
 
@@ -93,10 +93,19 @@ def where() -> str | None:
     if SIMULATED:
         return "simulator"
     try:
-        from cuda.bindings import driver
-    except ImportError:
+        _find_gpu()
+    except (ImportError, RuntimeError):  # no bindings; no driver's library, or no GPU
         return None
-    if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
-        return None
-    error, count = driver.cuDeviceGetCount()
-    return "gpu" if error == driver.CUresult.CUDA_SUCCESS and count else None
+    return "gpu"
+
+
+@cache  # of success alone: an exception is not kept
+def _find_gpu() -> None:
+    """Raise ImportError or RuntimeError where the driver knows no GPU."""
+    from cuda.bindings import driver
+
+    (error,), count = driver.cuInit(0), 0
+    if error == driver.CUresult.CUDA_SUCCESS:
+        error, count = driver.cuDeviceGetCount()
+    if error != driver.CUresult.CUDA_SUCCESS or not count:
+        raise RuntimeError(f"the driver answered {error} and {count} GPUs")

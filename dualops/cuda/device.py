@@ -1,7 +1,7 @@
-"""What a GPU is and can do. Nothing else asks the driver.
+"""What a GPU is. Nothing else asks the driver for that; what its memory can do is measured in `roof`.
 
-`Device` holds what kernels are configured by; `known(arch)` gives it without a GPU, for the offline compiler and the
-simulator. `stream_roof` measures the time a plain kernel needs to move given bytes: the roof of memory-bound operators.
+`Device` holds what kernels are configured by: `current()` and `at(index)` ask a GPU, `known(arch)` knows one of each
+architecture, for the offline compiler. In the simulator there is a small H200.
 """
 
 from __future__ import annotations

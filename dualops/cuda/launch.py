@@ -23,6 +23,9 @@ from .compile import Report, binary, compile_kernel
 from .device import Device
 
 
+MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
+
+
 class Step(NamedTuple):
     """One launch. An argument that is a string is the array of that name, or a null pointer if there is none."""
 
@@ -30,6 +33,7 @@ class Step(NamedTuple):
     grid: tuple[int, ...]  # blocks
     args: tuple[str | int | float, ...]
     shared_bytes: int = 0
+    resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
 
 
 class Choice(NamedTuple):
@@ -72,12 +76,12 @@ class Plan:
 
     def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
         """Results and arrays before them that may not meet in memory: i, j, their bytes, if the same place is allowed."""
-        names = [*self.problem.arrays, *(result.name for result in self.results)]
-        for i in range(len(self.problem.arrays), len(names)):
+        names, metas = list(self.problem.arrays), self.metas
+        nbytes = [meta.nbytes for meta in metas]
+        for i in range(len(names), len(metas)):
             for j in range(i):
-                mine, theirs = self.metas[i], self.metas[j]
-                same = names[j] in inplace and mine.strides == theirs.strides and mine.dtype == theirs.dtype
-                yield i, j, mine.nbytes, theirs.nbytes, same
+                same = j < len(names) and names[j] in inplace and metas[i].strides == metas[j].strides
+                yield i, j, nbytes[i], nbytes[j], same
 
     def check_overlap(self, pointers: Sequence[int]) -> None:
         """Raise ValueError where a result that the caller gave shares memory with another array and may not."""
@@ -138,10 +142,17 @@ class Operation:
         try:
             adapter = ADAPTERS[type(arrays[0])]
             pointers = [adapter.pointer(array) for array in everything]
-            plan = self.plans[self._key(adapter, everything, pointers, params, kernel)]
+            key = self._key(adapter, everything, pointers, params, kernel)
+            plan = self.plans.get(key)
         except (KeyError, TypeError, AttributeError):
+            key = plan = None
+        if plan is None:
             plan = self.plan(arrays, params, given if out is not None else None, kernel)
             pointers = [plan.adapter.pointer(array) for array in everything]
+            if key is not None:
+                if len(self.plans) >= MOST_PLANS:
+                    self.plans.clear()
+                self.plans[key] = plan
         if out is not None:
             plan.check_overlap(pointers)
             plan.run(everything, pointers, stream)
@@ -167,7 +178,7 @@ class Operation:
     def plan(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None, kernel: str | None = None
     ) -> Plan:
-        """The plan for such a call, made and kept if it is new. Raises the spec's errors; launches nothing."""
+        """A new plan for such a call. Raises the spec's errors; launches nothing."""
         if not SIMULATED:
             devices.require()
         adapter = self._one_library(arrays)
@@ -180,11 +191,7 @@ class Operation:
         choice = self._choose(problem, placed, device, kernel)
         allocators = [_given if out is not None else adapter.allocator(meta) for meta in placed.values()]
         results = tuple(Result(name, placed[name], make) for name, make in zip(placed, allocators, strict=True))
-        plan = Plan(self.op, problem, choice, adapter, results, device, self.inplace)
-        everything = (*arrays, *(out or ()))
-        pointers = [adapter.pointer(array) for array in everything]
-        self.plans[self._key(adapter, everything, pointers, params, kernel)] = plan
-        return plan
+        return Plan(self.op, problem, choice, adapter, results, device, self.inplace)
 
     def _one_library(self, arrays: tuple[Any, ...]) -> Adapter:
         adapters = [adapter_of(array, self.op, name) for name, array in zip(self.inputs, arrays, strict=True)]
@@ -300,12 +307,13 @@ def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., N
 
     function, casts = load(step.kernel, device.arch, step.shared_bytes)
     template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
-    cluster = step.kernel.cluster
+    cluster, (blocks, *rest) = step.kernel.cluster, step.grid
+    options = {"block": step.kernel.threads, "shmem_size": step.shared_bytes}
     if cluster > 1:
-        grid = (step.grid[0] // cluster, *step.grid[1:])
-        config = LaunchConfig(grid=grid, block=step.kernel.threads, cluster=cluster, shmem_size=step.shared_bytes)
-    else:
-        config = LaunchConfig(grid=step.grid, block=step.kernel.threads, shmem_size=step.shared_bytes)
+        options["cluster"] = cluster
+    if step.resident:
+        blocks = min(blocks, _resident_blocks(function, step, options))
+    config = LaunchConfig(grid=(blocks // cluster, *rest), **options)
 
     def run(pointers: Sequence[int], handle: int) -> None:
         args = template.copy()
@@ -316,6 +324,19 @@ def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., N
     return run
 
 
+def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
+    """Blocks of a kernel that the GPU runs at once."""
+    from cuda.core import Device as CoreDevice
+    from cuda.core import LaunchConfig
+
+    here, cluster = CoreDevice(), step.kernel.cluster
+    if cluster > 1:
+        config = LaunchConfig(grid=1, **options)
+        return function.occupancy.max_active_clusters(config, stream=here.default_stream) * cluster
+    each = function.occupancy.max_active_blocks_per_multiprocessor(step.kernel.threads, step.shared_bytes)
+    return each * here.properties.multiprocessor_count
+
+
 def _simulated(
     step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
 ) -> Callable[[Sequence[Any]], None]:
@@ -323,13 +344,17 @@ def _simulated(
     typed = {f32: np.float32, f64: np.float64}
     scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, step.kernel.argtypes, strict=True)]
 
+    grid = step.grid
+    if step.resident:  # one cluster, which has to take every piece of work
+        grid = (step.kernel.cluster, *grid[1:])
+
     def run(arrays: Sequence[Any]) -> None:
         args = list(scalars)
         for place, which in places:
             args[place] = flat(arrays[which], names[which])
         simulator.launch(
             step.kernel.function,
-            step.grid,
+            grid,
             (step.kernel.threads,),
             args,
             cluster=step.kernel.cluster,

@@ -69,6 +69,33 @@ class Barrier:
         scheduler.wait(self.arrive(scheduler))
 
 
+class MBarrier:
+    """An mbarrier: a phase ends when all arrivals and all expected bytes are in."""
+
+    def __init__(self, name: str, count: int):
+        self.name, self.count, self.missing, self.nbytes, self.phase = name, count, count, 0, 0
+        self.event = Event(f"{name}, phase 0")
+
+    def arrive(self, scheduler: Scheduler, nbytes: int = 0) -> None:
+        """One arrival, which also announces `nbytes`."""
+        self.nbytes += nbytes
+        self.missing -= 1
+        if self.missing < 0:
+            raise RuntimeError(f"{self.name}: more than {self.count} arrivals in phase {self.phase}")
+        self._end(scheduler)
+
+    def complete(self, scheduler: Scheduler, nbytes: int) -> None:
+        """So many bytes have landed; they may come before they are announced."""
+        self.nbytes -= nbytes
+        self._end(scheduler)
+
+    def _end(self, scheduler: Scheduler) -> None:
+        if self.missing == 0 and self.nbytes == 0:
+            event, self.phase, self.missing = self.event, self.phase + 1, self.count
+            self.event = Event(f"{self.name}, phase {self.phase}")
+            scheduler.fire(event)
+
+
 class Pointer:
     """A flat typed array as a kernel sees it: `p[i]` is one element, and nothing outside can be reached.
 
@@ -92,6 +119,7 @@ class Pointer:
 
     def vector(self, index: int, count: int) -> np.ndarray:
         """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
+        index = int(index)  # a NumPy int would make the address wrap
         if not (0 <= index and index + count <= self.size):
             self.astray(f"accessed as {count} elements", index)
         width = count * self.data.itemsize
@@ -132,14 +160,20 @@ class Block:
     def __init__(self, index: Dim3, rank: int, threads: int, shared_bytes: int):
         self.index, self.rank, self.threads = index, rank, threads
         self.shared: dict[Any, Pointer] = {}
-        self.dynamic = poisoned(shared_bytes, np.dtype(np.uint8))
+        self.dynamic = placed(shared_bytes, np.dtype(np.uint8), 128)
         self.barrier = Barrier("syncthreads", threads)
         self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
         self.cluster: list[Block] = [self]
 
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
+        """The array of this key (whose last part is its alignment), made when it is first asked for."""
         if key not in self.shared:
-            data = self.dynamic.view(dtype) if size == 0 else poisoned(size, dtype)
+            alignment = key[-1]
+            if size == 0:
+                data = self.dynamic[: self.dynamic.size // dtype.itemsize * dtype.itemsize].view(dtype)
+            else:
+                data = placed(size, dtype, alignment)
             self.shared[key] = Pointer(data, "shared memory", key)
         return self.shared[key]
 
@@ -160,17 +194,21 @@ class Scheduler:
         self.host = greenlet.getcurrent()
         self.reverse = reverse
         self.ready: deque[Thread] = deque()
+        self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies, which land when nobody can run
         self.cluster_barrier = Barrier("barrier.cluster", 0)
 
     def run(self, threads: list[Thread]) -> None:
         self.ready.extend(reversed(threads) if self.reverse else threads)
         alive = len(threads)
         while alive:
-            if not self.ready:
+            if self.ready:
+                thread = self.ready.popleft()
+                thread.switch()
+                alive -= thread.dead
+            elif self.in_flight:
+                self.in_flight.popleft()(self)
+            else:
                 self.deadlock([thread for thread in threads if not thread.dead])
-            thread = self.ready.popleft()
-            thread.switch()
-            alive -= thread.dead
 
     def wait(self, event: Event) -> None:
         """Called by a thread: let others run until `event` is fired."""
@@ -229,15 +267,28 @@ def poisoned(size: int, dtype: np.dtype) -> np.ndarray:
     return np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
 
 
+def placed(size: int, dtype: np.dtype, alignment: int) -> np.ndarray:
+    """A poisoned array at a multiple of `alignment` bytes (or of its element), and of no larger power of two."""
+    alignment = max(alignment, dtype.itemsize)
+    memory = poisoned(size * dtype.itemsize + 3 * alignment, np.dtype(np.uint8))
+    start = -memory.ctypes.data % (2 * alignment) + alignment
+    return memory[start : start + size * dtype.itemsize].view(dtype)
+
+
 def _dtype(numba_type: Any) -> np.dtype:
     return numpy_support.as_dtype(numba_type) if isinstance(numba_type, types.Type) else np.dtype(numba_type)
 
 
 class _Shared:
-    def array(self, shape: int, dtype: Any, alignment: int | None = None) -> Pointer:
-        """One array a block for each place in the code that asks; size 0 is the dynamic shared memory."""
+    def array(self, shape: int, dtype: Any, alignment: int = 1) -> Pointer:
+        """One array a block for each place in the code that asks; size 0 is the dynamic shared memory.
+
+        Without `alignment`, a compiled array is aligned to its element and no more, and so it is here.
+        """
         caller = sys._getframe(1)
-        key = "dynamic", _dtype(dtype) if shape == 0 else (caller.f_code, caller.f_lasti)
+        if shape == 0 and alignment < 16:
+            raise RuntimeError("dynamic shared memory may follow other arrays: say alignment=16 or more")
+        key = ("dynamic", _dtype(dtype), alignment) if shape == 0 else (caller.f_code, caller.f_lasti, alignment)
         return current().block.shared_array(key, shape, _dtype(dtype))
 
 

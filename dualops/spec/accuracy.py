@@ -79,7 +79,7 @@ def compare(
     reference, _ = _errors(base, truth, strange | ~np.isfinite(base))
     size = np.where(strange, 0.0, np.abs(truth))
     unit = size.max() or 1.0
-    cancelled, rms_cancelled = (max(terms / own, 1.0) if own else 1.0 for own in (unit, unit * _rms(size / unit)))
+    cancelled, rms_cancelled = (max(terms / own, 1.0) for own in (unit, unit * (_rms(size / unit) or 1.0)))
     limit = Errors(2 * reference.max + slack * cancelled, 2 * reference.rms + slack * rms_cancelled)
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
     passed = kernel.max <= limit.max and kernel.rms <= limit.rms

@@ -57,6 +57,7 @@ def _cases() -> tuple[Case, ...]:
     add("sim_rows", (5, 67), FLOATS, {Tag.SIM})
     add("sim_wide", (2, 600), FLOATS, {Tag.SIM})
     add("sim_aligned", (3, 512), FLOATS, {Tag.SIM})
+    add("sim_ring", (3, 3072), ("float32", "bfloat16"), {Tag.SIM})
     add("sim_axis0", (40, 35), FLOATS, {Tag.SIM}, axis=0)
     # one of each kernel variant, for the offline compiler
     for columns in (128, 1024, 4096, 16384, 65536, 262144):
@@ -97,7 +98,7 @@ SPEC = Spec(
     ),
     rounding="y once, to the storage dtype; dx once; all else in float32 (float64 for float64)",
     floor=8.0,
-    rungs=("naive", "simt"),
+    rungs=("naive", "simt", "sm90"),
     cases=_cases(),
     generate=generate,
 )

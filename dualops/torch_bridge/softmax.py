@@ -27,7 +27,9 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     which is there to be read and compared with, not to be fast.
 
     Raises ValueError for an axis out of range and for a tensor without axes, TypeError for anything but a tensor of the
-    dtypes above and for an axis that is not an integer, NotImplementedError where a gradient of the gradient is taken.
+    dtypes above and for an axis that is not an integer, NotImplementedError where a gradient of the gradient is taken
+    and, on a CUDA device, for rows that lie in memory along more than three strides (nothing is copied unasked:
+    `x.contiguous()` has one).
 
     >>> import torch
     >>> softmax(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))

@@ -21,15 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, verb
 from ..tile import lane_reductions, numbers, storage
 
 LANES = 16  # threads that share a row of scores; also the rows of threads in a block
 THREADS = LANES * LANES
-
-
-def align_up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
     def flash_attention_simt(
         o, lse, q, k, v, H, group, Sq, Sk, offset, scale, o_b, o_h, o_s, lse_b, lse_h, lse_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s
     ):  # fmt: skip
-        smem = cuda.shared.array(0, number)
+        smem = cuda.shared.array(0, number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
         q_blocks = (Sq + BLOCK_Q - 1) // BLOCK_Q

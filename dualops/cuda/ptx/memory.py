@@ -63,6 +63,14 @@ def ld_shared_v4_f32(x, index):
     return tuple(x.vector(index, 4))
 
 
+@instruction(
+    "(shared[i32]) -> (u32, u32, u32, u32)", "ld.shared.v4.b32 {{d0}, {d1}, {d2}, {d3}}, [{x}];", section="9.7.9.8"
+)
+def ld_shared_v4_b32(x, index):
+    """16 bytes of shared memory as four words."""
+    return tuple(int(word) for word in _words(x, index))
+
+
 @instruction("(shared[i32]) -> (f64, f64)", "ld.shared.v2.f64 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
 def ld_shared_v2_f64(x, index):
     """Two adjacent doubles of shared memory."""

@@ -49,3 +49,9 @@ def barrier_cluster_wait():
 def cluster_ctarank():
     """This block's number in its cluster."""
     return current().block.rank
+
+
+@instruction("(u32) -> void", "bar.warp.sync {mask};", section="9.7.13.2", convergent=True)
+def bar_warp_sync(mask):
+    """Wait for the lanes of `mask`; what they wrote is then visible to one another."""
+    exchange("bar.warp.sync", None, mask)

@@ -1,6 +1,7 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions.
 
 rows.py       contiguous rows kept in registers: a few lanes, a block or a cluster of blocks a row
+ring.py       contiguous rows kept in the shared memory of one or several blocks, on sm_90
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      one thread a row: three readings
@@ -9,19 +10,20 @@ naive.py      one thread a row: three readings
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ...spec import softmax as SPEC
-from ..arrays import collapse
+from ..arrays import align_up, collapse
 from ..backend import Kernel
 from ..device import Device
 from ..launch import Choice, Operation, Step
 from ..tile import storage
-from . import long_rows, naive, rows, strided
+from . import long_rows, naive, ring, rows, strided
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
+from .ring import RingConfig
 from .rows import RowsConfig
 from .strided import StridedConfig
 
@@ -55,14 +57,14 @@ def softmax_backward(
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do softmax, best first."""
     metas = {"y": results["y"], "x": problem.arrays["x"]}
-    builds = (rows.build_forward, long_rows.build_forward, strided.build_forward, naive.build_forward)
+    builds = (rows.build_forward, ring.build_forward, long_rows.build_forward, strided.build_forward, naive.build_forward)
     return _choices(problem, metas, builds, FORWARD_ROWS, device)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do its gradient, best first."""
     metas = {"dx": results["dx"], "y": problem.arrays["y"], "dy": problem.arrays["dy"]}
-    builds = (rows.build_backward, long_rows.build_backward, strided.build_backward, naive.build_backward)
+    builds = (rows.build_backward, ring.build_backward, long_rows.build_backward, strided.build_backward, naive.build_backward)
     return _choices(problem, metas, builds, BACKWARD_ROWS, device)
 
 
@@ -107,7 +109,7 @@ def _choices(
         for rung in RUNGS:
             yield Choice(rung, None, "nothing to do", tuple)
         return
-    build_rows, build_long, build_strided, build_naive = builds
+    build_rows, build_ring, build_long, build_strided, build_naive = builds
     shape = next(iter(metas.values())).shape
     shape = shape[:axis] + shape[axis + 1 :]
     sizes, strides = collapse(shape, *[meta.strides[:axis] + meta.strides[axis + 1 :] for meta in metas.values()])
@@ -121,6 +123,11 @@ def _choices(
             args = (*metas, M, N, *row_strides)
             blocks = -(-M // config.rows) * config.cluster
             yield Choice("simt", config, "a row fits in registers", partial(_step, build_rows, config, dtype, blocks, args))
+        for config in _ring_configs(N, dtype, aligned, len(metas) - 1, device):
+            part = align_up(-(-N // config.cluster), config.chunk(dtype))
+            args = (*metas, M, N, part, *row_strides)
+            make = partial(_ring_step, build_ring, config, dtype, M, args, len(metas) - 1)
+            yield Choice("sm90", config, "a row waits in shared memory, and the next is on its way", make)
         config = LongRowsConfig(1024, 4 if aligned and len(metas) == 2 else 2, aligned)
         reason = "a row is too long to be kept, and is read twice"
         yield Choice("simt", config, reason, partial(_step, build_long, config, dtype, M, (*metas, N, *row_strides)))
@@ -137,15 +144,46 @@ def _choices(
     yield Choice("naive", config, "one thread a row", partial(_step, build_naive, config, dtype, -(-M // config.threads), args))
 
 
+@cache
+def _ladder(steps: Sequence[tuple[int, int, int, int]], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
+    """Configs with the longest row that each keeps in registers."""
+    configs = [RowsConfig(*step, aligned) for step in steps]
+    return [(config.columns(dtype), config) for config in configs]
+
+
 def _row_configs(
-    N: int, dtype: str, ladder: Sequence[tuple[int, int, int, int]], aligned: bool, device: Device
+    N: int, dtype: str, steps: Sequence[tuple[int, int, int, int]], aligned: bool, device: Device
 ) -> Iterator[RowsConfig]:
-    """The ladder's configs that keep a row of N elements in registers, best first."""
-    for row_threads, vectors, rows_, cluster in ladder:
-        config = RowsConfig(row_threads, vectors, rows_, cluster, aligned)
+    """The first config of the ladder that keeps a row of N elements in registers."""
+    for columns, config in _ladder(steps, dtype, aligned):
+        if columns >= N and config.cluster <= device.max_cluster:
+            yield config
+            return
+
+
+def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device) -> Iterator[RingConfig]:
+    """The smallest cluster whose shared memory holds a row and has room to run ahead."""
+    if not aligned or device.compute_capability < (9, 0):
+        return
+    warps, vectors = (4, 1) if device.name == "simulator" else RING_SHAPE[inputs]
+    stage_bytes = RingConfig(warps, vectors, 1, 1).shared_bytes(inputs)
+    stages = min((device.shared_memory_per_block - RING_OVERHEAD) // stage_bytes, 32)
+    for cluster in (1, 2, 4, 8):
+        config = RingConfig(warps, vectors, stages, cluster)
         if config.columns(dtype) >= N and cluster <= device.max_cluster:
             yield config
             return
+
+
+RING_SHAPE = {1: (16, 2), 2: (16, 1)}  # (warps, vectors) of the forward and the backward ring
+RING_OVERHEAD = 8 << 10  # bytes of shared memory for barriers and parts, at most
+
+
+def _ring_step(
+    build: Callable[..., Kernel], config: RingConfig, dtype: str, M: int, args: tuple[Any, ...], inputs: int
+) -> list[Step]:
+    kernel = build(config, dtype)
+    return [Step(kernel, (M * config.cluster,), args, config.shared_bytes(inputs), resident=True)]
 
 
 def _step(build: Callable[..., Kernel], config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:

@@ -56,9 +56,10 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
             for i in range(ELEMENTS):
                 new_max = maximum(new_max, frag[i])
             base = shift(new_max)
-            my_sum *= exp(my_max - base)
+            chunk_sum = ZERO  # added as one, so that a long row's sum keeps its last bits
             for i in range(ELEMENTS):
-                my_sum += exp(frag[i] - base)
+                chunk_sum += exp(frag[i] - base)
+            my_sum = my_sum * exp(my_max - base) + chunk_sum
             my_max = new_max
 
         part_max = cuda.shared.array(WARPS, number)
@@ -123,8 +124,10 @@ def build_backward(config: LongRowsConfig, dtype: str) -> Kernel:
                 at = start + (j * THREADS + tid) * VECTOR
                 load(y_frag, j * VECTOR, y, y_row + at, at < N, ZERO)
                 load(dy_frag, j * VECTOR, dy, dy_row + at, at < N, ZERO)
+            chunk_dot = ZERO
             for i in range(ELEMENTS):
-                dot += y_frag[i] * dy_frag[i]
+                chunk_dot += y_frag[i] * dy_frag[i]
+            dot += chunk_dot
 
         part_dot = cuda.shared.array(WARPS, number)
         dot = lanes_sum(dot)

@@ -1,7 +1,7 @@
 """softmax, the first idea: one thread a row, which reads it three times. Where a reader starts.
 
     1  maximum of the row
-    2  sum of exp(x - maximum)
+    2  sum of exp(x - maximum), compensated
     3  y = exp(x - maximum) / sum
 
 Neighbouring threads read addresses a row apart, so that of every 32 bytes fetched one element is used.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..tile import numbers, storage
 from .strided import row_offset
 
@@ -22,6 +22,14 @@ class NaiveConfig:
     """A thread a row."""
 
     threads: int = 128
+
+
+@verb
+def add_compensated(total, lost, term):
+    """Kahan's sum: total + term, and what that addition rounded away."""
+    term -= lost
+    new_total = total + term
+    return new_total, (new_total - total) - term
 
 
 @builds
@@ -41,8 +49,9 @@ def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
             for n in range(N):
                 row_max = maximum(row_max, load(x, x_row + n * x_step))
             row_sum = ZERO
+            lost = ZERO  # what the last additions rounded away: one thread adds up to a million terms
             for n in range(N):
-                row_sum += exp(load(x, x_row + n * x_step) - row_max)
+                row_sum, lost = add_compensated(row_sum, lost, exp(load(x, x_row + n * x_step) - row_max))
             for n in range(N):
                 store(y, y_row + n * y_step, exp(load(x, x_row + n * x_step) - row_max) / row_sum)
 
@@ -66,8 +75,10 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
             dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
             # dx = y * (dy - dot)  with  dot = sum(y * dy)
             dot = ZERO
+            lost = ZERO
             for n in range(N):
-                dot += load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+                term = load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+                dot, lost = add_compensated(dot, lost, term)
             for n in range(N):
                 store(dx, dx_row + n * dx_step, load(y, y_row + n * y_step) * (load(dy, dy_row + n * dy_step) - dot))
 

@@ -22,6 +22,7 @@ class StridedConfig:
 
     lanes: int
     columns: int
+    batch: int = 8  # elements a thread has under way, and sums before it adds them to its total
 
     @property
     def threads(self) -> int:
@@ -39,7 +40,7 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, of elements."""
     number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
     maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
-    LANES, COLUMNS, THREADS = config.lanes, config.columns, config.threads
+    LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
     @kernel(pointer(element), pointer(element), *[i64] * 12, threads=THREADS)
@@ -52,11 +53,19 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
         end = N if row < M else i64(0)
         my_max = NOTHING
         my_sum = ZERO
-        for n in range(column, end, COLUMNS):
-            value = load(x, x_row + n * x_step)
-            new_max = maximum(my_max, value)
+        batch = cuda.local.array(BATCH, number)
+        for start in range(column, end, COLUMNS * BATCH):
+            new_max = my_max
+            for i in range(BATCH):
+                batch[i] = NOTHING
+                if start + i * COLUMNS < end:
+                    batch[i] = load(x, x_row + (start + i * COLUMNS) * x_step)
+                new_max = maximum(new_max, batch[i])
             base = shift(new_max)
-            my_sum = my_sum * exp(my_max - base) + exp(value - base)
+            batch_sum = ZERO
+            for i in range(BATCH):
+                batch_sum += exp(batch[i] - base)
+            my_sum = my_sum * exp(my_max - base) + batch_sum
             my_max = new_max
 
         part_max = cuda.shared.array(THREADS, number)
@@ -83,7 +92,7 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
 def build_backward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
     number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
-    LANES, COLUMNS, THREADS = config.lanes, config.columns, config.threads
+    LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
     ZERO = number(0)
 
     @kernel(pointer(element), pointer(element), pointer(element), *[i64] * 16, threads=THREADS)
@@ -99,8 +108,13 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
         end = N if row < M else i64(0)
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
         my_dot = ZERO
-        for n in range(column, end, COLUMNS):
-            my_dot += load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+        for start in range(column, end, COLUMNS * BATCH):
+            batch_dot = ZERO
+            for i in range(BATCH):
+                n = start + i * COLUMNS
+                if n < end:
+                    batch_dot += load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+            my_dot += batch_dot
         part_dot = cuda.shared.array(THREADS, number)
         part_dot[tid] = my_dot
         cuda.syncthreads()

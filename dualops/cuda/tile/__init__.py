@@ -2,6 +2,7 @@
 
 from ..ptx import cluster_ctarank
 from .numbers import Numbers, numbers
+from .ring import Parts, Ring, parts, ring, start_cluster
 from .rows import LaneReductions, WarpParts, lane_reductions, warp_parts
 from .storage import Access, Storage, access, storage
 
@@ -9,12 +10,17 @@ __all__ = [
     "Access",
     "LaneReductions",
     "Numbers",
+    "Parts",
+    "Ring",
     "Storage",
     "WarpParts",
     "access",
     "cluster_ctarank",
     "lane_reductions",
     "numbers",
+    "parts",
+    "ring",
+    "start_cluster",
     "storage",
     "warp_parts",
 ]

@@ -20,6 +20,8 @@ from ..ptx import (
     max_f64,
     shfl_bfly_f32,
     shfl_bfly_f64,
+    st_async_v2_f32,
+    st_async_v2_f64,
     st_cluster_f32,
     st_cluster_f64,
 )
@@ -36,6 +38,7 @@ class Numbers(NamedTuple):
     shift: Callable[..., Any]  # (row_max): what exponents are taken against: 0 where nothing but -inf was seen
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     store_cluster: Callable[..., None]  # (x, index, rank, value): to block `rank`'s shared array
+    send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
 
 
@@ -55,7 +58,7 @@ def numbers(number: Any) -> Numbers:
             frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
             frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
 
-        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64, load_four_doubles)
+        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64, st_async_v2_f64, load_four_doubles)
     scale, inverse = f32(LOG2_E), f32(1 / LOG2_E)
 
     @verb
@@ -70,4 +73,4 @@ def numbers(number: Any) -> Numbers:
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(shared, index)
 
-    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32, load_four)
+    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32, st_async_v2_f32, load_four)

@@ -20,6 +20,9 @@ from ..ptx import (
     f32_of_f16,
     ld_global_v2_f64,
     ld_global_v4_b32,
+    ld_shared_v2_f64,
+    ld_shared_v4_b32,
+    ld_shared_v4_f32,
     pack_bf16x2,
     pack_f16x2,
     st_global_v2_f64,
@@ -40,6 +43,7 @@ class Storage(NamedTuple):
     rounded: Callable[..., Any]  # (number) -> number, as it is after a store and a load
     load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
     store_vector: Callable[..., None]  # (y, index, keep, frag, at)
+    load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
 
 
 @cache
@@ -105,7 +109,11 @@ def _float64() -> Storage:
     def store_vector(y, index, keep, frag, at):
         st_global_v2_f64(y, index, i32(keep), frag[at], frag[at + 1])
 
-    return Storage(f64, f64, 2, _load_element, _store_element, _same, load_vector, store_vector)
+    @verb
+    def load_shared(frag, at, smem, index):
+        frag[at], frag[at + 1] = ld_shared_v2_f64(smem, index)
+
+    return Storage(f64, f64, 2, _load_element, _store_element, _same, load_vector, store_vector, load_shared)
 
 
 def _float32() -> Storage:
@@ -129,7 +137,11 @@ def _float32() -> Storage:
             bits_of_f32(frag[at + 3]),
         )
 
-    return Storage(f32, f32, 4, _load_element, _store_element, _same, load_vector, store_vector)
+    @verb
+    def load_shared(frag, at, smem, index):
+        frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(smem, index)
+
+    return Storage(f32, f32, 4, _load_element, _store_element, _same, load_vector, store_vector, load_shared)
 
 
 def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> Storage:
@@ -165,7 +177,15 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
             pack(frag[at + 6], frag[at + 7]),
         )
 
-    return Storage(u16, f32, 8, load, store, rounded, load_vector, store_vector)
+    @verb
+    def load_shared(frag, at, smem, index):
+        a, b, c, d = ld_shared_v4_b32(smem, index)
+        frag[at], frag[at + 1] = unpack(a)
+        frag[at + 2], frag[at + 3] = unpack(b)
+        frag[at + 4], frag[at + 5] = unpack(c)
+        frag[at + 6], frag[at + 7] = unpack(d)
+
+    return Storage(u16, f32, 8, load, store, rounded, load_vector, store_vector, load_shared)
 
 
 def _float16() -> Storage:

@@ -1,0 +1,116 @@
+"""Copies that run beside the threads, and the mbarriers that tell when they are done (sm_90 and later).
+
+The twins are late on purpose. A copy lands only when no thread can run otherwise, and its destination is NaN from the
+moment it is issued: who reads before the barrier's phase is over, or releases a stage before it has read it, sees NaN.
+"""
+
+from __future__ import annotations
+
+from ..simulator import MBarrier, current
+from .asm import instruction
+
+
+@instruction("(shared[i32], u32) -> void", "mbarrier.init.shared::cta.b64 [{bar}], {count};", section="9.7.13.15.9")
+def mbarrier_init(bar, index, count):
+    """Make an mbarrier whose phases need `count` arrivals."""
+    current().block.mbarriers[bar.key, index] = MBarrier(f"mbarrier {index}", count)
+
+
+@instruction("() -> void", "fence.mbarrier_init.release.cluster;", section="9.7.13.4")
+def fence_mbarrier_init():
+    """Make initialised mbarriers visible to the cluster and to copies; a barrier of the threads must follow."""
+    current()
+
+
+@instruction("(shared[i32]) -> void", "mbarrier.arrive.shared::cta.b64 _, [{bar}];", section="9.7.13.15.13")
+def mbarrier_arrive(bar, index):
+    """Count this thread in the current phase."""
+    thread = current()
+    thread.block.mbarriers[bar.key, index].arrive(thread.scheduler)
+
+
+@instruction(
+    "(shared[i32], u32) -> void",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {nbytes};",
+    section="9.7.13.15.13",
+)
+def mbarrier_arrive_expect_tx(bar, index, nbytes):
+    """Count this thread, and let the phase wait for so many bytes of copies."""
+    thread = current()
+    thread.block.mbarriers[bar.key, index].arrive(thread.scheduler, nbytes)
+
+
+@instruction(
+    "(shared[i32], u32) -> void",
+    "{ .reg .pred done; WAIT_${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{bar}], {parity}; "
+    "@done bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }",
+    section="9.7.13.15.16",
+)
+def mbarrier_wait(bar, index, parity):
+    """Wait for the end of the phase of this parity: 0 for the first, then 1, then 0, ..."""
+    thread = current()
+    barrier = thread.block.mbarriers[bar.key, index]
+    if barrier.phase & 1 == parity:
+        thread.scheduler.wait(barrier.event)
+
+
+@instruction(
+    "(shared[i32], global[i64], u32, shared[i32]) -> void",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{x}], {nbytes}, [{bar}];",
+    section="9.7.9.25.4.1",
+)
+def cp_async_bulk(to, to_index, x, index, nbytes, bar, bar_index):
+    """Start copying `nbytes` (a multiple of 16, both ends aligned to 16) from global to shared memory."""
+    thread, index, to_index, nbytes = current(), int(index), int(to_index), int(nbytes)
+    count = nbytes // x.data.itemsize
+    if nbytes % 16 or (x.data.ctypes.data + index * x.data.itemsize) % 16 or to_index * to.data.itemsize % 16:
+        raise IndexError(f"cp.async.bulk of {nbytes} bytes from {x.name}[{index}]: not in multiples of 16 bytes")
+    for pointer, first in ((x, index), (to, to_index)):
+        if not 0 <= first <= first + count <= pointer.size:
+            pointer.astray(f"copied as {count} elements", first)
+    to.data[to_index : to_index + count].view("u1")[:] = 0xFF
+    barrier = thread.block.mbarriers[bar.key, bar_index]
+
+    def land(scheduler):
+        to.data[to_index : to_index + count] = x.data[index : index + count]
+        barrier.complete(scheduler, nbytes)
+
+    thread.scheduler.in_flight.append(land)
+
+
+@instruction(
+    "(shared[i32], i32, f32, f32, shared[i32]) -> void",
+    "{ .reg .b32 there, bell; mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {{a}, {b}}, [bell]; }",
+    section="9.7.9.12",
+)
+def st_async_v2_f32(to, index, rank, a, b, bar, bar_index):
+    """Start writing two floats into block `rank`'s shared array; 8 bytes at its mbarrier."""
+    _store_later(to, index, rank, (a, b), bar, bar_index)
+
+
+@instruction(
+    "(shared[i32], i32, f64, f64, shared[i32]) -> void",
+    "{ .reg .b32 there, bell; mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {{a}, {b}}, [bell]; }",
+    section="9.7.9.12",
+)
+def st_async_v2_f64(to, index, rank, a, b, bar, bar_index):
+    """Start writing two doubles into block `rank`'s shared array; 16 bytes at its mbarrier."""
+    _store_later(to, index, rank, (a, b), bar, bar_index)
+
+
+def _store_later(to, index, rank, values, bar, bar_index):
+    thread = current()
+    if len(thread.block.cluster) < 2:
+        raise RuntimeError("st.async: an illegal instruction in a kernel that was launched without a cluster")
+    block = thread.block.cluster[rank]
+    array = block.shared_array(to.key, to.size, to.data.dtype)
+    if not 0 <= index <= index + 2 <= array.size:
+        array.astray("written as 2 elements", index)
+
+    def land(scheduler):
+        array.data[index : index + 2] = values
+        block.mbarriers[bar.key, bar_index].complete(scheduler, 2 * array.data.itemsize)
+
+    thread.scheduler.in_flight.append(land)

@@ -1,0 +1,133 @@
+"""A ring of stages in shared memory: one thread fills them with bulk copies, warps read and release them.
+
+    full[stage]    its bytes have landed                 1 arrival, by who starts the copy, and the bytes
+    empty[stage]   everybody has read it                 1 arrival a warp
+
+Copy number `i` uses stage i % stages in round i // stages. Rounds end in turn, so a round's parity is enough to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import cuda, i32, verb
+from ..ptx import (
+    bar_warp_sync,
+    barrier_cluster_arrive,
+    barrier_cluster_wait,
+    cp_async_bulk,
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+)
+from .rows import FULL_WARP
+
+
+class Ring(NamedTuple):
+    """The verbs; `full`, `empty` are shared arrays of `stages` mbarriers, `i` numbers the copies."""
+
+    init: Callable[..., None]  # (full, empty): by one thread, before `start`
+    acquire: Callable[..., Any]  # (full, empty, i, nbytes) -> stage: wait until it is free; `nbytes` will come
+    copy: Callable[..., None]  # (smem, at, x, index, nbytes, full, stage): start a copy into the stage
+    wait: Callable[..., Any]  # (full, i) -> stage: wait until its bytes are there
+    release: Callable[..., None]  # (empty, stage): my warp has read it
+
+
+@cache
+def ring(stages: int, warps: int) -> Ring:
+    """The verbs of a ring that `warps` warps read."""
+    STAGES, WARPS = stages, warps
+
+    @verb
+    def init(full, empty):
+        for stage in range(STAGES):
+            mbarrier_init(full, stage, 1)
+            mbarrier_init(empty, stage, WARPS)
+
+    @verb
+    def acquire(full, empty, i, nbytes):
+        stage = i % STAGES
+        mbarrier_wait(empty, stage, (i // STAGES & 1) ^ 1)  # the round before; a new barrier's is over
+        mbarrier_arrive_expect_tx(full, stage, nbytes)
+        return stage
+
+    @verb
+    def copy(smem, at, x, index, nbytes, full, stage):
+        cp_async_bulk(smem, at, x, index, nbytes, full, stage)
+
+    @verb
+    def wait(full, i):
+        stage = i % STAGES
+        mbarrier_wait(full, stage, i // STAGES & 1)
+        return stage
+
+    @verb
+    def release(empty, stage):
+        bar_warp_sync(FULL_WARP)
+        if cuda.threadIdx.x % 32 == 0:
+            mbarrier_arrive(empty, stage)
+
+    return Ring(init, acquire, copy, wait, release)
+
+
+@verb
+def start_cluster():
+    """Make initialised mbarriers visible, and know that every block of the cluster runs."""
+    fence_mbarrier_init()
+    barrier_cluster_arrive()
+    barrier_cluster_wait()
+
+
+class Parts(NamedTuple):
+    """How warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
+
+    `pairs` is a shared array of two rows' parts, `bells` of two mbarriers; `round` numbers the rows.
+    """
+
+    count: int
+    init: Callable[..., None]  # (bells)
+    send: Callable[..., None]  # (pairs, bells, round, rank, warp, lane, a, b): my warp's pair, to every block
+    wait: Callable[..., Any]  # (bells, round) -> where this row's parts begin in `pairs`
+
+
+@cache
+def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
+    """The verbs for `warps` warps in each of `cluster` blocks; the first warp's lane 0 announces the bytes."""
+    WARPS, CLUSTER, COUNT = warps, cluster, warps * cluster
+    PAIR_BYTES = number.bitwidth // 4
+    NBYTES = COUNT * PAIR_BYTES
+
+    ARRIVALS = WARPS if cluster == 1 else 1
+
+    @verb
+    def init(bells):
+        mbarrier_init(bells, 0, ARRIVALS)
+        mbarrier_init(bells, 1, ARRIVALS)
+
+    @verb
+    def send_in_block(pairs, bells, row_round, rank, warp, lane, a, b):
+        half = row_round & 1
+        if lane == 0:
+            pairs[(half * COUNT + warp) * 2] = a
+            pairs[(half * COUNT + warp) * 2 + 1] = b
+            mbarrier_arrive(bells, half)
+
+    @verb
+    def send_in_cluster(pairs, bells, row_round, rank, warp, lane, a, b):
+        half = row_round & 1
+        if (warp == 0) & (lane == 0):
+            mbarrier_arrive_expect_tx(bells, half, NBYTES)
+        if lane < CLUSTER:
+            send_pair(pairs, (half * COUNT + rank * WARPS + warp) * 2, i32(lane), a, b, bells, half)
+
+    @verb
+    def wait(bells, row_round):
+        half = row_round & 1
+        mbarrier_wait(bells, half, row_round // 2 & 1)
+        return half * COUNT * 2
+
+    return Parts(COUNT, init, send_in_block if cluster == 1 else send_in_cluster, wait)
