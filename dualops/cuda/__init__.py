@@ -1,4 +1,4 @@
-"""The kernels: operators on GPU arrays, compiled by Numba; on NumPy arrays in the simulator (NUMBA_ENABLE_CUDASIM=1)."""
+"""The kernels: operators on GPU arrays, compiled by Numba; with NUMBA_ENABLE_CUDASIM=1 on NumPy arrays, simulated."""
 
 from . import flash_attention as _flash_attention
 from . import softmax as _softmax

@@ -63,7 +63,8 @@ class TorchAdapter:
 
     def meta(self, array: Any) -> ArrayMeta:
         if array.layout is not self.torch.strided or array.is_neg():
-            raise TypeError(f"expected a strided tensor that is not lazily negated, got {array.layout}: resolve_neg() it")
+            told = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
+            raise TypeError(f"expected a strided tensor that is not lazily negated, got {told}")
         dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
         device = array.device
         name = self.device_names.get(device)
@@ -103,10 +104,7 @@ class InterfaceAdapter:
         dtype = _TYPESTR.get(interface["typestr"]) or np.dtype(interface["typestr"]).name
         size = np.dtype(interface["typestr"]).itemsize
         strides = interface.get("strides")
-        if strides is None:
-            elements = contiguous_strides(shape)
-        else:
-            elements = tuple(stride // size for stride in strides)
+        elements = contiguous_strides(shape) if strides is None else tuple(stride // size for stride in strides)
         return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address)
 
     def pointer(self, array: Any) -> int:
@@ -181,7 +179,7 @@ ADAPTERS: dict[type, Adapter] = {}
 
 
 def adapter_of(array: Any, op: str, name: str) -> Adapter:
-    """The adapter for arrays of this type. Raises TypeError for what dualops can't take, naming operator and argument."""
+    """The adapter for arrays of this type. Raises TypeError, naming operator and argument, for what can't be taken."""
     found = ADAPTERS.get(type(array))
     if found is None:
         found = ADAPTERS[type(array)] = _find(array, op, name)
@@ -215,7 +213,8 @@ def _ordinal(address: int) -> int:
 
     if address == 0:
         return 0
-    error, ordinal = driver.cuPointerGetAttribute(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    error, ordinal = driver.cuPointerGetAttribute(attribute, address)
     return int(ordinal) if error == driver.CUresult.CUDA_SUCCESS else 0
 
 

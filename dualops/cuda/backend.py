@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
@@ -43,7 +42,7 @@ def pointer(dtype: Any) -> Any:
 class Kernel:
     """A kernel with the types of its arguments and what its blocks look like, compiled or simulated later."""
 
-    function: FunctionType
+    function: Callable[..., Any]
     argtypes: tuple[Any, ...]
     threads: int
     min_blocks: int  # blocks that should fit on one SM: caps the registers
@@ -72,7 +71,9 @@ class Kernel:
         return run
 
 
-def kernel(*argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1) -> Callable[[FunctionType], Kernel]:
+def kernel(
+    *argtypes: Any, threads: int, min_blocks: int = 1, cluster: int = 1
+) -> Callable[[Callable[..., Any]], Kernel]:
     """Decorator: a kernel whose arguments have these Numba types, launched with `threads` threads a block."""
     return lambda function: Kernel(function, argtypes, threads, min_blocks, cluster)
 

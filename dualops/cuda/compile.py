@@ -104,7 +104,7 @@ def _report(kernel: Kernel, arch: str, dynamic: int, cubin: bytes, log: str, sec
 
     registers, static = number(r"Used (\d+) registers"), number(r"(\d+) bytes smem")
     stack, spills = number(r"(\d+) bytes stack frame"), number(r"(\d+) bytes spill stores")
-    complaints = tuple(line.strip() for line in log.splitlines() if "warning" in line.lower() or re.search(r"C7\d\d\d", line))
+    complaints = tuple(line.strip() for line in log.splitlines() if re.search(r"(?i:warning)|C7\d\d\d", line))
     fits = (
         registers * kernel.threads * kernel.min_blocks <= REGISTERS_PER_SM
         and static + dynamic <= known(arch).shared_memory_per_block

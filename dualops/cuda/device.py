@@ -76,8 +76,8 @@ def require() -> None:
     """Raise RuntimeError where kernels can't run at all."""
     if where() is None:
         raise RuntimeError(
-            "dualops.cuda: no CUDA GPU was found. Set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in the "
-            "simulator, or use dualops.reference"
+            "dualops.cuda: no CUDA GPU was found. Set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in "
+            "the simulator, or use dualops.reference"
         )
 
 

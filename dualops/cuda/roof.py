@@ -1,4 +1,4 @@
-"""What the GPU's memory can do: the time of a plain kernel that moves the same bytes in the same mix of reads and writes.
+"""What the GPU's memory can do: the time of a plain kernel that moves the same bytes, as many of them read and written.
 
 This is the roof of memory-bound operators. A copy is not: twice as many reads as writes run at another speed, and small
 sizes never reach the speed of large ones.
@@ -33,7 +33,7 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
     ZERO, NEVER = f32(0), f32(1.2345e30)
 
     @kernel(pointer(f32), pointer(f32), i64, i64, threads=threads)
-    def stream(y, x, y_step, x_step):
+    def stream(y, x, y_step, x_step):  # noqa: ANN001
         first = (i64(cuda.blockIdx.x) * THREADS * VECTORS + cuda.threadIdx.x) * VECTOR
         frag = cuda.local.array(ELEMENTS, f32)
         total = cuda.local.array(ELEMENTS, f32)
@@ -62,12 +62,11 @@ def stream_roof(bytes_read: int, bytes_written: int) -> float:
     device.require()
     ratio = Fraction(bytes_read, bytes_written).limit_denominator(4) if bytes_written else Fraction(1, 1)
     reads, writes = (ratio.numerator, ratio.denominator) if bytes_written else (1, 0)
+    total, parts = bytes_read + bytes_written, reads + writes
     times = [
-        _time(threads, vectors, reads, writes, (bytes_read + bytes_written) // (reads + writes))
-        for threads in (128, 256, 512)
-        for vectors in (1, 2, 4)
+        _time(threads, vectors, reads, writes, total // parts) for threads in (128, 256, 512) for vectors in (1, 2, 4)
     ]
-    return min(times) * (bytes_read + bytes_written) / (_whole(bytes_read + bytes_written, reads + writes) * (reads + writes))
+    return min(times) * total / (_whole(total, parts) * parts)
 
 
 def _whole(total: int, parts: int) -> int:
@@ -84,7 +83,8 @@ def _time(threads: int, vectors: int, reads: int, writes: int, part_bytes: int) 
     x = cuda.device_array(part // 4 * reads * copies, "float32")
     y = cuda.device_array(part // 4 * max(writes, 1) * copies, "float32")
     x_bytes, y_bytes = part * reads, part * max(writes, 1)
-    step = Step(build_stream(threads, vectors, reads, writes), (part // (threads * vectors * 16),), ("y", "x", part // 4, part // 4))
+    stream = build_stream(threads, vectors, reads, writes)
+    step = Step(stream, (part // (threads * vectors * 16),), ("y", "x", part // 4, part // 4))
     launch = prepare(step, ("y", "x"), here)
     x0, y0 = (array.__cuda_array_interface__["data"][0] for array in (x, y))
     pointers = [(y0 + i * y_bytes, x0 + i * x_bytes) for i in range(copies)]

@@ -175,6 +175,7 @@ class Output:
     dtype: Callable[[Problem], str]
     like: str
     when: Callable[[Problem], bool] = lambda problem: True  # whether this problem has it
+    contiguous_last: bool = False  # the last axis must have stride 1
 
 
 @dataclass(frozen=True)
@@ -347,6 +348,7 @@ class Spec:
 
     def bind_out(self, op: str, wanted: Mapping[str, ArrayMeta], out: Mapping[str, ArrayMeta]) -> None:
         """Check arrays that the caller gave for the results (`out=`) against what they must be."""
+        dense = {output.name for output in (*self.outputs, *self.gradients) if output.contiguous_last}
         for name, meta in out.items():
             expected = wanted[name]
             if meta.shape != expected.shape:
@@ -357,6 +359,8 @@ class Spec:
                 raise ValueError(f"{op}: out {name} is on {meta.device}, expected {expected.device}")
             if any(stride < 0 for stride in meta.strides):
                 raise NotImplementedError(f"{op}: out {name} has a negative stride in {meta.strides}")
+            if name in dense and meta.strides[-1] != 1 and meta.shape[-1] > 1 and meta.size:
+                raise ValueError(f"{op}: out {name} has stride {meta.strides[-1]} along its last axis, expected 1")
             if meta.overlaps_itself:
                 raise ValueError(f"{op}: out {name} has strides {meta.strides}: its elements overlap one another")
 

@@ -138,7 +138,7 @@ SPEC = Spec(
         Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
     ),
     outputs=(
-        Output("o", lambda p: (p.B, p.H, p.Sq, p.Dv), lambda p: p.dtype, like="q"),
+        Output("o", lambda p: (p.B, p.H, p.Sq, p.Dv), lambda p: p.dtype, like="q", contiguous_last=True),
         Output(
             "lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q", when=lambda p: p.return_lse
         ),

@@ -36,9 +36,9 @@ def flash_attention(
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]: device arrays of one library and dtype (float64, float32,
     float16, bfloat16), any strides with a contiguous last axis, H a multiple of Hkv, D and Dv up to 512.
     causal: query i sees keys j <= i + Sk - Sq; "top_left": keys j <= i. scale: 1 / sqrt(D) if None.
-    Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm, float32
-    (float64 for float64). A query that sees no key gives 0 and -inf; NaN in a key or value that it does not see does not
-    reach it. Bit-equal from run to run.
+    Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
+    float32 (float64 for float64). A query that sees no key gives 0 and -inf; NaN in a key or value that it does not see
+    does not reach it. Bit-equal from run to run.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
@@ -63,10 +63,10 @@ def _simt_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     p = problem
     if p.Sq > 32 and p.dtype != "float64":
         # share of torch's memory-efficient attention, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
-        if max(p.D, p.Dv) <= 64:
-            yield SimtConfig(8, 4, 2), "128 x 64 scores a block, two blocks on an SM (0.74; one block 0.63, 64 x 64 0.58)"
-        if p.Dv <= 128:
-            yield SimtConfig(8, 4), "128 x 64 scores a block (0.50; 64 x 64 0.46)"
+        if max(p.D, p.Dv) <= 64:  # 0.74; one block on an SM 0.63, 64 x 64 scores 0.58
+            yield SimtConfig(8, 4, 2), "128 x 64 scores a block, two blocks on an SM"
+        if p.Dv <= 128:  # 0.50; 64 x 64 scores 0.46
+            yield SimtConfig(8, 4), "128 x 64 scores a block"
         yield SimtConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"
     if p.Sq > 16:
         yield SimtConfig(2, 2), "32 x 32 scores a block: what fits for double precision or the widest heads"

@@ -12,8 +12,8 @@ A block of 16 x 16 threads takes BLOCK_Q queries of one head; Q stays in shared 
 A tile that no query sees is not visited; where some queries see a key and others not, what they don't see is masked in
 the scores and left out of the product, so that a NaN there stays there.
 
-Shared memory: itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64) + BLOCK_Q * (BLOCK_KV + 4)) with D4, Dv64 the
-widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and about 50 more.
+Shared memory: itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64) + BLOCK_Q * (BLOCK_KV + 4)) with D4, Dv64
+the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and about 50 more.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
 
     offset: query i sees keys up to i + offset, if causal.
     """
-    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
-    maximum, exp, log, shift = numbers(number).maximum, numbers(number).exp, numbers(number).log, numbers(number).shift
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
+    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
+    log = numbers(number).log
     load_four = numbers(number).load_four
     lanes_max, lanes_sum = lane_reductions(number, LANES)
     statistic = f64 if number is f64 else number
@@ -146,7 +148,8 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
         min_blocks=config.min_blocks,
     )
     def flash_attention_simt(
-        o, lse, q, k, v, H, group, Sq, Sk, offset, scale, o_b, o_h, o_s, lse_b, lse_h, lse_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s
+        o, lse, q, k, v, H, group, Sq, Sk, offset, scale,
+        o_b, o_h, o_s, lse_b, lse_h, lse_s, q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s,
     ):  # fmt: skip
         smem = cuda.shared.array(0, number, alignment=16)
         tid = cuda.threadIdx.x
@@ -190,11 +193,11 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
             if n0 + BLOCK_KV > n_full:
                 mask(scores, limits, n0, lane)
             for i in range(TILE_Q):
-                new_max = row_max[i]
+                tile_max = NOTHING
                 for j in range(TILE_KV):
-                    new_max = maximum(new_max, scores[i * TILE_KV + j])
-                new_max = lanes_max(new_max)
-                base = shift(new_max)
+                    tile_max = maximum(tile_max, scores[i * TILE_KV + j])
+                new_max = maximum(row_max[i], lanes_max(tile_max))
+                base = base_of(new_max)
                 rescale = exp(row_max[i] - base)
                 row_max[i] = new_max
                 row_sum[i] *= rescale
@@ -224,8 +227,7 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
                         column = g * 64 + 4 * lane + c
                         if column < Dv:
                             store(o, b * o_b + h * o_h + m * o_s + column, acc[i * COLUMNS + 4 * g + c] * inverse)
-                if WITH_LSE:
-                    if lane == 0:
-                        lse[b * lse_b + h * lse_h + m * lse_s] = shift(row_max[i]) + log(total)
+                if WITH_LSE and lane == 0:
+                    lse[b * lse_b + h * lse_h + m * lse_s] = base_of(row_max[i]) + log(total)
 
     return flash_attention_simt

@@ -24,16 +24,21 @@ def lg2_approx(x):
     return np.log2(np.float32(x))
 
 
+def _larger(a, b):
+    """As `max` has it: +0 is more than -0, and a NaN is less than anything."""
+    return b if a == b and np.signbit(a) else np.fmax(a, b)
+
+
 @instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f32(a, b):
     """The larger; of a number and a NaN, the number."""
-    return np.fmax(np.float32(a), np.float32(b))
+    return _larger(np.float32(a), np.float32(b))
 
 
 @instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f64(a, b):
     """The larger; of a number and a NaN, the number."""
-    return np.fmax(np.float64(a), np.float64(b))
+    return _larger(np.float64(a), np.float64(b))
 
 
 @instruction("(f32, f32) -> f32", "mul.rn.f32 {d}, {a}, {b};", section="9.7.3.5", pure=True)
@@ -51,7 +56,15 @@ def add_rn(a, b):
 @instruction("(f32, f32, f32) -> f32", "fma.rn.f32 {d}, {a}, {b}, {c};", section="9.7.3.6", pure=True)
 def fma_rn(a, b, c):
     """a * b + c, rounded once."""
-    return np.float32(np.float64(np.float32(a)) * np.float64(np.float32(b)) + np.float64(np.float32(c)))
+    a, b, c = np.float64(np.float32(a)), np.float64(np.float32(b)), np.float64(np.float32(c))
+    product = a * b  # exact
+    if not np.isfinite(product + c):
+        return np.float32(product + c)
+    total = product + c
+    rest = (product - (total - (total - product))) + (c - (total - product))  # what the addition rounded away
+    if rest and not int(total.view(np.int64)) & 1:  # to odd, so that the second rounding decides as one would
+        total = np.nextafter(total, np.copysign(np.inf, rest))
+    return np.float32(total)
 
 
 @instruction("(f32) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)

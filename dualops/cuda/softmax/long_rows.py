@@ -31,7 +31,7 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
     """softmax_long_rows(y, x, N, y_stride, x_stride)."""
     number, element = storage(dtype).number, storage(dtype).element
     vector, load, store = access(dtype, config.aligned)
-    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
+    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     lanes_max, lanes_sum = lane_reductions(number, 32)
     VECTOR, VECTORS, THREADS, WARPS = vector, config.vectors, config.threads, config.threads // 32
     ELEMENTS, CHUNK = VECTOR * VECTORS, VECTOR * VECTORS * config.threads
@@ -52,10 +52,11 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
                 load(frag, j * VECTOR, x, x_row + at, at < N, NOTHING)
-            new_max = my_max
+            chunk_max = NOTHING
             for i in range(ELEMENTS):
-                new_max = maximum(new_max, frag[i])
-            base = shift(new_max)
+                chunk_max = maximum(chunk_max, frag[i])
+            new_max = maximum(my_max, chunk_max)
+            base = base_of(new_max)
             chunk_sum = ZERO  # added as one, so that a long row's sum keeps its last bits
             for i in range(ELEMENTS):
                 chunk_sum += exp(frag[i] - base)
@@ -65,14 +66,14 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
         part_max = cuda.shared.array(WARPS, number)
         part_sum = cuda.shared.array(WARPS, number)
         warp_max = lanes_max(my_max)
-        warp_sum = lanes_sum(my_sum * exp(my_max - shift(warp_max)))
+        warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
         if lane == 0:
             part_max[warp] = warp_max
             part_sum[warp] = warp_sum
         cuda.syncthreads()
         their_max = part_max[lane] if lane < WARPS else NOTHING
         their_sum = part_sum[lane] if lane < WARPS else ZERO
-        base = shift(lanes_max(their_max))
+        base = base_of(lanes_max(their_max))
         rescale = ONE / lanes_sum(their_sum * exp(their_max - base))
 
         for start in range(0, N, CHUNK):

@@ -52,7 +52,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring(y, x, M, N, share, y_stride, x_stride): a block has `share` columns of a row, whole chunks."""
     number, element, load_shared = storage(dtype).number, storage(dtype).element, storage(dtype).load_shared
     vector, _, store = access(dtype, True)
-    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
+    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     lanes_max, lanes_sum = lane_reductions(number, 32)
     stages = ring(config.stages, config.warps)
     init_ring, acquire, copy, wait, release = stages.init, stages.acquire, stages.copy, stages.wait, stages.release
@@ -111,10 +111,11 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                         else:
                             for c in range(VECTOR):
                                 frag[v * VECTOR + c] = NOTHING
-                    new_max = my_max
+                    chunk_max = NOTHING
                     for c in range(ELEMENTS):
-                        new_max = maximum(new_max, frag[c])
-                    base = shift(new_max)
+                        chunk_max = maximum(chunk_max, frag[c])
+                    new_max = maximum(my_max, chunk_max)
+                    base = base_of(new_max)
                     chunk_sum = ZERO
                     for c in range(ELEMENTS):
                         chunk_sum += exp(frag[c] - base)
@@ -123,13 +124,13 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                     j += 1
 
                 warp_max = lanes_max(my_max)
-                warp_sum = lanes_sum(my_sum * exp(my_max - shift(warp_max)))
+                warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
                 send(pairs, bells, row_round, rank, warp, lane, warp_max, warp_sum)
                 begin = wait_parts(bells, row_round)
                 row_max = NOTHING
                 for part in range(lane, PARTS, 32):
                     row_max = maximum(row_max, pairs[begin + 2 * part])
-                base = shift(lanes_max(row_max))
+                base = base_of(lanes_max(row_max))
                 row_sum = ZERO
                 for part in range(lane, PARTS, 32):
                     row_sum += pairs[begin + 2 * part + 1] * exp(pairs[begin + 2 * part] - base)

@@ -46,7 +46,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
     number, element = storage(dtype).number, storage(dtype).element
     vector, load, store = access(dtype, config.aligned)
-    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
+    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     lanes_max, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
     parts = warp_parts(number, WARPS, config.cluster)
@@ -85,7 +85,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
         for i in range(ELEMENTS):
             warp_max = maximum(warp_max, frag[i])
         warp_max = lanes_max(warp_max)
-        base = shift(warp_max)
+        base = base_of(warp_max)
         warp_sum = ZERO
         for i in range(ELEMENTS):
             frag[i] = exp(frag[i] - base)
@@ -105,7 +105,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
             row_max = NOTHING
             for i in range(PARTS // PART_LANES):
                 row_max = maximum(row_max, part_max[first + i * PART_LANES + lane % PART_LANES])
-            row_base = shift(parts_max(row_max))
+            row_base = base_of(parts_max(row_max))
             row_sum = ZERO
             for i in range(PARTS // PART_LANES):
                 part = first + i * PART_LANES + lane % PART_LANES

@@ -39,7 +39,7 @@ def row_offset(row, size1, size2, stride0, stride1, stride2):
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, of elements."""
     number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
-    maximum, exp, shift = numbers(number).maximum, numbers(number).exp, numbers(number).shift
+    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
@@ -55,13 +55,14 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
         my_sum = ZERO
         batch = cuda.local.array(BATCH, number)
         for start in range(column, end, COLUMNS * BATCH):
-            new_max = my_max
+            batch_max = NOTHING
             for i in range(BATCH):
                 batch[i] = NOTHING
                 if start + i * COLUMNS < end:
                     batch[i] = load(x, x_row + (start + i * COLUMNS) * x_step)
-                new_max = maximum(new_max, batch[i])
-            base = shift(new_max)
+                batch_max = maximum(batch_max, batch[i])
+            new_max = maximum(my_max, batch_max)
+            base = base_of(new_max)
             batch_sum = ZERO
             for i in range(BATCH):
                 batch_sum += exp(batch[i] - base)
@@ -76,7 +77,7 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
         row_max = NOTHING
         for part in range(lane, THREADS, LANES):
             row_max = maximum(row_max, part_max[part])
-        base = shift(row_max)
+        base = base_of(row_max)
         row_sum = ZERO
         for part in range(lane, THREADS, LANES):
             row_sum += part_sum[part] * exp(part_max[part] - base)

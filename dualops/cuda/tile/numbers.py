@@ -33,9 +33,9 @@ class Numbers(NamedTuple):
     """Verbs on numbers of one arithmetic type."""
 
     maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
+    base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
     exp: Callable[..., Any]
     log: Callable[..., Any]
-    shift: Callable[..., Any]  # (row_max): what exponents are taken against: 0 where nothing but -inf was seen
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     store_cluster: Callable[..., None]  # (x, index, rank, value): to block `rank`'s shared array
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
@@ -45,32 +45,59 @@ class Numbers(NamedTuple):
 @cache
 def numbers(number: Any) -> Numbers:
     """The verbs for f32 or f64."""
+    return _double() if number is f64 else _single()
+
+
+def _base(number: Any) -> Callable[..., Any]:
     NOTHING, ZERO = number(-inf), number(0)
 
     @verb
-    def shift(row_max):
-        return ZERO if row_max == NOTHING else row_max
+    def base(maximum):
+        return ZERO if maximum == NOTHING else maximum
 
-    if number is f64:
+    return base
 
-        @verb
-        def load_four_doubles(frag, at, shared, index):
-            frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
-            frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
 
-        return Numbers(max_f64, exp_f64, log_f64, shift, shfl_bfly_f64, st_cluster_f64, st_async_v2_f64, load_four_doubles)
-    scale, inverse = f32(LOG2_E), f32(1 / LOG2_E)
+def _double() -> Numbers:
+    @verb
+    def load_four(frag, at, shared, index):
+        frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
+        frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
+
+    return Numbers(
+        maximum=max_f64,
+        base=_base(f64),
+        exp=exp_f64,
+        log=log_f64,
+        shuffle=shfl_bfly_f64,
+        store_cluster=st_cluster_f64,
+        send_pair=st_async_v2_f64,
+        load_four=load_four,
+    )
+
+
+def _single() -> Numbers:
+    SCALE, INVERSE = f32(LOG2_E), f32(1 / LOG2_E)
 
     @verb
     def exp(x):
-        return ex2_approx_ftz(x * scale)
+        return ex2_approx_ftz(x * SCALE)
 
     @verb
     def log(x):
-        return lg2_approx(x) * inverse
+        return lg2_approx(x) * INVERSE
 
     @verb
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(shared, index)
 
-    return Numbers(max_f32, exp, log, shift, shfl_bfly_f32, st_cluster_f32, st_async_v2_f32, load_four)
+    return Numbers(
+        maximum=max_f32,
+        base=_base(f32),
+        exp=exp,
+        log=log,
+        shuffle=shfl_bfly_f32,
+        store_cluster=st_cluster_f32,
+        send_pair=st_async_v2_f32,
+        load_four=load_four,
+    )
