@@ -8,7 +8,7 @@ NumPy arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
@@ -23,8 +23,8 @@ from .backend import SIMULATED, cuda
 class Adapter(Protocol):
     """What dualops asks of an array library."""
 
-    def layout(self, array: Any) -> Hashable:
-        """What a plan depends on, other than the address: shape, strides, dtype, device."""
+    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        """What a plan depends on: of each array shape, strides, dtype, device and alignment."""
         ...
 
     def meta(self, array: Any) -> ArrayMeta: ...
@@ -58,8 +58,10 @@ class TorchAdapter:
         self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         self.current_device = current or torch.cuda.current_device
 
-    def layout(self, array: Any) -> Hashable:
-        return array.shape, array.stride(), array.dtype, array.get_device(), array.is_neg()
+    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        return tuple(
+            [(a.shape, a.stride(), a.dtype, a.get_device(), a.is_neg(), p & 15) for a, p in zip(arrays, pointers)]
+        )
 
     def meta(self, array: Any) -> ArrayMeta:
         if array.layout is not self.torch.strided or array.is_neg():
@@ -93,10 +95,11 @@ _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat
 class InterfaceAdapter:
     """Anything with `__cuda_array_interface__`: Numba device arrays, CuPy arrays and others."""
 
-    def layout(self, array: Any) -> Hashable:
-        interface = array.__cuda_array_interface__
-        ordinal = _ordinal(interface["data"][0])
-        return interface["shape"], interface.get("strides"), interface["typestr"], ordinal
+    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        faces = [array.__cuda_array_interface__ for array in arrays]
+        return tuple(
+            [(f["shape"], f.get("strides"), f["typestr"], _ordinal(p), p & 15) for f, p in zip(faces, pointers)]
+        )
 
     def meta(self, array: Any) -> ArrayMeta:
         interface = array.__cuda_array_interface__
@@ -149,8 +152,8 @@ class CupyAdapter(InterfaceAdapter):
 class NumpyAdapter:
     """NumPy arrays, in the simulator. Results are born with all bits set, so that what is not written shows as NaN."""
 
-    def layout(self, array: Any) -> Hashable:
-        return array.shape, array.strides, array.dtype
+    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        return tuple([(a.shape, a.strides, a.dtype, p & 15) for a, p in zip(arrays, pointers)])
 
     def meta(self, array: Any) -> ArrayMeta:
         return ArrayMeta.of_numpy(array)

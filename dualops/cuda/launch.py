@@ -142,7 +142,8 @@ class Operation:
         try:
             adapter = ADAPTERS[type(arrays[0])]
             pointers = [adapter.pointer(array) for array in everything]
-            key = self._key(adapter, everything, pointers, params, kernel)
+            # 1, 1.0 and True are equal and not the same parameter, so their types count too
+            key = (type(arrays[0]), adapter.layouts(everything, pointers), params, *map(type, params), kernel)
             plan = self.plans.get(key)
         except (KeyError, TypeError, AttributeError):
             key = plan = None
@@ -161,19 +162,6 @@ class Operation:
         pointers += [plan.adapter.pointer(result) for result in results]
         plan.run((*arrays, *results), pointers, stream)
         return results[0] if len(results) == 1 else tuple(results)
-
-    @staticmethod
-    def _key(adapter: Adapter, arrays: tuple[Any, ...], pointers: list[int], params: tuple[Any, ...], kernel: Any) -> Any:
-        """What plans are kept by. 1, 1.0 and True are equal and not the same parameter, so types count too."""
-        layout = adapter.layout
-        return (
-            type(arrays[0]),
-            tuple([layout(array) for array in arrays]),
-            tuple([pointer & 15 for pointer in pointers]),
-            params,
-            tuple(map(type, params)),
-            kernel,
-        )
 
     def plan(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None, kernel: str | None = None

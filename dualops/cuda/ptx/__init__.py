@@ -40,8 +40,6 @@ from .memory import (
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
-    st_cluster_f32,
-    st_cluster_f64,
     st_global_v2_f64,
     st_global_v4_b32,
 )
@@ -87,8 +85,6 @@ __all__ = [
     "shfl_bfly_f64",
     "st_async_v2_f32",
     "st_async_v2_f64",
-    "st_cluster_f32",
-    "st_cluster_f64",
     "st_global_v2_f64",
     "st_global_v4_b32",
     "unpack_bf16x2",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..simulator import current
 from .asm import instruction
 
 _PREDICATED = "{ .reg .pred p; setp.ne.b32 p, {keep}, 0; %s }"
@@ -75,23 +74,3 @@ def ld_shared_v4_b32(x, index):
 def ld_shared_v2_f64(x, index):
     """Two adjacent doubles of shared memory."""
     return tuple(x.vector(index, 2))
-
-
-@instruction(
-    "(shared[i32], i32, f32) -> void",
-    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; st.shared::cluster.f32 [there], {value}; }",
-    section="9.7.9.11",
-)
-def st_cluster_f32(x, index, rank, value):
-    """Write an element of the shared array `x` of block `rank` of this cluster."""
-    current().block.cluster[rank].shared_array(x.key, x.size, x.data.dtype)[index] = value
-
-
-@instruction(
-    "(shared[i32], i32, f64) -> void",
-    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; st.shared::cluster.f64 [there], {value}; }",
-    section="9.7.9.11",
-)
-def st_cluster_f64(x, index, rank, value):
-    """Write an element of the shared array `x` of block `rank` of this cluster."""
-    current().block.cluster[rank].shared_array(x.key, x.size, x.data.dtype)[index] = value

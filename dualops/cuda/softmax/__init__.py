@@ -1,7 +1,7 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions.
 
-rows.py       contiguous rows kept in registers: a few lanes, a block or a cluster of blocks a row
-ring.py       contiguous rows kept in the shared memory of one or several blocks, on sm_90
+rows.py       contiguous rows kept in registers: a few warps or a block a row
+ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      one thread a row: three readings
@@ -10,12 +10,13 @@ naive.py      one thread a row: three readings
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ...spec import softmax as SPEC
-from ..arrays import align_up, collapse
+from ..arrays import collapse
 from ..backend import Kernel
 from ..device import Device
 from ..launch import Choice, Operation, Step
@@ -68,39 +69,36 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     return _choices(problem, metas, builds, BACKWARD_ROWS, device)
 
 
-# (row_threads, vectors, rows, cluster) by rising length of row: the first that holds the row is taken. Shares of the roof
-# that a plain kernel with the same reads and writes reaches, bf16 on an H200, 32768 rows, 2026-11-21.
+# (row_threads, vectors, rows) by rising length of row: the first that holds the row is taken. Shares of the roof that a
+# plain kernel with the same reads and writes reaches: bf16, H200, 32768 rows, 2026-11-21.
 FORWARD_ROWS = (
-    (32, 1, 4, 1),
-    (32, 2, 4, 1),
-    (64, 2, 2, 1),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
-    (128, 2, 1, 1),
-    (256, 2, 1, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
-    (256, 4, 1, 1),
-    (512, 4, 1, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
-    (1024, 4, 1, 1),
-    (256, 8, 1, 4),  # 65536 columns, 8192 rows: 0.75; two readings 0.64
-    (512, 8, 1, 8),  # 262144 columns, 2048 rows: 0.63; two readings 0.63
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
+    (128, 2, 1),
+    (256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
+    (1024, 4, 1),
 )
 BACKWARD_ROWS = (
-    (32, 1, 4, 1),
-    (32, 2, 4, 1),
-    (64, 2, 2, 1),  # 1024 columns: 1.00; four rows a block 0.97
-    (128, 2, 1, 1),
-    (128, 4, 2, 1),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
-    (256, 4, 1, 1),
-    (512, 4, 1, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
-    (512, 4, 1, 4),  # 65536 columns, 8192 rows: 0.71; two readings 0.59
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 1.00; four rows a block 0.97
+    (128, 2, 1),
+    (128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
 )
 # rows that are not aligned: one element a load, so more loads a thread
-UNALIGNED_ROWS = ((32, 4, 4, 1), (32, 16, 4, 1), (128, 16, 1, 1), (512, 16, 1, 1))
+UNALIGNED_ROWS = ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1))
 
 
 def _choices(
     problem: Problem,
     metas: Mapping[str, ArrayMeta],
     builds: Sequence[Callable[..., Kernel]],
-    ladder: Sequence[tuple[int, int, int, int]],
+    ladder: tuple[tuple[int, int, int], ...],
     device: Device,
 ) -> Iterator[Choice]:
     """Ways for the arrays `metas`, results first; builds: of kept rows, long rows, strided rows, and the naive kernel."""
@@ -119,13 +117,12 @@ def _choices(
         vector = storage(dtype).vector
         aligned = all(value % vector == 0 for value in (N, *row_strides))
         aligned = aligned and all(meta.pointer % 16 == 0 for meta in metas.values())
-        for config in _row_configs(N, dtype, ladder if aligned else UNALIGNED_ROWS, aligned, device):
-            args = (*metas, M, N, *row_strides)
-            blocks = -(-M // config.rows) * config.cluster
-            yield Choice("simt", config, "a row fits in registers", partial(_step, build_rows, config, dtype, blocks, args))
+        args = (*metas, M, N, *row_strides)
+        config = _rows_config(N, dtype, ladder if aligned else UNALIGNED_ROWS, aligned)
+        if config is not None:
+            make = partial(_step, build_rows, config, dtype, -(-M // config.rows), args)
+            yield Choice("simt", config, "a row fits in registers", make)
         for config in _ring_configs(N, dtype, aligned, len(metas) - 1, device):
-            part = align_up(-(-N // config.cluster), config.chunk(dtype))
-            args = (*metas, M, N, part, *row_strides)
             make = partial(_ring_step, build_ring, config, dtype, M, args, len(metas) - 1)
             yield Choice("sm90", config, "a row waits in shared memory, and the next is on its way", make)
         config = LongRowsConfig(1024, 4 if aligned and len(metas) == 2 else 2, aligned)
@@ -145,37 +142,38 @@ def _choices(
 
 
 @cache
-def _ladder(steps: Sequence[tuple[int, int, int, int]], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
+def _ladder(steps: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
     """Configs with the longest row that each keeps in registers."""
     configs = [RowsConfig(*step, aligned) for step in steps]
     return [(config.columns(dtype), config) for config in configs]
 
 
-def _row_configs(
-    N: int, dtype: str, steps: Sequence[tuple[int, int, int, int]], aligned: bool, device: Device
-) -> Iterator[RowsConfig]:
+def _rows_config(N: int, dtype: str, steps: tuple[tuple[int, int, int], ...], aligned: bool) -> RowsConfig | None:
     """The first config of the ladder that keeps a row of N elements in registers."""
-    for columns, config in _ladder(steps, dtype, aligned):
-        if columns >= N and config.cluster <= device.max_cluster:
-            yield config
-            return
+    return next((config for columns, config in _ladder(steps, dtype, aligned) if columns >= N), None)
 
 
 def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device) -> Iterator[RingConfig]:
-    """The smallest cluster whose shared memory holds a row and has room to run ahead."""
+    """The smallest cluster that can keep a row: in registers going forward, in its stages going back."""
     if not aligned or device.compute_capability < (9, 0):
         return
-    warps, vectors = (4, 1) if device.name == "simulator" else RING_SHAPE[inputs]
-    stage_bytes = RingConfig(warps, vectors, 1, 1).shared_bytes(inputs)
+    warps, vectors, chunks = RING_SHAPE[inputs] if device.name != "simulator" else (4, 1, 3)
+    stage_bytes = RingConfig(warps, vectors, 1, 1, 1).shared_bytes(inputs)
     stages = min((device.shared_memory_per_block - RING_OVERHEAD) // stage_bytes, 32)
+    if inputs == 2:
+        chunks = stages - 1  # one to run ahead with
     for cluster in (1, 2, 4, 8):
-        config = RingConfig(warps, vectors, stages, cluster)
-        if config.columns(dtype) >= N and cluster <= device.max_cluster:
-            yield config
+        config = RingConfig(warps, vectors, stages, cluster, chunks)
+        if cluster * config.share(dtype) >= N and cluster <= device.max_cluster:
+            needed = -(-N // (cluster * config.chunk(dtype)))  # an even share for every block
+            yield replace(config, chunks=needed)
             return
 
 
-RING_SHAPE = {1: (16, 2), 2: (16, 1)}  # (warps, vectors) of the forward and the backward ring
+# (warps, vectors, most chunks a share) of the forward ring, which reads one array, and of the backward ring, which reads
+# two. Shares of the roof, bf16, H200, 2026-11-21, at 8192 x 65536 and 2048 x 262144: forward 0.92 and 0.75, backward
+# 0.98 and 1.01; two readings: 0.64 and 0.63, 0.59 and 0.58
+RING_SHAPE = {1: (15, 3, 3), 2: (12, 2, 0)}
 RING_OVERHEAD = 8 << 10  # bytes of shared memory for barriers and parts, at most
 
 

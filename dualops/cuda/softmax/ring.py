@@ -1,16 +1,20 @@
-"""softmax of long rows on sm_90: read once, kept in shared memory, while the next row is already on its way.
+"""softmax of long rows on sm_90: read once, while the next rows are already on their way.
 
 A cluster of blocks takes one row after another, each block a share of its columns, cut into chunks. A warp of its own
-copies chunks into a ring of stages (cp.async.bulk), as far ahead as there is room; the other warps consume:
+copies chunks into a ring of stages (cp.async.bulk), as far ahead as there is room; the other warps consume. Forward:
 
-    1  for each chunk of the row: running maximum, sum in units of exp(maximum)          (the chunk stays)
+    1  for each chunk: to registers, the stage is free again; maximum, e = exp(x - maximum), the sum of e
     2  warps send (maximum, sum) to every block of the cluster, and merge all of them    (st.async, one mbarrier)
-    3  for each chunk again: y = exp(x - row maximum) / row sum, written; the chunk's stage is released
+    3  for each chunk: y = e * exp(chunk maximum - row maximum) / row sum
 
-Backward is the same with y and dy in a stage and dot = sum(y * dy): dx = y * (dy - dot).
-Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3 with a row that is read once.
+Backward has two arrays to keep and nothing to compute twice: a row stays in its stages, y beside dy, and is read again.
 
-Shared memory: stages * chunk * arrays * itemsize, and about 4 KiB. A block's share of a row must fit in its stages.
+    1  for each chunk: dot += sum(y * dy)
+    2  warps send and sum their dots
+    3  for each chunk again: dx = y * (dy - dot); the stage is free
+
+Milakov & Gimelshein 2018, arXiv:1805.02867, section 3.1.
+Shared memory: stages * chunk * arrays * itemsize, and about 4 KiB. Registers: a thread's share of a row, and about 50.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ class RingConfig:
     vectors: int
     stages: int
     cluster: int
+    chunks: int  # of a block's share of a row, at most
 
     @property
     def threads(self) -> int:
@@ -39,9 +44,9 @@ class RingConfig:
         """Columns of a stage."""
         return 32 * self.warps * self.vectors * storage(dtype).vector
 
-    def columns(self, dtype: str) -> int:
-        """Longest row: a stage is left to run ahead with."""
-        return self.cluster * (self.stages - 1) * self.chunk(dtype)
+    def share(self, dtype: str) -> int:
+        """Columns of a block."""
+        return self.chunks * self.chunk(dtype)
 
     def shared_bytes(self, arrays: int) -> int:
         return self.stages * arrays * 32 * self.warps * self.vectors * 16
@@ -49,7 +54,7 @@ class RingConfig:
 
 @builds
 def build_forward(config: RingConfig, dtype: str) -> Kernel:
-    """softmax_ring(y, x, M, N, share, y_stride, x_stride): a block has `share` columns of a row, whole chunks."""
+    """softmax_ring(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
     number, element, load_shared = storage(dtype).number, storage(dtype).element, storage(dtype).load_shared
     vector, _, store = access(dtype, True)
     maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
@@ -59,15 +64,15 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
     meeting = parts(number, numbers(number).send_pair, config.warps, config.cluster)
     init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
     VECTOR, VECTORS, WARPS, STAGES, CLUSTER = vector, config.vectors, config.warps, config.stages, config.cluster
-    THREADS, CHUNK, ELEMENTS = 32 * WARPS, config.chunk(dtype), VECTOR * VECTORS
+    THREADS, CHUNK, CHUNKS, SHARE = 32 * WARPS, config.chunk(dtype), config.chunks, config.share(dtype)
+    ELEMENTS = VECTOR * VECTORS  # of a chunk that a thread has
+    KEPT = ELEMENTS * CHUNKS
     PARTS, PAIRS = meeting.count, 4 * meeting.count
     ITEMSIZE = element.bitwidth // 8
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
-    @kernel(
-        pointer(element), pointer(element), i64, i32, i32, i64, i64, threads=config.threads, cluster=config.cluster
-    )
-    def softmax_ring(y, x, M, N, share, y_stride, x_stride):
+    @kernel(pointer(element), pointer(element), i64, i32, i64, i64, threads=config.threads, cluster=config.cluster)
+    def softmax_ring(y, x, M, N, y_stride, x_stride):
         chunks = cuda.shared.array(0, element, alignment=16)
         pairs = cuda.shared.array(PAIRS, number, alignment=16)
         full = cuda.shared.array(STAGES, u64)
@@ -76,8 +81,8 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
         rank = cluster_ctarank()
-        first = rank * share
-        end = min(N, first + share)
+        first = rank * SHARE
+        end = min(N, first + SHARE)
         if tid == 0:
             init_ring(full, empty)
             init_parts(bells)
@@ -97,31 +102,35 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                     row += clusters
         else:
             row_round = i32(0)
-            frag = cuda.local.array(ELEMENTS, number)
+            frag = cuda.local.array(KEPT, number)  # my part of x[row], then e
+            chunk_max = cuda.local.array(CHUNKS, number)
             while row < M:
                 my_max = NOTHING
                 my_sum = ZERO
-                j = i
-                for at in range(first, end, CHUNK):
-                    stage = wait(full, j)
-                    for v in range(VECTORS):
-                        column = (v * THREADS + tid) * VECTOR
-                        if at + column < end:
-                            load_shared(frag, v * VECTOR, chunks, stage * CHUNK + column)
-                        else:
-                            for c in range(VECTOR):
-                                frag[v * VECTOR + c] = NOTHING
-                    chunk_max = NOTHING
+                for k in range(CHUNKS):
+                    at = first + k * CHUNK
                     for c in range(ELEMENTS):
-                        chunk_max = maximum(chunk_max, frag[c])
-                    new_max = maximum(my_max, chunk_max)
-                    base = base_of(new_max)
+                        frag[k * ELEMENTS + c] = NOTHING
+                    if at < end:
+                        stage = wait(full, i)
+                        for v in range(VECTORS):
+                            column = (v * THREADS + tid) * VECTOR
+                            if at + column < end:
+                                load_shared(frag, k * ELEMENTS + v * VECTOR, chunks, stage * CHUNK + column)
+                        release(empty, stage)
+                        i += 1
+                    chunk_max[k] = NOTHING
+                    for c in range(ELEMENTS):
+                        chunk_max[k] = maximum(chunk_max[k], frag[k * ELEMENTS + c])
+                    base = base_of(chunk_max[k])
                     chunk_sum = ZERO
                     for c in range(ELEMENTS):
-                        chunk_sum += exp(frag[c] - base)
-                    my_sum = my_sum * exp(my_max - base) + chunk_sum
+                        frag[k * ELEMENTS + c] = exp(frag[k * ELEMENTS + c] - base)
+                        chunk_sum += frag[k * ELEMENTS + c]
+                    new_max = maximum(my_max, chunk_max[k])
+                    base = base_of(new_max)
+                    my_sum = my_sum * exp(my_max - base) + chunk_sum * exp(chunk_max[k] - base)
                     my_max = new_max
-                    j += 1
 
                 warp_max = lanes_max(my_max)
                 warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
@@ -134,21 +143,15 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                 row_sum = ZERO
                 for part in range(lane, PARTS, 32):
                     row_sum += pairs[begin + 2 * part + 1] * exp(pairs[begin + 2 * part] - base)
-                rescale = ONE / lanes_sum(row_sum)
+                inverse = ONE / lanes_sum(row_sum)
 
-                for at in range(first, end, CHUNK):
-                    stage = wait(full, i)
-                    for v in range(VECTORS):
-                        column = (v * THREADS + tid) * VECTOR
-                        if at + column < end:
-                            load_shared(frag, v * VECTOR, chunks, stage * CHUNK + column)
-                    release(empty, stage)
+                for k in range(CHUNKS):
+                    rescale = exp(chunk_max[k] - base) * inverse
                     for c in range(ELEMENTS):
-                        frag[c] = exp(frag[c] - base) * rescale
+                        frag[k * ELEMENTS + c] *= rescale
                     for v in range(VECTORS):
-                        column = at + (v * THREADS + tid) * VECTOR
-                        store(y, row * y_stride + column, column < end, frag, v * VECTOR)
-                    i += 1
+                        column = first + k * CHUNK + (v * THREADS + tid) * VECTOR
+                        store(y, row * y_stride + column, column < end, frag, k * ELEMENTS + v * VECTOR)
                 row += clusters
                 row_round += 1
 
@@ -157,7 +160,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
 
 @builds
 def build_backward(config: RingConfig, dtype: str) -> Kernel:
-    """softmax_ring_backward(dx, y, dy, M, N, share, dx_stride, y_stride, dy_stride)."""
+    """softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
     number, element, load_shared = storage(dtype).number, storage(dtype).element, storage(dtype).load_shared
     vector, _, store = access(dtype, True)
     _, lanes_sum = lane_reductions(number, 32)
@@ -166,7 +169,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
     meeting = parts(number, numbers(number).send_pair, config.warps, config.cluster)
     init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
     VECTOR, VECTORS, WARPS, STAGES, CLUSTER = vector, config.vectors, config.warps, config.stages, config.cluster
-    THREADS, CHUNK, ELEMENTS = 32 * WARPS, config.chunk(dtype), VECTOR * VECTORS
+    THREADS, CHUNK, SHARE, ELEMENTS = 32 * WARPS, config.chunk(dtype), config.share(dtype), VECTOR * VECTORS
     PARTS, PAIRS = meeting.count, 4 * meeting.count
     ITEMSIZE = element.bitwidth // 8
     ZERO = number(0)
@@ -177,14 +180,13 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
         pointer(element),
         i64,
         i32,
-        i32,
         i64,
         i64,
         i64,
         threads=config.threads,
         cluster=config.cluster,
     )
-    def softmax_ring_backward(dx, y, dy, M, N, share, dx_stride, y_stride, dy_stride):
+    def softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
         chunks = cuda.shared.array(0, element, alignment=16)  # a stage: CHUNK of y, then CHUNK of dy
         pairs = cuda.shared.array(PAIRS, number, alignment=16)
         full = cuda.shared.array(STAGES, u64)
@@ -193,8 +195,8 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
         rank = cluster_ctarank()
-        first = rank * share
-        end = min(N, first + share)
+        first = rank * SHARE
+        end = min(N, first + SHARE)
         if tid == 0:
             init_ring(full, empty)
             init_parts(bells)

@@ -1,6 +1,6 @@
 """softmax of rows that lie side by side, each kept in registers between its one reading and its writing.
 
-    1  a row is shared by `row_threads` threads of each of `cluster` blocks; a thread loads `vectors` times 16 bytes
+    1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
     2  every warp: the maximum of its part, e = exp(x - maximum), the sum of e           (shuffles)
     3  every warp shares (maximum, sum); all read all parts of their row                 (one barrier)
     4  row maximum, row sum = sum over parts of exp(part maximum - row maximum) * part sum
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
-from ..tile import access, cluster_ctarank, lane_reductions, numbers, storage, warp_parts
+from ..tile import access, lane_reductions, numbers, storage
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class RowsConfig:
     row_threads: int  # threads of one block that share a row: a power of two
     vectors: int  # loads a thread makes
     rows: int  # rows a block works on at once
-    cluster: int = 1  # blocks that share a row
     aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
 
@@ -38,7 +37,7 @@ class RowsConfig:
 
     def columns(self, dtype: str) -> int:
         """Longest row."""
-        return self.row_threads * self.cluster * self.vectors * (storage(dtype).vector if self.aligned else 1)
+        return self.row_threads * self.vectors * (storage(dtype).vector if self.aligned else 1)
 
 
 @builds
@@ -49,12 +48,9 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     lanes_max, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
-    parts = warp_parts(number, WARPS, config.cluster)
-    enter, share, meet = parts.enter, parts.share, parts.meet
-    parts_max, parts_sum = lane_reductions(number, parts.lanes)
-    VECTOR, VECTORS, ROWS, ROW_THREADS, CLUSTER = vector, config.vectors, config.rows, config.row_threads, config.cluster
-    ELEMENTS, PARTS, PART_LANES = VECTOR * VECTORS, parts.count, parts.lanes
-    SHARED = ROWS * PARTS
+    parts_max, parts_sum = lane_reductions(number, WARPS)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
+    ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
     @kernel(
@@ -66,16 +62,13 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
-        cluster=CLUSTER,
     )
     def softmax_rows(y, x, M, N, y_stride, x_stride):
-        if CLUSTER > 1:
-            enter()
         tid = cuda.threadIdx.x
         lane = tid % 32
         row_in_block = tid // ROW_THREADS
-        row = i64(cuda.blockIdx.x // CLUSTER) * ROWS + row_in_block
-        column = (tid % ROW_THREADS + ((cuda.blockIdx.x % CLUSTER) * ROW_THREADS * VECTORS)) * VECTOR
+        row = i64(cuda.blockIdx.x) * ROWS + row_in_block
+        column = tid % ROW_THREADS * VECTOR
         frag = cuda.local.array(ELEMENTS, number)  # my part of x[row], then e
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
@@ -92,25 +85,19 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
             warp_sum += frag[i]
         warp_sum = lanes_sum(warp_sum)
 
-        if PARTS == 1:
+        if WARPS == 1:
             rescale = ONE / warp_sum
         else:
             part_max = cuda.shared.array(SHARED, number)
             part_sum = cuda.shared.array(SHARED, number)
-            first = row_in_block * PARTS
-            warp = (tid % ROW_THREADS) // 32
-            share(part_max, first, warp, lane, warp_max)
-            share(part_sum, first, warp, lane, warp_sum)
-            meet()
-            row_max = NOTHING
-            for i in range(PARTS // PART_LANES):
-                row_max = maximum(row_max, part_max[first + i * PART_LANES + lane % PART_LANES])
-            row_base = base_of(parts_max(row_max))
-            row_sum = ZERO
-            for i in range(PARTS // PART_LANES):
-                part = first + i * PART_LANES + lane % PART_LANES
-                row_sum += part_sum[part] * exp(part_max[part] - row_base)
-            rescale = exp(warp_max - row_base) / parts_sum(row_sum)
+            if lane == 0:
+                part_max[tid // 32] = warp_max
+                part_sum[tid // 32] = warp_sum
+            cuda.syncthreads()
+            part = row_in_block * WARPS + lane % WARPS
+            row_base = base_of(parts_max(part_max[part]))
+            row_sum = parts_sum(part_sum[part] * exp(part_max[part] - row_base))
+            rescale = exp(warp_max - row_base) / row_sum
 
         for i in range(ELEMENTS):
             frag[i] *= rescale
@@ -128,12 +115,9 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     vector, load, store = access(dtype, config.aligned)
     _, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
-    parts = warp_parts(number, WARPS, config.cluster)
-    enter, share, meet = parts.enter, parts.share, parts.meet
-    _, parts_sum = lane_reductions(number, parts.lanes)
-    VECTOR, VECTORS, ROWS, ROW_THREADS, CLUSTER = vector, config.vectors, config.rows, config.row_threads, config.cluster
-    ELEMENTS, PARTS, PART_LANES = VECTOR * VECTORS, parts.count, parts.lanes
-    SHARED = ROWS * PARTS
+    _, parts_sum = lane_reductions(number, WARPS)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
+    ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
     ZERO = number(0)
 
     @kernel(
@@ -147,16 +131,13 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
-        cluster=CLUSTER,
     )
     def softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
-        if CLUSTER > 1:
-            enter()
         tid = cuda.threadIdx.x
         lane = tid % 32
         row_in_block = tid // ROW_THREADS
-        row = i64(cuda.blockIdx.x // CLUSTER) * ROWS + row_in_block
-        column = (tid % ROW_THREADS + ((cuda.blockIdx.x % CLUSTER) * ROW_THREADS * VECTORS)) * VECTOR
+        row = i64(cuda.blockIdx.x) * ROWS + row_in_block
+        column = tid % ROW_THREADS * VECTOR
         y_frag = cuda.local.array(ELEMENTS, number)
         dy_frag = cuda.local.array(ELEMENTS, number)
         for j in range(VECTORS):
@@ -169,15 +150,12 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
         for i in range(ELEMENTS):
             dot += y_frag[i] * dy_frag[i]
         dot = lanes_sum(dot)
-        if PARTS > 1:
+        if WARPS > 1:
             part_dot = cuda.shared.array(SHARED, number)
-            first = row_in_block * PARTS
-            share(part_dot, first, (tid % ROW_THREADS) // 32, lane, dot)
-            meet()
-            dot = ZERO
-            for i in range(PARTS // PART_LANES):
-                dot += part_dot[first + i * PART_LANES + lane % PART_LANES]
-            dot = parts_sum(dot)
+            if lane == 0:
+                part_dot[tid // 32] = dot
+            cuda.syncthreads()
+            dot = parts_sum(part_dot[row_in_block * WARPS + lane % WARPS])
 
         for i in range(ELEMENTS):
             y_frag[i] *= dy_frag[i] - dot

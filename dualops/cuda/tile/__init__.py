@@ -3,7 +3,7 @@
 from ..ptx import cluster_ctarank
 from .numbers import Numbers, numbers
 from .ring import Parts, Ring, parts, ring, start_cluster
-from .rows import LaneReductions, WarpParts, lane_reductions, warp_parts
+from .rows import LaneReductions, lane_reductions
 from .storage import Access, Storage, access, storage
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Parts",
     "Ring",
     "Storage",
-    "WarpParts",
     "access",
     "cluster_ctarank",
     "lane_reductions",
@@ -22,5 +21,4 @@ __all__ = [
     "ring",
     "start_cluster",
     "storage",
-    "warp_parts",
 ]

@@ -22,8 +22,6 @@ from ..ptx import (
     shfl_bfly_f64,
     st_async_v2_f32,
     st_async_v2_f64,
-    st_cluster_f32,
-    st_cluster_f64,
 )
 
 LOG2_E = log2(EULER)
@@ -37,7 +35,6 @@ class Numbers(NamedTuple):
     exp: Callable[..., Any]
     log: Callable[..., Any]
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
-    store_cluster: Callable[..., None]  # (x, index, rank, value): to block `rank`'s shared array
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
 
@@ -70,7 +67,6 @@ def _double() -> Numbers:
         exp=exp_f64,
         log=log_f64,
         shuffle=shfl_bfly_f64,
-        store_cluster=st_cluster_f64,
         send_pair=st_async_v2_f64,
         load_four=load_four,
     )
@@ -97,7 +93,6 @@ def _single() -> Numbers:
         exp=exp,
         log=log,
         shuffle=shfl_bfly_f32,
-        store_cluster=st_cluster_f32,
         send_pair=st_async_v2_f32,
         load_four=load_four,
     )

@@ -1,4 +1,4 @@
-"""Verbs that reduce over the threads that share a row: lanes of a warp, warps of a block, blocks of a cluster."""
+"""Verbs that reduce over the lanes of a warp that share a row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import cuda, verb
-from ..ptx import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
+from ..backend import verb
 from .numbers import numbers
 
 FULL_WARP = 0xFFFFFFFF
@@ -39,56 +38,3 @@ def lane_reductions(number: Any, lanes: int) -> LaneReductions:
         return x
 
     return LaneReductions(lanes_max, lanes_sum)
-
-
-class WarpParts(NamedTuple):
-    """How the warps of a row, in one block or in several of a cluster, put their parts together.
-
-    A row's parts stand side by side in a shared array, `count` of them; every block of the cluster has them all.
-    """
-
-    count: int  # parts of a row: warps * cluster
-    lanes: int  # lanes that read them: each reads count // lanes
-    enter: Callable[..., None]  # (): once, before anything is shared
-    share: Callable[..., None]  # (parts, first, warp, lane, value): my warp's part, to every block
-    meet: Callable[..., None]  # (): everything shared is visible
-
-
-@cache
-def warp_parts(number: Any, warps: int, cluster: int) -> WarpParts:
-    """The verbs for rows of `warps` warps in each of `cluster` blocks."""
-    store_cluster = numbers(number).store_cluster
-    WARPS, CLUSTER = warps, cluster
-
-    @verb
-    def nothing():
-        pass
-
-    @verb
-    def share_in_block(parts, first, warp, lane, value):
-        if lane == 0:
-            parts[first + warp] = value
-
-    @verb
-    def share_in_cluster(parts, first, warp, lane, value):
-        if lane < CLUSTER:
-            store_cluster(parts, first + cluster_ctarank() * WARPS + warp, lane, value)
-
-    @verb
-    def meet_in_block():
-        cuda.syncthreads()
-
-    @verb
-    def meet_in_cluster():
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-
-    @verb
-    def enter_cluster():  # a block's shared memory may be written once it runs
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-
-    count = warps * cluster
-    if cluster == 1:
-        return WarpParts(count, min(count, 32), nothing, share_in_block, meet_in_block)
-    return WarpParts(count, min(count, 32), enter_cluster, share_in_cluster, meet_in_cluster)
