@@ -76,11 +76,12 @@ class Plan:
 
     def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
         """Results and arrays before them that may not meet in memory: i, j, their bytes, if the same place is allowed."""
-        names, metas = list(self.problem.arrays), self.metas
+        metas = self.metas
         nbytes = [meta.nbytes for meta in metas]
-        for i in range(len(names), len(metas)):
+        allowed = [name in inplace for name in self.problem.arrays]
+        for i in range(len(allowed), len(metas)):
             for j in range(i):
-                same = j < len(names) and names[j] in inplace and metas[i].strides == metas[j].strides
+                same = j < len(allowed) and allowed[j] and metas[i].strides == metas[j].strides
                 yield i, j, nbytes[i], nbytes[j], same
 
     def check_overlap(self, pointers: Sequence[int]) -> None:

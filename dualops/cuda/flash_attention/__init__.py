@@ -63,8 +63,6 @@ def _simt_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     p = problem
     if p.Sq > 32 and p.dtype != "float64":
         # share of torch's memory-efficient attention, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
-        if max(p.D, p.Dv) <= 64:  # 0.74; one block on an SM 0.63, 64 x 64 scores 0.58
-            yield SimtConfig(8, 4, 2), "128 x 64 scores a block, two blocks on an SM"
         if p.Dv <= 128:  # 0.50; 64 x 64 scores 0.46
             yield SimtConfig(8, 4), "128 x 64 scores a block"
         yield SimtConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"

@@ -73,7 +73,7 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
     PROBS_ROW = BLOCK_KV + 4
     KV_SMEM = BLOCK_Q * ROW
     PROBS_SMEM = KV_SMEM + BLOCK_KV * max(ROW, DV64)
-    N_SCORES, N_ACC, N_QUERIES, N_KEYS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, 4 * TILE_Q, 4 * TILE_KV
+    N_SCORES, N_ACC, N_KEYS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, 4 * TILE_KV
     CAUSAL, WITH_LSE = causal, with_lse
     NOTHING, ZERO = number(-inf), number(0)
 
@@ -88,19 +88,18 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
             smem[to + r * row_stride + c] = value
 
     @verb
-    def score(scores, queries, keys, smem, line, lane, scale):
+    def score(scores, query, keys, smem, line, lane, scale):
         """scores [TILE_Q, TILE_KV] = scale * Q @ K.T"""
         for i in range(N_SCORES):
             scores[i] = ZERO
         for d in range(0, D4, 4):
-            for i in range(TILE_Q):
-                load_four(queries, 4 * i, smem, (line * TILE_Q + i) * ROW + d)
             for j in range(TILE_KV):
                 load_four(keys, 4 * j, smem, KV_SMEM + (lane + LANES * j) * ROW + d)
             for i in range(TILE_Q):
+                load_four(query, 0, smem, (line * TILE_Q + i) * ROW + d)
                 for j in range(TILE_KV):
                     for c in range(4):
-                        scores[i * TILE_KV + j] += queries[4 * i + c] * keys[4 * j + c]
+                        scores[i * TILE_KV + j] += query[c] * keys[4 * j + c]
         for i in range(N_SCORES):
             scores[i] *= scale
 
@@ -113,17 +112,17 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
                     scores[i * TILE_KV + j] = NOTHING
 
     @verb
-    def accumulate(acc, probs, values, smem, line, lane):
+    def accumulate(acc, prob, values, smem, line, lane):
         """acc [TILE_Q, COLUMNS] += P @ V"""
         for n in range(0, BLOCK_KV, 4):
-            for i in range(TILE_Q):
-                load_four(probs, 4 * i, smem, PROBS_SMEM + (line * TILE_Q + i) * PROBS_ROW + n)
-            for k in range(4):
-                for g in range(GROUPS):
-                    load_four(values, 0, smem, KV_SMEM + (n + k) * DV64 + g * 64 + 4 * lane)
-                    for i in range(TILE_Q):
+            for g in range(GROUPS):
+                for k in range(4):
+                    load_four(values, 4 * k, smem, KV_SMEM + (n + k) * DV64 + g * 64 + 4 * lane)
+                for i in range(TILE_Q):
+                    load_four(prob, 0, smem, PROBS_SMEM + (line * TILE_Q + i) * PROBS_ROW + n)
+                    for k in range(4):
                         for c in range(4):
-                            acc[i * COLUMNS + 4 * g + c] += probs[4 * i + k] * values[c]
+                            acc[i * COLUMNS + 4 * g + c] += prob[k] * values[4 * k + c]
 
     @verb
     def accumulate_visible(acc, smem, line, lane, limits, n0, n1):
@@ -177,9 +176,9 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
         for i in range(N_ACC):
             acc[i] = ZERO
         scores = cuda.local.array(N_SCORES, number)
-        queries = cuda.local.array(N_QUERIES, number)
+        four = cuda.local.array(4, number)  # of a row of Q, then of P
         keys = cuda.local.array(N_KEYS, number)
-        values = cuda.local.array(4, number)
+        values = cuda.local.array(16, number)
 
         n_end, n_full = Sk, Sk  # keys that some query of the block sees, that all see
         if CAUSAL:
@@ -189,7 +188,7 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
             cuda.syncthreads()
             load_rows(smem, KV_SMEM, ROW, D, BLOCK_KV, D4, k, b * k_b + h_kv * k_h + n0 * k_s, k_s, Sk - n0)
             cuda.syncthreads()
-            score(scores, queries, keys, smem, line, lane, scale)
+            score(scores, four, keys, smem, line, lane, scale)
             if n0 + BLOCK_KV > n_full:
                 mask(scores, limits, n0, lane)
             for i in range(TILE_Q):
@@ -213,7 +212,7 @@ def build_forward(config: SimtConfig, dtype: str, D: int, Dv: int, causal: bool,
             if n0 + BLOCK_KV > n_full:
                 accumulate_visible(acc, smem, line, lane, limits, n0, min(n0 + BLOCK_KV, n_end))
             else:
-                accumulate(acc, queries, values, smem, line, lane)
+                accumulate(acc, four, values, smem, line, lane)
 
         for i in range(TILE_Q):
             m = m0 + line * TILE_Q + i

@@ -26,7 +26,9 @@ def lg2_approx(x):
 
 def _larger(a, b):
     """As `max` has it: +0 is more than -0, and a NaN is less than anything."""
-    return b if a == b and np.signbit(a) else np.fmax(a, b)
+    if a == b:
+        return b if np.signbit(a) else a
+    return np.fmax(a, b)
 
 
 @instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)

@@ -125,7 +125,7 @@ def _choices(
         for config in _ring_configs(N, dtype, aligned, len(metas) - 1, device):
             make = partial(_ring_step, build_ring, config, dtype, M, args, len(metas) - 1)
             yield Choice("sm90", config, "a row waits in shared memory, and the next is on its way", make)
-        config = LongRowsConfig(1024, 4 if aligned and len(metas) == 2 else 2, aligned)
+        config = LongRowsConfig(512, 2 if aligned else 8, aligned)
         reason = "a row is too long to be kept, and is read twice"
         yield Choice("simt", config, reason, partial(_step, build_long, config, dtype, M, (*metas, N, *row_strides)))
     if len(sizes) > 3:

@@ -1,0 +1,87 @@
+# Two commands on a machine with Python 3.11+, make and a network: `make demo` and `make test`.
+# Everything is installed into .venv, exactly as constraints.txt says; a stamp in it remembers each stage.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+# the build backend is installed, pinned, like everything else: no isolated build that would fetch another
+INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-build-isolation --constraint constraints.txt
+PYTEST := $(PY) -m pytest
+
+# kernels can be compiled where NVIDIA's wheels exist; elsewhere (macOS) they run in the simulator alone
+COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
+# a driver for CUDA 13 is there: the demo then runs on the GPU
+GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
+
+.PHONY: help demo test test-cpu test-simulator test-compile test-gpu lint format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
+	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
+	@echo 'make test-gpu   all of that and the tests on the GPU'
+	@echo 'make lint       ruff and pyright'
+	@echo 'make format     let ruff mend what it can'
+	@echo 'make clean      remove $(VENV) and caches'
+
+demo: $(VENV)/.base $(if $(GPU),$(VENV)/.gpu)
+	$(PY) -m dualops demo
+
+test: test-cpu test-simulator test-compile
+
+test-cpu: $(VENV)/.test
+	$(PYTEST) tests --ignore=tests/cuda/simulator --ignore=tests/cuda/compile --ignore=tests/cuda/gpu
+
+# its own process: Numba reads the switch when it is first imported
+test-simulator: $(VENV)/.test
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator
+
+ifdef COMPILER
+# builds what `python -m dualops check` builds, and looks closer
+test-compile: $(VENV)/.test
+	$(PYTEST) tests/cuda/compile
+else
+test-compile:
+	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
+endif
+
+test-gpu: test
+	$(PYTEST) tests/cuda/gpu
+
+lint: $(VENV)/.lint
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
+
+format: $(VENV)/.lint
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist dualops.egg-info
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo 'dualops needs Python 3.11 or newer: make PYTHON=python3.12 ...'; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) setuptools
+	$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.base
+	$(INSTALL) --editable '.[cu13]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(INSTALL) --editable '.[$(if $(COMPILER),$(COMPILER)$(comma))bench,test]' torch==2.13.0
+	@touch $@
+
+# pyright reads the packages that the sources import, so it needs all of them
+$(VENV)/.lint: $(VENV)/.test
+	$(INSTALL) --editable '.[lint]'
+	@touch $@
+
+comma := ,

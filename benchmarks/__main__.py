@@ -1,0 +1,81 @@
+"""python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]  and  python -m benchmarks plot."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from .tree import ROOT, spec
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Time an operator here and now; 1 where dualops is wrong or nothing can be timed."""
+    try:
+        from . import comparison
+        from .cases import find
+        from .workload import WrongResult
+    except ImportError as missing:
+        print(f"python -m benchmarks run needs torch: {missing}", file=sys.stderr)
+        return 1
+    try:
+        found = comparison.run(
+            find(arguments.operator), case=arguments.case, peers=arguments.peers, show=partial(print, flush=True)
+        )
+    except (NotImplementedError, ValueError, WrongResult) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        comparison.save(arguments.json, comparison.document(arguments.operator, found))
+    return 0
+
+
+def plot(arguments: argparse.Namespace) -> int:
+    """Draw README's table and pictures from what is committed; 1 where nothing has been recorded."""
+    from . import plot as drawing
+    from .recorded import peer_runs, recordings
+
+    try:
+        history = recordings(arguments.results, arguments.machine)
+    except FileNotFoundError as missing:
+        print(f"nothing was recorded on {arguments.machine}: {missing}", file=sys.stderr)
+        return 1
+    if not history:
+        print(f"asv recorded no times on {arguments.machine} in {arguments.results}", file=sys.stderr)
+        return 1
+    peers = peer_runs(arguments.peer_results)
+    readme = arguments.readme.read_text()
+    arguments.readme.write_text(drawing.fill(readme, drawing.table(history[-1], peers)))
+    print(arguments.readme)
+    for operator in drawing.row_operators():
+        target = arguments.docs / f"{operator}.png"
+        drawing.picture(operator, history, peers.get(operator), target)
+        print(target)
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    commands = parser.add_subparsers(required=True)
+    runner = commands.add_parser("run", help="time an operator on this machine's GPU, beside its peers")
+    runner.add_argument("operator", choices=list(spec.OPERATORS))
+    runner.add_argument("--peers", action="store_true", help="also time every peer that can be imported")
+    runner.add_argument("--case", metavar="NAME", help="only this BENCH case")
+    runner.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    runner.set_defaults(command=run)
+    plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
+    plotter.add_argument("--machine", default="h200")
+    plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
+    plotter.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    plotter.add_argument("--docs", type=Path, default=ROOT / "docs")
+    plotter.set_defaults(command=plot)
+    arguments = parser.parse_args(words)
+    return arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""An asv class out of a spec: `Softmax = suite("softmax", sample=rows, peers=PEERS)` in `benchmarks/softmax.py`.
+
+The parameter of the class is the name of a BENCH case. A sample is the time of one call in a burst, by the GPU's
+events, through a clock that the body of the benchmark advances; asv takes the median of the samples. Before the first
+sample the result is held against the float64 reference, and a wrong one fails the benchmark. Where there is no GPU, and
+at commits that do not have the operator, a benchmark is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .clock import VirtualClock
+from .contestant import Contestant, PeerMaker, dualops_contestant
+from .samples import Sample
+from .tree import spec
+
+if TYPE_CHECKING:  # torch is not needed to list the benchmarks
+    from .workload import Workload
+
+CLOCK = VirtualClock()
+
+
+class Suite:
+    """What asv reads of a benchmark class; `suite` derives one of these for each operator."""
+
+    operator: ClassVar[spec.Spec]
+    sample: ClassVar[Sample]
+    peers: ClassVar[Mapping[str, PeerMaker]]
+
+    params: ClassVar[list[list[str]]]
+    param_names: ClassVar[list[str]] = ["case"]
+    timer: ClassVar[VirtualClock] = CLOCK
+    number = 1
+    rounds = 1
+    repeat = 15
+    warmup_time = 0.0
+    timeout = 300.0
+    version = "1"  # by hand: raise it when what a sample means has changed, and older points no longer compare
+
+    def setup(self, case_id: str) -> None:
+        """Raise NotImplementedError, which asv takes as a skip, where nothing can be timed."""
+        require_gpu()
+        require_measured_tree()
+
+
+def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker]) -> type[Suite]:
+    """The asv class of operator `name`: its BENCH cases, `time_forward`, and `time_backward` where it has a gradient.
+
+    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name.
+    """
+    operator = spec.OPERATORS[name]
+    cases = {case.id: case for case in operator.tagged(spec.Tag.BENCH)}
+    calls: dict[tuple[str, str], Callable[[], object]] = {}
+
+    def sampled(case_id: str, direction: str) -> None:
+        from .timing import BURST_CALLS, stopwatch
+
+        key = case_id, direction
+        if key not in calls:  # asv calls the body, and setup before it, once for each sample
+            calls[key] = checked_call(operator, cases[case_id], sample, direction)
+        CLOCK.advance(stopwatch(calls[key], BURST_CALLS))
+
+    def time_forward(self: Suite, case_id: str) -> None:
+        sampled(case_id, "forward")
+
+    def time_backward(self: Suite, case_id: str) -> None:
+        sampled(case_id, "backward")
+
+    members: dict[str, Any] = {
+        "__doc__": f"{operator.name}: {operator.formula}",
+        "operator": operator,
+        "sample": staticmethod(sample),
+        "peers": peers,
+        "params": [list(cases)],
+        "time_forward": time_forward,
+    }
+    if operator.backward_cost is not None:
+        members["time_backward"] = time_backward
+    return type(class_name(name), (Suite,), members)
+
+
+def class_name(operator: str) -> str:
+    """`flash_attention` -> `FlashAttention`."""
+    return "".join(word.capitalize() for word in operator.split("_"))
+
+
+def find(operator: str) -> type[Suite]:
+    """The class of an operator, from the module of its name."""
+    return getattr(import_module(f"{__package__}.{operator}"), class_name(operator))
+
+
+def checked_workload(
+    operator: spec.Spec, case: spec.Case, sample: Sample, direction: str
+) -> tuple[Workload, Contestant]:
+    """The case on the GPU and dualops' functions, once they have been found right.
+
+    Raises WrongResult where they are wrong, NotImplementedError where there are none.
+    """
+    from .workload import Workload, WrongResult
+
+    contestant = dualops_contestant(operator, case)
+    workload = Workload(operator, case, sample)
+    if direction == "backward":
+        workload.prepare_backward(contestant)
+    accuracy = workload.check(contestant, direction)
+    if not accuracy.passed:
+        raise WrongResult(f"{operator.name} {direction} {case.id}: {accuracy.message}")
+    return workload, contestant
+
+
+def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction: str) -> Callable[[], object]:
+    """A warm call of dualops on the case, ready to be timed; inside asv a missing operator is a skip."""
+    from asv_runner.benchmarks.mark import SkipNotImplemented
+
+    from .timing import warm_up
+
+    try:
+        workload, contestant = checked_workload(operator, case, sample, direction)
+        call = workload.call(contestant, direction)
+    except NotImplementedError as missing:
+        raise SkipNotImplemented(str(missing)) from missing
+    warm_up(call)
+    return call
+
+
+def require_gpu() -> None:
+    """Raise NotImplementedError unless torch is there and sees a GPU."""
+    try:
+        import torch
+    except ImportError as missing:
+        raise NotImplementedError("benchmarks need torch: pip install torch") from missing
+    if not torch.cuda.is_available():
+        raise NotImplementedError("benchmarks need a GPU that torch can use")
+
+
+def require_measured_tree() -> None:
+    """Raise NotImplementedError if asv has checked out a commit and `dualops` is not that commit's."""
+    checkout = os.environ.get("ASV_BUILD_DIR")
+    found = import_module("dualops").__file__
+    if checkout and not (found and Path(found).resolve().is_relative_to(Path(checkout).resolve())):
+        raise NotImplementedError(f"the commit in {checkout} has no dualops; {found} is another")

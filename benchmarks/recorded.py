@@ -1,0 +1,103 @@
+"""What was recorded: asv's results, commit by commit, and the runs beside peers. All of it is JSON on disk."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .tree import spec
+from .work import DIRECTIONS, Work
+
+
+class Key(NamedTuple):
+    """One curve's point: an operator's case in one direction."""
+
+    operator: str
+    case: str  # Case.id
+    direction: str
+
+
+class Recording(NamedTuple):
+    """What asv recorded of one commit on one machine."""
+
+    commit: str
+    committed: datetime
+    measured: datetime
+    device: str
+    seconds: dict[Key, float]
+
+
+class PeerRun(NamedTuple):
+    """What `python -m benchmarks run OPERATOR --peers --json` recorded."""
+
+    commit: str
+    day: str
+    device: str
+    measurements: dict[Key, dict[str, dict[str, Any]]]  # by case and direction, then by contestant
+
+
+def recordings(results: Path, machine: str) -> list[Recording]:
+    """asv's results of `machine`, oldest commit first. Raises FileNotFoundError if the machine is not known."""
+    folder = results / machine
+    device = json.loads((folder / "machine.json").read_text())["cpu"]
+    found = [_recording(path, device) for path in folder.glob("*.json") if path.name != "machine.json"]
+    return sorted((one for one in found if one.seconds), key=lambda one: (one.committed, one.commit))
+
+
+def _recording(path: Path, device: str) -> Recording:
+    content = json.loads(path.read_text())
+    seconds: dict[Key, float] = {}
+    started = [content["date"]]
+    for name, row in content["results"].items():
+        entry = dict(zip(content["result_columns"], row))  # asv drops a row's trailing columns that are empty
+        operator, direction = name.split(".")[0], name.rsplit("time_")[-1]
+        if direction not in DIRECTIONS or not entry.get("result"):
+            continue
+        started.append(entry.get("started_at") or 0)
+        (cases,) = entry["params"]
+        for case, value in zip(cases, entry["result"], strict=True):
+            if value is not None and isfinite(value):  # None: it failed; NaN: it was skipped
+                seconds[Key(operator, case.strip("'"), direction)] = value
+    return Recording(content["commit_hash"], _moment(content["date"]), _moment(max(started)), device, seconds)
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1e3, UTC)
+
+
+def peer_runs(folder: Path) -> dict[str, PeerRun]:
+    """The runs beside peers, by operator; none where the folder is not there."""
+    runs = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        operator = content["operator"]
+        by_key: dict[Key, dict[str, dict[str, Any]]] = {}
+        for measurement in content["measurements"]:
+            key = Key(operator, measurement["case"], measurement["direction"])
+            by_key.setdefault(key, {})[measurement["name"]] = measurement
+        runs[operator] = PeerRun(content["commit"], content["date"], content["gpu"], by_key)
+    return runs
+
+
+def known_cases(operator: str) -> dict[str, spec.Case]:
+    """The BENCH cases of the spec as it stands, by id. A recorded case that is no longer one of them is not shown."""
+    found = spec.OPERATORS.get(operator)
+    return {} if found is None else {case.id: case for case in found.tagged(spec.Tag.BENCH)}
+
+
+def keys() -> list[Key]:
+    """Every case and direction there is, in the order of the specs."""
+    return [
+        Key(name, case_id, direction)
+        for name, operator in spec.OPERATORS.items()
+        for direction in (DIRECTIONS if operator.backward_cost else DIRECTIONS[:1])
+        for case_id in known_cases(name)
+    ]
+
+
+def work_of(key: Key) -> Work:
+    """Operations and bytes of a known case."""
+    return Work.of(spec.OPERATORS[key.operator], known_cases(key.operator)[key.case], key.direction)

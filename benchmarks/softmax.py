@@ -1,0 +1,62 @@
+"""softmax: its asv class and its peers. Backward peers are given y and dy and run their backward kernel alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .cases import suite
+from .contestant import Contestant
+from .samples import rows
+from .tree import spec
+
+
+def eager(problem: spec.Problem) -> Contestant:
+    """torch.softmax, and the aten operator behind its gradient."""
+    torch, axis = import_module("torch"), problem.axis
+    return Contestant(
+        "torch eager",
+        lambda x: torch.softmax(x, axis),
+        lambda y, dy: torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype),
+    )
+
+
+def compiled(problem: spec.Problem) -> Contestant:
+    """The same two through torch.compile, which turns each into its own Triton kernel."""
+    torch = import_module("torch")
+    torch.compiler.reset()
+    theirs = eager(problem)
+    assert theirs.backward is not None
+    return Contestant(
+        "torch.compile", torch.compile(theirs.forward, dynamic=False), torch.compile(theirs.backward, dynamic=False)
+    )
+
+
+def liger(problem: spec.Problem) -> Contestant:
+    """Liger's autograd function; its backward is the function that this one calls."""
+    of_last_axis(problem)
+    ops = import_module("liger_kernel.ops.softmax")
+    block_size, num_warps = import_module("liger_kernel.ops.utils").calculate_settings(problem.N)
+    return Contestant(
+        "Liger",
+        lambda x: ops.LigerSoftmaxFunction.apply(x),
+        lambda y, dy: ops._softmax_backward(dy, y, block_size, num_warps, block_size < problem.N),
+    )
+
+
+def quack(problem: spec.Problem) -> Contestant:
+    """QuACK's forward and backward functions, without its autograd function."""
+    of_last_axis(problem)
+    functions = import_module("quack.softmax")
+    return Contestant("QuACK", functions.softmax_fwd, lambda y, dy: functions.softmax_bwd(dy, y))
+
+
+def of_last_axis(problem: spec.Problem) -> None:
+    """Raise NotImplementedError for what Liger and QuACK do not do."""
+    name, x = next(iter(problem.arrays.items()))
+    if len(x.shape) != 2 or problem.axis != 1:
+        raise NotImplementedError(f"softmax along axis {problem.axis} of {name} {x.shape}: only along the last of two")
+
+
+Softmax = suite(
+    "softmax", sample=rows, peers={"torch eager": eager, "torch.compile": compiled, "Liger": liger, "QuACK": quack}
+)

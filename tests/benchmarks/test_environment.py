@@ -1,0 +1,89 @@
+"""asv end to end, with the repository's own configuration: three commits of a toy project are timed and published."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recorded import Key, recordings
+from benchmarks.tree import ROOT
+
+COMMITS = (0.5, 0.25, 2.0)  # what the toy says it takes at each commit
+
+SUITE = """
+import dualops
+from .clock import VirtualClock
+
+CLOCK = VirtualClock()
+
+class Softmax:
+    params = ["rows32768x1024-bfloat16"]
+    timer, number, rounds, repeat, warmup_time, version = CLOCK, 1, 1, 3, 0.0, "1"
+
+    def time_forward(self, case):
+        import beside  # a package that only PYTHONPATH knows
+        CLOCK.advance(dualops.SECONDS * beside.FACTOR)
+"""
+
+
+def command(folder: Path, *words: str, home: Path) -> str:
+    """Run it in `folder`, with a home of its own and no path but `beside`'s; its output."""
+    env = {
+        **os.environ,
+        "HOME": str(home),
+        "PYTHONPATH": str(home / "packages"),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        **{f"GIT_{who}_{what}": "toy" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    }
+    done = subprocess.run(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with three recorded commits; its working tree holds a fourth version that must not be timed."""
+    home = tmp_path_factory.mktemp("home")
+    root = home / "toy"
+    (root / "benchmarks").mkdir(parents=True)
+    (root / "dualops").mkdir()
+    (home / "packages").mkdir()
+    (home / "packages" / "beside.py").write_text("FACTOR = 4\n")
+    command(root, "git", "init", "--quiet", home=home)
+    for day, seconds in enumerate(COMMITS, 1):
+        (root / "dualops" / "__init__.py").write_text(f"SECONDS = {seconds}\n")
+        command(root, "git", "add", "dualops", home=home)
+        command(root, "git", "commit", "--quiet", f"--date=2026-01-0{day}T00:00", "-m", "a commit", home=home)
+    (root / "dualops" / "__init__.py").write_text("SECONDS = 1000.0\n")
+    shutil.copy(ROOT / "asv.conf.json", root)
+    for name in ("__init__.py", "environment.py", "clock.py"):
+        shutil.copy(ROOT / "benchmarks" / name, root / "benchmarks")
+    (root / "benchmarks" / "softmax.py").write_text(SUITE)
+    asv = (sys.executable, "-m", "asv")
+    command(root, *asv, "machine", "--machine", "toy", "--cpu", "a toy", home=home)
+    command(root, *asv, "run", "--machine", "toy", "--record-samples", "HEAD -3", home=home)
+    command(root, *asv, "publish", home=home)
+    return root
+
+
+def test_each_commit_is_timed_as_it_was(toy: Path) -> None:
+    history = recordings(toy / "benchmarks" / "results", "toy")
+    key = Key("softmax", "rows32768x1024-bfloat16", "forward")
+    assert [one.seconds for one in history] == [{key: 4 * seconds} for seconds in COMMITS]
+    assert {one.device for one in history} == {"a toy"}
+
+
+def test_the_graph_has_a_point_for_each_commit(toy: Path) -> None:
+    (graph,) = (toy / "benchmarks" / "html" / "graphs").rglob("machine-toy/**/softmax.Softmax.time_forward.json")
+    points = json.loads(graph.read_text())
+    assert [value for _, value in points] == [[4 * seconds] for seconds in COMMITS]  # a list a case
+
+
+def test_the_tree_is_left_as_it_was(toy: Path) -> None:
+    assert (toy / "dualops" / "__init__.py").read_text() == "SECONDS = 1000.0\n"

@@ -1,0 +1,184 @@
+"""README's table and pictures, from a made-up tree of results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import plot
+from benchmarks.__main__ import main
+from benchmarks.cases import class_name
+from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
+from benchmarks.tree import spec
+from benchmarks.work import directions
+
+COLUMNS = ["result", "params", "version", "started_at", "duration", "stats_ci_99_a"]
+DAY = 86_400_000
+BENCH = {name: [case.id for case in operator.tagged(spec.Tag.BENCH)] for name, operator in spec.OPERATORS.items()}
+NARROW = Key("softmax", "rows32768x1024-bfloat16", "forward")
+
+
+def record(results: Path, commit: str, day: int, seconds: float | None, *, dropped: int = 0) -> None:
+    """A file as asv writes it: every case takes `seconds`; the last `dropped` cases failed or were skipped."""
+
+    def row(operator: str) -> list[Any]:
+        values: list[float | None] = [seconds] * len(BENCH[operator])
+        for i in range(dropped):
+            values[-1 - i] = None if i % 2 else float("nan")
+        return [values, [[f"'{case}'" for case in BENCH[operator]]], "1", day * DAY + 1000, 2.5]
+
+    content = {
+        "commit_hash": commit * 5,
+        "date": day * DAY,
+        "result_columns": COLUMNS,
+        "results": {
+            f"{name}.{class_name(name)}.time_{direction}": row(name)
+            for name, operator in spec.OPERATORS.items()
+            for direction in (*directions(operator), "a_way_that_is_gone")
+        },
+        "version": 2,
+    }
+    folder = results / "h200"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "machine.json").write_text(json.dumps({"cpu": "NVIDIA H200", "machine": "h200", "version": 1}))
+    (folder / f"{commit}-checkout-py3.12.json").write_text(json.dumps(content))
+
+
+def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> None:
+    """A run of softmax beside peers: the same times for each case and direction; None is a peer that failed."""
+    measurements = [
+        {"case": case, "direction": direction, "name": name, "roof": roof, "burst": seconds, "single": seconds}
+        for case in BENCH["softmax"]
+        for direction in ("forward", "backward")
+        for name, seconds in times.items()
+    ]
+    folder.mkdir(parents=True)
+    content = {"operator": "softmax", "date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "f" * 40}
+    (folder / "softmax.json").write_text(json.dumps({**content, "measurements": measurements}))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    results = tmp_path / "results"
+    record(results, "bbbbbbbb", 7, 1e-4)
+    record(results, "aaaaaaaa", 6, 2e-4, dropped=3)  # the older commit, though its name sorts first
+    return tmp_path
+
+
+def rows_of(table: str) -> dict[tuple[str, ...], list[str]]:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return {tuple(cells[:3]): cells[3:] for cells in lines[2:]}
+
+
+class TestRecorded:
+    def test_commits_come_oldest_first_with_what_was_measured(self, tree: Path) -> None:
+        older, newer = recordings(tree / "results", "h200")
+        assert (older.commit[:8], newer.commit[:8]) == ("aaaaaaaa", "bbbbbbbb")
+        assert set(newer.seconds) == set(keys())
+        assert set(newer.seconds.values()) == {1e-4}
+        assert f"{newer.measured:%Y-%m-%d}" == "1970-01-08"
+
+    def test_failed_and_skipped_cases_have_no_time(self, tree: Path) -> None:
+        older, _ = recordings(tree / "results", "h200")
+        missing = {key.case for key in set(keys()) - set(older.seconds) if key.operator == "softmax"}
+        assert missing == set(BENCH["softmax"][-3:])
+
+    def test_no_peers_were_recorded(self, tree: Path) -> None:
+        assert peer_runs(tree / "peer_results") == {}
+
+
+class TestTable:
+    def test_rates_follow_from_the_specs_cost(self, tree: Path) -> None:
+        table = plot.table(recordings(tree / "results", "h200")[-1], {})
+        assert table.startswith("Measured 1970-01-08 on one NVIDIA H200 at commit `bbbbbbbb`")
+        found = rows_of(table)
+        assert len(found) == len(keys())
+        # 32768 x 1024 bfloat16: 2 x 64 MiB forward, 3 x 64 MiB backward, in 0.1 ms
+        assert found[NARROW.operator, NARROW.case, "forward"] == ["0.1 ms", "1.34 TB/s", "–", "–", "–"]
+        assert found[NARROW.operator, NARROW.case, "backward"] == ["0.1 ms", "2.01 TB/s", "–", "–", "–"]
+        # 4 x 2 x 16 x 2048 x 2048 x 128 flops
+        assert found["flash_attention", "s2048d128-bfloat16", "forward"][1] == "687.19 TFLOP/s"
+
+    def test_peers_and_roof_are_of_the_run_beside_them(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}, 1e-4)
+        table = plot.table(recordings(tree / "results", "h200")[-1], peer_runs(tree / "peers"))
+        assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75"]
+        assert table.endswith("Roof and peers of softmax: 1970-01-09, NVIDIA H200, commit `ffffffff`, one process.")
+
+    def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
+        readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"
+        once = plot.fill(readme, "new")
+        assert once == f"before\n{plot.BEGIN}\nnew\n{plot.END}\nafter"
+        assert plot.fill(once, "new") == once
+
+    @pytest.mark.parametrize("readme", ["", plot.BEGIN, plot.END + plot.BEGIN, plot.BEGIN + plot.END + plot.END])
+    def test_markers_must_be_there(self, readme: str) -> None:
+        with pytest.raises(ValueError, match="once each"):
+            plot.fill(readme, "new")
+
+
+class TestPicture:
+    def curves(self, axes: Any) -> dict[str, list[tuple[float, float]]]:
+        return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata())) for line in axes.get_lines()}
+
+    def test_rate_against_length_with_peers_that_win_and_the_roof(self, tree: Path) -> None:
+        from matplotlib.figure import Figure
+
+        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5, "torch eager": None}, 4e-5)
+        axes = Figure().subplots()
+        newest, peers = recordings(tree / "results", "h200")[-1], peer_runs(tree / "peers")["softmax"]
+        plot.against_length(axes, "softmax", "forward", newest, peers)
+        curves = self.curves(axes)
+        assert set(curves) == {"dualops bfloat16", "dualops float32", "dualops float16", "QuACK", "roof"}
+        assert [x for x, _ in curves["QuACK"]] == [1024, 4096, 16384, 65536, 262144]
+        nbytes = 2 * 32768 * 1024 * 2 / 1e12
+        for label, seconds in (("dualops bfloat16", 1e-4), ("QuACK", 5e-5), ("roof", 4e-5)):
+            assert curves[label][0] == (1024, pytest.approx(nbytes / seconds))
+
+    def test_a_curve_a_case_across_commits_with_gaps_where_it_was_not_timed(self, tree: Path) -> None:
+        from matplotlib.figure import Figure
+
+        axes = Figure().subplots()
+        plot.across_commits(axes, "softmax", "backward", recordings(tree / "results", "h200"))
+        curves = self.curves(axes)
+        assert list(curves) == BENCH["softmax"]
+        assert [x for x, _ in curves[BENCH["softmax"][0]]] == [0, 1]
+        assert [x for x, _ in curves[BENCH["softmax"][-1]]] == [1]
+
+    def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
+        only = recordings(tree / "results", "h200")[-1]
+        nothing = only._replace(seconds={key: 1.0 for key in only.seconds if key.operator != "softmax"})
+        with pytest.raises(ValueError, match="commit bbbbbbbb has no times of softmax"):
+            plot.picture("softmax", [nothing], None, tree / "softmax.png")
+
+
+class TestCommand:
+    def words(self, tree: Path, machine: str = "h200") -> list[str]:
+        places = {"results": "results", "peer-results": "peers", "readme": "README.md", "docs": "docs"}
+        return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
+
+    def test_plot_fills_the_readme_and_draws(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
+        (tree / "README.md").write_text(f"# dualops\n{plot.BEGIN}\n{plot.END}\n")
+        assert main(self.words(tree)) == 0
+        assert len(rows_of((tree / "README.md").read_text())) == len(keys())
+        png = (tree / "docs" / "softmax.png").read_bytes()
+        assert png.startswith(b"\x89PNG")
+        width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+        assert width > 1000
+        assert height > 800  # two lines of axes: lengths, commits
+        drawn = {path.name for path in (tree / "docs").iterdir()}
+        assert "softmax.png" in drawn
+        assert "flash_attention.png" not in drawn  # it has no row length
+
+    def test_a_machine_that_is_not_known(self, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(self.words(tree, "other")) == 1
+        assert "nothing was recorded on other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("operator", "unit"), [("softmax", "TB/s"), ("flash_attention", "TFLOP/s")])
+def test_attention_is_quoted_in_flops_and_rows_in_bytes(operator: str, unit: str) -> None:
+    assert {work_of(key).unit for key in keys() if key.operator == operator} == {unit}

@@ -1,0 +1,154 @@
+"""A case on a device: what is laid out, and what the check sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import workload
+from benchmarks.contestant import Contestant
+from benchmarks.samples import one_head, rows
+from benchmarks.tree import spec
+from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
+from dualops.spec.base import numpy_dtype
+
+SOFTMAX = spec.OPERATORS["softmax"]
+ATTENTION = spec.OPERATORS["flash_attention"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few enough bytes for a CPU: inputs of more than 512 elements repeat."""
+    monkeypatch.setattr(workload, "ROTATION_BYTES", 20_000)
+    monkeypatch.setattr(workload, "GENERATED_ELEMENTS", 512)
+
+
+def softmax_workload(dtype: str = "float32") -> Workload:
+    return Workload(SOFTMAX, spec.Case("toy", dtype, {"x": (21, 64)}), rows, device="cpu")
+
+
+def torch_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def torch_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+
+
+RIGHT = Contestant("torch", torch_softmax, torch_backward)
+
+
+class TestData:
+    def test_generated_rows_repeat_to_the_whole_case(self) -> None:
+        seen: list[torch.Tensor] = []
+        Workload.call(softmax_workload(), Contestant("spy", lambda x: seen.append(x)), "forward")()
+        (x,) = seen
+        assert x.shape == (21, 64)
+        assert torch.equal(x[8:16], x[:8])
+        assert torch.equal(x[16:], x[:5])
+        assert not torch.equal(x[0], x[1])
+
+    def test_calls_take_turns_over_more_than_the_rotation(self) -> None:
+        addresses: list[int] = []
+        call = softmax_workload().call(Contestant("spy", lambda x: addresses.append(x.data_ptr())), "forward")
+        for _ in range(12):
+            call()
+        copies = len(set(addresses))
+        assert copies * 21 * 64 * 4 >= 20_000
+        assert addresses[:copies] == addresses[copies : 2 * copies]
+        assert len(set(addresses[:copies])) == copies
+
+    def test_results_live_as_long_as_their_copy_waits(self) -> None:
+        results: list[int] = []
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            results.append(y.data_ptr())
+            return y
+
+        call = softmax_workload().call(Contestant("spy", forward), "forward")
+        for _ in range(4):
+            call()
+        assert len(set(results)) == 4
+
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+    def test_arrays_cross_to_torch_and_back_bit_for_bit(self, dtype: str) -> None:
+        array = np.random.default_rng(0).standard_normal((5, 7)).astype(numpy_dtype(dtype))
+        tensor = to_torch(array, "cpu")
+        assert str(tensor.dtype) == f"torch.{dtype}"
+        assert to_numpy(tensor).dtype == array.dtype
+        assert to_numpy(tensor).tobytes() == array.tobytes()
+
+
+class TestCheck:
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+    def test_torch_softmax_passes_both_ways(self, dtype: str) -> None:
+        work = softmax_workload(dtype)
+        assert work.check(RIGHT, "forward").passed
+        work.prepare_backward(RIGHT)
+        assert work.check(RIGHT, "backward").passed
+
+    @pytest.mark.parametrize("row", [0, 3, 7])
+    def test_one_wrong_row_among_the_generated_is_found(self, row: int) -> None:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y = torch_softmax(x)
+            y[row::8] *= 1.001
+            return y
+
+        assert not softmax_workload().check(Contestant("wrong", forward), "forward").passed
+
+    def test_one_wrong_element_among_the_repeated_is_found(self) -> None:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y = torch_softmax(x)
+            y[20, 63] = 0
+            return y
+
+        with pytest.raises(WrongResult, match="row 0 on and row 16 on"):
+            softmax_workload().check(Contestant("wrong", forward), "forward")
+
+    def test_rows_sampled_hold_the_first_and_the_last(self) -> None:
+        shapes = {"x": (5000, 4096), "y": (5000, 4096)}
+        picked = rows(shapes, np.random.default_rng(0))
+        assert picked["x"] is picked["y"]
+        assert picked["x"][0] == 0
+        assert picked["x"][-1] == 4999
+        assert 512 <= len(picked["x"]) <= 514
+
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_attention_is_checked_on_one_head_with_its_group(self, causal: bool) -> None:
+        shapes = {"q": (1, 6, 9, 8), "k": (1, 2, 9, 8), "v": (1, 2, 9, 8)}
+        case = spec.Case("toy", "float32", shapes, {"causal": causal})
+        work = Workload(ATTENTION, case, one_head, device="cpu")
+
+        def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+            attend: Any = torch.nn.functional.scaled_dot_product_attention
+            return attend(q, k, v, is_causal=causal, enable_gqa=True) * factor
+
+        assert work.check(Contestant("torch", forward), "forward").passed
+        wrong = Contestant("wrong", lambda q, k, v: forward(q, k, v, 1.001))
+        assert not work.check(wrong, "forward").passed
+        assert not work.check(Contestant("swapped", lambda q, k, v: forward(q, k.flip(1), v)), "forward").passed
+
+    def test_the_head_sampled_belongs_to_its_group(self) -> None:
+        picked = one_head({"q": (3, 12, 5, 8), "k": (3, 4, 5, 8)}, np.random.default_rng(1))
+        (b, q_heads), (k_b, k_heads) = picked["q"], picked["k"]
+        assert b == k_b
+        assert (q_heads.start, q_heads.stop) == (3 * k_heads.start, 3 * k_heads.stop)
+        assert k_heads.stop - k_heads.start == 1
+
+    def test_a_direction_that_is_not_there(self) -> None:
+        with pytest.raises(NotImplementedError, match="spy has no backward"):
+            softmax_workload().check(Contestant("spy", torch_softmax), "backward")
+
+
+def test_every_bench_case_is_cut_to_what_is_generated_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 2^24 elements of the largest input, unless the case itself has no more than that."""
+    monkeypatch.setattr(workload, "GENERATED_ELEMENTS", 2**24)
+    for operator in spec.OPERATORS.values():
+        for case in operator.tagged(spec.Tag.BENCH):
+            largest = max(case.shapes.values(), key=lambda shape: int(np.prod(shape)))
+            batch = workload.generated_batch(case)
+            assert batch == largest[0] or 2**23 < batch * int(np.prod(largest[1:])) <= 2**24

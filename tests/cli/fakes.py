@@ -1,0 +1,39 @@
+"""Stand-ins for dualops.cuda, so that the command line can be tested without a kernel, and with broken ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dualops import reference
+from dualops.spec import OPERATORS
+
+
+def plan(
+    operator: str, *arrays: Any, kernel: str | None = None, backward: bool = False, **params: Any
+) -> SimpleNamespace:
+    """One block of 32 threads, on the rung asked for."""
+    assert operator in OPERATORS
+    step = SimpleNamespace(grid=(1,), kernel=SimpleNamespace(threads=32))
+    return SimpleNamespace(choice=SimpleNamespace(rung=kernel or "simt"), steps=[step])
+
+
+def cuda(spoil: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> SimpleNamespace:
+    """`dualops.cuda` whose operators are the references, their results passed through `spoil`."""
+
+    def operator(name: str) -> Callable[..., Any]:
+        def call(*, out: Any = None, kernel: str | None = None, **arguments: Any) -> Any:
+            results = getattr(reference, name)(**arguments)
+            made = [spoil(x) for x in (results if isinstance(results, tuple) else (results,))]
+            if out is not None:
+                for given, x in zip(out if isinstance(out, tuple) else (out,), made, strict=True):
+                    given[...] = x
+            return tuple(made) if len(made) > 1 else made[0]
+
+        return call
+
+    names = [name for op in OPERATORS for name in (op, f"{op}_backward") if hasattr(reference, name)]
+    return SimpleNamespace(plan=plan, **{name: operator(name) for name in names})

@@ -1,0 +1,86 @@
+"""The command as a process: what it imports, `info`, and the demo on real kernels in the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+import dualops
+from dualops import reference
+from dualops.cli.estimate import duration
+
+ROOT = Path(dualops.__file__).parents[1]
+
+
+def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new Python on this checkout, Numba's switch unset unless given."""
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_command_line_imports_neither_numba_nor_torch():
+    """Numba reads its switch when it is imported: `demo` must be able to set it first."""
+    done = python("-c", "import sys, dualops.cli; print(sorted({'numba', 'torch', 'cuda'} & sys.modules.keys()))")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_info(tmp_path):
+    (tmp_path / "one.cubin").write_bytes(bytes(2048))
+    done = python("-m", "dualops", "info", DUALOPS_CACHE_DIR=str(tmp_path), NUMBA_ENABLE_CUDASIM="1")
+    assert done.returncode == 0, done.stderr
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    for name in ("python", "dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch", "device"):
+        assert name in names
+    assert f"{tmp_path}: 1 kernels, 2 KiB" in done.stdout
+    assert "the simulator" in done.stdout
+
+
+def test_no_subcommand_is_exit_code_2():
+    done = python("-m", "dualops")
+    assert done.returncode == 2 and "required: {demo,info,check}" in done.stderr
+
+
+def test_demo_in_the_simulator(tmp_path):
+    """Real kernels, the user's arrays, no line lost on a narrow terminal."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, heads, 20, 16)).astype(np.float32) for heads in (2, 1, 1))
+    np.savez(tmp_path / "qkv.npz", q=q, k=k, v=v)
+    arguments = ("--input", tmp_path / "qkv.npz", "--output", tmp_path / "o.npz", "--param", "causal=True")
+    done = python("-m", "dualops", "demo", "flash_attention", *arguments, "--where", "simulator")
+    assert done.returncode == 0, done.stderr
+    assert "simulator" in done.stdout and "simt" in done.stdout and "q 1×2×20×16" in done.stdout
+    o = np.load(tmp_path / "o.npz")["o"]
+    np.testing.assert_allclose(o, reference.flash_attention(q, k, v, causal=True), rtol=0, atol=1e-5)
+
+
+def test_check_builds_real_kernels():
+    """Its first two lines: that the whole list is as it must be is for tests/cuda/compile."""
+    command = [sys.executable, "-m", "dualops", "check", "--json", "--arch", "sm_80"]
+    if find_spec("numba_cuda") is None:  # a system that NVIDIA publishes no compiler for
+        assert python(*command[1:]).returncode == 2
+        return
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        found = [json.loads(running.stdout.readline()) for _ in range(2)]
+        running.kill()
+    assert {one["arch"] for one in found} == {"sm_80"} and len({one["name"] for one in found}) == 2
+    for one in found:
+        assert one["registers"] > 0 and one["cubin_bytes"] > 0 and one["seconds"] > 0
+
+
+def test_durations_are_told_in_the_unit_of_a_person():
+    told = [duration(seconds) for seconds in (3.4, 119, 121, 7199, 7201, 200000)]
+    assert told == ["3 s", "119 s", "2 min", "120 min", "2 h", "2 days"]

@@ -1,0 +1,238 @@
+"""The demo: exit codes, what the table says, what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops import reference
+from dualops.cli.problems import tasks
+from dualops.spec import OPERATORS
+
+
+def test_every_operator_is_shown_with_its_errors(run):
+    code, out, err = run("demo", "--where", "reference")
+    assert code == 0
+    for name in tasks():
+        assert re.search(rf"^ *{name} .*reference.*float32.*\d\.\de-\d\d", out, re.MULTILINE), name
+        assert re.search(rf"^ *{name} .*reference.*bfloat16.*\d\.\de-\d\d", out, re.MULTILINE), name
+    shown = re.findall(r"^ *(\w+) +reference", out, re.MULTILINE)
+    assert shown[0] == next(iter(OPERATORS)) == "flash_attention"
+    assert f"[1/{len(shown)}]" in err and f"[{len(shown)}/{len(shown)}]" in err  # plain progress: this is no terminal
+
+
+def test_simulator_runs_every_rung(run, simulator):
+    simulator()
+    code, out, _ = run("demo", "softmax", "--dtype", "float32")
+    assert code == 0
+    assert out.index("naive") < out.index("simt")
+    assert "simulator" in out
+
+
+def test_one_rung_can_be_forced(run, simulator):
+    simulator()
+    code, out, _ = run("demo", "softmax", "--kernel", "simt")
+    assert code == 0 and "simt" in out and "naive" not in out
+
+
+def test_error_over_its_tolerance_is_exit_code_1(run, simulator):
+    def one_element_off(x: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x.reshape(-1)[7] += x.dtype.type(0.01)
+        return x
+
+    simulator(one_element_off)
+    code, out, _ = run("demo", "softmax", "--dtype", "float32")
+    assert code == 1
+    assert "FAILS" in out and "over its tolerance: softmax, " in out and "worst at (0, 7)" in out
+
+
+def test_unwritten_result_is_exit_code_1(run, simulator):
+    simulator(lambda x: np.full_like(x, np.nan))
+    code, out, _ = run("demo", "flash_attention", "--dtype", "bfloat16")
+    assert code == 1 and "nan at (0, 0, 0, 0)" in out
+
+
+def test_parameters_reach_the_operator(run, tmp_path):
+    q = np.random.default_rng(0).standard_normal((1, 2, 9, 8))
+    np.savez(tmp_path / "in.npz", q=q, k=q[:, :1], v=q[:, :1])
+    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    code, _, _ = run("demo", "flash_attention", *arguments, "--param", "causal=top_left", "--param", "scale=0.25")
+    assert code == 0
+    wanted = reference.flash_attention(q, q[:, :1], q[:, :1], causal="top_left", scale=0.25)
+    assert np.array_equal(np.load(tmp_path / "out.npz")["o"], wanted)
+
+
+def test_lse_on_request_is_saved_and_checked(run, tmp_path):
+    q = np.random.default_rng(0).standard_normal((1, 1, 5, 4)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
+    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out")
+    assert run("demo", "flash_attention", *arguments, "--param", "return_lse=True")[0] == 0
+    saved = np.load(tmp_path / "out")  # under the very name that was given
+    assert saved["o"].shape == (1, 1, 5, 4) and saved["lse"].shape == (1, 1, 5)
+
+
+def test_gradients_take_arrays_too(run, tmp_path):
+    rng = np.random.default_rng(0)
+    y, dy = reference.softmax(rng.standard_normal((3, 11))), rng.standard_normal((3, 11))
+    np.savez(tmp_path / "in.npz", y=y, dy=dy)
+    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    assert run("demo", "softmax_backward", *arguments)[0] == 0
+    assert np.array_equal(np.load(tmp_path / "out.npz")["dx"], reference.softmax_backward(y, dy))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_memory_order_of_the_file_does_not_matter(run, tmp_path, order):
+    q = np.asarray(np.random.default_rng(0).standard_normal((1, 2, 5, 4)), order=order)
+    np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
+    assert run("demo", "flash_attention", "--where", "reference", "--input", tmp_path / "in.npz")[0] == 0
+
+
+def test_bfloat16_travels_as_its_bits(run, tmp_path):
+    from ml_dtypes import bfloat16
+
+    x = np.random.default_rng(0).standard_normal((4, 33)).astype(bfloat16)
+    np.savez(tmp_path / "in.npz", x=x.view(np.uint16))
+    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    code, out, _ = run("demo", "softmax", *arguments, "--dtype", "bfloat16")
+    assert code == 0 and "bfloat16" in out
+    saved = np.load(tmp_path / "out.npz")["y"]
+    assert saved.dtype == np.uint16
+    assert np.array_equal(saved, reference.softmax(x).view(np.uint16))
+
+
+def test_arrays_are_rounded_to_the_dtype_asked_for(run, tmp_path):
+    np.savez(tmp_path / "in.npz", x=np.random.default_rng(0).standard_normal((4, 33)))
+    arguments = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    assert run("demo", "softmax", *arguments, "--dtype", "float16")[0] == 0
+    assert np.load(tmp_path / "out.npz")["y"].dtype == np.float16
+
+
+# --- what it refuses: one line on stderr, exit code 2 --------------------------------------------
+
+
+def refused(result: tuple[int, str, str], *told: str) -> None:
+    code, out, err = result
+    assert code == 2
+    lines = err.strip().splitlines()
+    assert lines[-1].startswith("dualops demo: ")
+    assert not any("Traceback" in line for line in lines) and not out
+    for words in told:
+        assert words in lines[-1]
+
+
+def test_too_slow_for_the_simulator(run, simulator, tmp_path):
+    simulator()
+    q = np.zeros((1, 8, 512, 64), np.float32)
+    np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
+    arguments = ("--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    result = run("demo", "flash_attention", *arguments)
+    refused(result, "the simulator would need about", " min; ", "--where reference")
+    assert not (tmp_path / "out.npz").exists()
+    assert run("demo", "flash_attention", *arguments, "--where", "reference")[0] == 0
+
+
+def test_no_gpu(run, monkeypatch):
+    monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: False)
+    refused(run("demo", "--where", "gpu"), "no GPU answers", "--where simulator", "--where reference")
+
+
+def test_numba_switched_otherwise_before(run, simulator):
+    simulator()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dualops.cli.place.gpu_answers", lambda: True)
+        refused(run("demo", "--where", "gpu"), "start a new process")
+
+
+def test_unknown_operator(run):
+    refused(run("demo", "sotfmax"), "no operator sotfmax", "flash_attention, softmax, softmax_backward")
+
+
+@pytest.mark.parametrize("option", [("--input", "x.npz"), ("--param", "axis=0"), ("--kernel", "simt")])
+def test_options_that_need_an_operator(run, option):
+    refused(run("demo", *option), f"{option[0]} needs an operator")
+
+
+def test_output_without_input(run, tmp_path):
+    refused(run("demo", "softmax", "--output", tmp_path / "o.npz"), "--output needs --input")
+
+
+def test_missing_file(run, tmp_path):
+    refused(run("demo", "softmax", "--where", "reference", "--input", tmp_path / "no.npz"), "No such file")
+
+
+def test_a_folder(run, tmp_path):
+    refused(run("demo", "softmax", "--where", "reference", "--input", tmp_path), "Is a directory")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 half a zip"])
+def test_file_that_is_no_npz(run, tmp_path, content):
+    path = tmp_path / "bad.npz"
+    path.write_bytes(content)
+    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file", "expected one with x")
+
+
+def test_damaged_npz(run, tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=np.zeros((50, 50)))
+    whole = bytearray(path.read_bytes())
+    whole[2000:2100] = bytes(100 * [255])
+    path.write_bytes(whole)
+    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file")
+
+
+def test_pickled_objects_are_not_loaded(run, tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=np.array([{}], dtype=object))
+    refused(run("demo", "softmax", "--where", "reference", "--input", path), "is no .npz file of plain arrays")
+
+
+def test_single_array(run, tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros(3))
+    refused(run("demo", "softmax", "--where", "reference", "--input", path), "holds a single array", ".npz")
+
+
+@pytest.mark.parametrize("names", ["qk", "qkvm", ""])
+def test_missing_or_superfluous_arrays(run, tmp_path, names):
+    path = tmp_path / "in.npz"
+    arrays: dict[str, Any] = {name: np.zeros((1, 1, 2, 2)) for name in names}
+    np.savez(path, **arrays)
+    refused(run("demo", "flash_attention", "--where", "reference", "--input", path), "expected q, k, v")
+
+
+def test_the_specs_error_is_the_users_error(run, tmp_path):
+    path = tmp_path / "in.npz"
+    np.savez(path, x=np.zeros((3, 4), np.int32))
+    refused(run("demo", "softmax", "--where", "reference", "--input", path), "softmax: x has dtype int32")
+
+
+@pytest.mark.parametrize("pair", ["axis", "axes=1", "=1"])
+def test_bad_parameter(run, pair):
+    refused(run("demo", "softmax", "--where", "reference", "--param", pair), f"--param {pair}", "of axis")
+
+
+def test_bad_value_of_a_parameter(run):
+    refused(run("demo", "softmax", "--where", "reference", "--param", "axis=9"), "softmax: axis is 9")
+
+
+def test_rung_that_is_none(run):
+    rungs = ", ".join(OPERATORS["softmax"].rungs)
+    refused(run("demo", "softmax", "--where", "reference", "--kernel", "sm0"), f"--kernel sm0: softmax has {rungs}")
+
+
+def test_output_that_cannot_be_written(run, tmp_path):
+    np.savez(tmp_path / "in.npz", x=np.zeros((3, 4)))
+    output = Path(tmp_path / "nowhere" / "out.npz")
+    result = run("demo", "softmax", "--where", "reference", "--input", tmp_path / "in.npz", "--output", output)
+    code, _, err = result
+    assert code == 2 and "No such file or directory" in err.splitlines()[-1]
+
+
+def test_unknown_option_is_argparses_error(run):
+    code, _, err = run("demo", "--fast")
+    assert code == 2 and "unrecognized arguments: --fast" in err

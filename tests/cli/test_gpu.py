@@ -1,0 +1,153 @@
+"""The demo's GPU path, with the host in the GPU's place: what is timed, what is told. The rest needs a GPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dualops.cli import gpu
+from dualops.cli.gpu import BURSTS, CALLS, FLUSH, Bench, TwoBytes
+from dualops.cli.problems import Job, own_jobs, tasks
+from dualops.spec import ArrayMeta
+from dualops.spec.base import numpy_dtype
+
+from .fakes import cuda
+
+L2 = 1 << 20
+
+
+class Host:
+    """Arrays stay where they are; each event pair says one millisecond a call."""
+
+    def __init__(self) -> None:
+        self.spans = 0
+
+    def upload(self, array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    def download(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def milliseconds(self, work: Callable[[], None]) -> float:
+        work()
+        self.spans += 1
+        return CALLS * (1.0 if self.spans != 2 else 50.0)  # one span that somebody disturbed
+
+    def peak_bytes(self, work: Callable[[], None]) -> int | None:
+        work()
+        return 4096
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    """A GPU that is not one: 1 MiB of L2, and a roof of 1e9 bytes a second for reading, half of that for writing."""
+    stand_ins = {
+        "": cuda(),
+        ".backend": SimpleNamespace(SIMULATED=False),
+        ".device": SimpleNamespace(
+            current=lambda: SimpleNamespace(
+                name="Host", arch="sm_90a", sms=1, l2_bytes=L2, shared_memory_per_block=227 << 10
+            )
+        ),
+        ".roof": SimpleNamespace(
+            stream_roof=lambda read, written: read / 1e9 + written / 5e8, ceilings=lambda: {"1:1": 4.2e12}
+        ),
+        ".compile": SimpleNamespace(cache_dir=lambda: tmp_path),
+    }
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
+    monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: True)
+    made = Host()
+    monkeypatch.setattr(gpu, "library", lambda: made)
+    return made
+
+
+def bench(name: str) -> Bench:
+    (job,) = own_jobs(tasks()[name], "simulator", {}, "float32", lambda job: True)
+    return Bench(job, job.load(), None)
+
+
+def bench_of_rows(rows: int, columns: int) -> Bench:
+    x = np.zeros((rows, columns), np.float32)
+    task = tasks()["softmax"]
+    return Bench(Job(task, "rows", task.bind({"x": ArrayMeta.of_numpy(x)}, {}), {}, dict), {"x": x}, None)
+
+
+def test_memory_bound_calls_go_round_more_than_the_l2(host):
+    made = bench_of_rows(512, 1024)
+    assert made.job.bytes_moved == 2 * 512 * 1024 * 4
+    assert len(made.inputs) * made.job.bytes_moved >= FLUSH * L2
+    assert (len(made.inputs) - 1) * made.job.bytes_moved < FLUSH * L2
+
+
+def test_small_problems_are_not_copied_without_end(host):
+    assert len(bench_of_rows(4, 32).inputs) == gpu.MAX_SETS
+
+
+def test_time_is_the_median_of_bursts(host):
+    assert bench("softmax").seconds() == pytest.approx(1e-3)
+    assert host.spans == BURSTS
+
+
+def test_roof_is_that_of_the_same_bytes(host):
+    made = bench("softmax_backward")
+    elements = made.job.bytes_moved / 12
+    assert made.roof_seconds() == pytest.approx(elements * (8 / 1e9 + 4 / 5e8))
+
+
+def test_results_are_poisoned_before_the_launch(host):
+    made = bench("softmax")
+    assert np.isnan(made.outs[0]["y"]).all()
+    assert np.isfinite(made.results()["y"]).all()
+
+
+def test_table_tells_speed_and_roof(run, host, tmp_path):
+    x = np.random.default_rng(0).standard_normal((1000, 500)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", x=x)
+    code, out, _ = run("demo", "softmax", "--input", tmp_path / "in.npz")
+    assert code == 0
+    # 4 MB in a millisecond; the roof of 2 MB read and 2 MB written is 6 ms
+    for words in ("gpu", "1 ms", "0.004 TB/s", "600%", "4 KiB"):
+        assert words in out
+
+
+def test_compute_bound_problems_tell_arithmetic_and_no_roof(run, host, tmp_path):
+    q = np.random.default_rng(0).standard_normal((1, 1, 512, 64)).astype(np.float32)
+    np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
+    code, out, _ = run("demo", "flash_attention", "--input", tmp_path / "in.npz")
+    assert code == 0
+    assert "TFLOP/s" in out and "–" in out and "TB/s" not in out
+
+
+def test_info_tells_device_and_ceilings(run, host):
+    code, out, _ = run("info")
+    assert code == 0
+    for words in ("Host, sm_90a, 1 SMs", "L2 1 MiB, shared memory a block 227 KiB", "read:write 1:1", "4.20 TB/s"):
+        assert words in out
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_arrays_come_back_from_torch_bit_for_bit(dtype):
+    import torch
+
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(numpy_dtype(dtype))
+    library = gpu.Torch(torch, device="cpu")
+    there = library.upload(x)
+    assert str(there.dtype) == f"torch.{dtype}"
+    assert torch.equal(there.double(), torch.from_numpy(x.astype(np.float64)))
+    back = library.download(there)
+    assert back.dtype == x.dtype and back.tobytes() == x.tobytes()
+
+
+def test_bfloat16_without_torch_shows_two_bytes_an_element():
+    bits = SimpleNamespace(
+        __cuda_array_interface__={"shape": (3,), "typestr": "<u2", "data": (256, False), "version": 3}
+    )
+    shown = TwoBytes(bits).__cuda_array_interface__
+    assert shown == {"shape": (3,), "typestr": "<V2", "data": (256, False), "version": 3}
+    assert np.dtype(shown["typestr"]).itemsize == numpy_dtype("bfloat16").itemsize

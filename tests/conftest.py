@@ -1,0 +1,20 @@
+"""Settings that all tests share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+# the same examples in every run: a red test is red for everybody
+settings.register_profile("dualops", derandomize=True, deadline=None, max_examples=60, database=None)
+settings.load_profile("dualops")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
+
+
+@pytest.fixture
+def fuzz_count(pytestconfig: pytest.Config) -> int:
+    """How many problems a fuzzed test is to draw."""
+    return int(str(pytestconfig.getoption("--fuzz")))

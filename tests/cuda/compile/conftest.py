@@ -1,0 +1,14 @@
+"""Kernels compiled offline, without a GPU; numba-cuda and nvJitLink must be installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from dualops.cuda import backend
+
+if backend.SIMULATED:
+    raise pytest.UsageError("tests/cuda/compile compiles kernels: run it without NUMBA_ENABLE_CUDASIM")
+if find_spec("numba_cuda") is None:
+    raise pytest.UsageError("tests/cuda/compile needs numba-cuda: pip install 'dualops[cu13]'")

@@ -1,0 +1,89 @@
+"""Random problems called in random ways: rung, layouts, special values, where the result goes, order of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dualops.cuda.launch import OPERATIONS
+from dualops.spec import Case
+from tests.checks import NUMPY, Library, check, gradient_inputs
+from tests.cuda.operators import GENERAL_RUNGS, Direction, without_broadcast
+from tests.problems import Layout, random_layout, random_problems
+
+STRIDES_OF_ROWS = 3  # the axes beside its own that softmax can walk where no two of them merge
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call of an operator."""
+
+    direction: Direction
+    case: Case
+    rung: str | None
+    layouts: dict[str, Layout]
+    out_layout: Layout | None
+    special: bool
+    way: str
+    order: str
+
+    def run(self, library: Library = NUMPY) -> bool:
+        """Check it. False if the operator said, as its rules allow, that it does not do such a problem."""
+        try:
+            check(
+                self.direction.spec,
+                self.case,
+                self.direction.function(self.rung),
+                backward=self.direction.backward,
+                library=library,
+                layouts=self.layouts,
+                out_layout=self.out_layout,
+                special=self.special,
+                ways=(self.way,),
+            )
+        except NotImplementedError as error:
+            if not self.may_be_refused:
+                raise AssertionError(f"{self} was refused: {error}") from error
+            return False
+        return True
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether a rung is asked for that does not do everything, or a softmax's rows lie along too many strides."""
+        if self.rung not in (None, *GENERAL_RUNGS):
+            return True
+        if self.direction.spec.name != "softmax":
+            return False
+        shape = self.case.shapes["x"]
+        axis = self.case.params["axis"] % len(shape)
+        plain = self.out_layout is None and all(layout == Layout.dense(len(shape)) for layout in self.layouts.values())
+        return not plain and sum(size > 1 for i, size in enumerate(shape) if i != axis) > STRIDES_OF_ROWS
+
+
+def trials(direction: Direction, seed: int, count: int, max_elements: int) -> Iterator[Trial]:
+    """`count` trials, the same for the same arguments."""
+    spec = direction.spec
+    operation = OPERATIONS[spec.name][direction.backward]
+    last = {wanted.name: wanted.contiguous_last for wanted in (*spec.gradient_inputs, *spec.inputs)}
+    for case in random_problems(spec.name, seed, count, max_elements):
+        rng = np.random.default_rng([case.seed, 4])
+        shapes = _shapes(direction, case)
+        first = next(iter(shapes))
+        ways = ["given", "allocated", *(["in place"] if first in operation.inplace else [])]
+        way = str(rng.choice(ways))
+        layouts = {name: random_layout(shape, rng, contiguous_last=last[name]) for name, shape in shapes.items()}
+        if way == "in place":
+            layouts[first] = without_broadcast(layouts[first])
+        out_layout = random_layout(shapes[first], rng, contiguous_last=last[first]) if way == "given" else None
+        rung = str(rng.choice(spec.rungs)) if rng.random() < 0.5 else None
+        special, order = bool(rng.random() < 0.4), str(rng.choice(["forward", "reversed"]))
+        yield Trial(direction, case, rung, layouts, out_layout and without_broadcast(out_layout), special, way, order)
+
+
+def _shapes(direction: Direction, case: Case) -> dict[str, Any]:
+    if not direction.backward:
+        return dict(case.shapes)
+    return {name: array.shape for name, array in gradient_inputs(direction.spec, case).items()}

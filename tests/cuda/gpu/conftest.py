@@ -1,0 +1,27 @@
+"""Kernels on a GPU, with torch: without either these tests are an error, not a success."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from dualops.cuda import backend
+
+if backend.where() != "gpu":
+    raise pytest.UsageError(f"tests/cuda/gpu needs a CUDA GPU, kernels would run here: {backend.where() or 'nowhere'}")
+if find_spec("torch") is None:
+    raise pytest.UsageError("tests/cuda/gpu needs torch")
+
+
+@pytest.fixture(autouse=True)
+def memory_from_torch_is_nan() -> Iterator[None]:
+    """torch fills what it allocates: what a kernel leaves unwritten, or reads before it is written, shows as NaN."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)  # with torch.utils.deterministic.fill_uninitialized_memory, its default
+    yield
+    torch.use_deterministic_algorithms(before)
+    torch.cuda.synchronize()  # an error of a kernel belongs to the test that launched it

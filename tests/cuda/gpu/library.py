@@ -1,0 +1,74 @@
+"""torch tensors and Numba device arrays for the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dualops.cuda.backend import cuda
+from dualops.spec.base import numpy_dtype
+from tests.checks import Library
+
+_TORCH = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+_BITS = {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """A contiguous copy of a NumPy array on the GPU, bit for bit (bfloat16 is ml_dtypes' here and torch's there)."""
+    bits = np.ascontiguousarray(array).view(_BITS[array.itemsize][0])
+    return torch.from_numpy(bits.copy()).cuda().view(_TORCH[array.dtype.name])
+
+
+def numpy(array: torch.Tensor) -> np.ndarray:
+    """A contiguous copy of a tensor on the host, bit for bit."""
+    bits = array.detach().contiguous().view(_BITS[array.element_size()][1]).cpu().numpy()
+    return bits.view(numpy_dtype(_NAMES[array.dtype]))
+
+
+def tensors(arrays: Mapping[str, np.ndarray]) -> list[torch.Tensor]:
+    return [tensor(array) for array in arrays.values()]
+
+
+def _torch_view(flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    return torch.as_strided(flat, tuple(shape), tuple(strides), offset)
+
+
+TORCH = Library(tensor, numpy, _torch_view, lambda array: tuple(array.stride()))
+
+
+def _numba_view(flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Any:
+    torch.cuda.synchronize()  # the copy to the GPU was torch's, on torch's stream
+    return cuda.as_cuda_array(_torch_view(flat, shape, strides, offset))
+
+
+def _numba_to_host(array: Any) -> np.ndarray:
+    if isinstance(array, torch.Tensor):  # the flat buffer
+        torch.cuda.synchronize()
+        return numpy(array)
+    return array.copy_to_host()
+
+
+NUMBA = Library(
+    tensor, _numba_to_host, _numba_view, lambda array: tuple(stride // array.dtype.itemsize for stride in array.strides)
+)
+
+
+class Foreign:
+    """An array of a library that dualops has never heard of: `__cuda_array_interface__` and nothing else."""
+
+    def __init__(self, array: torch.Tensor):
+        self.array = array
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.array.__cuda_array_interface__
+
+
+def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors are equal bit for bit, NaN included."""
+    bits = _BITS[one.element_size()][1]
+    return one.dtype == two.dtype and torch.equal(one.contiguous().view(bits), two.contiguous().view(bits))

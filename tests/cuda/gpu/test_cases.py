@@ -1,0 +1,82 @@
+"""Every TEST and SIM case of every operator on every rung, with torch tensors and with Numba device arrays."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+
+import pytest
+
+from dualops.cuda.launch import OPERATIONS
+from dualops.spec import Tag
+from tests.checks import check
+from tests.cuda.fuzz import trials
+from tests.cuda.gpu.library import NUMBA, TORCH
+from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, cases_on_rungs, every_direction
+from tests.problems import Layout
+
+CASES = [*cases_on_rungs(Tag.TEST), *cases_on_rungs(Tag.SIM)]
+# a kernel of attention is compiled for each pair of widths, two seconds each
+SHARE = {"softmax": 1.0, "flash_attention": 0.1}
+MAX_ELEMENTS = {"softmax": 1 << 17, "flash_attention": 1 << 14}
+
+
+@pytest.mark.parametrize(("direction", "rung", "case"), CASES)
+def test_case(direction, rung, case):
+    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH)
+
+
+@pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
+def test_special_values(direction, rung, case):
+    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, special=True)
+
+
+@pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
+def test_in_place(direction, rung, case):
+    operation = OPERATIONS[direction.spec.name][direction.backward]
+    ways = ["in place"] if operation.inplace else ["given"]
+    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, ways=ways)
+
+
+@pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
+def test_rows_at_odd_addresses(direction, rung, case):
+    """One element off a multiple of 16 bytes, results too; a rung may say that it does no such rows."""
+    names = [
+        wanted.name for wanted in (direction.spec.gradient_inputs if direction.backward else direction.spec.inputs)
+    ]
+    rank = len(next(iter(case.shapes.values())))
+    odd = Layout(tuple(range(rank)), (0,) * rank, misalignment=1)
+    try:
+        check(
+            direction.spec,
+            case,
+            direction.function(rung),
+            backward=direction.backward,
+            library=TORCH,
+            layouts=dict.fromkeys(names, odd),
+            out_layout=odd,
+        )
+    except NotImplementedError:
+        assert rung not in GENERAL_RUNGS
+
+
+# Numba has no bfloat16, and wraps no empty array of another library
+@pytest.mark.parametrize(
+    ("direction", "rung", "case"),
+    [p for p in CASES if p.values[2].dtype != "bfloat16" and all(map(prod, p.values[2].shapes.values()))],
+)
+def test_case_with_numba_device_arrays(direction, rung, case):
+    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=NUMBA)
+
+
+@every_direction
+def test_random_problems(direction):
+    """DUALOPS_FUZZ of them over all directions (1,000 unless told)."""
+    wanted = int(os.environ.get("DUALOPS_FUZZ", "1000")) * SHARE[direction.spec.name] / len(DIRECTIONS)
+    ran = refused = 0
+    for trial in trials(direction, 30, 10**9, MAX_ELEMENTS[direction.spec.name]):
+        done = trial.run(TORCH)
+        ran, refused = ran + done, refused + (not done)
+        if ran >= wanted:
+            break
+    assert ran > 3 * refused

@@ -1,0 +1,128 @@
+"""On whose stream a kernel runs: torch's current one, or the one that is named. And CUDA graphs."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dualops.cuda
+from dualops.cuda.backend import cuda
+from dualops.cuda.launch import OPERATIONS
+from dualops.spec import Tag
+from tests.checks import gradient_inputs
+from tests.cuda.gpu.library import same_bits, tensors
+from tests.cuda.operators import every_direction
+from tests.problems import values
+
+LATE = 400_000_000  # clock cycles: a fifth of a second
+
+
+def inputs_of(direction, seed=0):
+    """The largest TEST case in bfloat16 but a million columns, on the GPU, and its parameters."""
+    cases = [
+        c for c in direction.spec.tagged(Tag.TEST) if c.dtype == "bfloat16" and (c.backward or not direction.backward)
+    ]
+    case = next(case for case in cases if all(np.prod(shape) > 1000 for shape in case.shapes.values()))
+    arrays = gradient_inputs(direction.spec, case) if direction.backward else values(direction.spec, case)
+    return tensors(arrays), case.params
+
+
+def several(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def as_returned(results: tuple[Any, ...]) -> Any:
+    """One result alone, several as a tuple."""
+    return results if len(results) > 1 else next(iter(results))
+
+
+@every_direction
+@pytest.mark.parametrize("named", ["current", "object", "handle", "numba"])
+def test_a_kernel_waits_for_what_its_stream_did_before(direction, named):
+    """The inputs are written late on a side stream: a kernel on any other stream reads zeros."""
+    source, params = inputs_of(direction)
+    expected = several(direction.function()(*source, **params))
+    torch.cuda.synchronize()
+    inputs = [torch.zeros_like(x) for x in source]
+    out = tuple(torch.zeros_like(y) for y in expected)
+    given = as_returned(out)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE)
+        for late, x in zip(inputs, source, strict=True):
+            late.copy_(x)
+        if named == "current":
+            direction.function()(*inputs, out=given, **params)
+    if named != "current":
+        handle = side.cuda_stream
+        stream = {"object": side, "handle": handle, "numba": cuda.external_stream(handle)}[named]
+        direction.function()(*inputs, out=given, stream=stream, **params)
+    side.synchronize()
+    assert all(map(same_bits, out, expected))
+
+
+def test_the_race_is_real():
+    """The test above would fail for a kernel on another stream."""
+    x = torch.randn(64, 1000, device="cuda")
+    late, y = torch.zeros_like(x), torch.zeros_like(x)
+    dualops.cuda.softmax(late, out=y)
+    torch.cuda.synchronize()
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE)
+        late.copy_(x)
+    dualops.cuda.softmax(late, out=y, stream=other)
+    other.synchronize()
+    assert torch.allclose(y, torch.full_like(y, 1e-3))
+    side.synchronize()
+
+
+@every_direction
+def test_the_host_does_not_wait(direction):
+    inputs, params = inputs_of(direction)
+    direction.function()(*inputs, **params)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LATE)
+    direction.function()(*inputs, **params)
+    done = torch.cuda.Event()
+    done.record()
+    assert not done.query()
+    torch.cuda.synchronize()
+
+
+def test_a_stream_that_is_none():
+    with pytest.raises(TypeError, match="stream is a str, expected an integer or a stream object"):
+        dualops.cuda.softmax(torch.zeros(2, 3, device="cuda"), stream="default")
+
+
+@every_direction
+def test_a_captured_call_is_replayed_after_its_plan_is_forgotten(direction):
+    inputs, params = inputs_of(direction)
+    expected = [several(direction.function()(*inputs, **params))]
+    out = tuple(torch.zeros_like(y) for y in expected[0])
+    given = as_returned(out)
+    direction.function()(*inputs, out=given, **params)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        direction.function()(*inputs, out=given, **params)
+        allocated = several(direction.function()(*inputs, **params))
+    other = [x.flip(0).contiguous() for x in inputs]
+    expected.append(several(direction.function()(*other, **params)))
+    for operation in OPERATIONS[direction.spec.name]:
+        operation.plans.clear()
+    gc.collect()
+    kept = [x.clone() for x in inputs]
+    for source, wanted in ((kept, expected[0]), (other, expected[1]), (kept, expected[0])):
+        for x, new in zip(inputs, source, strict=True):
+            x.copy_(new)
+        for y in (*out, *allocated):
+            y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(map(same_bits, out, wanted)) and all(map(same_bits, allocated, wanted))

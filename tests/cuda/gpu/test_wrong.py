@@ -1,0 +1,59 @@
+"""The broken kernels whose mistake shows on a GPU every time, and does no harm there, are rejected there too."""
+
+from __future__ import annotations
+
+import re
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cuda.core import LaunchConfig, ObjectCode, Stream
+from cuda.core import launch as core_launch
+
+from dualops.cuda import device
+from dualops.cuda.backend import Kernel
+from dualops.cuda.compile import compile_kernel
+from tests.cuda.gpu.library import TORCH
+from tests.wrong.broken import BROKEN, control
+from tests.wrong.kernels import build_backward, build_through_shared
+from tests.wrong.rejection import rejections
+
+
+@cache
+def loaded(kernel: Kernel) -> Any:
+    """Compiled now: the cubins that are kept know nothing of changes to these kernels."""
+    made = compile_kernel(kernel, device.current().arch)
+    return ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
+
+
+def launch(kernel: Kernel, blocks: int, arrays: dict[str, Any], columns: int, strides: list[int]) -> None:
+    if blocks:
+        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+        pointers = [array.data_ptr() for array in arrays.values()]
+        config = LaunchConfig(grid=blocks, block=kernel.threads)
+        core_launch(stream, config, loaded(kernel), *pointers, np.int32(columns), *strides)
+
+
+@pytest.mark.parametrize("name", [name for name, kernel in BROKEN.items() if kernel.on_gpu])
+def test_rejected(name):
+    kernel, told = BROKEN[name], []
+    for reason in rejections(kernel.build, launch, backward=kernel.backward, blocks=kernel.blocks, library=TORCH):
+        if re.search(kernel.reason, reason):
+            return
+        told.append(reason)
+    pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(told)} times otherwise: {told[:3]}")
+
+
+@pytest.mark.parametrize(
+    ("build", "backward"),
+    [
+        (control, False),
+        (partial(build_through_shared, barrier_between=True), False),
+        (partial(build_backward, sees_all_lanes=True), True),
+    ],
+    ids=["control", "through_shared", "backward"],
+)
+def test_what_is_right_passes(build, backward):
+    assert list(rejections(build, launch, backward=backward, library=TORCH)) == []

@@ -1,0 +1,87 @@
+"""What tests of kernels are made for: each direction of each operator, each of its rungs, each case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+import dualops.cuda
+from dualops.cuda import device as devices
+from dualops.cuda.launch import OPERATIONS
+from dualops.spec import OPERATORS, ArrayMeta, Case, Spec, Tag
+from dualops.spec.base import contiguous_strides
+from tests.problems import Layout
+
+
+class Direction(NamedTuple):
+    """An operator's forward, or its gradient."""
+
+    spec: Spec
+    backward: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name}_backward" if self.backward else self.spec.name
+
+    def function(self, rung: str | None = None) -> Callable[..., Any]:
+        """The public function of dualops.cuda, held to one rung if it is named."""
+        public = getattr(dualops.cuda, self.name)
+        return public if rung is None else partial(public, kernel=rung)
+
+
+DIRECTIONS = [
+    Direction(spec, backward)
+    for spec in OPERATORS.values()
+    for backward in (False, True)
+    if not backward or spec.backward_cost is not None
+]
+every_direction = pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: direction.name)
+
+
+# these do every problem of an operator; the others say by NotImplementedError which they do not
+GENERAL_RUNGS = ("naive", "simt")
+
+
+def cases_on_rungs(tag: Tag) -> list[Any]:
+    """(direction, rung, case) for every case with this tag and every rung that does it."""
+    return [
+        pytest.param(direction, rung, case, id=f"{direction.name}-{rung}-{case.id}")
+        for direction in DIRECTIONS
+        for case in direction.spec.tagged(tag)
+        if case.backward or not direction.backward
+        for rung in rungs_of(direction, case)
+    ]
+
+
+def rungs_of(direction: Direction, case: Case) -> list[str]:
+    """The rungs that do a case whose arrays are dense, the general ones whatever they say."""
+    spec, device = direction.spec, devices.current()
+    problem = spec.bind(_absent(case.shapes, case.dtype), case.params)
+    outputs = problem.outputs()
+    if direction.backward:
+        shapes = {**case.shapes, **{name: meta.shape for name, meta in outputs.items()}}
+        shapes |= {f"d{name}": meta.shape for name, meta in outputs.items()}
+        needed = {wanted.name: shapes[wanted.name] for wanted in spec.gradient_inputs}
+        problem = spec.bind_backward(_absent(needed, case.dtype), case.params)
+        outputs = problem.outputs(spec.gradients)
+    operation = OPERATIONS[spec.name][direction.backward]
+    served = {choice.rung for choice in operation.choices(problem, outputs, device)}
+    return [rung for rung in spec.rungs if rung in served or rung in GENERAL_RUNGS]
+
+
+def _absent(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
+    return {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cuda:0", 0) for name, shape in shapes.items()}
+
+
+def without_broadcast(layout: Layout) -> Layout:
+    """The same where every element has a place of its own, as a result must."""
+    return Layout(layout.order, layout.gaps, layout.step, frozenset(), layout.misalignment)
+
+
+def rows_cases(shapes: dict[str, tuple[int, ...]], dtypes: tuple[str, ...], **params: Any) -> Iterator[Case]:
+    """One case for each dtype."""
+    for dtype in dtypes:
+        yield Case("x".join(map(str, next(iter(shapes.values())))), dtype, shapes, params)

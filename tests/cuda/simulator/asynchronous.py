@@ -1,0 +1,201 @@
+"""What test_instructions.py runs for copies beside the threads, mbarriers and the barrier of a warp.
+
+The twins are late on purpose: nothing has landed before a wait says so, whatever order the threads run in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.cuda import ptx, simulator
+from dualops.cuda.backend import cuda, f32, f64, u64
+from dualops.cuda.simulator import Deadlock, Pointer
+
+TESTS: dict[str, Callable[[], None]] = {}
+
+
+def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Decorator: this function tests the instructions with these names, with the threads in either order."""
+
+    def add(function: Callable[[], None]) -> Callable[[], None]:
+        def either_order() -> None:
+            for name in ("forward", "reversed"):
+                with simulator.order(name):
+                    function()
+
+        TESTS.update(dict.fromkeys(names, either_order))
+        return function
+
+    return add
+
+
+def run(function: Any, *arrays: np.ndarray, threads: int = 32, blocks: int = 1, cluster: int = 1) -> None:
+    pointers = [Pointer(array, f"a{i}") for i, array in enumerate(arrays)]
+    simulator.launch(function, (blocks,), (threads,), pointers, cluster=cluster)
+
+
+def numbered(count: int, dtype: Any = np.float32) -> np.ndarray:
+    """1, 2, 3 ... from a multiple of 16 bytes on."""
+    memory = np.zeros(count + 16, dtype)
+    start = -memory.ctypes.data % 16 // memory.itemsize
+    memory[start : start + count] = np.arange(1, count + 1)
+    return memory[start : start + count]
+
+
+@of("mbarrier_init", "fence_mbarrier_init", "mbarrier_arrive", "mbarrier_wait")
+def _arrivals() -> None:
+    def phases(seen):
+        tid, bars = cuda.threadIdx.x, cuda.shared.array(2, u64)
+        board = cuda.shared.array(1, f32)
+        if tid == 0:
+            ptx.mbarrier_init(bars, 1, 31)
+            ptx.fence_mbarrier_init()
+            board[0] = 0
+        cuda.syncthreads()
+        ptx.mbarrier_wait(bars, 1, 1)  # the phase before the first counts as over
+        for phase in range(4):
+            if tid:
+                board[0] += 1
+                ptx.mbarrier_arrive(bars, 1)
+            ptx.mbarrier_wait(bars, 1, phase & 1)
+            seen[32 * phase + tid] = board[0]
+            cuda.syncthreads()
+
+    seen = np.zeros(128)
+    run(phases, seen)
+    assert seen.reshape(4, 32).tolist() == [[31.0 * (phase + 1)] * 32 for phase in range(4)]
+
+    def one_too_few(y):
+        bars = cuda.shared.array(1, u64)
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(bars, 0, 33)
+        cuda.syncthreads()
+        ptx.mbarrier_arrive(bars, 0)
+        ptx.mbarrier_wait(bars, 0, 0)
+
+    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at mbarrier 0, phase 0: threads 0\.\.31"):
+        run(one_too_few, np.zeros(1))
+
+    def one_too_many(y):
+        bars = cuda.shared.array(1, u64)
+        if cuda.threadIdx.x == 0:
+            ptx.mbarrier_init(bars, 0, 2)
+            ptx.mbarrier_arrive_expect_tx(bars, 0, 64)  # which do not come: the phase stays open
+        cuda.syncthreads()
+        ptx.mbarrier_arrive(bars, 0)
+
+    with pytest.raises(RuntimeError, match="mbarrier 0: more than 2 arrivals in phase 0"):
+        run(one_too_many, np.zeros(1))
+
+
+@of("cp_async_bulk", "mbarrier_arrive_expect_tx")
+def _bulk_copy() -> None:
+    def copies(y, early, x):
+        tid, bars = cuda.threadIdx.x, cuda.shared.array(1, u64)
+        stage = cuda.shared.array(48, f32, alignment=128)
+        stage[tid] = -1
+        if tid == 0:
+            ptx.mbarrier_init(bars, 0, 1)
+        cuda.syncthreads()
+        if tid == 0:
+            ptx.mbarrier_arrive_expect_tx(bars, 0, 128)
+            ptx.cp_async_bulk(stage, 0, x, 8, 64, bars, 0)
+            ptx.cp_async_bulk(stage, 16, x, 32, 64, bars, 0)
+        cuda.syncthreads()
+        early[tid] = stage[tid]
+        ptx.mbarrier_wait(bars, 0, 0)
+        y[tid] = stage[tid]
+
+    x, y, early = numbered(48), np.zeros(32), np.zeros(32)
+    run(copies, y, early, x)
+    assert y.tolist() == [*x[8:24].tolist(), *x[32:48].tolist()]
+    assert np.isnan(early).all()
+
+    def announced(nbytes):
+        def copy(y, x):
+            bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
+            ptx.mbarrier_init(bars, 0, 1)
+            ptx.mbarrier_arrive_expect_tx(bars, 0, nbytes)
+            ptx.cp_async_bulk(stage, 0, x, 0, 64, bars, 0)
+            ptx.mbarrier_wait(bars, 0, 0)
+            y[0] = stage[15]
+
+        return copy
+
+    y = np.zeros(1)
+    run(announced(64), y, x, threads=1)
+    assert y[0] == 16
+    for wrong in (48, 80):
+        with pytest.raises(Deadlock, match="mbarrier 0, phase 0"):
+            run(announced(wrong), y, x, threads=1)
+
+    def refused(to_index, index, nbytes):
+        def copy(x):
+            bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
+            ptx.mbarrier_init(bars, 0, 1)
+            ptx.cp_async_bulk(stage, to_index, x, index, nbytes, bars, 0)
+
+        return copy
+
+    for to_index, index, nbytes, told in (
+        (0, 1, 16, "not in multiples of 16"),
+        (2, 0, 16, "not in multiples of 16"),
+        (0, 0, 20, "not in multiples of 16"),
+        (0, 40, 64, r"a0\[40\] copied as 16 elements, of 48"),
+        (8, 0, 64, r"shared memory\[8\] copied as 16 elements, of 16"),
+    ):
+        with pytest.raises(IndexError, match=told):
+            run(refused(to_index, index, nbytes), x, threads=1)
+
+
+@of("st_async_v2_f32", "st_async_v2_f64")
+def _remote_store() -> None:
+    for number, store, width in ((f32, ptx.st_async_v2_f32, 8), (f64, ptx.st_async_v2_f64, 16)):
+
+        def sends(y, early, number=number, store=store, width=width):
+            tid, rank = cuda.threadIdx.x, ptx.cluster_ctarank()
+            bars, box = cuda.shared.array(1, u64), cuda.shared.array(4, number, alignment=16)
+            if tid == 0:
+                ptx.mbarrier_init(bars, 0, 1)
+                ptx.fence_mbarrier_init()
+                ptx.mbarrier_arrive_expect_tx(bars, 0, 2 * width)
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+            if tid < 2:  # a pair to either block, at my rank's place
+                store(box, 2 * rank, tid, number(10 * rank + tid), number(100 + 10 * rank + tid), bars, 0)
+            if tid == 5:
+                early[rank] = box[2 * (1 - rank)]
+            ptx.mbarrier_wait(bars, 0, 0)
+            if tid < 4:
+                y[4 * rank + tid] = box[tid]
+
+        y, early = np.zeros(8), np.zeros(2)
+        run(sends, y, early, blocks=2, cluster=2)
+        assert y.tolist() == [0, 100, 10, 110, 1, 101, 11, 111]
+        assert np.isnan(early).all()
+
+
+@of("bar_warp_sync")
+def _warp_barrier() -> None:
+    def swaps(y):
+        tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
+        for step in range(3):
+            shared[tid] = tid + step
+            ptx.bar_warp_sync(0xFFFFFFFF)
+            y[tid] = shared[tid ^ 31]
+            ptx.bar_warp_sync(0xFFFFFFFF)
+
+    y = np.zeros(64)
+    run(swaps, y, threads=64)
+    assert y.tolist() == [(t ^ 31) + 2 for t in range(64)]
+
+    def absent(y):
+        if cuda.threadIdx.x != 3:
+            ptx.bar_warp_sync(0xFFFFFFFF)
+
+    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at bar\.warp\.sync with lanes 0xffffffff"):
+        run(absent, np.zeros(1))

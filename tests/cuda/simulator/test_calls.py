@@ -1,0 +1,292 @@
+"""Calls of dualops.cuda: results in the caller's memory, the same bits twice, and wrong calls told before they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda import simulator
+from dualops.cuda.simulator import Pointer
+from dualops.spec import OPERATORS, Case, Tag
+from dualops.spec.base import FLOATS, numpy_dtype
+from tests.checks import check, gradient_inputs
+from tests.cuda.operators import GENERAL_RUNGS, every_direction, rows_cases
+from tests.problems import Layout, values
+
+SOFTMAX = OPERATORS["softmax"]
+# the general rungs along either axis, the others along rows that lie in memory one after the other
+RUNGS_AND_AXES = [(rung, axis) for rung in SOFTMAX.rungs for axis in (0, 1) if axis == 1 or rung in GENERAL_RUNGS]
+every_rung = pytest.mark.parametrize(("rung", "axis"), RUNGS_AND_AXES)
+
+
+def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def same_bits(one: np.ndarray, two: np.ndarray) -> bool:
+    return one.dtype == two.dtype and one.shape == two.shape and one.tobytes() == two.tobytes()
+
+
+@pytest.fixture
+def untouched(monkeypatch):
+    """Fails a test in which a kernel is launched."""
+
+    def launched(*_, **__):
+        raise AssertionError("a kernel was launched")
+
+    monkeypatch.setattr(simulator, "launch", launched)
+
+
+# --- results -----------------------------------------------------------------------------------------
+
+
+@every_direction
+def test_call_one_equals_call_two_bit_for_bit_in_either_order(direction):
+    cases = [case for case in direction.spec.tagged(Tag.SIM) if case.backward or not direction.backward]
+    for case in cases[2::4]:
+        spec = direction.spec
+        inputs = gradient_inputs(spec, case) if direction.backward else values(spec, case)
+        found = []
+        for name in ("forward", "forward", "reversed"):
+            with simulator.order(name):
+                results = direction.function()(*inputs.values(), **case.params)
+            found.append(results if isinstance(results, tuple) else (results,))
+        for one, two, three in zip(*found, strict=True):
+            assert same_bits(one, two) and same_bits(one, three)
+
+
+@every_direction
+def test_out_is_what_comes_back(direction):
+    case = next(case for case in direction.spec.tagged(Tag.SIM) if all(np.prod(s) for s in case.shapes.values()))
+    inputs = gradient_inputs(direction.spec, case) if direction.backward else values(direction.spec, case)
+    results = direction.function()(*inputs.values(), **case.params)
+    out = tuple(map(np.empty_like, results)) if isinstance(results, tuple) else np.empty_like(results)
+    again = direction.function()(*inputs.values(), **case.params, out=out)
+    if isinstance(out, tuple):
+        assert all(one is two for one, two in zip(again, out, strict=True))
+    else:
+        assert again is out
+
+
+@every_rung
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_softmax_in_place(dtype, axis, rung, order):
+    for case in rows_cases({"x": (7, 64)}, (dtype,), axis=axis):
+        odd = Layout((1, 0), (2, 0), misalignment=1) if rung in GENERAL_RUNGS else Layout((0, 1), (0, 16))
+        for layout in (Layout.dense(2), odd):
+            for backward, function in ((False, dualops.cuda.softmax), (True, dualops.cuda.softmax_backward)):
+                check(
+                    SOFTMAX,
+                    case,
+                    lambda *arrays, function=function, **options: function(*arrays, kernel=rung, **options),
+                    backward=backward,
+                    layouts=dict.fromkeys(("x", "y"), layout),
+                    ways=("in place",),
+                )
+
+
+def test_softmax_backward_in_place_of_dy():
+    y, dy = reference.softmax(numbers(4, 33)), numbers(4, 33)
+    expected = dualops.cuda.softmax_backward(y, dy)
+    dualops.cuda.softmax_backward(y, dy, out=dy)
+    assert same_bits(dy, expected)
+
+
+def test_a_plan_for_one_alignment_does_not_serve_another():
+    """The address decides whether 16 bytes may be read at once; the layout is the same."""
+    memory = np.zeros(4 * 64 + 8, np.float32)
+    start = -memory.ctypes.data % 16 // 4
+    x = numbers(4, 64)
+    for offset in (0, 1, 2, 0, 3):
+        view = memory[start + offset :][: 4 * 64].reshape(4, 64)
+        view[:] = x
+        assert np.allclose(dualops.cuda.softmax(view), reference.softmax(x), atol=1e-6)
+
+
+def test_plan_says_rung_and_reason(untouched):
+    told = str(dualops.cuda.plan("softmax", numbers(4, 64), axis=0, kernel="naive"))
+    assert "rung naive" in told and "one thread a row" in told and "N=4" in told
+    assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
+    for name in dualops.cuda.RUNGS:
+        assert dualops.cuda.RUNGS[name] == OPERATORS[name].rungs
+
+
+# --- special values ----------------------------------------------------------------------------------
+
+
+@every_rung
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_what_poisons_a_row_poisons_that_row_alone(rung, dtype, axis, poison, order):
+    x = numbers(6, 64, dtype=dtype)
+    clean = dualops.cuda.softmax(x, axis, kernel=rung)
+    x[2, 4] = poison
+    y = dualops.cuda.softmax(x, axis, kernel=rung)
+    struck = np.zeros(x.shape, bool)
+    struck[2 if axis == 1 else slice(None), slice(None) if axis == 1 else 4] = True
+    assert np.isnan(y[struck].astype(np.float64)).all()
+    assert same_bits(y[~struck], clean[~struck])
+
+
+@every_rung
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_minus_infinity_is_a_probability_of_zero_and_a_row_of_nothing_else_is_nan(rung, dtype, axis, order):
+    x = np.full((72, 3), -np.inf, numpy_dtype(dtype))
+    x[69, 1], x[[0, 5], 2] = 0, 3
+    y = dualops.cuda.softmax(x if axis == 0 else np.ascontiguousarray(x.T), axis, kernel=rung)
+    y = (y if axis == 0 else y.T).astype(np.float64)
+    assert np.isnan(y[:, 0]).all()
+    assert y[69, 1] == 1 and (y[:69, 1] == 0).all()
+    assert y[0, 2] == y[5, 2] == 0.5 and y[:, 2].sum() == 1
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
+    q, k, v = (numbers(1, 1, s, 8, dtype=dtype) for s in (5, 20, 20))
+    clean = dualops.cuda.flash_attention(q, k, v, causal="top_left")
+    k[:, :, 5:], v[:, :, 5:] = np.nan, np.inf
+    assert same_bits(dualops.cuda.flash_attention(q, k, v, causal="top_left"), clean)
+    q[0, 0, 3] = np.nan
+    o = dualops.cuda.flash_attention(q, k, v, causal="top_left")
+    assert np.isnan(o[0, 0, 3].astype(np.float64)).all()
+    assert same_bits(np.delete(o, 3, axis=2), np.delete(clean, 3, axis=2))
+
+
+# --- wrong calls -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "told"),
+    [
+        ([1.0, 2.0], {}, TypeError, "softmax: x is a builtins.list, expected a NumPy array"),
+        (3.0, {}, TypeError, "softmax: x is a builtins.float"),
+        (None, {}, TypeError, "softmax: x is a builtins.NoneType"),
+        (np.zeros(()), {}, ValueError, "x has no axes, expected at least one"),
+        (np.zeros((2, 3), int), {}, TypeError, "x has dtype int64, expected one of float64"),
+        (np.zeros((2, 3), ">f4"), {}, TypeError, "x has dtype >f4"),
+        (np.zeros((2, 3)), {"axis": 2}, ValueError, "axis is 2, expected -2 to 1"),
+        (np.zeros((2, 3)), {"axis": -3}, ValueError, "axis is -3, expected -2 to 1"),
+        (np.zeros((2, 3)), {"axis": 1.0}, TypeError, "axis is 1.0, expected an integer"),
+        (np.zeros((2, 3)), {"axis": True}, TypeError, "axis is True, expected an integer"),
+        (np.zeros((2, 3)), {"axis": None}, TypeError, "axis is None, expected an integer"),
+        (np.zeros((2, 3)), {"axis": [1]}, TypeError, r"axis is \[1\], expected an integer"),
+        (np.zeros((2, 3))[:, ::-1], {}, NotImplementedError, "x has a negative stride"),
+        (np.zeros((2, 3)), {"kernel": "wgmma"}, ValueError, "kernel is 'wgmma', expected one of naive, simt"),
+        (np.zeros((2, 3)), {"out": np.zeros((3, 2))}, ValueError, r"out y has shape \(3, 2\), expected \(2, 3\)"),
+        (np.zeros((2, 3)), {"out": np.zeros((2, 3), "f4")}, TypeError, "out y has dtype float32, expected float64"),
+        (np.zeros((2, 3)), {"out": [0.0]}, TypeError, "out y is a builtins.float, expected a NumPy array"),
+        (np.zeros((2, 3)), {"out": ()}, ValueError, "out has 0 arrays, expected 1: y"),
+        (np.zeros((2, 3)), {"out": (np.zeros((2, 3)),) * 2}, ValueError, "out has 2 arrays, expected 1: y"),
+        (np.zeros((2, 3)), {"out": np.zeros((1, 3)).repeat(2, 0)[::-1]}, NotImplementedError, "out y has a negative"),
+        (np.zeros((2, 3)), {"out": np.broadcast_to(np.zeros(3), (2, 3))}, ValueError, "elements overlap one another"),
+    ],
+)
+def test_softmax_refuses(x, options, error, told, untouched):
+    with pytest.raises(error, match=told):
+        dualops.cuda.softmax(x, **options)
+    with pytest.raises(error, match=told):  # not only the first time
+        dualops.cuda.softmax(x, **options)
+
+
+def test_after_a_right_call_a_wrong_one_like_it_is_still_refused():
+    x = np.zeros((2, 3))
+    dualops.cuda.softmax(x, 1)
+    axis: Any
+    for axis in (1.0, True, np.float64(1)):
+        with pytest.raises(TypeError, match="expected an integer"):
+            dualops.cuda.softmax(x, axis)
+    axis = np.int32(1)
+    assert same_bits(dualops.cuda.softmax(x, axis), dualops.cuda.softmax(x, 1))
+
+
+def test_torch_tensors_are_for_the_bridge(untouched):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"x is a torch\.Tensor, expected a NumPy array: kernels run in the simulator"):
+        dualops.cuda.softmax(torch.zeros(2, 3))
+
+
+def test_results_that_overlap_what_is_read(untouched):
+    memory = np.zeros(100)
+    x = memory[:60].reshape(6, 10)
+    for out in (memory[10:70].reshape(6, 10), memory[1:61].reshape(6, 10), x.reshape(10, 6).T):
+        if out.shape == x.shape:
+            with pytest.raises(ValueError, match="softmax: out y overlaps x in memory"):
+                dualops.cuda.softmax(x, out=out)
+    q = np.zeros((1, 1, 4, 8))
+    with pytest.raises(ValueError, match="out o overlaps q"):
+        dualops.cuda.flash_attention(q, q.copy(), q.copy(), out=q)
+    o = np.zeros(64)
+    with pytest.raises(ValueError, match="out lse overlaps out o"):
+        dualops.cuda.flash_attention(
+            q, q, q, return_lse=True, out=(o[:32].reshape(1, 1, 4, 8), o[31:35].reshape(1, 1, 4))
+        )
+
+
+def test_gradients_refuse_what_does_not_belong_together(untouched):
+    y = numbers(2, 3)
+    backward = dualops.cuda.softmax_backward
+    for dy, error, told in (
+        (numbers(3, 2), ValueError, r"dy has shape \(3, 2\), y has shape \(2, 3\)"),
+        (numbers(2, 3, dtype="float64"), TypeError, "dy has dtype float64, y has dtype float32"),
+        (numbers(2, 3).tolist(), TypeError, "softmax_backward: dy is a builtins.list"),
+    ):
+        with pytest.raises(error, match=told):
+            backward(y, dy)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "error", "told"),
+    [
+        (((1, 3, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "H to be a multiple of Hkv"),
+        (((1, 2, 4, 8), (1, 2, 4, 9), (1, 2, 4, 8)), {}, ValueError, "k has D=9, q has D=8"),
+        (((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 5, 8)), {}, ValueError, "v has Sk=5, k has Sk=4"),
+        (((2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "q has 3 axes"),
+        (((1, 2, 4, 8),) * 3, {"causal": "left"}, ValueError, "causal is 'left'"),
+        (((1, 2, 4, 8),) * 3, {"scale": float("inf")}, ValueError, "scale is inf, expected a finite number"),
+        (((1, 2, 4, 8),) * 3, {"kernel": "naive"}, ValueError, "kernel is 'naive', expected one of"),
+        (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 9))}, ValueError, "out o has shape"),
+        (((1, 2, 4, 8),) * 3, {"return_lse": True, "out": np.zeros((1, 2, 4, 8))}, ValueError, "1 arrays, expected 2"),
+        # the kernels write rows whose elements are neighbours, as they read them
+        (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 16))[..., ::2]}, (ValueError, NotImplementedError), "stride"),
+    ],
+)
+def test_attention_refuses(shapes, options, error, told, untouched):
+    with pytest.raises(error, match=told):
+        dualops.cuda.flash_attention(*(np.zeros(shape) for shape in shapes), **options)
+
+
+def test_rows_along_more_strides_than_the_kernels_walk(untouched):
+    x = np.zeros((3, 5, 5, 6, 7))[:, ::2, ::2, ::2, ::2]
+    with pytest.raises(NotImplementedError, match="rung any does not do"):
+        dualops.cuda.softmax(x)
+
+
+def test_rows_that_merge_into_three_strides_are_done():
+    x = numbers(2, 3, 2, 3, 5)[:, ::2]
+    assert np.allclose(dualops.cuda.softmax(x), reference.softmax(x), atol=1e-6)
+
+
+# --- the ordinary way of Numba -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_launched_the_ordinary_way_gives_the_same(dtype, order):
+    x = numbers(5, 67, dtype=dtype)
+    plan = dualops.cuda.plan("softmax", x, axis=-1)
+    (step,) = plan.steps
+    y = np.zeros_like(x)
+    words = {name: a.view(np.uint16) if dtype == "bfloat16" else a for name, a in (("x", x), ("y", y))}
+    arguments = [Pointer(words[arg].reshape(-1), arg) if isinstance(arg, str) else arg for arg in step.args]
+    step.kernel[step.grid, step.kernel.threads](*arguments)
+    assert same_bits(y, dualops.cuda.softmax(x))
+
+
+def test_bfloat16_is_that_of_ml_dtypes():
+    assert dualops.cuda.softmax(np.zeros((2, 4), ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
+    case = Case("ones", "bfloat16", {"x": (2, 4)})
+    check(SOFTMAX, case, dualops.cuda.softmax)

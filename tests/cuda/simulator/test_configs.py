@@ -1,0 +1,125 @@
+"""softmax's kernels by Configs that the SIM cases are too small for: clusters, several rows a block, rings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.cuda.backend import Kernel
+from dualops.cuda.launch import flat
+from dualops.cuda.softmax import long_rows, ring, rows
+from dualops.cuda.softmax.long_rows import LongRowsConfig
+from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax.rows import RowsConfig
+from dualops.spec import OPERATORS, Case
+from dualops.spec.base import itemsize
+from tests.checks import check
+from tests.problems import Layout
+
+DTYPES = ("float64", "bfloat16")
+DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+
+
+def hold(shape: tuple[int, int], dtype: str, backward: bool, launch: Callable[..., None], aligned: bool) -> None:
+    """Check what `launch(results and inputs by name, M, N, strides between their rows)` does."""
+
+    names: list[str] = ["y", "dy"] if backward else ["x"]
+
+    def run(*arrays: np.ndarray, out: np.ndarray) -> None:
+        strides = [array.strides[0] // array.itemsize for array in (out, *arrays)]
+        pointers = [flat(array, name) for name, array in zip(["out", *names], (out, *arrays), strict=True)]
+        launch(pointers, *shape, strides)
+
+    padded = Layout((0, 1), (0, 16 if aligned else 3), misalignment=0 if aligned else 1)
+    for special in (False, True):
+        case = Case("config", dtype, {"x": shape}, seed=shape[1])
+        check(
+            OPERATORS["softmax"],
+            case,
+            run,
+            backward=backward,
+            layouts=dict.fromkeys(names, padded),
+            out_layout=padded,
+            special=special,
+            ways=("given",),
+        )
+
+
+def start(kernel: Kernel, blocks: int, args: list[Any], shared_bytes: int = 0) -> None:
+    kernel[blocks, kernel.threads, 0, shared_bytes](*args)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        RowsConfig(32, 1, 3),
+        RowsConfig(64, 1, 2),
+        RowsConfig(128, 2, 1),
+        RowsConfig(128, 1, 1, aligned=False),
+        RowsConfig(32, 3, 2, aligned=False),
+    ],
+    ids=str,
+)
+def test_rows(config, dtype, backward, order):
+    vector = 16 // itemsize(dtype)
+    longest = config.columns(dtype)
+    build = rows.build_backward if backward else rows.build_forward
+
+    def launch(pointers, M, N, strides):
+        start(build(config, dtype), -(-M // config.rows), [*pointers, M, N, *strides])
+
+    for columns in (longest, longest // 2 + vector, vector):
+        hold((config.rows + 1, columns), dtype, backward, launch, config.aligned)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [LongRowsConfig(64, 2), LongRowsConfig(96, 1, aligned=False)], ids=str)
+def test_long_rows(config, dtype, backward, order):
+    build = long_rows.build_backward if backward else long_rows.build_forward
+
+    def launch(pointers, M, N, strides):
+        start(build(config, dtype), M, [*pointers, N, *strides])
+
+    for columns in (8, 1600, 1608):
+        hold((2, columns), dtype, backward, launch, config.aligned)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        RingConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
+        RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
+        RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
+        RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
+    ],
+    ids=str,
+)
+def test_ring(config, dtype, backward, order):
+    """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
+    build = ring.build_backward if backward else ring.build_forward
+
+    def launch(pointers, M, N, strides):
+        blocks = min(M, 2) * config.cluster
+        start(build(config, dtype), blocks, [*pointers, M, N, *strides], config.shared_bytes(2 if backward else 1))
+
+    longest = config.cluster * config.share(dtype)
+    for columns in (longest, longest - 8, 8):
+        hold((5, columns), dtype, backward, launch, aligned=True)
+
+
+def test_a_config_has_one_kernel_a_dtype():
+    config = RowsConfig(32, 1, 4)
+    first = rows.build_forward(config, "float32")
+    assert rows.build_forward(replace(config), "float32") is first
+    assert rows.build_forward(replace(config, rows=2), "float32") is not first
+    assert rows.build_forward(config, "float64") is not first
+    assert "RowsConfig(row_threads=32" in first.identity and "'float32'" in first.identity

@@ -1,0 +1,41 @@
+"""Random problems in the simulator, `--fuzz` of them over all directions: any layout, values, rung and order."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from dualops.cuda import simulator
+from tests.cuda.fuzz import Trial, trials
+from tests.cuda.operators import DIRECTIONS, every_direction
+
+MAX_ELEMENTS = {"softmax": 2000, "flash_attention": 400}
+MOST_ROWS = 40  # a block each at worst, and a simulated thread takes some 20 microseconds between two barriers
+SEED = 20
+
+
+def rows(trial: Trial) -> int:
+    """Rows that are reduced: the elements beside the softmax's axis; of an attention, its queries."""
+    shape = next(iter(trial.case.shapes.values()))
+    return prod(shape) // max(shape[trial.case.params.get("axis", -1)], 1)
+
+
+@every_direction
+def test_random_problems(direction, fuzz_count):
+    many = trials(direction, SEED, 100 * fuzz_count, MAX_ELEMENTS[direction.spec.name])
+    small = (trial for trial in many if rows(trial) <= MOST_ROWS)
+    ran, refused = 0, 0
+    for trial in small:
+        with simulator.order(trial.order):
+            done = trial.run()
+        ran, refused = ran + done, refused + (not done)
+        if ran * len(DIRECTIONS) >= fuzz_count:
+            break
+    assert ran > 3 * refused
+
+
+@pytest.mark.parametrize("draw", ["rung", "way", "order", "special", "out_layout"])
+@every_direction
+def test_the_trials_differ_in_everything(direction, draw):
+    assert len({getattr(trial, draw) for trial in trials(direction, SEED, 60, 400)}) > 1

@@ -1,0 +1,273 @@
+"""Every instruction's twin against a computation that owes it nothing: fractions, `struct`, Python's own floats."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.cuda import ptx, simulator
+from dualops.cuda.backend import cuda
+from dualops.cuda.simulator import Pointer
+
+from . import asynchronous
+
+TESTS: dict[str, Callable[[], None]] = dict(asynchronous.TESTS)
+INF, NAN = math.inf, math.nan
+RNG = np.random.default_rng(0)
+NUMBERS = [float(x) for x in np.concatenate([RNG.normal(size=200), RNG.normal(size=50) * 1e30]).astype(np.float32)]
+EDGES = [0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e-45, -1e-45, 2.0**-126, 3.4028234663852886e38, -65504.0, 65519.99]
+
+
+def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Decorator: this function tests the instructions with these names."""
+
+    def add(function: Callable[[], None]) -> Callable[[], None]:
+        TESTS.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+@pytest.mark.parametrize("name", ptx.RECORDS)
+def test_twin(name):
+    assert name in TESTS, f"{name} has no test: write one that does not use its twin's arithmetic"
+    with np.errstate(all="ignore"):
+        TESTS[name]()
+
+
+def test_no_test_without_an_instruction():
+    assert TESTS.keys() == ptx.RECORDS.keys()
+
+
+def same(one: Any, two: Any) -> bool:
+    """The same number, zeros with the same sign, any NaN like any other."""
+    one, two = float(one), float(two)
+    return (one != one and two != two) or (one == two and math.copysign(1, one) == math.copysign(1, two))
+
+
+def nearest_f32(exact: Fraction) -> float:
+    """The float32 next to a fraction, ties to the even one."""
+    guess = np.float32(float(exact))
+    around = [np.nextafter(guess, np.float32(-INF)), guess, np.nextafter(guess, np.float32(INF))]
+    distances = [abs(Fraction(float(x)) - exact) for x in around]
+    best = [x for x, distance in zip(around, distances, strict=True) if distance == min(distances)]
+    even = [x for x in best if struct.unpack("<I", struct.pack("<f", x))[0] % 2 == 0]
+    return float(best[0] if len(best) == 1 else even[0])
+
+
+def run(function: Any, *args: Any, threads: int = 32, blocks: int = 1, cluster: int = 1) -> None:
+    simulator.launch(function, (blocks,), (threads,), args, cluster=cluster)
+
+
+# --- arithmetic --------------------------------------------------------------------------------------
+
+
+@of("ex2_approx_ftz")
+def _ex2():
+    for x in [*np.linspace(-130, 130, 500, dtype=np.float32), *(e for e in EDGES if e == e)]:
+        exact = 2.0 ** float(x) if x < 1000 else INF
+        result = float(ptx.ex2_approx_ftz(x))
+        if exact < 2.0**-126:
+            assert result == 0, x
+        elif exact >= 2.0**128:
+            assert result == INF, x
+        else:
+            assert abs(result - exact) <= exact * 2**-22, x
+    assert math.isnan(ptx.ex2_approx_ftz(NAN))
+
+
+@of("lg2_approx")
+def _lg2():
+    for x in [abs(n) for n in NUMBERS if n] + [1e-45, 2.0**-126, 1.0, 2.0, 3.4e38]:
+        exact = math.log2(struct.unpack("<f", struct.pack("<f", x))[0])
+        assert abs(float(ptx.lg2_approx(x)) - exact) <= max(abs(exact), 1) * 2**-22, x
+    assert ptx.lg2_approx(0.0) == -INF and ptx.lg2_approx(-0.0) == -INF and ptx.lg2_approx(INF) == INF
+    assert math.isnan(ptx.lg2_approx(-1.0)) and math.isnan(ptx.lg2_approx(NAN))
+
+
+@of("max_f32", "max_f64")
+def _max():
+    for larger in (ptx.max_f32, ptx.max_f64):
+        for a in EDGES[:7]:
+            for b in EDGES[:7]:
+                # a number goes before a NaN, +0 is larger than -0
+                numbers = sorted((x for x in (a, b) if x == x), key=lambda x: (x, math.copysign(1, x)))
+                assert same(larger(a, b), numbers[-1] if numbers else NAN), (larger, a, b)
+    assert float(ptx.max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
+
+
+@of("mul_rn", "add_rn")
+def _rounded_once():
+    for a, b in zip(NUMBERS, NUMBERS[7:] + EDGES[:3], strict=False):
+        x, y = Fraction(a), Fraction(b)
+        if abs(x * y) < 2**127:
+            assert same(ptx.mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
+        assert same(ptx.add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
+    assert ptx.mul_rn(3e38, 2.0) == INF and ptx.add_rn(3e38, 3e38) == INF
+    assert math.isnan(ptx.mul_rn(INF, 0.0)) and math.isnan(ptx.add_rn(INF, -INF))
+
+
+@of("fma_rn")
+def _fma():
+    triples = list(zip(NUMBERS, NUMBERS[3:], NUMBERS[11:], strict=False))
+    # 172961 * 97 / 2**24 is halfway between two floats: 2**-60 more decides, and no float64 holds it
+    triples += [(172961.0, 97.0 * 2**-24, sign * 2.0**-60) for sign in (1, -1)]
+    for a, b, c in triples:
+        exact = Fraction(a) * Fraction(b) + Fraction(c)
+        if exact and abs(exact) < 2**127:
+            assert float(ptx.fma_rn(a, b, c)) == nearest_f32(exact), (a, b, c)
+
+
+@of("bits_of_f32", "f32_of_bits")
+def _bits():
+    for x in NUMBERS + EDGES:
+        bits = struct.unpack("<I", struct.pack("<f", x))[0]
+        assert ptx.bits_of_f32(x) == bits and type(ptx.bits_of_f32(x)) is int
+        assert same(ptx.f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+# --- conversions -------------------------------------------------------------------------------------
+
+
+def bf16_bits(x: float) -> int:
+    """Round half to even on the 32 bits; a NaN stays one."""
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return 0x7FC0 if x != x else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def f16_bits(x: float) -> int:
+    try:
+        return struct.unpack("<H", struct.pack("<e", x))[0]
+    except OverflowError:
+        return 0x7C00 if x > 0 else 0xFC00
+
+
+def bf16_value(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
+
+
+def f16_value(bits: int) -> float:
+    return struct.unpack("<e", struct.pack("<H", bits))[0]
+
+
+BF16_TIES = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 3.39e38]
+F16_TIES = [1 + 2**-11, 1 + 3 * 2**-11, 65520.0, -65520.0, 2.0**-25, 3 * 2.0**-25, 2.0**-24]
+
+
+@of("bf16_of_f32", "f32_of_bf16", "pack_bf16x2", "unpack_bf16x2")
+def _bfloat16():
+    _half(ptx.bf16_of_f32, ptx.f32_of_bf16, ptx.pack_bf16x2, ptx.unpack_bf16x2, bf16_bits, bf16_value, BF16_TIES)
+
+
+@of("f16_of_f32", "f32_of_f16", "pack_f16x2", "unpack_f16x2")
+def _float16():
+    _half(ptx.f16_of_f32, ptx.f32_of_f16, ptx.pack_f16x2, ptx.unpack_f16x2, f16_bits, f16_value, F16_TIES)
+
+
+def _half(narrow: Any, widen: Any, pack: Any, unpack: Any, bits: Any, value: Any, ties: list[float]) -> None:
+    numbers = NUMBERS + EDGES + ties
+    for x in numbers:
+        found = narrow(x)
+        assert type(found) is int and (same(value(found), NAN) if x != x else found == bits(x)), x
+    for low, high in pairwise(numbers):
+        word = pack(low, high)
+        assert type(word) is int
+        assert same(value(word & 0xFFFF), value(bits(low))) and same(value(word >> 16), value(bits(high))), (low, high)
+    for pattern in range(0, 1 << 16, 7):  # every exponent, every sign, NaNs and denormals
+        assert same(widen(pattern), value(pattern)), pattern
+        other = pattern * 40503 & 0xFFFF
+        low, high = unpack(other << 16 | pattern)
+        assert same(low, value(pattern)) and same(high, value(other)), (pattern, other)
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+def aligned(count: int, dtype: Any, offset: int = 0) -> np.ndarray:
+    """`count` numbered elements that begin `offset` elements behind a multiple of 16 bytes."""
+    raw = np.zeros(count * np.dtype(dtype).itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 16 + offset * np.dtype(dtype).itemsize
+    array = raw[start : start + count * np.dtype(dtype).itemsize].view(dtype)
+    array[:] = np.arange(1, count + 1)
+    return array
+
+
+@of("ld_global_v4_b32", "st_global_v4_b32")
+def _words():
+    for dtype, each in ((np.float32, 4), (np.uint16, 8)):
+        x, y = aligned(32, dtype), aligned(32, dtype)
+        words = struct.unpack("<4I", x[each : 2 * each].tobytes())
+        assert ptx.ld_global_v4_b32(Pointer(x, "x"), each, 1, 0) == words
+        assert ptx.ld_global_v4_b32(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
+        ptx.st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
+        assert y[3 * each : 4 * each].tobytes() == struct.pack("<4I", *words)
+        before = y.tobytes()
+        ptx.st_global_v4_b32(Pointer(y, "y"), -(10**9), 0, 1, 2, 3, 4)
+        assert y.tobytes() == before
+
+
+@of("ld_global_v2_f64", "st_global_v2_f64")
+def _doubles():
+    x, y = aligned(8, np.float64), aligned(8, np.float64)
+    assert ptx.ld_global_v2_f64(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
+    assert ptx.ld_global_v2_f64(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
+    ptx.st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
+    ptx.st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
+    assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
+
+
+@of("ld_shared_v4_f32", "ld_shared_v2_f64", "ld_shared_v4_b32")
+def _shared():
+    for dtype, each in ((np.float32, 4), (np.uint16, 8)):
+        shared = aligned(16, dtype)
+        words = struct.unpack("<4I", shared[each : 2 * each].tobytes())
+        assert ptx.ld_shared_v4_b32(Pointer(shared, "s"), each) == words
+    assert ptx.ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
+    assert ptx.ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+
+
+@of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_wait")
+def _cluster():
+    came = []
+
+    def kernel(ranks, seen):
+        ranks[cuda.blockIdx.x] = ptx.cluster_ctarank()
+        came.append(cuda.blockIdx.x // 3)
+        ptx.barrier_cluster_arrive()
+        ptx.barrier_cluster_wait()
+        seen[32 * cuda.blockIdx.x + cuda.threadIdx.x] = came.count(cuda.blockIdx.x // 3)
+
+    ranks, seen = np.zeros(6, int), np.zeros(192, int)
+    run(kernel, Pointer(ranks, "ranks"), Pointer(seen, "seen"), blocks=6, cluster=3)
+    assert ranks.tolist() == [0, 1, 2, 0, 1, 2]
+    assert (seen == 96).all()  # nobody goes on before all threads of the three blocks have come
+
+
+@of("shfl_bfly_f32", "shfl_bfly_f64")
+def _shuffle():
+    for shuffle in (ptx.shfl_bfly_f32, ptx.shfl_bfly_f64):
+        for distance in (1, 2, 4, 8, 16, 5, 31):
+
+            def kernel(y, shuffle=shuffle, distance=distance):
+                tid = cuda.threadIdx.x
+                y[tid] = shuffle(tid + 0.5, distance, 0xFFFFFFFF)
+
+            y = np.zeros(64)
+            run(kernel, Pointer(y, "y"), threads=64)
+            assert y.tolist() == [32 * (t // 32) + (t % 32 ^ distance) + 0.5 for t in range(64)]
+
+        def half(y, shuffle=shuffle):
+            tid = cuda.threadIdx.x
+            if tid < 16:
+                y[tid] = shuffle(tid, 8, 0x0000FFFF)
+
+        y = np.zeros(16)
+        run(half, Pointer(y, "y"))
+        assert y.tolist() == [t ^ 8 for t in range(16)]

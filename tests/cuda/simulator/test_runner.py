@@ -1,0 +1,266 @@
+"""The simulator's runner: who waits for whom, what is out of bounds, in which order threads run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dualops.cuda import ptx, simulator
+from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer
+from dualops.cuda.launch import flat
+from dualops.cuda.simulator import Deadlock, Pointer
+
+FULL = 0xFFFFFFFF
+
+
+def run(function, *arrays, threads=32, blocks=1, **options):
+    simulator.launch(function, (blocks,), (threads,), [flat(a, f"a{i}") for i, a in enumerate(arrays)], **options)
+
+
+# --- threads that wait -------------------------------------------------------------------------------
+
+
+def test_a_lane_that_does_not_come_to_a_shuffle(order):
+    def absent(y):
+        tid = cuda.threadIdx.x
+        if tid != 7:
+            y[tid] = ptx.shfl_bfly_f32(tid, 1, FULL)
+
+    with pytest.raises(
+        Deadlock, match=r"31 threads wait for ever: block \(0, 0, 0\) at shfl.sync.bfly with lanes 0xff"
+    ):
+        run(absent, np.zeros(32))
+
+
+def test_a_barrier_in_a_branch(order):
+    def branch(y):
+        if cuda.threadIdx.x < 3:
+            cuda.syncthreads()
+
+    with pytest.raises(Deadlock, match=r"3 threads wait for ever: block \(0, 0, 0\) at syncthreads: threads 0, 1, 2$"):
+        run(branch, np.zeros(1), threads=64)
+
+
+def test_a_cluster_barrier_that_one_block_leaves_out(order):
+    def leaves(y):
+        if cuda.blockIdx.x != 1:
+            ptx.barrier_cluster_arrive()
+            ptx.barrier_cluster_wait()
+
+    with pytest.raises(Deadlock, match=r"block \(0, 0, 0\) at barrier.cluster: threads 0\.\.31"):
+        run(leaves, np.zeros(1), blocks=2, cluster=2)
+
+
+def test_a_lane_that_its_own_mask_leaves_out(order):
+    def outside(y):
+        ptx.shfl_bfly_f32(1.0, 1, 0x0000FFFF)
+
+    with pytest.raises(RuntimeError, match=r"lane (16|31) calls with a member mask 0x0000ffff that leaves it out"):
+        run(outside, np.zeros(1))
+
+
+def test_two_masks_that_overlap():
+    def torn(y):
+        ptx.shfl_bfly_f32(1.0, 1, FULL if cuda.threadIdx.x == 0 else FULL - 1)
+
+    with pytest.raises(RuntimeError, match="lane 1 brings mask 0xfffffffe, others wait with 0xffffffff"):
+        run(torn, np.zeros(1))
+
+
+def test_lanes_at_different_instructions():
+    def other(name):
+        return simulator.exchange(name, 0, FULL)
+
+    def torn(y):
+        other("shfl" if cuda.threadIdx.x else "vote")
+
+    with pytest.raises(RuntimeError, match="lane 1 is at shfl, other lanes of its warp wait at vote"):
+        run(torn, np.zeros(1))
+
+
+def test_a_barrier_holds_everybody_back(order):
+    """Each thread reads what its opposite wrote before the barrier, over and over."""
+
+    def swap(y):
+        tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
+        for step in range(5):
+            shared[tid] = tid + step
+            cuda.syncthreads()
+            y[tid] = shared[63 - tid]
+            cuda.syncthreads()
+
+    y = np.zeros(64)
+    run(swap, y, threads=64)
+    assert y.tolist() == [63 - t + 4 for t in range(64)]
+
+
+# --- memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [-1, 8, 1 << 40])
+def test_outside_an_argument(index):
+    def reads(y, x):
+        if cuda.threadIdx.x == 5:
+            y[0] = x[index]
+
+    def writes(y, x):
+        if cuda.threadIdx.x == 5:
+            x[index] = 1
+
+    for function, what in ((reads, "read"), (writes, "written")):
+        with pytest.raises(IndexError, match=rf"a1\[{index}\] {what}, of 8 elements, by thread 5 of block "):
+            run(function, np.zeros(1), np.zeros(8))
+
+
+def test_outside_a_shared_and_a_local_array():
+    def shared(y):
+        cuda.shared.array(4, f32)[4] = 0
+
+    def local(y):
+        y[0] = cuda.local.array(4, f32)[4]
+
+    for function, told in ((shared, r"shared memory\[4\] written"), (local, r"local array\[4\] read")):
+        with pytest.raises(IndexError, match=told):
+            run(function, np.zeros(1))
+
+
+def test_vectors_must_be_aligned_and_inside():
+    memory = np.zeros(64, np.uint8)
+    x = memory[-memory.ctypes.data % 16 :][:32].view(np.float32)
+
+    def loads(y, x, index):
+        y[0] = ptx.ld_global_v4_b32(x, index, 1, 0)[0]
+
+    for index, told in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
+        with pytest.raises(IndexError, match=told):
+            simulator.launch(loads, (1,), (1,), [Pointer(np.zeros(1), "y"), Pointer(x, "x"), index])
+
+
+@pytest.mark.parametrize("number", [f32, f64])
+def test_local_and_shared_memory_begin_as_nan(number):
+    def peeks(y):
+        y[0] = cuda.local.array(3, number)[2]
+        y[1] = cuda.shared.array(3, number)[2]
+        y[2] = cuda.shared.array(0, number, alignment=16)[2]  # dynamic
+
+    y = np.zeros(3)
+    run(peeks, y, threads=1, shared_bytes=64)
+    assert np.isnan(y).all()
+
+
+def test_shared_memory_is_the_blocks_own_and_local_memory_the_threads():
+    def adds(y):
+        tid = cuda.threadIdx.x
+        shared, local = cuda.shared.array(1, f32), cuda.local.array(1, f32)
+        local[0] = tid
+        if tid == 0:
+            shared[0] = 100 * cuda.blockIdx.x
+        cuda.syncthreads()
+        y[32 * cuda.blockIdx.x + tid] = shared[0] + local[0]
+
+    y = np.zeros(96)
+    run(adds, y, blocks=3)
+    assert y.tolist() == [100 * b + t for b in range(3) for t in range(32)]
+
+
+def test_two_shared_arrays_of_one_loop_are_one_array_each():
+    def two(y):
+        a, b = cuda.shared.array(1, f32), cuda.shared.array(1, f32)
+        a[0], b[0] = 1, 2
+        y[0] = a[0]
+
+    y = np.zeros(1)
+    run(two, y, threads=1)
+    assert y[0] == 1
+
+
+def test_dynamic_shared_arrays_begin_at_one_place():
+    def aliases(y):
+        cuda.shared.array(0, f32, alignment=16)[0] = 1.0
+        y[0] = cuda.shared.array(0, i32, alignment=16)[0]
+
+    y = np.zeros(1)
+    run(aliases, y, threads=1, shared_bytes=16)
+    assert y[0] == 0x3F800000
+
+
+# --- order, grids ------------------------------------------------------------------------------------
+
+
+def test_reversed_order_reverses_threads_and_blocks():
+    seen = []
+
+    def notes(y):
+        seen.append((cuda.blockIdx.x, cuda.threadIdx.x))
+        cuda.syncthreads()
+        seen.append((cuda.blockIdx.x, cuda.threadIdx.x))
+
+    def collected(name):
+        seen.clear()
+        with simulator.order(name):
+            run(notes, np.zeros(1), threads=3, blocks=2)
+        return [*seen]
+
+    forward = collected("forward")
+    assert forward[:3] == [(0, 0), (0, 1), (0, 2)]
+    assert sorted(collected("reversed")) == sorted(forward)
+    assert collected("reversed")[:3] == [(1, 2), (1, 1), (1, 0)]
+    assert collected("forward") == forward
+    with (
+        pytest.raises(ValueError, match="order is 'random', expected 'forward' or 'reversed'"),
+        simulator.order("random"),
+    ):
+        pass
+
+
+def test_blocks_and_threads_of_three_axes():
+    def marks(y):
+        t, b, g, d = cuda.threadIdx, cuda.blockIdx, cuda.gridDim, cuda.blockDim
+        block = (b.z * g.y + b.y) * g.x + b.x
+        y[block * d.x * d.y * d.z + (t.z * d.y + t.y) * d.x + t.x] += 1
+
+    y = np.zeros(2 * 3 * 2 * 4 * 2 * 3)
+    simulator.launch(marks, (2, 3, 2), (4, 2, 3), [Pointer(y, "y")])
+    assert (y == 1).all()
+
+
+def test_a_grid_that_is_no_multiple_of_the_cluster():
+    with pytest.raises(ValueError, match="grid of 3 blocks along x, expected a multiple of the cluster's 2"):
+        run(lambda y: None, np.zeros(1), blocks=3, cluster=2)
+
+
+def test_an_error_leaves_the_next_launch_alone():
+    def fails(y):
+        cuda.syncthreads()
+        if cuda.threadIdx.x == 9:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(fails, np.zeros(1), blocks=2)
+    test_a_barrier_holds_everybody_back("forward")
+
+
+def test_instructions_and_indices_outside_a_kernel():
+    with pytest.raises(RuntimeError, match="only by a thread of a simulated kernel"):
+        ptx.shfl_bfly_f32(1.0, 1, FULL)
+    with pytest.raises(RuntimeError, match="only by a thread of a simulated kernel"):
+        cuda.threadIdx  # noqa: B018
+
+
+def test_the_ordinary_launch_of_numba(order):
+    @builds
+    def build(factor):
+        FACTOR = factor
+
+        @kernel(pointer(f32), pointer(f32), i32, threads=32)
+        def scaled(y, x, N):
+            i = cuda.grid(1)
+            if i < N:
+                y[i] = x[i] * FACTOR
+
+        return scaled
+
+    x, y = np.arange(50, dtype=np.float32), np.zeros(50, np.float32)
+    build(3)[2, 32](flat(y, "y"), flat(x, "x"), 50)
+    assert (y == 3 * x).all()
+    assert build(3) is build(3) and build(3) is not build(4)

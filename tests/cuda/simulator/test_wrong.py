@@ -1,0 +1,50 @@
+"""The checker rejects every broken kernel, for the reason that is its mistake, and no other kernel."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dualops.cuda import simulator
+from dualops.cuda.backend import Kernel
+from dualops.cuda.launch import flat
+from tests.wrong.broken import BROKEN, control
+from tests.wrong.kernels import build_backward, build_through_shared
+from tests.wrong.rejection import rejections
+
+
+def launch(kernel: Kernel, blocks: int, arrays: dict[str, Any], columns: int, strides: list[int]) -> None:
+    if blocks:
+        kernel[blocks, kernel.threads](*[flat(array, name) for name, array in arrays.items()], columns, *strides)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_rejected(name):
+    kernel, told = BROKEN[name], []
+    for order in ("forward", "reversed"):
+        with simulator.order(order):
+            for reason in rejections(kernel.build, launch, backward=kernel.backward, blocks=kernel.blocks):
+                if re.search(kernel.reason, reason):
+                    return
+                told.append(reason)
+    pytest.fail(f"{name} was not rejected for {kernel.reason!r}, but {len(told)} times otherwise: {told[:3]}")
+
+
+@pytest.mark.parametrize(
+    ("build", "backward"),
+    [
+        (control, False),
+        (partial(build_through_shared, barrier_between=True), False),
+        (partial(build_backward, sees_all_lanes=True), True),
+    ],
+    ids=["control", "through_shared", "backward"],
+)
+def test_what_is_right_passes(build, backward, order):
+    assert list(rejections(build, launch, backward=backward)) == []
+
+
+def test_there_are_enough():
+    assert len(BROKEN) >= 20

@@ -1,0 +1,341 @@
+"""Attention in NumPy: plain against blocked, float64 against 40 digits and another formula, masks, NaN, invariants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal, localcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualops.reference import flash_attention, flash_attention_blocked
+from dualops.spec import OPERATORS, Tag, compare
+from dualops.spec.base import FLOATS, compute_dtype, numpy_dtype
+from tests.problems import elements, materialize, random_layouts, random_problems, values
+
+SPEC = OPERATORS["flash_attention"]
+CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 20]
+EPS = np.finfo(np.float64).eps
+FORMS = [flash_attention, flash_attention_blocked]
+CAUSAL = [False, True, "top_left"]
+
+pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
+
+
+def both(form, q, k, v, **params: Any) -> tuple[np.ndarray, np.ndarray]:
+    """o and lse."""
+    return form(q, k, v, **{**params, "return_lse": True})
+
+
+def normal(*shape: int, seed: int = 0, dtype: str = "float64") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def qkv(B=2, H=4, Hkv=2, Sq=9, Sk=13, D=8, Dv=6, dtype="float64") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    shapes = (B, H, Sq, D), (B, Hkv, Sk, D), (B, Hkv, Sk, Dv)
+    q, k, v = (normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes))
+    return q, k, v
+
+
+def sees(causal: bool | str, i: int, j: int, Sq: int, Sk: int) -> bool:
+    return not causal or j <= i + (0 if causal == "top_left" else Sk - Sq)
+
+
+def agree(actual: np.ndarray, truth: np.ndarray, baseline: np.ndarray, dtype: str, what: str) -> None:
+    found = compare(actual, truth, baseline, dtype=dtype, floor=SPEC.floor, name=what)
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
+def test_plain_and_blocked_agree_with_the_truth(case):
+    arrays = values(SPEC, case)
+    wide = {name: array.astype(np.float64) for name, array in arrays.items()}
+    truths, plains = both(flash_attention, **wide, **case.params), both(flash_attention, **arrays, **case.params)
+    for blocks in ({"block_q": 64, "block_kv": 64}, {"block_q": 31, "block_kv": 17}):
+        blocked = both(flash_attention_blocked, **arrays, **case.params, **blocks)
+        for what, actual, truth, plain in zip(("o", "lse"), blocked, truths, plains, strict=True):
+            assert actual.dtype == plain.dtype
+            agree(actual, truth, plain, case.dtype, what)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize("scale", [None, 3.0, -1.0, 0.0])
+def test_float64_against_forty_digits(form, causal, scale):
+    q, k, v = qkv(B=1, H=2, Hkv=1, Sq=4, Sk=5, D=3, Dv=2)
+    o, lse = both(form, q, k, v, causal=causal, scale=scale)
+    with localcontext() as context:
+        context.prec = 40
+        factor = Decimal(3) ** Decimal("-0.5") if scale is None else Decimal(scale)
+        for h, i in np.ndindex(2, 4):
+            seen = [j for j in range(5) if sees(causal, i, j, 4, 5)]
+            weights = [(factor * dot(q[0, h, i], k[0, 0, j])).exp() for j in seen]
+            total = dot(weights, [1] * len(seen))
+            assert abs(Decimal(float(lse[0, h, i])) - total.ln()) < Decimal("1e-14")
+            for d in range(2):
+                exact = dot(weights, v[0, 0, seen, d]) / total
+                assert abs(Decimal(float(o[0, h, i, d])) - exact) < Decimal("1e-14")
+
+
+def dot(one: Iterable[float | Decimal], two: Iterable[float | Decimal]) -> Decimal:
+    return sum((Decimal(a) * Decimal(b) for a, b in zip(one, two, strict=True)), Decimal(0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", CAUSAL)
+@pytest.mark.parametrize(("Sq", "Sk"), [(1, 1), (1, 40), (17, 30), (30, 17), (70, 70)])
+def test_float64_against_another_formula(form, causal, Sq, Sk):
+    q, k, v = qkv(Sq=Sq, Sk=Sk)
+    o, lse = both(form, q, k, v, causal=causal)
+    assert o.shape == (2, 4, Sq, 6)
+    for b, h, i in np.ndindex(2, 4, Sq):
+        seen = [j for j in range(Sk) if sees(causal, i, j, Sq, Sk)]
+        if not seen:
+            assert (o[b, h, i] == 0).all()
+            assert lse[b, h, i] == -np.inf
+            continue
+        # query head h reads key head h // 2; logits are small, so that no maximum is needed
+        weights = np.exp([np.dot(q[b, h, i], k[b, h // 2, j]) / np.sqrt(8) for j in seen])
+        assert lse[b, h, i] == pytest.approx(np.log(weights.sum()), rel=0, abs=1e-13)
+        expected = weights @ v[b, h // 2, seen] / weights.sum()
+        assert np.abs(o[b, h, i] - expected).max() < 1e-13
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_rounds_the_probabilities_and_the_result_once_each(form, dtype):
+    q, k, v = qkv(Sq=40, Sk=90, dtype=dtype)
+    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
+    o, lse = both(form, q, k, v)
+    exact, exact_lse = both(flash_attention, q64, k64, v64)
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    # |o - exact| <= unit * sum p |v| for the probabilities, unit * |o| for the result, and 1 % for both together;
+    # a probability below float16's normal numbers, in units of the largest, is off by 2**-25 at the most
+    spread = flash_attention(q64, k64, np.abs(v64))
+    assert isinstance(spread, np.ndarray)
+    tiny = 90 * 2.0**-25 * np.abs(v64).max() if dtype == "float16" else 0.0
+    limit = 1.01 * unit * (spread + np.abs(exact)) + tiny + 1e-6
+    assert (np.abs(o.astype(np.float64) - exact) <= limit).all()
+    assert np.abs(lse - exact_lse).max() < 1e-6 * (1 + np.abs(exact_lse).max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_probabilities_are_rounded_where_the_spec_says(form, dtype):
+    q, k, v = qkv(H=2, Sq=50, Sk=60, Dv=16, dtype=dtype)  # one block of keys: one maximum in both forms
+    q64, k64, v64 = (x.astype(np.float64) for x in (q, k, v))
+    scores = np.einsum("bhqd,bhkd->bhqk", q64, k64) / np.sqrt(8)
+    probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    rounded = probs.astype(q.dtype).astype(np.float64)
+    before = np.einsum("bhqk,bhkd->bhqd", rounded, v64) / probs.sum(axis=-1, keepdims=True)
+    once = 1.01 * (2.0**-11 if dtype == "float16" else 2.0**-8) * np.abs(before) + 1e-6
+    beyond = np.abs(form(q, k, v).astype(np.float64) - before) > once
+    # all but those where float32 arithmetic moved a probability across a tie; a third of all without that rounding
+    assert np.mean(beyond) < 0.01
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dtypes_of_the_results_and_inputs_stay_as_they_are(form, dtype):
+    for case in random_problems("flash_attention", 1, 40, max_elements=3000, dtypes=[dtype]):
+        guarded = materialize(SPEC, case, random_layouts(SPEC, case))
+        arrays = {name: entry.array for name, entry in guarded.items()}
+        before = [entry.buffer.tobytes() for entry in guarded.values()]
+        o, lse = both(form, **arrays, **case.params)
+        assert [entry.buffer.tobytes() for entry in guarded.values()] == before
+        assert o.shape == (*case.shapes["q"][:3], case.shapes["v"][3])
+        assert lse.shape == case.shapes["q"][:3]
+        assert (o.dtype.name, lse.dtype.name) == (dtype, compute_dtype(dtype))
+        assert np.array_equal(form(**arrays, **{**case.params, "return_lse": False}), o)
+
+
+# --- masks and invariants ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_that_see_nothing_give_zero_and_minus_infinity(form, dtype):
+    o, lse = both(form, *qkv(Sq=9, Sk=4, dtype=dtype), causal=True)
+    assert (o[:, :, :5] == 0).all()
+    assert (lse[:, :, :5] == -np.inf).all()
+    assert np.isfinite(lse[:, :, 5:]).all()
+    o, lse = both(form, *qkv(Sq=3, Sk=0, dtype=dtype))
+    assert (o == 0).all()
+    assert (lse == -np.inf).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_causal_prefix_does_not_depend_on_what_follows(form):
+    q, k, v = qkv(Sq=50, Sk=50)
+    whole = both(form, q, k, v, causal=True)
+    changed = both(form, q, *(np.concatenate([x[:, :, :20], -3 * x[:, :, 20:]], axis=2) for x in (k, v)), causal=True)
+    shorter = both(form, *(x[:, :, :20] for x in (q, k, v)), causal=True)
+    for one, two, three in zip(whole, changed, shorter, strict=True):
+        assert np.array_equal(one[:, :, :20], two[:, :, :20])
+        assert not np.array_equal(one[:, :, 20:], two[:, :, 20:])
+        assert np.abs(one[:, :, :20] - three).max() < 1e-13  # another matrix product: not bit for bit
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_decoding_the_last_query_alone_gives_the_last_row(form):
+    q, k, v = qkv(Sq=30, Sk=30)
+    for whole, last in zip(both(form, q, k, v, causal=True), both(form, q[:, :, -1:], k, v, causal=True), strict=True):
+        assert np.abs(whole[:, :, -1:] - last).max() < 1e-13
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("causal", CAUSAL)
+def test_a_row_does_not_depend_on_the_batch_and_heads_it_is_with(form, causal):
+    q, k, v = qkv(B=3, H=6, Hkv=3, dtype="float32")
+    o, lse = both(form, q, k, v, causal=causal)
+    for b, h in np.ndindex(3, 6):
+        alone = both(form, q[b : b + 1, h : h + 1], *(x[b : b + 1, h // 2 : h // 2 + 1] for x in (k, v)), causal=causal)
+        assert np.array_equal(alone[0][0, 0], o[b, h])
+        assert np.array_equal(alone[1][0, 0], lse[b, h])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_grouped_heads_are_repeated_heads(form, dtype):
+    q, k, v = qkv(H=6, Hkv=2, dtype=dtype)
+    grouped = both(form, q, k, v, causal=True)
+    repeated = both(form, q, *(np.repeat(x, 3, axis=1) for x in (k, v)), causal=True)
+    for one, two in zip(grouped, repeated, strict=True):
+        assert np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(seed=st.integers(0, 2**31), causal=st.sampled_from(CAUSAL))
+def test_values_of_one_give_one_and_results_lie_among_the_values(form, seed, causal):
+    rng = np.random.default_rng(seed)
+    Sq, Sk = (int(n) for n in rng.integers(1, 12, 2))
+    q, k = 5 * rng.standard_normal((1, 2, Sq, 4)), rng.standard_normal((1, 1, Sk, 4))
+    v = rng.standard_normal((1, 1, Sk, 3))
+    o, lse = both(form, q, k, np.ones_like(v), causal=causal)
+    assert np.abs(o[np.isfinite(lse)] - 1).max(initial=0) < 16 * EPS
+    o, _ = both(form, q, k, v, causal=causal)
+    assert o.max() <= max(v.max(), 0) + 16 * EPS
+    assert o.min() >= min(v.min(), 0) - 16 * EPS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_vector_added_to_every_key_shifts_lse_alone(form):
+    q, k, v = qkv()
+    shift = normal(8, seed=9)
+    o, lse = both(form, q, k, v)
+    moved, moved_lse = both(form, q, k + shift, v)
+    assert np.abs(moved - o).max() < 1e-13
+    assert np.abs(moved_lse - lse - q @ shift / np.sqrt(8)).max() < 1e-13
+
+
+# --- values that are no numbers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["k", "v", "both"])
+def test_what_no_query_sees_does_not_leak(form, dtype, strange, where):
+    q, k, v = qkv(Sq=20, Sk=40, dtype=dtype)
+    plain = both(form, q, k, v, causal="top_left")  # keys 20 to 39 are seen by nobody
+    for array in {"k": [k], "v": [v], "both": [k, v]}[where]:
+        array[:, :, 20:] = strange
+    for one, two in zip(both(form, q, k, v, causal="top_left"), plain, strict=True):
+        if where == "k":
+            assert np.array_equal(one, two)
+        else:  # the product is summed row by row then
+            agree(one, two.astype(np.float64), two, dtype, "result")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_nan_reaches_the_rows_that_see_it_and_no_others(form, dtype):
+    q, k, v = qkv(H=2, Hkv=2, Sq=30, Sk=30, dtype=dtype)
+    plain, plain_lse = both(form, q, k, v, causal=True)
+    k[1, 0, 17, 3] = np.nan
+    o, lse = both(form, q, k, v, causal=True)
+    poisoned = np.zeros((2, 2, 30), bool)
+    poisoned[1, 0, 17:] = True
+    assert np.array_equal(np.isnan(lse), poisoned)
+    assert np.array_equal(np.isnan(o.astype(float)), np.broadcast_to(poisoned[..., None], o.shape))
+    assert np.array_equal(o[~poisoned], plain[~poisoned])
+    assert np.array_equal(lse[~poisoned], plain_lse[~poisoned])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_nan_in_a_query_poisons_its_row_and_one_in_a_value_its_column(form):
+    q, k, v = qkv(H=2, Hkv=2, Sq=10, Sk=10)
+    plain = both(form, q, k, v)
+    q[0, 1, 4, 2] = np.nan
+    o, lse = both(form, q, k, v)
+    assert np.array_equal(np.argwhere(np.isnan(lse)), [[0, 1, 4]])
+    assert np.isnan(o[0, 1, 4]).all()
+    assert np.isnan(o).sum() == 6
+    q, k, v = qkv(H=2, Hkv=2, Sq=10, Sk=10)
+    v[1, 0, 3, 5] = np.nan
+    o, lse = both(form, q, k, v, causal=True)
+    assert np.array_equal(np.argwhere(np.isnan(o)), [[1, 0, i, 5] for i in range(3, 10)])
+    assert np.isfinite(lse).all()
+    assert np.isfinite(plain[0]).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_infinite_scores(form, dtype):
+    q, k, v = (np.abs(x) for x in qkv(H=1, Hkv=1, B=1, Sq=3, Sk=5, dtype=dtype))
+    k[0, 0, 2, 0] = -np.inf  # key 2 has probability 0
+    o, lse = both(form, q, k, v)
+    kept = [0, 1, 3, 4]
+    expected, expected_lse = both(flash_attention, q, *(np.ascontiguousarray(x[:, :, kept]) for x in (k, v)))
+    agree(o, expected.astype(np.float64), expected, dtype, "o")
+    agree(lse, expected_lse.astype(np.float64), expected_lse, dtype, "lse")
+    k[0, 0, 2, 0] = np.inf  # inf - inf: softmax of a row with +inf is NaN
+    o, lse = both(form, q, k, v)
+    assert np.isnan(o.astype(float)).all()
+    assert np.isnan(lse).all()
+
+
+def test_plain_and_blocked_put_special_values_alike():
+    strange = 0
+    for case in random_problems("flash_attention", 2, 150, max_elements=3000):
+        arrays = values(SPEC, case, special=True)
+        wide = {name: array.astype(np.float64) for name, array in arrays.items()}
+        truths, plains = both(flash_attention, **wide, **case.params), both(flash_attention, **arrays, **case.params)
+        blocked = both(flash_attention_blocked, **arrays, **case.params, block_q=16, block_kv=8)
+        for what, actual, truth, plain in zip(("o", "lse"), blocked, truths, plains, strict=True):
+            strange += int(np.isnan(truth).any())
+            agree(plain, truth, plain, case.dtype, f"{case}: plain {what}")
+            agree(actual, truth, plain, case.dtype, f"{case}: blocked {what}")
+    assert strange > 30
+
+
+# --- the door ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_errors_are_the_specs(form):
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=r"^flash_attention: k has D=7, q has D=8$"):
+        form(q, np.ascontiguousarray(k[..., :7]), v)
+    with pytest.raises(ValueError, match=r"^flash_attention: k has stride 2 along its last axis D, expected 1$"):
+        form(q, np.zeros((2, 2, 13, 16))[..., ::2], v)
+    with pytest.raises(TypeError, match=r"^flash_attention: v has dtype float32, q has dtype float64"):
+        form(q, k, v.astype(np.float32))
+    with pytest.raises(ValueError, match=r"^flash_attention: causal is 'left', expected False, True or 'top_left'$"):
+        form(q, k, v, causal="left")
+    with pytest.raises(TypeError, match=r"^flash_attention: q is a list, expected a numpy.ndarray$"):
+        form(q.tolist(), k, v)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_axes_in_another_order_in_memory_and_reversed_sequences_are_read(form):
+    q, k, v = qkv()
+    bshd = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    backwards = [np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1] for x in (q, k, v)]
+    expected = both(form, q, k, v, causal=True)
+    for arrays in (bshd, backwards):
+        for one, two in zip(both(form, *arrays, causal=True), expected, strict=True):
+            assert np.abs(one - two).max() < 1e-13

@@ -1,0 +1,273 @@
+"""softmax in NumPy: plain against online, float64 against 50 digits, the gradient against finite differences."""
+
+from __future__ import annotations
+
+from decimal import Decimal, getcontext
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualops.reference import softmax, softmax_backward, softmax_online
+from dualops.spec import OPERATORS, Tag, compare
+from dualops.spec.base import FLOATS, numpy_dtype
+from tests.problems import elements, random_layouts, random_problems, sprinkle, values
+from tests.problems import materialize as materialize_case
+
+SPEC = OPERATORS["softmax"]
+CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 19]
+EPS = np.finfo(np.float64).eps
+FORMS = [softmax, softmax_online]
+
+pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
+
+
+@pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
+def test_plain_and_online_agree_with_the_truth(case):
+    x = values(SPEC, case)["x"]
+    truth, plain = softmax(x.astype(np.float64), **case.params), softmax(x, **case.params)
+    for block in (1000, 7) if x.size < 1 << 12 else (128,):
+        online = softmax_online(x, **case.params, block=block)
+        assert online.dtype == plain.dtype == x.dtype
+        found = compare(online, truth, plain, dtype=case.dtype, floor=SPEC.floor, name="y")
+        assert found.passed, found.message
+
+
+def in_decimal(row: list[float]) -> list[Decimal]:
+    exponentials = [Decimal(value).exp() for value in row]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("spread", [1e-3, 1.0, 30.0, 700.0])
+def test_float64_against_fifty_digits(form, spread):
+    getcontext().prec = 50
+    x = spread * np.random.default_rng(1).standard_normal((4, 33))
+    y = form(x)
+    for row, result in zip(x, y, strict=True):
+        for i, exact in enumerate(in_decimal(row.tolist())):
+            # rounding of x - max, through exp, and of the sum of 33 numbers
+            slack = EPS * (abs(row[i] - row.max()) + 33 + 4)
+            assert abs(Decimal(float(result[i])) - exact) <= exact * Decimal(float(slack)) + Decimal("5e-324")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float64_against_another_formula(form):
+    x = np.random.default_rng(2).standard_normal((5, 3, 200))
+    # y_i = 1 / sum_j exp(x_j - x_i)
+    other = 1 / np.exp(x[..., None, :] - x[..., :, None]).sum(axis=-1)
+    assert np.abs(form(x) / other - 1).max() < 64 * EPS
+
+
+def ulps(actual: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Distance in units of the last place between numbers of a 16-bit dtype that are not negative."""
+    return np.abs(actual.view(np.uint16).astype(int) - exact.astype(actual.dtype).view(np.uint16).astype(int))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_rounds_once(form, dtype):
+    x = (4 * np.random.default_rng(3).standard_normal((200, 300))).astype(numpy_dtype(dtype))
+    apart = ulps(form(x), softmax(x.astype(np.float64)))
+    # float32 arithmetic moves a result across a tie of the narrower dtype now and then
+    assert apart.max() <= 1
+    assert np.mean(apart) < 0.01
+
+
+def test_half_precision_gradients_round_once():
+    rng = np.random.default_rng(4)
+    for dtype in ("float16", "bfloat16"):
+        y = softmax(rng.standard_normal((100, 50)).astype(numpy_dtype(dtype)))
+        dy = rng.standard_normal((100, 50)).astype(y.dtype)
+        exact = softmax_backward(y.astype(np.float64), dy.astype(np.float64)).astype(y.dtype)
+        actual = softmax_backward(y, dy)
+        assert np.mean(actual != exact) < 0.01
+        wide, exact_wide = actual.astype(np.float64), exact.astype(np.float64)
+        last_place = np.maximum(np.abs(exact_wide), 2.0**-14) * (2.0**-10 if dtype == "float16" else 2.0**-7)
+        # dy - dot cancels, so that the float32 error is relative to the numbers before the subtraction
+        assert (np.abs(wide - exact_wide) <= last_place + 1e-6).all()
+
+
+# --- gradient ------------------------------------------------------------------------------------
+
+small_shapes = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+
+
+def by_central_differences(x: np.ndarray, dy: np.ndarray, axis: int, step: float = 1e-5) -> np.ndarray:
+    dx = np.empty_like(x)
+    for place in np.ndindex(*x.shape):
+        up, down = x.copy(), x.copy()
+        up[place] += step
+        down[place] -= step
+        dx[place] = ((softmax(up, axis) - softmax(down, axis)) * dy).sum() / (2 * step)
+    return dx
+
+
+@given(small_shapes, st.integers(-3, 2), st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 5.0]))
+def test_gradient_against_finite_differences(shape, axis, seed, spread):
+    axis = axis % len(shape)
+    rng = np.random.default_rng(seed)
+    x, dy = spread * rng.standard_normal(shape), rng.standard_normal(shape)
+    dx = softmax_backward(softmax(x, axis), dy, axis)
+    # third derivatives are below 1: step**2 / 6 = 2e-11; rounding: eps / step = 2e-11; each times sum |dy|
+    assert np.abs(dx - by_central_differences(x, dy, axis)).max() <= 1e-10 * max(np.abs(dy).sum(), 1)
+
+
+@given(small_shapes, st.integers(-3, 2), st.integers(0, 2**31))
+def test_gradient_sums_to_zero_and_ignores_a_constant_dy(shape, axis, seed):
+    axis = axis % len(shape)
+    rng = np.random.default_rng(seed)
+    y, dy = softmax(rng.standard_normal(shape), axis), rng.standard_normal(shape)
+    assert np.abs(softmax_backward(y, dy, axis).sum(axis=axis)).max() <= 32 * EPS
+    assert np.abs(softmax_backward(y, np.ones(shape), axis)).max() <= 8 * EPS
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (2, 0, 3)])
+def test_empty_gradients(shape):
+    for axis in range(len(shape)):
+        assert softmax_backward(np.zeros(shape), np.zeros(shape), axis).shape == shape
+
+
+# --- invariants ----------------------------------------------------------------------------------
+
+
+def problems(seed: int, count: int = 60):
+    return random_problems("softmax", seed, count, max_elements=4000)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_sum_to_one_in_any_layout_and_inputs_stay_as_they_are(form):
+    unit = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+    for case in problems(1):
+        guarded = materialize_case(SPEC, case, random_layouts(SPEC, case))["x"]
+        before = guarded.buffer.tobytes()
+        y = form(guarded.array, **case.params)
+        assert guarded.buffer.tobytes() == before, case
+        assert (y.shape, y.dtype) == (guarded.shape, guarded.array.dtype)
+        assert not np.shares_memory(y, guarded.array)
+        N = y.shape[case.params["axis"]]
+        if y.size == 0:
+            continue
+        wide = y.astype(np.float64)
+        assert (wide >= 0).all()
+        # each result is rounded once, by half a unit or half of float16's smallest number; the row's sum N times
+        slack = unit[case.dtype] + N * (2.0**-25 if case.dtype == "float16" else 0)
+        slack += (N + 32) * (unit["float64"] if case.dtype == "float64" else unit["float32"])
+        assert np.abs(wide.sum(axis=case.params["axis"]) - 1).max() <= slack, case
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(seed=st.integers(0, 2**31), shift=st.integers(-1000, 1000))
+def test_a_shift_of_a_row_changes_nothing(form, seed, shift):
+    x = np.random.default_rng(seed).integers(-20, 20, (3, 50)).astype(np.float64)
+    assert np.array_equal(form(x + shift), form(x))  # integers: the shift itself is exact
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_row_does_not_depend_on_the_batch_it_is_in(form, axis):
+    x = np.random.default_rng(5).standard_normal((37, 41, 43)).astype(np.float32)
+    whole = form(x, axis)
+    for place in (0, 17, 36):
+        index = [slice(None)] * 3
+        index[(axis + 1) % 3] = slice(place, place + 1)
+        assert np.array_equal(form(x[tuple(index)], axis), whole[tuple(index)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_and_infinities_stay_in_their_row(form, dtype):
+    x = np.random.default_rng(6).standard_normal((7, 300)).astype(numpy_dtype(dtype))
+    plain = form(x)
+    x[1, 200] = np.nan
+    x[2, 100] = np.inf
+    x[3, 50] = -np.inf
+    x[4, :] = -np.inf
+    x[5, :250] = -np.inf
+    x[6, 1:] = -np.inf
+    y = form(x)
+    assert np.array_equal(y[0], plain[0])
+    assert np.isnan(y[[1, 2, 4]].astype(np.float64)).all()
+    assert y[3, 50] == 0
+    assert (y[5, :250] == 0).all()
+    for row in (3, 5):
+        kept = np.isfinite(x[row])
+        assert np.array_equal(y[row, kept], form(np.ascontiguousarray(x[row, kept])))
+    assert y[6, 0] == 1
+    assert (y[6, 1:] == 0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_largest_numbers_do_not_overflow(form, dtype):
+    largest = float({"float16": 65504.0, "bfloat16": 2.0**127}.get(dtype) or np.finfo(dtype).max)
+    x = np.array([[largest, -largest, largest, 0.0]]).astype(numpy_dtype(dtype))
+    assert form(x).astype(float).tolist() == [[0.5, 0.0, 0.5, 0.0]]
+
+
+def test_plain_and_online_put_special_values_alike():
+    for case in problems(2, 150):
+        x = values(SPEC, case, special=True)["x"]
+        truth = softmax(x.astype(np.float64), **case.params)
+        for form in FORMS:
+            found = compare(
+                form(x, **case.params), truth, softmax(x, **case.params), dtype=case.dtype, floor=SPEC.floor
+            )
+            assert found.passed, f"{case}: {found.message}"
+
+
+def test_a_nan_in_dy_poisons_its_row_alone():
+    rng = np.random.default_rng(8)
+    y = softmax(rng.standard_normal((4, 9)))
+    dy = rng.standard_normal((4, 9))
+    plain = softmax_backward(y, dy)
+    for strange in (np.nan, np.inf, -np.inf):
+        poisoned = dy.copy()
+        poisoned[2, 3] = strange
+        dx = softmax_backward(y, poisoned)
+        assert not np.isfinite(dx[2]).any()
+        assert np.array_equal(np.delete(dx, 2, 0), np.delete(plain, 2, 0))
+
+
+def test_backward_takes_any_layout_and_leaves_its_inputs():
+    for case in problems(3):
+        y = softmax(values(SPEC, case)["x"], **case.params)
+        dy = np.random.default_rng(case.seed).standard_normal(y.shape).astype(y.dtype)
+        expected = softmax_backward(y, dy, **case.params)
+        reversed_y, reversed_dy = np.flip(np.flip(y).copy()), np.flip(np.flip(dy).copy())
+        before = reversed_y.tobytes() + reversed_dy.tobytes()
+        assert softmax_backward(reversed_y, reversed_dy, **case.params).tobytes() == expected.tobytes()
+        assert reversed_y.tobytes() + reversed_dy.tobytes() == before
+
+
+def test_negative_strides_and_fields_of_records_are_read():
+    x = np.random.default_rng(9).standard_normal((4, 6))
+    assert np.array_equal(softmax(x[::-1, ::-1]), softmax(x[::-1, ::-1].copy()))
+    records = np.zeros(5, [("value", "f4"), ("tag", "i2")])
+    records["value"] = x[0, :5]
+    assert np.array_equal(softmax(records["value"]), softmax(x[0, :5].astype(np.float32)))
+
+
+@pytest.mark.parametrize("given", [[1.0, 2.0], 3.0, None, np.float32(1)])
+def test_what_is_no_numpy_array_is_refused(given):
+    with pytest.raises(TypeError, match=rf"^softmax: x is a {type(given).__name__}, expected a numpy.ndarray$"):
+        softmax(given)
+
+
+def test_errors_are_the_specs():
+    with pytest.raises(ValueError, match=r"^softmax: axis is 2, expected -2 to 1 for x of shape \(2, 3\)$"):
+        softmax(np.zeros((2, 3)), axis=2)
+    with pytest.raises(TypeError, match=r"^softmax: x has dtype int64, expected one of float64,"):
+        softmax_online(np.zeros((2, 3), np.int64))
+    with pytest.raises(ValueError, match=r"^softmax_backward: dy has shape \(3, 2\), y has shape \(2, 3\)"):
+        softmax_backward(np.zeros((2, 3)), np.zeros((3, 2)))
+    with pytest.raises(TypeError, match=r"^softmax_backward: dy is a list, expected a numpy.ndarray$"):
+        softmax_backward(np.zeros(2), [0.0, 1.0])  # pyright: ignore[reportArgumentType]
+
+
+def test_sprinkle_leaves_its_argument_and_changes_something():
+    x = np.ones((20, 20), np.float32)
+    changed = sprinkle(x, np.random.default_rng(0), np.array([np.nan], np.float32))
+    assert (x == 1).all()
+    assert 1 <= np.isnan(changed).sum() <= 4

@@ -1,0 +1,192 @@
+"""The accuracy rule accepts what rounding explains and rejects the rest."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from dualops import reference
+from dualops.spec import compare, softmax
+from dualops.spec.base import FLOATS, compute_dtype, numpy_dtype
+from tests.problems import Guarded
+
+
+def problem(dtype: str, shape: tuple[int, ...] = (40, 300)) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Input, float64 truth and baseline of a softmax."""
+    x = (4 * np.random.default_rng(7).standard_normal(shape)).astype(numpy_dtype(dtype))
+    return x, reference.softmax(x.astype(np.float64)), reference.softmax(x)
+
+
+def judge(actual, truth, baseline, dtype):
+    return compare(actual, truth, baseline, dtype=dtype, floor=softmax.floor, name="y")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_baseline_itself_passes_and_uses_at_most_half_of_its_allowance(dtype):
+    _, truth, baseline = problem(dtype)
+    found = judge(baseline, truth, baseline, dtype)
+    assert found.passed, found.message
+    assert found.ratio <= 0.5
+    assert found.kernel == found.baseline
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_online_form_passes(dtype):
+    x, truth, baseline = problem(dtype)
+    found = judge(reference.softmax_online(x), truth, baseline, dtype)
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_three_times_the_baselines_error_is_too_much(dtype):
+    _, truth, baseline = problem(dtype)
+    found = judge(truth + 3 * (baseline.astype(np.float64) - truth), truth, baseline, dtype)
+    assert not found.passed
+    assert found.kernel.max == pytest.approx(3 * found.baseline.max)
+    assert found.kernel.rms == pytest.approx(3 * found.baseline.rms)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_floor_forgives_last_bits_of_the_arithmetic(dtype):
+    _, truth, baseline = problem(dtype)
+    eps = np.finfo(compute_dtype(dtype)).eps
+    assert judge(baseline.astype(np.float64) * (1 + 2 * eps), truth, baseline, dtype).passed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrower"),
+    [
+        ("float64", np.float32),
+        ("float32", np.float16),
+        ("float32", ml_dtypes.bfloat16),
+        ("float16", ml_dtypes.bfloat16),
+        ("bfloat16", ml_dtypes.float8_e4m3fn),
+    ],
+)
+def test_a_result_that_went_through_a_narrower_dtype_fails(dtype, narrower):
+    _, truth, baseline = problem(dtype)
+    found = judge(truth.astype(narrower), truth, baseline, dtype)
+    assert not found.passed
+    assert found.kernel.rms > found.limit.rms
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_wrong_element_among_a_million_fails_and_is_named(dtype):
+    rng = np.random.default_rng(0)
+    truth = rng.uniform(0.5, 1.0, (1000, 1000))
+    baseline = truth.astype(numpy_dtype(dtype))
+    wrong = baseline.copy()
+    wrong[123, 456] = wrong[123, 457] + numpy_dtype(dtype).type(0.25)
+    found = judge(wrong, truth, baseline, dtype)
+    assert not found.passed
+    assert found.worst == (123, 456)
+    assert "y: max error" in found.message
+    assert "worst at (123, 456)" in found.message
+    # the root mean square alone would not have seen it in half precision
+    assert dtype in ("float64", "float32") or found.kernel.rms <= found.limit.rms
+
+
+def test_a_small_error_everywhere_fails_by_its_root_mean_square():
+    rng = np.random.default_rng(0)
+    truth = rng.uniform(0.5, 1.0, 10000)
+    baseline = truth.copy()
+    baseline[17] += 1e-3
+    found = judge(truth + 5e-4 * rng.choice([-1, 1], 10000), truth, baseline, "float32")
+    assert found.kernel.max < found.limit.max
+    assert found.kernel.rms > found.limit.rms
+    assert not found.passed
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_element_that_was_never_written_fails(dtype):
+    _, truth, baseline = problem(dtype)
+    out = Guarded(truth.shape, dtype)
+    out.array[...] = baseline
+    out.array[39, 299] = Guarded((1,), dtype).array[0]
+    found = judge(out.array, truth, baseline, dtype)
+    assert not found.passed
+    assert found.worst == (39, 299)
+    assert found.message == f"y: nan at (39, 299), expected {truth[39, 299]} (1 such elements)"
+
+
+def test_a_stale_result_of_another_call_fails():
+    _, truth, baseline = problem("bfloat16")
+    assert not judge(np.roll(baseline, 1, axis=0), truth, baseline, "bfloat16").passed
+
+
+def test_sums_in_half_precision_fail():
+    x = (np.random.default_rng(3).standard_normal((20, 4000))).astype(np.float16)
+    truth, baseline = reference.softmax(x.astype(np.float64)), reference.softmax(x)
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    total = np.zeros((20, 1), np.float16)
+    for column in range(4000):
+        total = total + e[:, column : column + 1]
+    found = judge(e / total, truth, baseline, "float16")
+    assert not found.passed, found.message
+
+
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_must_stand_where_the_truth_has_them_and_nowhere_else(strange):
+    _, truth, baseline = problem("float32")
+    truth[2, 3] = baseline[2, 3] = strange
+    assert judge(baseline, truth, baseline, "float32").passed
+    missing = baseline.copy()
+    missing[2, 3] = 0.5
+    found = judge(missing, truth, baseline, "float32")
+    assert (found.passed, found.worst) == (False, (2, 3))
+    added = baseline.copy()
+    added[7, 8] = strange
+    found = judge(added, truth, baseline, "float32")
+    assert (found.passed, found.worst) == (False, (7, 8))
+    moved = added.copy()
+    moved[2, 3] = 0.5
+    assert not judge(moved, truth, baseline, "float32").passed
+    for other in {np.inf, -np.inf, np.nan} - {strange}:
+        swapped = baseline.copy()
+        swapped[2, 3] = other
+        assert not judge(swapped, truth, baseline, "float32").passed
+
+
+def test_an_infinity_does_not_hide_an_error_elsewhere():
+    _, truth, baseline = problem("float32")
+    truth[0, 0] = baseline[0, 0] = np.inf
+    wrong = baseline.copy()
+    wrong[5, 6] += 0.5
+    found = judge(wrong, truth, baseline, "float32")
+    assert (found.passed, found.worst) == (False, (5, 6))
+
+
+def test_where_the_baseline_overflows_the_kernel_may_not():
+    truth = np.array([1.0, 1e5])
+    baseline = truth.astype(np.float32)
+    baseline[1] = np.inf
+    assert judge(truth, truth, baseline, "float32").passed
+    assert not judge(baseline, truth, baseline, "float32").passed
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1.0, 1e160, 1e300])
+def test_the_rule_does_not_depend_on_the_size_of_the_numbers(size):
+    truth = np.array([0.25, 1.0, -0.5]) * size
+    assert judge(truth * (1 + 1e-15), truth, truth, "float64").passed
+    assert not judge(truth * np.array([1.01, 1, 1]), truth, truth, "float64").passed
+    assert not judge(truth * 1e-3, truth, truth, "float64").passed
+    found = judge(np.zeros(3), truth, truth, "float64")
+    assert not found.passed
+    assert found.kernel == pytest.approx((1.0, 1.0))
+
+
+def test_a_truth_of_zeros_is_judged_absolutely():
+    zeros = np.zeros(5)
+    assert judge(zeros, zeros, zeros, "float32").passed
+    assert not judge(zeros + 1e-5, zeros, zeros, "float32").passed
+
+
+def test_empty_results_and_wrong_shapes():
+    empty = np.zeros((0, 4))
+    assert judge(empty.astype(np.float32), empty, empty, "float32").passed
+    with pytest.raises(ValueError, match=r"y: shape \(4, 0\), expected \(0, 4\)"):
+        judge(empty.T, empty, empty, "float32")
+    with pytest.raises(ValueError, match=r"y: baseline of shape \(3,\), expected \(2, 3\)"):
+        judge(np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(3), "float32")

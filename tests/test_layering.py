@@ -1,0 +1,292 @@
+"""The import law: which package may import which, checked on the source of every module.
+
+All imports count: relative and absolute, inside functions, under TYPE_CHECKING, and `import_module("...")` with a
+literal name. A module that no row names is a violation too, so that a new package gets its row.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dualops.spec import OPERATORS
+
+ROOT = Path(__file__).parent.parent
+NUMBERS = ("numpy", "ml_dtypes")
+TOOLKIT = ("cuda.bindings", "cuda.core")
+HOST = ("dualops.cuda.backend", "dualops.cuda.device", "dualops.cuda.arrays", "dualops.cuda.compile")
+HOST_OF_OPERATORS = (*HOST, "dualops.cuda.launch")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the law.
+
+    modules: whom it binds. ours: which of our modules they may import beside one another in their own package. outside:
+    which others beside the standard library. A name ends in `.*` if what lies below it is meant too; outside names
+    always mean what lies below, except that `numba.cuda` is never part of `numba`. None allows all but the tests.
+    """
+
+    modules: str
+    ours: tuple[str, ...] | None
+    outside: tuple[str, ...] | None
+
+
+SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
+SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator", "dualops.cuda.backend", "dualops.cuda.roof"
+
+LAW = (
+    Row("dualops", (), ()),
+    Row(SPEC, (), NUMBERS),
+    Row("dualops.reference.*", (SPEC,), NUMBERS),
+    # the road to the GPU, from the bottom up
+    Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
+    Row(BACKEND, (SIMULATOR,), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
+    # `intrinsic` and libdevice are how an instruction is declared; all else of numba.cuda comes from the backend
+    Row(
+        PTX,
+        (SIMULATOR, BACKEND),
+        (*NUMBERS, "llvmlite", "numba", "numba.cuda.extending", "numba.cuda.libdevice"),
+    ),
+    Row(TILE, (BACKEND, PTX), NUMBERS),
+    Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:2]), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
+    *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for op in OPERATORS),
+    # measures with a kernel of its own, so it stands above launching, beside the operators
+    Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
+    Row("dualops.cuda", ("dualops.cuda.*",), ()),
+    # host functions only: `dualops.cuda` itself, and what operators are launched with
+    Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
+    Row(
+        "dualops.cli.*",
+        ("dualops", SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, ROOF),
+        (*NUMBERS, *TOOLKIT, "rich", "torch"),
+    ),
+    Row("dualops.__main__", ("dualops.cli",), ()),
+    Row("benchmarks.*", None, None),
+)
+
+STANDARD = frozenset(sys.stdlib_module_names)
+
+
+# --- reading a tree ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+
+    @property
+    def package(self) -> str:
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+def modules_of(root: Path) -> dict[str, Module]:
+    """Every module of dualops and benchmarks below `root`, by its dotted name."""
+    found = {}
+    for path in sorted([*root.glob("dualops/**/*.py"), *root.glob("benchmarks/**/*.py")]):
+        parts = path.relative_to(root).with_suffix("").parts
+        if "env" in parts or "html" in parts:  # asv's, not ours
+            continue
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[name] = Module(name, path)
+    return found
+
+
+def imports_of(module: Module, modules: dict[str, Module]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything that a module imports."""
+    for node in ast.walk(ast.parse(module.path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = _absolute(node, module)
+            yield from ((node.lineno, _imported(source, alias.name, modules)) for alias in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                level = len(name.value) - len(name.value.lstrip("."))
+                yield node.lineno, f"{_above(module, level)}.{name.value[level:]}" if level else name.value
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def _above(module: Module, level: int) -> str:
+    parts = module.package.split(".")
+    return ".".join(parts[: len(parts) - level + 1])
+
+
+def _absolute(node: ast.ImportFrom, module: Module) -> str:
+    if not node.level:
+        return node.module or ""
+    return ".".join(filter(None, [_above(module, node.level), node.module]))
+
+
+def _imported(source: str, name: str, modules: dict[str, Module]) -> str:
+    """What `from source import name` reaches for: a module of that name, or `source` for a thing inside it."""
+    whole = f"{source}.{name}"
+    if whole in modules:  # a package may have replaced the module by a function of the same name
+        return source if _rebinds(modules[source], name) else whole
+    return source if source in modules else whole
+
+
+def _rebinds(package: Module, name: str) -> bool:
+    """Whether the package's `from .name import name` hides its submodule `name` behind what that holds."""
+    for node in ast.walk(ast.parse(package.path.read_text("utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or _absolute(node, package) != f"{package.name}.{name}":
+            continue
+        if any((alias.asname or alias.name) == name for alias in node.names):
+            return True
+    return False
+
+
+# --- judging it ----------------------------------------------------------------------------------
+
+
+def _covers(pattern: str, name: str) -> bool:
+    if pattern.endswith(".*"):
+        return name == pattern[:-2] or name.startswith(pattern[:-1])
+    return name == pattern
+
+
+def _outside(allowed: tuple[str, ...], name: str) -> bool:
+    if name.partition(".")[0] in STANDARD:
+        return True
+    special = _covers("numba.cuda.*", name)
+    return any(_covers(f"{entry}.*", name) for entry in allowed if special <= entry.startswith("numba.cuda"))
+
+
+def violations(root: Path) -> list[str]:
+    """Each import that the law forbids, and each module that it does not know."""
+    modules = modules_of(root)
+    found = []
+    for module in modules.values():
+        row = next((row for row in LAW if _covers(row.modules, module.name)), None)
+        if row is None:
+            found.append(f"{module.name}: no row of the law names it")
+            continue
+        for line, target in imports_of(module, modules):
+            top = target.partition(".")[0]
+            if top in ("dualops", "benchmarks"):
+                ours = target if target in modules else target.rpartition(".")[0]
+                same = row.modules.endswith(".*") and _covers(row.modules, ours)
+                legal = same or row.ours is None or any(_covers(pattern, ours) for pattern in row.ours)
+            else:
+                legal = top != "tests" and (row.outside is None or _outside(row.outside, target))
+            if not legal:
+                found.append(f"{module.name}, line {line}: imports {target}")
+    return found
+
+
+def test_every_import_is_lawful():
+    found = violations(ROOT)
+    assert not found, "\n".join(found)
+
+
+def test_the_walk_reads_the_whole_tree():
+    modules = modules_of(ROOT)
+    assert {"dualops", "dualops.spec.base", "dualops.cuda", "dualops.cuda.ptx.asm", "benchmarks"} <= modules.keys()
+    seen = {target for module in modules.values() for _, target in imports_of(module, modules)}
+    assert {"dualops.spec", "dualops.cuda.tile", "numpy", "llvmlite.ir", "torch.Tensor", "numba.cuda"} <= seen
+
+
+# --- the test of the test ------------------------------------------------------------------------
+
+LAWFUL = {
+    "dualops/__init__.py": "from importlib import import_module\n",
+    "dualops/__main__.py": "from .cli import main\n",
+    "dualops/spec/__init__.py": "import numpy\nfrom .base import SPEC\n",
+    "dualops/spec/base.py": "import ml_dtypes\nSPEC = 1\n",
+    "dualops/reference/__init__.py": "from .softmax import softmax\n",
+    "dualops/reference/softmax.py": "from ..spec import SPEC\nfrom ..spec.base import SPEC\n",
+    "dualops/cuda/__init__.py": "from .softmax import softmax\nfrom . import device\n",
+    "dualops/cuda/simulator.py": "import greenlet\nfrom numba.core import types\n",
+    "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
+    "dualops/cuda/device.py": "from .backend import cuda\nfrom cuda.core import Device\n",
+    "dualops/cuda/arrays.py": "from ..spec import SPEC\nfrom .device import x\n",
+    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device\n",
+    "dualops/cuda/launch.py": "from . import arrays, compile\n",
+    "dualops/cuda/roof.py": "from . import device\nfrom .launch import x\nfrom .tile import x\n",
+    "dualops/cuda/ptx/__init__.py": "from .asm import x\n",
+    "dualops/cuda/ptx/asm.py": "from llvmlite import ir\nfrom numba.cuda.extending import intrinsic\n",
+    "dualops/cuda/tile/__init__.py": "from ..ptx import x\nfrom ..backend import cuda\n",
+    "dualops/cuda/softmax/__init__.py": "from ...spec import SPEC\nfrom . import rows\nfrom ..launch import x\n",
+    "dualops/cuda/softmax/rows.py": "from ..tile import x\n",
+    "dualops/cuda/flash_attention.py": "from .tile import x\n",
+    "dualops/torch_bridge/__init__.py": "import torch\nfrom .. import reference\nfrom ..cuda import softmax\n",
+    "dualops/cli/__init__.py": "import rich\nfrom .. import cuda\nfrom ..cuda import device, roof\n",
+    "benchmarks/__init__.py": "",
+    "benchmarks/softmax.py": "import torch, quack\nfrom dualops.cuda.softmax.rows import x\nfrom . import x\n",
+}
+
+PLANTED = [  # file, source, line, what it imports
+    ("dualops/spec/base.py", "import numba", 1, "numba"),
+    ("dualops/spec/base.py", "from .. import reference", 1, "dualops.reference"),
+    ("dualops/spec/base.py", "def f():\n    import torch", 2, "torch"),
+    ("dualops/spec/base.py", "import pytest", 1, "pytest"),
+    ("dualops/spec/base.py", "import tests.problems", 1, "tests.problems"),
+    ("dualops/__init__.py", "from . import spec", 1, "dualops.spec"),
+    ("dualops/reference/softmax.py", "from ..cuda import softmax", 1, "dualops.cuda"),
+    ("dualops/reference/softmax.py", "if TYPE_CHECKING:\n    from torch import Tensor", 2, "torch.Tensor"),
+    ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
+    ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
+    ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),
+    ("dualops/cuda/ptx/asm.py", "from numba import cuda", 1, "numba.cuda"),
+    ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
+    ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/device.py", "from . import roof", 1, "dualops.cuda.roof"),
+    ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
+    ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/roof.py", "from .ptx import x", 1, "dualops.cuda.ptx"),
+    ("dualops/cuda/arrays.py", "try:\n    import torch\nexcept ImportError:\n    pass", 2, "torch"),
+    ("dualops/cuda/ptx/asm.py", "from ...spec import SPEC", 1, "dualops.spec"),
+    ("dualops/cuda/ptx/asm.py", "from .. import tile", 1, "dualops.cuda.tile"),
+    ("dualops/cuda/tile/__init__.py", "import llvmlite.ir as ir", 1, "llvmlite.ir"),
+    ("dualops/cuda/tile/__init__.py", "from ...spec import SPEC", 1, "dualops.spec"),
+    ("dualops/cuda/softmax/rows.py", "from ..ptx import asm", 1, "dualops.cuda.ptx.asm"),
+    ("dualops/cuda/softmax/rows.py", "from ..flash_attention import x", 1, "dualops.cuda.flash_attention"),
+    ("dualops/cuda/softmax/rows.py", "from ... import reference", 1, "dualops.reference"),
+    ("dualops/cuda/softmax/rows.py", "from ..roof import x", 1, "dualops.cuda.roof"),
+    ("dualops/cuda/flash_attention.py", "import_module('torch')", 1, "torch"),
+    ("dualops/cuda/flash_attention.py", "importlib.import_module('..reference', __package__)", 1, "dualops.reference"),
+    ("dualops/torch_bridge/__init__.py", "from ..cuda.softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/torch_bridge/__init__.py", "import dualops.cuda.softmax.rows", 1, "dualops.cuda.softmax.rows"),
+    ("dualops/cli/__init__.py", "from ..cuda.softmax import rows", 1, "dualops.cuda.softmax.rows"),
+    ("dualops/cli/__init__.py", "from ..cuda import tile", 1, "dualops.cuda.tile"),
+    ("dualops/cli/__init__.py", "import_module('numba.cuda')", 1, "numba.cuda"),
+    ("benchmarks/softmax.py", "from tests import problems", 1, "tests.problems"),
+]
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for name, source in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+
+
+def test_a_lawful_tree_passes(tmp_path):
+    plant(tmp_path, LAWFUL)
+    assert violations(tmp_path) == []
+
+
+@pytest.mark.parametrize(("file", "source", "line", "target"), PLANTED)
+def test_a_planted_violation_is_found(tmp_path, file, source, line, target):
+    plant(tmp_path, LAWFUL | {file: f"{source}\n"})
+    name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    assert violations(tmp_path) == [f"{name}, line {line}: imports {target}"]
+
+
+@pytest.mark.parametrize("file", ["dualops/utils.py", "dualops/cuda/extra.py"])
+def test_a_module_that_the_law_does_not_know_is_found(tmp_path, file):
+    plant(tmp_path, LAWFUL | {file: ""})
+    assert violations(tmp_path) == [f"{file.removesuffix('.py').replace('/', '.')}: no row of the law names it"]

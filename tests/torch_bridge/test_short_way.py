@@ -1,0 +1,121 @@
+"""Which calls go straight to the implementation, and which implementation that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from .affine import DEFAULTS, OPERATOR
+from .conftest import values
+
+
+class Subclass(torch.Tensor):
+    """A subclass."""
+
+
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def short_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls that reach the implementation without the dispatcher, which knows it under another reference."""
+    calls: list[tuple[Any, ...]] = []
+    implementation = OPERATOR.run
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return implementation(*args)
+
+    monkeypatch.setattr(OPERATOR, "run", counted)
+    return calls
+
+
+X = values((3, 5), torch.float32, "cpu")
+WATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "dispatch mode": lambda: FlopCounterMode(display=False),
+    "function mode": Mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "profile": profile,
+}
+WATCHED_TENSORS: dict[str, Callable[[], torch.Tensor]] = {
+    "subclass": lambda: X.as_subclass(Subclass),
+    "meta": lambda: X.to("meta"),
+    "negated": lambda: torch.complex(X, X).conj().imag,
+}
+
+
+@pytest.mark.parametrize(
+    "tensor", [X, torch.nn.Parameter(X), X.to(torch.bfloat16).t()], ids=["plain", "parameter", "strided"]
+)
+@pytest.mark.parametrize("watch", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_short_way_is_taken(
+    tensor: torch.Tensor, watch: Callable[[], AbstractContextManager[Any]], short_calls: list[tuple[Any, ...]]
+) -> None:
+    with watch():
+        OPERATOR(tensor, None, *DEFAULTS)
+    assert len(short_calls) == 1
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+def test_short_way_is_not_taken_where_torch_watches(watch: str, short_calls: list[tuple[Any, ...]]) -> None:
+    with WATCHES[watch]():
+        OPERATOR(X, None, *DEFAULTS)
+    assert not short_calls
+
+
+@pytest.mark.parametrize("kind", WATCHED_TENSORS)
+def test_short_way_is_not_taken_by_odd_tensors(kind: str, short_calls: list[tuple[Any, ...]]) -> None:
+    OPERATOR(WATCHED_TENSORS[kind](), None, *DEFAULTS)
+    assert not short_calls
+
+
+def test_short_way_is_not_taken_when_traced(short_calls: list[tuple[Any, ...]]) -> None:
+    """A trace that did not see the operator would keep its result as a constant."""
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        traced: Any = torch.jit.trace(lambda t: OPERATOR(t, None, *DEFAULTS)[0], X, check_trace=False)
+    assert not short_calls
+    torch.testing.assert_close(traced(X + 1), X + 1)
+
+
+def test_tangents_are_not_lost() -> None:
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="jvp"):
+            OPERATOR(forward_ad.make_dual(X, X), None, *DEFAULTS)
+        y, _ = OPERATOR(X, None, *DEFAULTS)  # a tensor without a tangent may pass
+    torch.testing.assert_close(y, X)
+
+
+class Pretender(torch.Tensor):
+    """A CPU tensor that says it is on a GPU."""
+
+    is_cuda: bool = True
+
+
+@pytest.mark.parametrize("given", [(), DEFAULTS], ids=["defaults left out", "all parameters"])
+def test_cuda_tensors_go_to_the_kernels(given: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the operator's name, with the arrays that are there and all parameters by name."""
+    seen: dict[str, Any] = {}
+
+    def affine_on_gpu(**arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.update(arguments)
+        return torch.ones(3, 5), torch.ones(3)
+
+    direction = replace(OPERATOR, name="affine_on_gpu")
+    monkeypatch.setitem(sys.modules, "dualops.cuda", SimpleNamespace(affine_on_gpu=affine_on_gpu))
+    x = X.as_subclass(Pretender)
+    results = direction.run(x, None, *given)
+    assert [tuple(result.shape) for result in results] == [(3, 5), (3,)]
+    assert seen.pop("x") is x
+    assert seen == dict(zip(("scale", "power", "flip", "form", "shift", "mode"), DEFAULTS, strict=True))

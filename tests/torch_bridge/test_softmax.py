@@ -1,0 +1,415 @@
+"""softmax in torch: opcheck, gradients, compilation, torch.func, autocast, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.profiler import profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from dualops import reference
+from dualops.spec import Case, Tag, compare
+from dualops.spec import softmax as SPEC
+from dualops.spec.base import ArrayMeta, numpy_dtype
+from dualops.torch_bridge import softmax
+
+from .conftest import DTYPES, LAYOUTS, stepped, transposed, values
+
+FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
+PROBLEMS = [((7,), 0), ((3, 5), -1), ((3, 5), 0), ((2, 5, 4), 1), ((2, 1, 3, 4), -3), ((0, 4), -1), ((4, 0), -1)]
+
+
+def compiled(function: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+
+
+def gradient(function: Callable[..., torch.Tensor], x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """dy @ (d function / d x), a fresh leaf standing for x so that its strides stay."""
+    leaf = x.detach().requires_grad_()
+    (dx,) = torch.autograd.grad(function(leaf), leaf, dy)
+    return dx
+
+
+def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+# --- what torch demands of an operator -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("shape", "axis"), PROBLEMS, ids=str)
+def test_opcheck(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
+    x = LAYOUTS[layout](values(shape, dtype, device))
+    torch.library.opcheck(FORWARD, (x.detach().requires_grad_(), axis))
+    dy = LAYOUTS[layout](values(shape, dtype, device, seed=1))
+    torch.library.opcheck(BACKWARD, (softmax(x, axis), dy, axis))
+
+
+def test_opcheck_of_the_default_axis(device: str) -> None:
+    torch.library.opcheck(FORWARD, (values((3, 5), torch.float32, device, seed=2).requires_grad_(),))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("shape", "axis"), PROBLEMS, ids=str)
+def test_strides_are_the_specs(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
+    x = LAYOUTS[layout](values(shape, dtype, device))
+    name = str(dtype).removeprefix("torch.")
+    meta = ArrayMeta(tuple(x.shape), name, x.stride(), device, 0)
+    expected = SPEC.bind({"x": meta}, {"axis": axis}).outputs()["y"]
+    y = softmax(x, axis)
+    assert (tuple(y.shape), y.stride(), y.dtype, y.device) == (expected.shape, expected.strides, dtype, x.device)
+
+
+def test_results_share_no_memory(device: str) -> None:
+    x = values((3, 5), torch.float32, device)
+    kept = x.clone()
+    y = softmax(x)
+    y.zero_()
+    equal(x, kept)
+    dy = values((3, 5), torch.float32, device, seed=1)
+    kept_dy = dy.clone()
+    gradient(softmax, x, dy).zero_()
+    equal(dy, kept_dy)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
+    return tensor.numpy()
+
+
+@pytest.mark.parametrize("case", SPEC.tagged(Tag.SIM), ids=lambda case: case.id)
+def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
+    x = SPEC.generate(SPEC, case, np.random.default_rng(case.seed))["x"]
+    dy = np.random.default_rng(case.seed + 1).standard_normal(x.shape).astype(x.dtype)
+    leaf = to_torch(x, device).requires_grad_()
+    y = softmax(leaf, **case.params)
+    (dx,) = torch.autograd.grad(y, leaf, to_torch(dy, device))
+    assert y.dtype == dx.dtype == leaf.dtype
+
+    truth = reference.softmax(x.astype(np.float64), **case.params)
+    baseline = reference.softmax(x, **case.params)
+    found = compare(to_numpy(y), truth, baseline, dtype=case.dtype, floor=SPEC.floor, name="y")
+    assert found.passed, found.message
+    # backward is held to the y that it is given
+    y64, dy64 = to_numpy(y).astype(np.float64), dy.astype(np.float64)
+    truth = reference.softmax_backward(y64, dy64, **case.params)
+    baseline = reference.softmax_backward(to_numpy(y), dy, **case.params)
+    found = compare(to_numpy(dx), truth, baseline, dtype=case.dtype, floor=SPEC.floor, name="dx")
+    assert found.passed, found.message
+
+
+def test_bfloat16_keeps_every_bit_pattern() -> None:
+    """On the CPU the bridge adds no rounding: all 65536 values, in rows of 16, as the reference has them."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    x = np.random.default_rng(0).permutation(bits).view(numpy_dtype("bfloat16")).reshape(-1, 16)
+    actual, expected = to_numpy(softmax(to_torch(x, "cpu"))), reference.softmax(x)
+    nan = np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(actual.astype(np.float32)), nan)
+    np.testing.assert_array_equal(actual.view(np.uint16)[~nan], expected.view(np.uint16)[~nan])
+
+
+def test_lazily_negated_memory(device: str) -> None:
+    """The imaginary part of a conjugate is a view of memory with the other sign."""
+    number = torch.complex(*(values((3, 5), torch.float32, device, seed=seed) for seed in (0, 1)))
+    x = number.conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(softmax(x), softmax((-number.imag).contiguous()), rtol=0, atol=0)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("shape", "axis"), PROBLEMS, ids=str)
+def test_gradcheck(shape: tuple[int, ...], axis: int, layout: str, device: str) -> None:
+    if layout == "broadcast":
+        base = values(shape, torch.float64, device)[:1].requires_grad_()
+        assert torch.autograd.gradcheck(lambda t: softmax(t.expand(shape), axis), (base,))
+    else:
+        x = LAYOUTS[layout](values(shape, torch.float64, device)).detach().requires_grad_()
+        assert torch.autograd.gradcheck(lambda t: softmax(t, axis), (x,))
+
+
+def test_gradient_that_arrives_broadcast(device: str) -> None:
+    x = values((3, 5), torch.float64, device)
+    weight = torch.ones((), dtype=torch.float64, device=device).expand(3, 5)
+    equal(gradient(softmax, x, weight), gradient(softmax, x, weight.contiguous()))
+
+
+def test_gradient_of_the_gradient_is_refused(device: str) -> None:
+    x = values((3, 5), torch.float64, device).requires_grad_()
+    (dx,) = torch.autograd.grad(softmax(x)[:, 0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="softmax_backward: its gradient is not implemented"):
+        dx.square().sum().backward()
+
+
+def test_forward_mode_is_refused(device: str) -> None:
+    """A tangent must not get lost on the way."""
+    x, tangent = (values((3, 5), torch.float32, device, seed=seed) for seed in (0, 1))
+    with pytest.raises(NotImplementedError, match="jvp"), forward_ad.dual_level():
+        softmax(forward_ad.make_dual(x, tangent))
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(softmax, (x,), (tangent,))
+
+
+def test_saved_result_changed_in_place(device: str) -> None:
+    x = values((3, 5), torch.float32, device).requires_grad_()
+    y = softmax(x)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_no_graph_without_gradient(device: str) -> None:
+    x = values((3, 5), torch.float32, device).requires_grad_()
+    with torch.no_grad():
+        assert not softmax(x).requires_grad
+    with torch.inference_mode():
+        assert softmax(x).is_inference()
+    assert not softmax(x.detach()).requires_grad
+    assert softmax(x).requires_grad
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "stepped"])
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_compiled_is_eager(axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
+    x, dy = LAYOUTS[layout](values((6, 5), dtype, device)), values((6, 5), dtype, device, seed=1)
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        return softmax(t * 2, axis) + 1
+
+    equal(compiled(function)(x), function(x))
+    equal(gradient(compiled(function), x, dy), gradient(function, x, dy))
+
+
+def test_compiled_once_for_every_size(device: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    function = torch.compile(lambda t: softmax(t, 0), fullgraph=True, backend=counter, dynamic=True)
+    for rows, columns in ((4, 3), (9, 7), (33, 5)):
+        x, dy = (values((rows, columns), torch.float32, device, seed=seed) for seed in (0, 1))
+        equal(function(x), softmax(x, 0))
+        equal(gradient(function, x, dy), gradient(lambda t: softmax(t, 0), x, dy))
+    assert counter.frame_count == 2, "one graph without gradient and one with"
+
+
+class Module(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return softmax(x, axis=0)
+
+
+def test_export(device: str) -> None:
+    sizes = {"x": {0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")}}
+    exported = torch.export.export(Module(), (values((3, 5), torch.float32, device),), dynamic_shapes=sizes)
+    x = values((8, 2), torch.float32, device, seed=1)
+    equal(exported.module()(x), softmax(x, 0))
+    assert FORWARD in {node.target for node in exported.graph.nodes}
+
+
+# --- torch.func ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+@pytest.mark.parametrize("in_dim", [0, 1, 2, -1])
+def test_vmap_is_a_loop(in_dim: int, axis: int, device: str) -> None:
+    x = values((2, 3, 4), torch.float32, device)
+    expected = torch.stack([softmax(one, axis) for one in x.unbind(in_dim)])
+    for function in (
+        torch.vmap(lambda t: softmax(t, axis), in_dims=in_dim),
+        torch.vmap(lambda t: FORWARD(t, axis), in_dims=in_dim),
+    ):
+        torch.testing.assert_close(function(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        compiled(torch.vmap(lambda t: softmax(t, axis), in_dims=in_dim))(x), expected, rtol=0, atol=0
+    )
+
+
+def test_nested_vmap(device: str) -> None:
+    x = values((2, 3, 4, 5), torch.float32, device)
+    nested = torch.vmap(torch.vmap(softmax, in_dims=1), in_dims=1)
+    torch.testing.assert_close(nested(x), softmax(x.permute(1, 2, 0, 3)), rtol=0, atol=0)
+
+
+def test_vmap_of_backward_with_one_unmapped_argument(device: str) -> None:
+    y = softmax(values((3, 5), torch.float32, device))
+    dys = values((4, 3, 5), torch.float32, device, seed=1)
+    expected = torch.stack([BACKWARD(y, dy, -1) for dy in dys])
+    torch.testing.assert_close(torch.vmap(lambda dy: BACKWARD(y, dy, -1))(dys), expected, rtol=0, atol=0)
+
+
+def test_func_gradients(device: str) -> None:
+    x = values((4, 3), torch.float64, device)
+
+    def first(t: torch.Tensor) -> torch.Tensor:
+        return softmax(t).square().sum()
+
+    def plain(t: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(t, -1).square().sum()
+
+    torch.testing.assert_close(torch.func.grad(first)(x), torch.func.grad(plain)(x))
+    torch.testing.assert_close(torch.vmap(torch.func.grad(first))(x), torch.vmap(torch.func.grad(plain))(x))
+    over_vmap = torch.func.grad(lambda t: torch.vmap(softmax)(t).square().sum())
+    torch.testing.assert_close(over_vmap(x), torch.func.grad(plain)(x))
+    jacobian = torch.func.jacrev(softmax)(x)
+    torch.testing.assert_close(jacobian, torch.func.jacrev(lambda t: torch.softmax(t, -1))(x))
+    with pytest.raises(NotImplementedError, match="softmax_backward: its gradient is not implemented"):
+        torch.func.grad(lambda t: torch.func.grad(first)(t).sum())(x)
+
+
+# --- autocast ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_computes_in_float32(dtype: torch.dtype, device: str) -> None:
+    x = values((3, 5), dtype, device).requires_grad_()
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    expected = softmax(x.detach().to(wide))
+    with torch.autocast(device, torch.bfloat16):
+        y = softmax(x)
+        equal(y, expected)
+        equal(compiled(softmax)(x.detach()), expected)
+        equal(torch.vmap(softmax)(x.detach()), expected)
+        with torch.autocast(device, enabled=False):
+            assert softmax(x).dtype is dtype
+    y.square().sum().backward()
+    assert x.grad is not None
+    equal(x.grad, gradient(lambda t: softmax(t.to(wide)).square().sum(), x, torch.ones((), dtype=wide, device=device)))
+
+
+# --- other kinds of tensor -----------------------------------------------------------------------
+
+
+def test_parameter(device: str) -> None:
+    weight = torch.nn.Parameter(values((3, 5), torch.float32, device))
+    y = softmax(weight)
+    assert type(y) is torch.Tensor
+    y.square().sum().backward()
+    assert weight.grad is not None
+    dy = 2 * y.detach()
+    equal(weight.grad, gradient(softmax, weight, dy))
+    with torch.no_grad():
+        equal(softmax(weight), y.detach())
+
+
+class Labelled(torch.Tensor):
+    """A subclass that says so: torch's default __torch_function__ gives results its type."""
+
+
+class Recorder(torch.overrides.TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_subclass_and_mode_are_asked(device: str) -> None:
+    x = values((3, 5), torch.float32, device)
+    y = softmax(x.as_subclass(Labelled))
+    assert type(y) is Labelled
+    equal(y.as_subclass(torch.Tensor), softmax(x))
+    with Recorder() as recorder:
+        softmax(x)
+    assert recorder.seen == [FORWARD]
+
+
+@pytest.mark.parametrize("target", ["meta", "cuda"])
+def test_fakes_need_no_device(target: str) -> None:
+    with FakeTensorMode():
+        y = softmax(torch.empty(4, 3, dtype=torch.bfloat16, device=target).t(), 0)
+    assert (y.device.type, tuple(y.shape), y.stride(), y.dtype) == (target, (3, 4), (1, 3), torch.bfloat16)
+
+
+# --- and the rest --------------------------------------------------------------------------------
+
+
+def test_flops_are_the_specs(device: str) -> None:
+    x = values((6, 5), torch.float32, device).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        softmax(x, 0).sum().backward()
+        torch.ops.dualops.softmax(x.detach(), axis=1)
+    meta = ArrayMeta((6, 5), "float32", (5, 1), device, 0)
+    problem = SPEC.bind({"x": meta}, {"axis": 0})
+    assert SPEC.backward_cost is not None
+    counts = counter.get_flop_counts()["Global"]
+    assert counts == {
+        torch.ops.dualops.softmax: 2 * SPEC.forward_cost.flops(problem),
+        torch.ops.dualops.softmax_backward: SPEC.backward_cost.flops(problem),
+    }
+
+
+def test_a_profile_names_the_operator(device: str) -> None:
+    x = values((3, 5), torch.float32, device)
+    with profile() as found:
+        softmax(x)
+    assert "dualops::softmax" in {event.key for event in found.key_averages()}
+
+
+def test_stepped_and_transposed_at_once(device: str) -> None:
+    x = values((4, 3, 5), torch.float32, device)
+    for axis in range(3):
+        expected = softmax(x, axis)
+        torch.testing.assert_close(softmax(stepped(transposed(x)), axis), expected, rtol=0, atol=0)
+
+
+def test_rows_along_more_than_three_strides(device: str) -> None:
+    """The reference takes them; the kernels do not, and say so: nothing is copied behind the user's back."""
+    x = values((3, 3, 3, 3, 4), torch.float32, device)[:2, :2, :2, :2]
+    torch.testing.assert_close(softmax(x[0]), softmax(x[0].contiguous()), rtol=0, atol=0)  # three
+    torch.testing.assert_close(softmax(x.contiguous()), torch.softmax(x, -1))
+    y, dy = softmax(x.contiguous()), torch.ones_like(x)
+    if device == "cpu":
+        torch.testing.assert_close(softmax(x), y, rtol=0, atol=0)
+        torch.testing.assert_close(BACKWARD(y, x, -1), BACKWARD(y, x.contiguous(), -1), rtol=0, atol=0)
+        return
+    for call in (lambda: softmax(x), lambda: softmax(x.detach().requires_grad_()), lambda: compiled(softmax)(x)):
+        with pytest.raises(NotImplementedError, match=r"softmax: .*M=16, N=4, axis=4"):
+            call()
+    with pytest.raises(NotImplementedError, match=r"softmax_backward: .*M=16, N=4, axis=4"):
+        BACKWARD(y, x, -1)
+    assert BACKWARD(y, dy, -1).shape == x.shape
+
+
+def test_import_loads_no_numba() -> None:
+    program = (
+        "import sys, torch, dualops.torch_bridge as bridge; bridge.softmax(torch.ones(2, 3));"
+        "print(sorted(n for n in sys.modules if n.split('.')[0] in ('numba', 'llvmlite') or n == 'dualops.cuda'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_torch() -> None:
+    program = "import sys; sys.modules['torch'] = None; import dualops.torch_bridge"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ImportError: dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'" in done.stderr
