@@ -163,8 +163,15 @@ class Block:
         self.dynamic = placed(shared_bytes, np.dtype(np.uint8), 128)
         self.barrier = Barrier("syncthreads", threads)
         self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.named: dict[int, Barrier] = {}
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
         self.cluster: list[Block] = [self]
+
+    def named_barrier(self, number: int, threads: int) -> Barrier:
+        barrier = self.named.setdefault(number, Barrier(f"bar.sync {number}", threads))
+        if barrier.parties != threads:
+            raise RuntimeError(f"bar.sync {number}: for {threads} threads here, for {barrier.parties} elsewhere")
+        return barrier
 
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
         """The array of this key (whose last part is its alignment), made when it is first asked for."""

@@ -55,3 +55,10 @@ def cluster_ctarank():
 def bar_warp_sync(mask):
     """Wait for the lanes of `mask`; what they wrote is then visible to one another."""
     exchange("bar.warp.sync", None, mask)
+
+
+@instruction("(i32, i32) -> void", "bar.sync {number}, {threads};", section="9.7.13.1", convergent=True)
+def bar_sync(number, threads):
+    """Wait for `threads` threads, in whole warps, at the block's barrier 1 to 15; what they wrote is then visible."""
+    thread = current()
+    thread.block.named_barrier(number, threads).wait(thread.scheduler)

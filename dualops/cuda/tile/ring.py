@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..backend import cuda, i32, verb
 from ..ptx import (
+    bar_sync,
     bar_warp_sync,
     barrier_cluster_arrive,
     barrier_cluster_wait,
@@ -83,41 +84,56 @@ def start_cluster():
 
 
 class Parts(NamedTuple):
-    """How warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
+    """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
 
-    `pairs` is a shared array of two rows' parts, `bells` of two mbarriers; `round` numbers the rows.
+    `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds two
+    mbarriers, for parts from other blocks; `row_round` numbers the rows.
     """
 
     count: int
     init: Callable[..., None]  # (bells)
-    send: Callable[..., None]  # (pairs, bells, round, rank, warp, lane, a, b): my warp's pair, to every block
-    wait: Callable[..., Any]  # (bells, round) -> where this row's parts begin in `pairs`
+    send: Callable[..., None]  # (pairs, bells, row_round, rank, warp, lane, a, b): my warp's pair, to every block
+    wait: Callable[..., Any]  # (bells, row_round) -> where this row's parts begin in `pairs`
 
 
 @cache
 def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
-    """The verbs for `warps` warps in each of `cluster` blocks; the first warp's lane 0 announces the bytes."""
-    WARPS, CLUSTER, COUNT = warps, cluster, warps * cluster
-    PAIR_BYTES = number.bitwidth // 4
-    NBYTES = COUNT * PAIR_BYTES
+    """The verbs for `warps` warps in each of `cluster` blocks."""
+    return _parts_in_block(warps) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
 
-    ARRIVALS = WARPS if cluster == 1 else 1
+
+def _parts_in_block(warps: int) -> Parts:
+    WARPS, THREADS = warps, 32 * warps
 
     @verb
     def init(bells):
-        mbarrier_init(bells, 0, ARRIVALS)
-        mbarrier_init(bells, 1, ARRIVALS)
+        pass
 
     @verb
-    def send_in_block(pairs, bells, row_round, rank, warp, lane, a, b):
-        half = row_round & 1
+    def send(pairs, bells, row_round, rank, warp, lane, a, b):
         if lane == 0:
-            pairs[(half * COUNT + warp) * 2] = a
-            pairs[(half * COUNT + warp) * 2 + 1] = b
-            mbarrier_arrive(bells, half)
+            pairs[((row_round & 1) * WARPS + warp) * 2] = a
+            pairs[((row_round & 1) * WARPS + warp) * 2 + 1] = b
 
     @verb
-    def send_in_cluster(pairs, bells, row_round, rank, warp, lane, a, b):
+    def wait(bells, row_round):
+        bar_sync(1, THREADS)  # the copying warp goes on
+        return (row_round & 1) * WARPS * 2
+
+    return Parts(WARPS, init, send, wait)
+
+
+def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
+    WARPS, CLUSTER, COUNT = warps, cluster, warps * cluster
+    NBYTES = COUNT * number.bitwidth // 4
+
+    @verb
+    def init(bells):
+        mbarrier_init(bells, 0, 1)
+        mbarrier_init(bells, 1, 1)
+
+    @verb
+    def send(pairs, bells, row_round, rank, warp, lane, a, b):
         half = row_round & 1
         if (warp == 0) & (lane == 0):
             mbarrier_arrive_expect_tx(bells, half, NBYTES)
@@ -130,4 +146,4 @@ def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int)
         mbarrier_wait(bells, half, row_round // 2 & 1)
         return half * COUNT * 2
 
-    return Parts(COUNT, init, send_in_block if cluster == 1 else send_in_cluster, wait)
+    return Parts(COUNT, init, send, wait)
