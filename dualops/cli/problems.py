@@ -131,7 +131,7 @@ def own_jobs(
     return jobs
 
 
-_TAGS = {"gpu": Tag.BENCH, "simulator": Tag.SIM, "reference": Tag.TEST}
+_TAGS = {"gpu": Tag.DEMO, "simulator": Tag.SIM, "reference": Tag.TEST}
 
 
 def _of_case(task: Task, case: Case) -> Job:

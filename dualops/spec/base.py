@@ -142,6 +142,7 @@ class Tag(StrEnum):
     BENCH = "bench"  # timed by asv
     EDGE = "edge"  # ragged, empty, extreme: also run under the sanitizers
     SIM = "sim"  # at most two seconds in the simulator
+    DEMO = "demo"  # fills a GPU, and its float64 reference takes seconds
     COMPILE = "compile"  # built offline for every architecture
 
 

@@ -94,7 +94,7 @@ def _cases() -> tuple[Case, ...]:
 
     every = ("float64", "float32", "float16", "bfloat16")
     add("s4096d64", (4, 16, 4096, 64), (16, 4096), ("float32",), {Tag.BENCH})
-    add("s2048d128", (2, 16, 2048, 128), (16, 2048), ("float32", "bfloat16"), {Tag.BENCH})
+    add("s2048d128", (2, 16, 2048, 128), (16, 2048), ("float32", "bfloat16"), {Tag.BENCH, Tag.DEMO})
     add("s2048d128causal", (2, 16, 2048, 128), (16, 2048), ("bfloat16",), {Tag.BENCH}, causal=True)
     for D in (16, 64, 128):
         add(f"plain_d{D}", (2, 3, 200, D), (3, 200), every, {Tag.TEST}, return_lse=True)

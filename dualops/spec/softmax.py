@@ -41,6 +41,7 @@ def _cases() -> tuple[Case, ...]:
     for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192), (262144, 2048)):
         add(f"rows{rows}x{columns}", (rows, columns), half, {Tag.BENCH})
     add("rows32768x4096", (32768, 4096), ("float32", "float16"), {Tag.BENCH})
+    add("rows8192x4096", (8192, 4096), ("float32", "bfloat16"), {Tag.DEMO})
     # every length of row: a warp a row, a block a row, a cluster a row, two readings
     for columns, rows in ((1, 70), (31, 5), (128, 33), (1000, 7), (4097, 6), (5120, 5), (16384, 4), (50257, 3)):
         add(f"rows{rows}x{columns}", (rows, columns), FLOATS, {Tag.TEST, Tag.EDGE})
