@@ -1,39 +1,26 @@
 """Plans: a call that was bound, configured, compiled and loaded once, ready to launch again with other pointers.
 
-An operator hands an `Operation` its spec and `choices(problem, device)`: every way to do the problem, best first. A call
-looks for its plan by the layouts of its arrays and its parameters before anything else is done; only a call of a new
-layout is bound by the spec, configured and, if its kernel is new, compiled. Nothing here waits for the GPU.
+An operator hands an `Operation` its spec and `choices(problem, results, device)`: every way to do the problem, best
+first. A call looks for its plan by the layouts of its arrays and its parameters before anything else is done; only a
+call of a new layout is bound by the spec, configured and, if its kernel is new, compiled. Nothing here waits for the
+GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..spec import OPERATORS, ArrayMeta, Problem, Spec, Tag
 from ..spec.base import Case, contiguous_strides
 from . import device as devices
-from . import simulator
 from .arrays import ADAPTERS, Adapter, adapter_of
-from .backend import SIMULATED, Kernel, f32, f64, i32
-from .compile import Report, binary, compile_kernel
+from .backend import SIMULATED
+from .compile import Report, compile_kernel
 from .device import Device
-
+from .step import Step, handle_of, prepare
 
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
-
-
-class Step(NamedTuple):
-    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none."""
-
-    kernel: Kernel
-    grid: tuple[int, ...]  # blocks
-    args: tuple[str | int | float, ...]
-    shared_bytes: int = 0
-    resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
 
 
 class Choice(NamedTuple):
@@ -75,7 +62,7 @@ class Plan:
         self.apart = list(self._pairs(inplace))
 
     def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
-        """Results and arrays before them that may not meet in memory: i, j, their bytes, if the same place is allowed."""
+        """Results and arrays before them that may not meet in memory: i, j, their bytes, if one place is allowed."""
         metas = self.metas
         nbytes = [meta.nbytes for meta in metas]
         allowed = [name in inplace for name in self.problem.arrays]
@@ -100,7 +87,7 @@ class Plan:
             for launch in self.launches:
                 launch(arrays)
             return
-        handle = self.adapter.stream(arrays[0]) if stream is None else _handle(stream)
+        handle = self.adapter.stream(arrays[0]) if stream is None else handle_of(stream)
         elsewhere = self.adapter.on_device(self.device_index)
         if elsewhere is None:
             for launch in self.launches:
@@ -122,12 +109,11 @@ Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
 class Operation:
     """A direction of an operator, callable on arrays. See the module's docstring.
 
-    `choices(problem, results, device)`: results are the arrays to write, as the caller gave them or as they will be made.
+    `choices(problem, results, device)`: results are the arrays to write, as the caller gave them or as they will be
+    made.
     """
 
-    def __init__(
-        self, spec: Spec, choices: Choices, *, backward: bool = False, inplace: tuple[str, ...] = ()
-    ):
+    def __init__(self, spec: Spec, choices: Choices, *, backward: bool = False, inplace: tuple[str, ...] = ()):
         self.spec, self.choices, self.backward, self.inplace = spec, choices, backward, inplace
         self.op = f"{spec.name}_backward" if backward else spec.name
         self.inputs = [wanted.name for wanted in (spec.gradient_inputs if backward else spec.inputs)]
@@ -136,10 +122,13 @@ class Operation:
         self.plans: dict[Any, Plan] = {}
         OPERATIONS.setdefault(spec.name, []).append(self)
 
-    def __call__(self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any) -> Any:
+    def __call__(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
+    ) -> Any:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
-        given = () if out is None else out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)
+        given = () if out is None else _results_of(out)
         everything = (*arrays, *given)
+        pointers: list[int] = []
         try:
             adapter = ADAPTERS[type(arrays[0])]
             pointers = [adapter.pointer(array) for array in everything]
@@ -165,7 +154,11 @@ class Operation:
         return results[0] if len(results) == 1 else tuple(results)
 
     def plan(
-        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None, kernel: str | None = None
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        out: tuple[Any, ...] | None = None,
+        kernel: str | None = None,
     ) -> Plan:
         """A new plan for such a call. Raises the spec's errors; launches nothing."""
         if not SIMULATED:
@@ -192,7 +185,9 @@ class Operation:
                 )
         return adapters[0]
 
-    def _check_out(self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter) -> dict[str, ArrayMeta]:
+    def _check_out(
+        self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter
+    ) -> dict[str, ArrayMeta]:
         if len(out) != len(wanted):
             raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
         for name, array in zip(wanted, out, strict=True):
@@ -211,15 +206,15 @@ class Operation:
             raise TypeError(f"{self.op}: {name} is on {meta.device}, expected an array on a GPU")
         return devices.at(int(index or 0))
 
-    def _choose(
-        self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None
-    ) -> Choice:
+    def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
         if rung is not None and rung not in self.spec.rungs:
             raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
-        raise NotImplementedError(f"{self.op}: rung {rung or 'any'} does not do {problem} on {device.name}")
+        told = "no kernel does" if rung is None else f"rung {rung} does not do"
+        strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
+        raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")
 
     def every_step(self, case: Case, device: Device) -> Iterator[Step]:
         """The launches that each rung would make for the shapes of a case, on arrays that do not exist."""
@@ -245,10 +240,11 @@ OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 def plan(
     operator: str, *arrays: Any, out: Any = None, kernel: str | None = None, backward: bool = False, **params: Any
 ) -> Plan:
-    """How a call would be done: `print(plan("softmax", x, axis=0))` says the rung, the Config and why. Launches nothing.
+    """How a call would be done: `print(plan("softmax", x, axis=0))` says the rung, the Config and why. Nothing is
+    launched.
 
-    operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: as the operator takes them. Raises what the
-    call itself would raise.
+    operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: as the operator takes them. Raises what
+    the call itself would raise.
     """
     if operator not in OPERATIONS:
         raise ValueError(f"plan: operator is {operator!r}, expected one of {', '.join(OPERATIONS)}")
@@ -258,8 +254,9 @@ def plan(
     operation = directions[1 if backward else 0]
     spec_params = {param.name: param.default for param in operation.spec.params}
     if unknown := params.keys() - spec_params.keys():
-        raise TypeError(f"{operator}: unknown parameter {', '.join(sorted(unknown))}, expected {', '.join(spec_params)}")
-    given = None if out is None else tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        told, expected = ", ".join(sorted(unknown)), ", ".join(spec_params)
+        raise TypeError(f"{operator}: unknown parameter {told}, expected {expected}")
+    given = None if out is None else _results_of(out)
     return operation.plan(arrays, tuple({**spec_params, **params}.values()), given, kernel)
 
 
@@ -279,126 +276,9 @@ def _absent(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, Arra
     return {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cuda:0", 0) for name, shape in shapes.items()}
 
 
+def _results_of(out: Any) -> tuple[Any, ...]:
+    return out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)
+
+
 def _given() -> Any:
     raise RuntimeError("results that the caller gave are not allocated")
-
-
-# --- one launch --------------------------------------------------------------------------------------
-
-
-def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
-    """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
-    places = [(i, names.index(arg)) for i, arg in enumerate(step.args) if isinstance(arg, str) and arg in names]
-    fixed = [0 if isinstance(arg, str) else arg for arg in step.args]
-    if SIMULATED:
-        return _simulated(step, names, places, fixed)
-    from cuda.core import LaunchConfig, launch
-
-    function, casts = load(step.kernel, device.arch, step.shared_bytes)
-    template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
-    cluster, (blocks, *rest) = step.kernel.cluster, step.grid
-    options = {"block": step.kernel.threads, "shmem_size": step.shared_bytes}
-    if cluster > 1:
-        options["cluster"] = cluster
-    if step.resident:
-        blocks = min(blocks, _resident_blocks(function, step, options))
-    config = LaunchConfig(grid=(blocks // cluster, *rest), **options)
-
-    def run(pointers: Sequence[int], handle: int) -> None:
-        args = template.copy()
-        for place, which in places:
-            args[place] = pointers[which]
-        launch(_stream(handle), config, function, *args)
-
-    return run
-
-
-def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
-    """Blocks of a kernel that the GPU runs at once."""
-    from cuda.core import Device as CoreDevice
-    from cuda.core import LaunchConfig
-
-    here, cluster = CoreDevice(), step.kernel.cluster
-    if cluster > 1:
-        config = LaunchConfig(grid=1, **options)
-        return function.occupancy.max_active_clusters(config, stream=here.default_stream) * cluster
-    each = function.occupancy.max_active_blocks_per_multiprocessor(step.kernel.threads, step.shared_bytes)
-    return each * here.properties.multiprocessor_count
-
-
-def _simulated(
-    step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
-) -> Callable[[Sequence[Any]], None]:
-    # Python ints and typed floats reach the simulator as they would reach the compiled kernel
-    typed = {f32: np.float32, f64: np.float64}
-    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, step.kernel.argtypes, strict=True)]
-
-    grid = step.grid
-    if step.resident:  # one cluster, which has to take every piece of work
-        grid = (step.kernel.cluster, *grid[1:])
-
-    def run(arrays: Sequence[Any]) -> None:
-        args = list(scalars)
-        for place, which in places:
-            args[place] = flat(arrays[which], names[which])
-        simulator.launch(
-            step.kernel.function,
-            grid,
-            (step.kernel.threads,),
-            args,
-            cluster=step.kernel.cluster,
-            shared_bytes=step.shared_bytes,
-        )
-
-    return run
-
-
-def flat(array: np.ndarray, name: str) -> simulator.Pointer:
-    """The memory of a NumPy array from its first element to its last, as a kernel's pointer."""
-    words = array.view(np.uint16) if array.dtype.itemsize == 2 else array
-    extent = ArrayMeta.of_numpy(array).extent
-    return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
-
-
-def _cast(kind: Any) -> Callable[[Any], Any]:
-    """What makes a scalar one that cuda.core passes as `kind`; a Python int is 64 bits wide there, and a pointer."""
-    return {f32: np.float32, f64: np.float64, i32: np.int32}.get(kind, int)
-
-
-@cache
-def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Callable[[Any], Any]]]:
-    """The kernel on the GPU, as cuda.core has it, and what casts its arguments."""
-    from cuda.bindings import driver
-    from cuda.core import ObjectCode
-
-    made = binary(kernel, arch, shared_bytes)
-    function = ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
-    if shared_bytes > 48 * 1024 or made.report.static_shared + shared_bytes > 48 * 1024:
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        for index in range(driver.cuDeviceGetCount()[1]):
-            (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, driver.CUkernel(int(function.handle)), index)
-            if error != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
-    return function, [_cast(kind) for kind in kernel.argtypes]
-
-
-@cache
-def _stream(handle: int) -> Any:
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
-
-
-def _handle(stream: Any) -> int:
-    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
-    if isinstance(stream, int):
-        return stream
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
-    if hasattr(stream, "handle"):
-        handle = stream.handle
-        return int(getattr(handle, "value", handle) or 0)
-    raise TypeError(f"stream is a {type(stream).__qualname__}, expected an integer or a stream object")

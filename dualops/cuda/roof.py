@@ -13,7 +13,7 @@ from typing import Any
 
 from . import device
 from .backend import Kernel, builds, cuda, f32, i64, kernel, pointer
-from .launch import Step, prepare
+from .step import Step, prepare
 from .tile import access
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden

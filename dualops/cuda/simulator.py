@@ -1,14 +1,14 @@
 """Numba's CUDA dialect on a CPU: the threads of a block, or of a cluster of blocks, as greenlets.
 
-Switched on as Numba's own simulator is, by NUMBA_ENABLE_CUDASIM=1 before Python starts; the kernels' source is the same.
-A thread runs until it must wait (block barrier, shuffle, cluster barrier). If nobody can run, that is a deadlock, and it
-is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
+Switched on as Numba's own simulator is, by NUMBA_ENABLE_CUDASIM=1 before Python starts; the kernels' source is the
+same. A thread runs until it must wait (block barrier, shuffle, cluster barrier). If nobody can run, that is a deadlock,
+and it is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
 
 Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
 with the array's name, and misaligned vector access is an error, where a GPU would go on.
 
-This module is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can ask
-it who is running and wait for other threads.
+This module is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can
+ask it who is running and wait for other threads.
 """
 
 from __future__ import annotations
@@ -74,26 +74,29 @@ class MBarrier:
 
     def __init__(self, name: str, count: int):
         self.name, self.count, self.missing, self.nbytes, self.phase = name, count, count, 0, 0
+        self.fenced = False  # visible to copies
         self.event = Event(f"{name}, phase 0")
 
-    def arrive(self, scheduler: Scheduler, nbytes: int = 0) -> None:
-        """One arrival, which also announces `nbytes`."""
+    def arrive(self, scheduler: Scheduler, nbytes: int = 0) -> bool:
+        """One arrival, which also announces `nbytes`; returns whether somebody was waiting for it."""
         self.nbytes += nbytes
         self.missing -= 1
         if self.missing < 0:
             raise RuntimeError(f"{self.name}: more than {self.count} arrivals in phase {self.phase}")
-        self._end(scheduler)
+        return self._end(scheduler)
 
-    def complete(self, scheduler: Scheduler, nbytes: int) -> None:
+    def complete(self, scheduler: Scheduler, nbytes: int) -> bool:
         """So many bytes have landed; they may come before they are announced."""
         self.nbytes -= nbytes
-        self._end(scheduler)
+        return self._end(scheduler)
 
-    def _end(self, scheduler: Scheduler) -> None:
+    def _end(self, scheduler: Scheduler) -> bool:
         if self.missing == 0 and self.nbytes == 0:
             event, self.phase, self.missing = self.event, self.phase + 1, self.count
             self.event = Event(f"{self.name}, phase {self.phase}")
             scheduler.fire(event)
+            return bool(event.waiters)
+        return False
 
 
 class Pointer:
@@ -120,7 +123,7 @@ class Pointer:
     def vector(self, index: int, count: int) -> np.ndarray:
         """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
         index = int(index)  # a NumPy int would make the address wrap
-        if not (0 <= index and index + count <= self.size):
+        if index < 0 or index + count > self.size:
             self.astray(f"accessed as {count} elements", index)
         width = count * self.data.itemsize
         if (self.data.ctypes.data + index * self.data.itemsize) % width:
@@ -129,9 +132,8 @@ class Pointer:
 
     def astray(self, what: str, index: int) -> NoReturn:
         thread = current()
-        raise IndexError(
-            f"{self.name}[{index}] {what}, of {self.size} elements, by thread {thread.tid} of block {thread.block.index}"
-        )
+        who = f"thread {thread.tid} of block {thread.block.index}"
+        raise IndexError(f"{self.name}[{index}] {what}, of {self.size} elements, by {who}")
 
 
 class Thread(greenlet.greenlet):
@@ -143,6 +145,7 @@ class Thread(greenlet.greenlet):
         self.warp, self.lane = divmod(tid, WARP)
         self.gr_context = copy_context()  # NumPy's errstate with it
         self.waiting: Event | None = None  # what it waits for now
+        self.in_cluster = False  # it knows that every block of the cluster runs
         self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
 
 
@@ -171,6 +174,15 @@ class Block:
         barrier = self.named.setdefault(number, Barrier(f"bar.sync {number}", threads))
         if barrier.parties != threads:
             raise RuntimeError(f"bar.sync {number}: for {threads} threads here, for {barrier.parties} elsewhere")
+        return barrier
+
+    def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
+        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet."""
+        barrier = self.mbarriers.get((key, index))
+        if barrier is None:
+            raise RuntimeError(f"mbarrier {index}: used before it is initialised")
+        if copies and not barrier.fenced:
+            raise RuntimeError(f"mbarrier {index}: named to a copy before fence.mbarrier_init")
         return barrier
 
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
@@ -213,9 +225,13 @@ class Scheduler:
                 thread.switch()
                 alive -= thread.dead
             elif self.in_flight:
-                self.in_flight.popleft()(self)
+                # copies overtake one another
+                land = self.in_flight.pop() if self.reverse else self.in_flight.popleft()
+                land(self)
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
+        if self.in_flight:
+            raise RuntimeError(f"{len(self.in_flight)} copies are still under way when the blocks have ended")
 
     def wait(self, event: Event) -> None:
         """Called by a thread: let others run until `event` is fired."""
@@ -227,8 +243,14 @@ class Scheduler:
             thread.waiting = None
 
     def fire(self, event: Event) -> None:
+        """Who waited goes first: a warp runs on as far as it can, and leaves the others behind."""
         event.fired = True
-        self.ready.extend(reversed(event.waiters) if self.reverse else event.waiters)
+        self.ready.extendleft(event.waiters if self.reverse else reversed(event.waiters))
+
+    def pause(self) -> None:
+        """Called by a thread: let everybody else who can run go first."""
+        self.ready.append(current())
+        self.host.switch()
 
     def deadlock(self, threads: list[Thread]) -> NoReturn:
         waits: dict[str, list[int]] = {}
@@ -253,7 +275,8 @@ def exchange(name: str, value: Any, mask: int) -> list[Any]:
     key = (thread.warp, mask)
     for other_warp, other_mask in meetings:
         if other_warp == thread.warp and other_mask != mask and other_mask & mask:
-            raise RuntimeError(f"{name}: lane {thread.lane} brings mask {mask:#010x}, others wait with {other_mask:#010x}")
+            told = f"lane {thread.lane} brings mask {mask:#010x}, others wait with {other_mask:#010x}"
+            raise RuntimeError(f"{name}: {told}")
     meeting = meetings.get(key)
     if meeting is None:
         meeting = meetings[key] = Exchange(name, mask)

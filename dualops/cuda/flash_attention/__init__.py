@@ -12,7 +12,8 @@ from typing import Any
 from ...spec import ArrayMeta, Problem
 from ...spec import flash_attention as SPEC
 from ..device import Device
-from ..launch import Choice, Operation, Step
+from ..launch import Choice, Operation
+from ..step import Step
 from . import simt
 from .simt import SimtConfig
 

@@ -43,11 +43,19 @@ from .memory import (
     st_global_v2_f64,
     st_global_v4_b32,
 )
-from .warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank, shfl_bfly_f32, shfl_bfly_f64
+from .warp import (
+    bar_sync,
+    bar_warp_sync,
+    barrier_cluster_arrive,
+    barrier_cluster_wait,
+    cluster_ctarank,
+    shfl_bfly_f32,
+    shfl_bfly_f64,
+)
 
 __all__ = [
-    "Instruction",
     "RECORDS",
+    "Instruction",
     "add_rn",
     "bar_sync",
     "bar_warp_sync",

@@ -1,4 +1,4 @@
-"""Arithmetic instructions whose result must be the same bits, compiled and simulated, or that Python has no word for."""
+"""Arithmetic instructions whose result must be the same bits compiled and simulated, or that Python has no word for."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import numpy as np
 
 from ..backend import SIMULATED
 from .asm import instruction
-
-if not SIMULATED:
-    from numba.cuda import libdevice
 
 
 @instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.22", pure=True)
@@ -92,5 +89,7 @@ if SIMULATED:
         return np.log(np.float64(x))
 
 else:
+    from numba.cuda import libdevice
+
     exp_f64 = libdevice.exp
     log_f64 = libdevice.log

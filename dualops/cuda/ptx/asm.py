@@ -28,9 +28,6 @@ from numba.core import types
 
 from ..backend import SIMULATED
 
-if not SIMULATED:
-    from numba.cuda.extending import intrinsic
-
 
 @dataclass(frozen=True)
 class _Scalar:
@@ -119,15 +116,18 @@ def _record(
 
 
 def _has_body(twin: Callable[..., Any]) -> bool:
-    """Whether a function does more than carry a docstring."""
+    """Whether a function does more than carry a docstring and return None."""
 
     def nothing() -> None:
         """Only a docstring."""
 
-    return twin.__code__.co_code != nothing.__code__.co_code
+    returned = {constant for constant in twin.__code__.co_consts if constant != twin.__doc__}
+    return twin.__code__.co_code != nothing.__code__.co_code or returned != {None}
 
 
 def _intrinsic(record: Instruction) -> Any:
+    from numba.cuda.extending import intrinsic
+
     results = [_SCALARS[kind] for kind in record.gives]
     if not results:
         returns = types.void
@@ -138,8 +138,9 @@ def _intrinsic(record: Instruction) -> Any:
         llvm_result = results[0].llvm if len(results) == 1 else ir.LiteralStructType([r.llvm for r in results])
     asm_types = [_ADDRESSES.get(kind) or _SCALARS[kind].llvm for kind in record.takes]
     constraints = [f"={result.constraint}" for result in results]
-    constraints += ["l" if t == _I64 else "r" if k in _ADDRESSES else _SCALARS[k].constraint for k, t in zip(
-        record.takes, asm_types, strict=True)]
+    for kind, asm_type in zip(record.takes, asm_types, strict=True):
+        address = "l" if asm_type == _I64 else "r"
+        constraints.append(address if kind in _ADDRESSES else _SCALARS[kind].constraint)
     numbers = {name: f"${i}" for i, name in enumerate([*_result_names(record), *record.operands])}
     text = re.sub(r"\{(\w+)\}", lambda match: numbers[match[1]], record.text)
     attributes = ("nounwind", "readnone") if record.pure else ("nounwind", "convergent") if record.convergent else ()

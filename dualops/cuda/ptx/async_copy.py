@@ -19,14 +19,16 @@ def mbarrier_init(bar, index, count):
 @instruction("() -> void", "fence.mbarrier_init.release.cluster;", section="9.7.13.4")
 def fence_mbarrier_init():
     """Make initialised mbarriers visible to the cluster and to copies; a barrier of the threads must follow."""
-    current()
+    for barrier in current().block.mbarriers.values():
+        barrier.fenced = True
 
 
 @instruction("(shared[i32]) -> void", "mbarrier.arrive.shared::cta.b64 _, [{bar}];", section="9.7.13.15.13")
 def mbarrier_arrive(bar, index):
     """Count this thread in the current phase."""
     thread = current()
-    thread.block.mbarriers[bar.key, index].arrive(thread.scheduler)
+    if thread.block.mbarrier(bar.key, index).arrive(thread.scheduler):
+        thread.scheduler.pause()  # what waited, a stage's next copy say, comes before what this thread does next
 
 
 @instruction(
@@ -37,20 +39,21 @@ def mbarrier_arrive(bar, index):
 def mbarrier_arrive_expect_tx(bar, index, nbytes):
     """Count this thread, and let the phase wait for so many bytes of copies."""
     thread = current()
-    thread.block.mbarriers[bar.key, index].arrive(thread.scheduler, nbytes)
+    thread.block.mbarrier(bar.key, index).arrive(thread.scheduler, nbytes)
 
 
 @instruction(
     "(shared[i32], u32) -> void",
-    "{ .reg .pred done; WAIT_${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{bar}], {parity}; "
+    "{ .reg .pred done; "
+    "WAIT_${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{bar}], {parity}; "
     "@done bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }",
     section="9.7.13.15.16",
 )
 def mbarrier_wait(bar, index, parity):
     """Wait for the end of the phase of this parity: 0 for the first, then 1, then 0, ..."""
     thread = current()
-    barrier = thread.block.mbarriers[bar.key, index]
-    if barrier.phase & 1 == parity:
+    barrier = thread.block.mbarrier(bar.key, index)
+    while barrier.phase & 1 == parity:
         thread.scheduler.wait(barrier.event)
 
 
@@ -69,7 +72,7 @@ def cp_async_bulk(to, to_index, x, index, nbytes, bar, bar_index):
         if not 0 <= first <= first + count <= pointer.size:
             pointer.astray(f"copied as {count} elements", first)
     to.data[to_index : to_index + count].view("u1")[:] = 0xFF
-    barrier = thread.block.mbarriers[bar.key, bar_index]
+    barrier = thread.block.mbarrier(bar.key, bar_index, copies=True)
 
     def land(scheduler):
         to.data[to_index : to_index + count] = x.data[index : index + count]
@@ -80,7 +83,8 @@ def cp_async_bulk(to, to_index, x, index, nbytes, bar, bar_index):
 
 @instruction(
     "(shared[i32], i32, f32, f32, shared[i32]) -> void",
-    "{ .reg .b32 there, bell; mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
+    "{ .reg .b32 there, bell; "
+    "mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {{a}, {b}}, [bell]; }",
     section="9.7.9.12",
 )
@@ -91,7 +95,8 @@ def st_async_v2_f32(to, index, rank, a, b, bar, bar_index):
 
 @instruction(
     "(shared[i32], i32, f64, f64, shared[i32]) -> void",
-    "{ .reg .b32 there, bell; mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
+    "{ .reg .b32 there, bell; "
+    "mapa.shared::cluster.u32 there, {to}, {rank}; mapa.shared::cluster.u32 bell, {bar}, {rank}; "
     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {{a}, {b}}, [bell]; }",
     section="9.7.9.12",
 )
@@ -104,13 +109,17 @@ def _store_later(to, index, rank, values, bar, bar_index):
     thread = current()
     if len(thread.block.cluster) < 2:
         raise RuntimeError("st.async: an illegal instruction in a kernel that was launched without a cluster")
+    if rank != thread.block.rank and not thread.in_cluster:
+        raise RuntimeError(f"st.async to block {rank} of the cluster before barrier.cluster.wait: it may not run yet")
     block = thread.block.cluster[rank]
+    barrier = block.mbarrier(bar.key, bar_index, copies=True)
     array = block.shared_array(to.key, to.size, to.data.dtype)
     if not 0 <= index <= index + 2 <= array.size:
         array.astray("written as 2 elements", index)
+    array.data[index : index + 2].view("u1")[:] = 0xFF
 
     def land(scheduler):
         array.data[index : index + 2] = values
-        block.mbarriers[bar.key, bar_index].complete(scheduler, 2 * array.data.itemsize)
+        barrier.complete(scheduler, 2 * array.data.itemsize)
 
     thread.scheduler.in_flight.append(land)

@@ -63,7 +63,9 @@ def f16_of_f32(x):
     return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
 
 
-@instruction("(u16) -> f32", "{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 {d}, {zero, {x}}; }", section="9.7.9.5", pure=True)
+@instruction(
+    "(u16) -> f32", "{ .reg .b16 zero; mov.b16 zero, 0; mov.b32 {d}, {zero, {x}}; }", section="9.7.9.5", pure=True
+)
 def f32_of_bf16(x):
     """The float whose upper half these bits are."""
     return np.array([x], np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)[0]

@@ -16,7 +16,7 @@ from .asm import instruction
 )
 def shfl_bfly_f32(x, distance, mask):
     """The value that lane `lane ^ distance` brings; every lane of `mask` must come."""
-    return exchange("shfl.sync.bfly", np.float32(x), mask)[current().lane ^ distance]
+    return _from_lane(np.float32(x), distance, mask)
 
 
 @instruction(
@@ -28,7 +28,15 @@ def shfl_bfly_f32(x, distance, mask):
 )
 def shfl_bfly_f64(x, distance, mask):
     """The same for a double, as two words."""
-    return exchange("shfl.sync.bfly", np.float64(x), mask)[current().lane ^ distance]
+    return _from_lane(np.float64(x), distance, mask)
+
+
+def _from_lane(x, distance, mask):
+    source = current().lane ^ distance
+    value = exchange("shfl.sync.bfly", x, mask)[source]
+    if value is None:
+        raise RuntimeError(f"shfl.sync.bfly: lane {current().lane} reads lane {source}, which is not in {mask:#010x}")
+    return value
 
 
 @instruction("() -> void", "barrier.cluster.arrive.release.aligned;", section="9.7.13.4", convergent=True)
@@ -42,7 +50,10 @@ def barrier_cluster_arrive():
 def barrier_cluster_wait():
     """Wait until every thread of the cluster has come; what they wrote to shared memory before is then visible."""
     thread = current()
+    if thread.arrival is None:
+        raise RuntimeError("barrier.cluster.wait: this thread has not come to the cluster's barrier")
     thread.scheduler.wait(thread.arrival)
+    thread.in_cluster = True
 
 
 @instruction("() -> i32", "mov.u32 {d}, %cluster_ctarank;", section="10.16", pure=True)

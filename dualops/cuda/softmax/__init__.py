@@ -19,7 +19,8 @@ from ...spec import softmax as SPEC
 from ..arrays import collapse
 from ..backend import Kernel
 from ..device import Device
-from ..launch import Choice, Operation, Step
+from ..launch import Choice, Operation
+from ..step import Step
 from ..tile import storage
 from . import long_rows, naive, ring, rows, strided
 from .long_rows import LongRowsConfig
@@ -36,8 +37,8 @@ def softmax(x: Any, axis: int = -1, *, out: Any = None, kernel: str | None = Non
 
     x: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides. Returns an array
     of the same library, shape, dtype and memory order. Arithmetic is float32 (float64 for float64), the result is
-    rounded once. out: an array to write to, which may be x itself. kernel: "naive" or "simt" instead of the best.
-    stream: a stream object or handle instead of the library's current one.
+    rounded once. out: an array to write to, which may be x itself. kernel: "naive", "simt" or "sm90" instead of the
+    best. stream: a stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError for rows that lie in memory along more than
     three strides. No gradient is recorded: see dualops.torch_bridge.
     """
@@ -58,14 +59,26 @@ def softmax_backward(
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do softmax, best first."""
     metas = {"y": results["y"], "x": problem.arrays["x"]}
-    builds = (rows.build_forward, ring.build_forward, long_rows.build_forward, strided.build_forward, naive.build_forward)
+    builds = (
+        rows.build_forward,
+        ring.build_forward,
+        long_rows.build_forward,
+        strided.build_forward,
+        naive.build_forward,
+    )
     return _choices(problem, metas, builds, FORWARD_ROWS, device)
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do its gradient, best first."""
     metas = {"dx": results["dx"], "y": problem.arrays["y"], "dy": problem.arrays["dy"]}
-    builds = (rows.build_backward, ring.build_backward, long_rows.build_backward, strided.build_backward, naive.build_backward)
+    builds = (
+        rows.build_backward,
+        ring.build_backward,
+        long_rows.build_backward,
+        strided.build_backward,
+        naive.build_backward,
+    )
     return _choices(problem, metas, builds, BACKWARD_ROWS, device)
 
 
@@ -101,7 +114,7 @@ def _choices(
     ladder: tuple[tuple[int, int, int], ...],
     device: Device,
 ) -> Iterator[Choice]:
-    """Ways for the arrays `metas`, results first; builds: of kept rows, long rows, strided rows, and the naive kernel."""
+    """Ways for the arrays `metas`, results first; builds: of kept rows, rings, long rows, strided rows, and naive."""
     axis, M, N, dtype = problem.axis, problem.M, problem.N, problem.dtype
     if M * N == 0:
         for rung in RUNGS:
@@ -138,7 +151,8 @@ def _choices(
     reason = "neighbouring rows are read together" if together else "rows lie along more than one stride"
     yield Choice("simt", config, reason, partial(_step, build_strided, config, dtype, -(-M // config.lanes), args))
     config = NaiveConfig()
-    yield Choice("naive", config, "one thread a row", partial(_step, build_naive, config, dtype, -(-M // config.threads), args))
+    make = partial(_step, build_naive, config, dtype, -(-M // config.threads), args)
+    yield Choice("naive", config, "one thread a row", make)
 
 
 @cache
@@ -170,9 +184,9 @@ def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device
             return
 
 
-# (warps, vectors, most chunks a share) of the forward ring, which reads one array, and of the backward ring, which reads
-# two. Shares of the roof, bf16, H200, 2026-11-21, at 8192 x 65536 and 2048 x 262144: forward 0.92 and 0.75, backward
-# 0.98 and 1.01; two readings: 0.64 and 0.63, 0.59 and 0.58
+# (warps, vectors, most chunks a share) of the forward ring, which reads one array, and of the backward ring, which
+# reads two. Shares of the roof, bf16, H200, 2026-11-21, at 8192 x 65536 and 2048 x 262144: forward 0.92 and 0.75,
+# backward 0.98 and 1.01; two readings: 0.64 and 0.63, 0.59 and 0.58
 RING_SHAPE = {1: (15, 3, 3), 2: (12, 2, 0)}
 RING_OVERHEAD = 8 << 10  # bytes of shared memory for barriers and parts, at most
 

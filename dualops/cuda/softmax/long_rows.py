@@ -37,9 +37,7 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
     ELEMENTS, CHUNK = VECTOR * VECTORS, VECTOR * VECTORS * config.threads
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
-    @kernel(
-        pointer(element), pointer(element), i32, i64, i64, threads=config.threads, min_blocks=config.min_blocks
-    )
+    @kernel(pointer(element), pointer(element), i32, i64, i64, threads=config.threads, min_blocks=config.min_blocks)
     def softmax_long_rows(y, x, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32

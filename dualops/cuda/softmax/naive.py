@@ -35,7 +35,8 @@ def add_compensated(total, lost, term):
 @builds
 def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
     """softmax_naive(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step)."""
-    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
     maximum, exp = numbers(number).maximum, numbers(number).exp
     NOTHING, ZERO = number(-inf), number(0)
 
@@ -61,7 +62,8 @@ def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
     """softmax_naive_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
-    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
     ZERO = number(0)
 
     @kernel(pointer(element), pointer(element), pointer(element), *[i64] * 16, threads=config.threads)

@@ -67,7 +67,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
     THREADS, CHUNK, CHUNKS, SHARE = 32 * WARPS, config.chunk(dtype), config.chunks, config.share(dtype)
     ELEMENTS = VECTOR * VECTORS  # of a chunk that a thread has
     KEPT = ELEMENTS * CHUNKS
-    PARTS, PAIRS = meeting.count, 4 * meeting.count
+    PARTS, PAIRS = meeting.size, 4 * meeting.size
     ITEMSIZE = element.bitwidth // 8
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
@@ -170,7 +170,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
     init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
     VECTOR, VECTORS, WARPS, STAGES, CLUSTER = vector, config.vectors, config.warps, config.stages, config.cluster
     THREADS, CHUNK, SHARE, ELEMENTS = 32 * WARPS, config.chunk(dtype), config.share(dtype), VECTOR * VECTORS
-    PARTS, PAIRS = meeting.count, 4 * meeting.count
+    PARTS, PAIRS = meeting.size, 4 * meeting.size
     ITEMSIZE = element.bitwidth // 8
     ZERO = number(0)
 

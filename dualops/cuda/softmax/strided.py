@@ -37,8 +37,9 @@ def row_offset(row, size1, size2, stride0, stride1, stride2):
 
 @builds
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
-    """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, of elements."""
-    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, elements."""
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
     maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
     LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
     NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
@@ -92,7 +93,8 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
-    number, element, load, store = storage(dtype).number, storage(dtype).element, storage(dtype).load, storage(dtype).store
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
     LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
     ZERO = number(0)
 

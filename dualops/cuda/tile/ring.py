@@ -3,7 +3,8 @@
     full[stage]    its bytes have landed                 1 arrival, by who starts the copy, and the bytes
     empty[stage]   everybody has read it                 1 arrival a warp
 
-Copy number `i` uses stage i % stages in round i // stages. Rounds end in turn, so a round's parity is enough to wait for.
+Copy number `i` uses stage i % stages in round i // stages. Rounds end in turn, so a round's parity is enough to wait
+for.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ def start_cluster():
 class Parts(NamedTuple):
     """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
 
-    `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds two
-    mbarriers, for parts from other blocks; `row_round` numbers the rows.
+    `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds
+    two mbarriers, for parts from other blocks; `row_round` numbers the rows.
     """
 
-    count: int
+    size: int  # pairs of a row
     init: Callable[..., None]  # (bells)
     send: Callable[..., None]  # (pairs, bells, row_round, rank, warp, lane, a, b): my warp's pair, to every block
     wait: Callable[..., Any]  # (bells, row_round) -> where this row's parts begin in `pairs`

@@ -8,7 +8,8 @@ from numba import types
 
 from dualops.cuda import device
 from dualops.cuda.backend import Kernel, cuda
-from dualops.cuda.launch import OPERATIONS, Step
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.step import Step
 from dualops.spec import OPERATORS, Tag
 
 

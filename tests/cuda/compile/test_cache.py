@@ -144,7 +144,7 @@ def write_and_read(folder: str) -> int:
 
 def test_concurrent_writers(folder):
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        assert pool.map(write_and_read, [str(folder)] * 3) == [200] * 3
+        assert pool.map_async(write_and_read, [str(folder)] * 3).get(timeout=120) == [200] * 3
     assert only_file(folder)
     assert is_whole(binary(KERNEL, ARCH))
 

@@ -1,4 +1,4 @@
-"""What test_instructions.py runs for copies beside the threads, mbarriers and the barrier of a warp.
+"""What test_instructions.py runs for copies beside the threads, mbarriers and the barriers of a warp and of a block.
 
 The twins are late on purpose: nothing has landed before a wait says so, whatever order the threads run in.
 """
@@ -100,6 +100,7 @@ def _bulk_copy() -> None:
         stage[tid] = -1
         if tid == 0:
             ptx.mbarrier_init(bars, 0, 1)
+            ptx.fence_mbarrier_init()
         cuda.syncthreads()
         if tid == 0:
             ptx.mbarrier_arrive_expect_tx(bars, 0, 128)
@@ -119,6 +120,7 @@ def _bulk_copy() -> None:
         def copy(y, x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
             ptx.mbarrier_init(bars, 0, 1)
+            ptx.fence_mbarrier_init()
             ptx.mbarrier_arrive_expect_tx(bars, 0, nbytes)
             ptx.cp_async_bulk(stage, 0, x, 0, 64, bars, 0)
             ptx.mbarrier_wait(bars, 0, 0)
@@ -137,6 +139,7 @@ def _bulk_copy() -> None:
         def copy(x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
             ptx.mbarrier_init(bars, 0, 1)
+            ptx.fence_mbarrier_init()
             ptx.cp_async_bulk(stage, to_index, x, index, nbytes, bars, 0)
 
         return copy
@@ -199,3 +202,58 @@ def _warp_barrier() -> None:
 
     with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at bar\.warp\.sync with lanes 0xffffffff"):
         run(absent, np.zeros(1))
+
+
+@of("bar_sync")
+def _block_barrier() -> None:
+    def meets(y, passed):
+        tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
+        if tid >= 64:  # a warp that is not counted goes on, before the others and while they wait
+            passed[tid - 64] = 1
+        else:
+            for step in range(3):
+                shared[tid] = tid + step
+                if tid // 32 != step % 2:  # one warp is late, each in its turn
+                    ptx.bar_sync(2, 32)
+                ptx.bar_sync(1, 64)
+                y[64 * step + tid] = shared[tid ^ 63]  # the other warp wrote it
+                ptx.bar_sync(1, 64)
+
+    y, passed = np.zeros(192), np.zeros(32)
+    run(meets, y, passed, threads=96)
+    assert y.tolist() == [(t ^ 63) + step for step in range(3) for t in range(64)]
+    assert passed.all()
+
+    came: list[tuple[str, int]] = []
+
+    def waits(y):
+        tid = cuda.threadIdx.x
+        if tid < 64:
+            came.append(("came", tid))
+            ptx.bar_sync(15, 64)
+            came.append(("left", tid))
+
+    run(waits, np.zeros(1), threads=96)
+    assert [what for what, _ in came] == ["came"] * 64 + ["left"] * 64
+
+    def apart(y):  # numbers are barriers of their own, and so are blocks
+        tid = cuda.threadIdx.x
+        ptx.bar_sync(1 + tid // 32, 32)
+        y[64 * cuda.blockIdx.x + tid] = 1
+
+    y = np.zeros(128)
+    run(apart, y, threads=64, blocks=2, cluster=2)
+    assert y.all()
+
+    def of_two_sizes(y):
+        ptx.bar_sync(1, 64 if cuda.threadIdx.x < 32 else 96)
+
+    with pytest.raises(RuntimeError, match=r"bar\.sync 1: for (64 threads here, for 96|96 threads here, for 64) else"):
+        run(of_two_sizes, np.zeros(1), threads=96)
+
+    def absent(y):
+        if cuda.threadIdx.x < 64:
+            ptx.bar_sync(1, 96)
+
+    with pytest.raises(Deadlock, match=r"64 threads wait for ever: .* at bar\.sync 1: threads 0\.\.63"):
+        run(absent, np.zeros(1), threads=96)

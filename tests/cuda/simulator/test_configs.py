@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dualops.cuda.backend import Kernel
-from dualops.cuda.launch import flat
 from dualops.cuda.softmax import long_rows, ring, rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
+from dualops.cuda.step import flat
 from dualops.spec import OPERATORS, Case
 from dualops.spec.base import itemsize
 from tests.checks import check

@@ -7,8 +7,8 @@ import pytest
 
 from dualops.cuda import ptx, simulator
 from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer
-from dualops.cuda.launch import flat
 from dualops.cuda.simulator import Deadlock, Pointer
+from dualops.cuda.step import flat
 
 FULL = 0xFFFFFFFF
 

@@ -1,0 +1,144 @@
+"""One launch: a kernel with its grid and arguments, made ready to run again and again with other pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec import ArrayMeta
+from . import simulator
+from .backend import SIMULATED, Kernel, f32, f64, i32
+from .compile import binary
+from .device import Device
+
+
+class Step(NamedTuple):
+    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none."""
+
+    kernel: Kernel
+    grid: tuple[int, ...]  # blocks
+    args: tuple[str | int | float, ...]
+    shared_bytes: int = 0
+    resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
+
+
+def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
+    """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
+    places = [(i, names.index(arg)) for i, arg in enumerate(step.args) if isinstance(arg, str) and arg in names]
+    fixed = [0 if isinstance(arg, str) else arg for arg in step.args]
+    if SIMULATED:
+        return _simulated(step, names, places, fixed)
+    from cuda.core import LaunchConfig, launch
+
+    function, casts = load(step.kernel, device.arch, step.shared_bytes)
+    template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
+    cluster, (blocks, *rest) = step.kernel.cluster, step.grid
+    options = {"block": step.kernel.threads, "shmem_size": step.shared_bytes}
+    if cluster > 1:
+        options["cluster"] = cluster
+    if step.resident:
+        blocks = min(blocks, _resident_blocks(function, step, options))
+    config = LaunchConfig(grid=(blocks // cluster, *rest), **options)
+
+    def run(pointers: Sequence[int], handle: int) -> None:
+        args = template.copy()
+        for place, which in places:
+            args[place] = pointers[which]
+        launch(_stream(handle), config, function, *args)
+
+    return run
+
+
+def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
+    """Blocks of a kernel that the GPU runs at once."""
+    from cuda.core import Device as CoreDevice
+    from cuda.core import LaunchConfig
+
+    here, cluster = CoreDevice(), step.kernel.cluster
+    if cluster > 1:
+        config = LaunchConfig(grid=1, **options)
+        return function.occupancy.max_active_clusters(config, stream=here.default_stream) * cluster
+    each = function.occupancy.max_active_blocks_per_multiprocessor(step.kernel.threads, step.shared_bytes)
+    return each * here.properties.multiprocessor_count
+
+
+def _simulated(
+    step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
+) -> Callable[[Sequence[Any]], None]:
+    # Python ints and typed floats reach the simulator as they would reach the compiled kernel
+    typed = {f32: np.float32, f64: np.float64}
+    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, step.kernel.argtypes, strict=True)]
+
+    grid = step.grid
+    if step.resident:  # one cluster, which has to take every piece of work
+        grid = (step.kernel.cluster, *grid[1:])
+
+    def run(arrays: Sequence[Any]) -> None:
+        args = list(scalars)
+        for place, which in places:
+            args[place] = flat(arrays[which], names[which])
+        simulator.launch(
+            step.kernel.function,
+            grid,
+            (step.kernel.threads,),
+            args,
+            cluster=step.kernel.cluster,
+            shared_bytes=step.shared_bytes,
+        )
+
+    return run
+
+
+def flat(array: np.ndarray, name: str) -> simulator.Pointer:
+    """The memory of a NumPy array from its first element to its last, as a kernel's pointer."""
+    words = array.view(np.uint16) if array.dtype.itemsize == 2 else array
+    extent = ArrayMeta.of_numpy(array).extent
+    return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
+
+
+def _cast(kind: Any) -> Callable[[Any], Any]:
+    """What makes a scalar one that cuda.core passes as `kind`; a Python int is 64 bits wide there, and a pointer."""
+    return {f32: np.float32, f64: np.float64, i32: np.int32}.get(kind, int)
+
+
+@cache
+def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Callable[[Any], Any]]]:
+    """The kernel on the GPU, as cuda.core has it, and what casts its arguments."""
+    from cuda.bindings import driver
+    from cuda.core import ObjectCode
+
+    made = binary(kernel, arch, shared_bytes)
+    function = ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
+    if shared_bytes > 48 * 1024 or made.report.static_shared + shared_bytes > 48 * 1024:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        handle = driver.CUkernel(int(function.handle))
+        for index in range(driver.cuDeviceGetCount()[1]):
+            (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, handle, index)
+            if error != driver.CUresult.CUDA_SUCCESS:
+                raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
+    return function, [_cast(kind) for kind in kernel.argtypes]
+
+
+@cache
+def _stream(handle: int) -> Any:
+    from cuda.core import Stream
+
+    return Stream.from_handle(handle)
+
+
+def handle_of(stream: Any) -> int:
+    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if hasattr(stream, "handle"):
+        handle = stream.handle
+        return int(getattr(handle, "value", handle) or 0)
+    raise TypeError(f"stream is a {type(stream).__qualname__}, expected an integer or a stream object")

@@ -1,0 +1,49 @@
+"""The simulator rejects every mutant of the ring kernels' protocol, for the reason that is its mistake."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from dualops.cuda import simulator
+from tests.wrong import protocol_parts, protocol_ring
+from tests.wrong.protocol import BOTH, CONFIG, MUTANTS, rejection
+
+assert protocol_parts and protocol_ring  # they fill MUTANTS
+
+MADE = [
+    (name, direction, cluster)
+    for name, mutant in MUTANTS.items()
+    for direction in mutant.directions
+    for cluster in mutant.clusters
+]
+
+
+@pytest.mark.parametrize(("name", "direction", "cluster"), MADE)
+def test_rejected(name, direction, cluster):
+    told = []
+    for order in ("forward", "reversed"):
+        with simulator.order(order):
+            reason = rejection(MUTANTS[name], cluster, direction == "backward")
+        if reason and re.search(MUTANTS[name].reason, reason):
+            return
+        told.append(reason or "nothing")
+    pytest.fail(f"{name} was not rejected for {MUTANTS[name].reason!r}, but for {told}")
+
+
+@pytest.mark.parametrize("direction", BOTH)
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_what_is_right_passes(direction, cluster, order):
+    assert rejection(None, cluster, direction == "backward") is None
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_a_row_of_more_chunks_than_stages_passes(cluster, order):
+    assert rejection(None, cluster, False, replace(CONFIG, stages=2, chunks=3)) is None
+
+
+def test_there_are_enough():
+    for direction in BOTH:
+        assert sum(direction in mutant.directions for mutant in MUTANTS.values()) >= 20

@@ -1,0 +1,132 @@
+"""softmax's ring kernels with one step of their protocol wrong. The simulator must reject them to the last.
+
+A mutant takes the place of `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed,
+or of the Config. They are for the simulator alone: on a GPU most of them hang, or are right as often as not.
+protocol_ring.py and protocol_parts.py say what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from dualops.cuda.backend import Kernel
+from dualops.cuda.simulator import Deadlock
+from dualops.cuda.softmax import ring as kernels
+from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.step import flat
+from dualops.cuda.tile.ring import parts, ring
+from dualops.spec import OPERATORS, Case
+from tests.checks import Rejected, check
+
+DTYPE = "float64"
+ROWS = 6  # all for one cluster
+# each stage is filled again and again, and there is room for a warp to be a row ahead of another
+CONFIG = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+
+# what mutants are rejected for
+NAN, VALUE = r"(y|dx): nan at", r"max error .* limit"
+WRONG = f"{NAN}|{VALUE}"
+STUCK = r"Deadlock: \d+ threads wait for ever: block .* at mbarrier \d, phase \d: threads"
+TOO_MANY = r"mbarrier \d: more than \d arrivals in phase \d"
+NOT_THERE = r"mbarrier \d: used before it is initialised"
+
+
+class Sizes(NamedTuple):
+    """What a mutant must know of the kernel."""
+
+    stages: int
+    warps: int
+    cluster: int
+
+    @property
+    def parts(self) -> int:
+        """Pairs of numbers that a row is put together from."""
+        return self.warps * self.cluster
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One step that is wrong."""
+
+    name: str
+    of: str  # "ring", "parts", "start_cluster" or "config"
+    change: Callable[[Any, Sizes], Any]  # (what is right): what takes its place, or the verbs that do
+    reason: str  # a pattern
+    clusters: tuple[int, ...]
+    directions: tuple[str, ...]
+
+
+MUTANTS: dict[str, Mutant] = {}
+BOTH = ("forward", "backward")
+
+
+def add(
+    name: str,
+    of: str,
+    change: Callable[[Any, Sizes], Any],
+    reason: str,
+    clusters: tuple[int, ...] = (1, 2),
+    directions: tuple[str, ...] = BOTH,
+) -> None:
+    """Add a mutant, which is made for these sizes of clusters and these directions."""
+    MUTANTS[name] = Mutant(name, of, change, reason, clusters, directions)
+
+
+def mutant(
+    of: str, reason: str, clusters: tuple[int, ...] = (1, 2), directions: tuple[str, ...] = BOTH
+) -> Callable[[Callable[[Any, Sizes], Any]], Callable[[Any, Sizes], Any]]:
+    """Decorator of a function that makes the wrong verbs of the right ones: adds a mutant of its name."""
+
+    def decorate(change: Callable[[Any, Sizes], Any]) -> Callable[[Any, Sizes], Any]:
+        add(change.__name__, of, change, reason, clusters, directions)
+        return change
+
+    return decorate
+
+
+@contextmanager
+def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[Kernel]:
+    """The kernel with the mutant in it, built anew; None is the kernel as it is."""
+    sizes = Sizes(config.stages, config.warps, config.cluster)
+
+    def instead(of: str, right: Any) -> Any:
+        if one is None or one.of != of:
+            return right
+        changed = one.change(right, sizes)
+        return right._replace(**changed) if isinstance(changed, dict) else changed
+
+    replaced = {
+        "ring": lambda *sizes: instead("ring", ring(*sizes)),
+        "parts": lambda *sizes: instead("parts", parts(*sizes)),
+        "start_cluster": instead("start_cluster", kernels.start_cluster),
+    }
+    with mock.patch.multiple(kernels, **replaced):
+        build: Any = kernels.build_backward if backward else kernels.build_forward
+        yield build.__wrapped__(instead("config", config), DTYPE)
+
+
+def rejection(one: Mutant | None, cluster: int, backward: bool, config: RingConfig = CONFIG) -> str | None:
+    """Why the mutant is rejected, None if it passes."""
+    config = replace(config, cluster=cluster)
+    names = ["dx", "y", "dy"] if backward else ["y", "x"]
+    columns = cluster * config.share(DTYPE)
+    case = Case("protocol", DTYPE, {"x": (ROWS, columns)}, seed=cluster)
+
+    with mutated(one, config, backward) as kernel:
+
+        def run(*arrays: np.ndarray, out: np.ndarray) -> None:
+            pointers = [flat(array, name) for name, array in zip(names, (out, *arrays), strict=True)]
+            launch = kernel[cluster, kernel.threads, 0, config.shared_bytes(2 if backward else 1)]
+            launch(*pointers, ROWS, columns, *[columns] * len(pointers))
+
+        try:
+            check(OPERATORS["softmax"], case, run, backward=backward, ways=("given",))
+        except (Rejected, IndexError, Deadlock, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return None
