@@ -97,9 +97,10 @@ def test_what_the_assembler_says(log, complaints, allowed):
 
 def test_registers_that_leave_no_room_for_a_block():
     assert compiler._report(build_plain(256), ARCH, 0, b"", "Used 255 registers\n", 0.0).allowed
+    assert not compiler._report(build_plain(256), ARCH, 0, b"", "", 0.0).allowed  # the linker said nothing
     assert not compiler._report(build_plain(512), ARCH, 0, b"", "Used 255 registers\n", 0.0).allowed
 
 
-def test_a_log_without_a_kernel_is_an_error():
-    with pytest.raises(RuntimeError, match="the assembler named no kernel"):
-        compiler._entry("nothing")
+def test_a_cubin_without_a_kernel_is_an_error():
+    with pytest.raises(RuntimeError, match="a cubin without a kernel"):
+        compiler._entry(b"nothing")
