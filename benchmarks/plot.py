@@ -96,6 +96,8 @@ def picture(operator: str, history: Sequence[Recording], peers: PeerRun | None, 
         against_length(axes[0, column], operator, direction, newest, peers)
         if lines == 2:
             across_commits(axes[1, column], operator, direction, history)
+    for row in axes:  # from zero to above the highest point of either direction
+        row[0].set_ylim(0, 1.05 * max(max(curve.get_ydata()) for one in row for curve in one.get_lines()))
     for last in axes[:, -1]:  # one legend a line, beside it: both directions have the same curves
         last.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     figure.suptitle(f"{operator} on one {newest.device}, {newest.measured:%Y-%m-%d}, commit {newest.commit[:8]}")
@@ -136,7 +138,6 @@ def against_length(axes: Axes, operator: str, direction: str, newest: Recording,
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths], rotation=30)
     axes.set(title=f"{direction}, {main}", xlabel="row length", ylabel="TB/s")
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
 
 
@@ -151,5 +152,4 @@ def across_commits(axes: Axes, operator: str, direction: str, history: Sequence[
             axes.plot(x, y, marker="o", label=case_id)
     axes.set_xticks(range(len(history)), [one.commit[:8] for one in history], rotation=30)
     axes.set(title=f"{direction}, commit by commit", ylabel="TB/s")
-    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
