@@ -83,7 +83,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 # (row_threads, vectors, rows) by rising length of row: the first that holds the row is taken. Shares of the roof that a
-# plain kernel with the same reads and writes reaches: bf16, H200, 32768 rows, 2026-11-21.
+# plain kernel with the same reads and writes reaches: bf16, H200, 32768 rows, 2026-11-21, both still with plain stores.
 FORWARD_ROWS = (
     (32, 1, 4),
     (32, 2, 4),
@@ -185,8 +185,8 @@ def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device
 
 
 # (warps, vectors, most chunks a share) of the forward ring, which reads one array, and of the backward ring, which
-# reads two. Shares of the roof, bf16, H200, 2026-11-21, at 8192 x 65536 and 2048 x 262144: forward 0.92 and 0.75,
-# backward 0.98 and 1.01; two readings: 0.64 and 0.63, 0.59 and 0.58
+# reads two. Shares of the roof, bf16, H200, 2026-11-21, at 8192 x 65536 and 2048 x 262144: forward 0.91 and 0.75,
+# backward 0.97 and 0.99; two readings, with plain stores: 0.64 and 0.63, 0.59 and 0.58
 RING_SHAPE = {1: (15, 3, 3), 2: (12, 2, 0)}
 RING_OVERHEAD = 8 << 10  # bytes of shared memory for barriers and parts, at most
 
