@@ -12,13 +12,16 @@ What does not hold is `Rejected`, with the operator, the case and the way it was
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dualops import reference
 from dualops.spec import ArrayMeta, Case, Problem, Spec, compare
-from dualops.spec.base import Output, numpy_dtype
+from dualops.spec.base import Input, Role
+from dualops.spec.meta import FLOATS, numpy_dtype
+from tests import attention
 from tests.problems import Guarded, Layout, values
 
 WAYS = ("given", "allocated")  # out= an array of ours; no out=. A third is "in place": out= the first input
@@ -80,36 +83,61 @@ def check(
     out_layout: Layout | None = None,
     special: bool = False,
     ways: Sequence[str] = WAYS,
+    extra: Mapping[str, Any] | None = None,
+    host: bool = False,
+    narrow: bool = False,
 ) -> None:
     """Call `run(*arrays, out=..., **params)` in each of `ways` and raise Rejected for whatever is wrong.
 
     backward: `run` is the gradient. layouts: of its inputs, by name, dense where none is given; out_layout: of results
     of the inputs' rank in the way "given", dense as a rule. special: NaN, infinities and extremes among the values.
+    extra: parameters beyond the case's, such as the gradient alone takes. host: what may be a number on the host is one
+    (a seed). narrow: weights have the problem's dtype, not the one that it is computed in.
     Other exceptions of `run` pass through.
     """
-    inputs = gradient_inputs(spec, case, special=special) if backward else values(spec, case, special=special)
-    layouts = layouts or {}
-    arrays = {name: Guarded.of(array, layouts.get(name)).array for name, array in inputs.items()}
-    problem = bind(spec, arrays, case.params, backward)
-    outputs = spec.gradients if backward else spec.outputs
-    expected = _expected(spec, arrays, case.params, backward)
-    terms = _TERMS[problem.spec.name, backward](arrays, problem)
+    arrays = gradient_inputs(spec, case, special=special) if backward else values(spec, case, special=special)
+    inputs = spec.gradient_inputs if backward else spec.inputs
+    if narrow:
+        arrays |= _narrowed(inputs, arrays, case.dtype)
+    layouts, params = layouts or {}, {**case.params, **(extra or {})}
+    arrays = {name: Guarded.of(array, layouts.get(name)).array for name, array in arrays.items()}
+    problem = bind(spec, arrays, params, backward)
+    outputs = problem.outputs(spec.gradients if backward else spec.outputs)
+    expected = _expected(spec, arrays, params, backward, list(outputs))
+    terms = _TERMS[spec.name, backward](arrays, problem)
     for way in ways:
-        where = (
-            f"{spec.name}{'_backward' if backward else ''} {case.id} {dict(case.shapes)} {dict(case.params)} ({way})"
-        )
+        where = f"{spec.name}{'_backward' if backward else ''} {case.id} {dict(case.shapes)} {params} ({way})"
         placed = {name: Placed(Guarded.of(array, layouts.get(name)), library) for name, array in arrays.items()}
+        given = {name: each.array for name, each in placed.items()}
+        if host:
+            given |= {entry.name: int(arrays[entry.name]) for entry in inputs if entry.host and entry.name in arrays}
         try:
-            actual = _call(run, problem, outputs, placed, case.params, library, way, out_layout)
+            first = next(iter(placed.values())) if way == "in place" else None
+            actual = _call(partial(call, run, inputs, given, **params), outputs, library, way, out_layout, first)
             for name, each in placed.items():
-                if not (way == "in place" and name == next(iter(placed))) and not each.unchanged():
+                if each is not first and not each.unchanged():
                     raise AssertionError(f"input {name}, or memory around it, was written")
         except AssertionError as error:
             raise Rejected(f"{where}: {error}") from error
         for name, (truth, baseline) in expected.items():
-            found = compare(actual[name], truth, baseline, dtype=case.dtype, floor=spec.floor, name=name, terms=terms)
+            found = compare(
+                actual[name],
+                truth,
+                baseline,
+                dtype=case.dtype,
+                floor=spec.floor,
+                name=name,
+                terms=terms.get(name, 0.0),
+            )
             if not found.passed:
                 raise Rejected(f"{where}: {found.message}")
+
+
+def call(function: Callable[..., Any], inputs: Sequence[Input], arrays: Mapping[str, Any], **options: Any) -> Any:
+    """The function of these arrays: those that every call has by position, the others and `options` by keyword."""
+    needed = [arrays[entry.name] for entry in inputs if not entry.optional]
+    optional = {entry.name: arrays[entry.name] for entry in inputs if entry.optional and entry.name in arrays}
+    return function(*needed, **optional, **options)
 
 
 def bind(spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any], backward: bool) -> Problem:
@@ -119,64 +147,91 @@ def bind(spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]
 
 
 def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[str, np.ndarray]:
-    """What backward takes: inputs and results that forward saved, the results from the reference, and gradients."""
-    saved = values(spec, case, special=special)
-    problem = bind(spec, saved, case.params, False)
-    results = _named(getattr(reference, spec.name)(*saved.values(), **case.params), list(problem.outputs()))
+    """What backward takes: inputs and results that forward saved, the results from the reference, and gradients.
+
+    Results that forward returns on request alone are saved whether the case asks for them or not; it has a gradient of
+    those that it asks for. Where a result is -inf, and no change of an input would move it, its gradient is 0.
+    """
+    saved = values(spec, case, special=special, backward=True)
+    on_request = {f"return_{output.name}" for output in spec.outputs if output.name in spec.saved}
+    params = {**case.params, **{param.name: True for param in spec.params if param.name in on_request}}
+    names = list(bind(spec, saved, params, False).outputs())
+    results = _named(call(getattr(reference, spec.name), spec.inputs, saved, **params), names)
     rng = np.random.default_rng([case.seed, 3])
-    for name, result in results.items():
-        gradient = rng.standard_normal(result.shape)
+    for name in bind(spec, saved, case.params, False).outputs():
+        gradient = rng.standard_normal(results[name].shape)
         if special and gradient.size and rng.random() < 0.5:
-            gradient.reshape(-1)[rng.integers(gradient.size)] = rng.choice([np.nan, np.inf, 0.0])
-        saved[f"d{name}"] = gradient.astype(result.dtype)
+            gradient.reshape(-1)[rng.integers(gradient.size)] = rng.choice(_SPECIAL_GRADIENTS[spec.name])
+        saved[f"d{name}"] = np.where(results[name] == -np.inf, 0, gradient).astype(results[name].dtype)
     saved |= results
-    return {wanted.name: saved[wanted.name] for wanted in spec.gradient_inputs}
+    return {wanted.name: saved[wanted.name] for wanted in spec.gradient_inputs if wanted.name in saved}
+
+
+# a probability that is tiny in float64 and 0 in float32 makes of an infinity one here and a NaN there
+_SPECIAL_GRADIENTS = {
+    "softmax": (np.nan, np.inf, 0.0),
+    "flash_attention": (np.nan, 0.0),
+    "flash_attention_varlen": (np.nan, 0.0),
+}
+
+
+def widened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """All floats as float64, for truth."""
+    return {
+        name: array.astype(np.float64, order="C") if array.dtype.name in FLOATS else array
+        for name, array in arrays.items()
+    }
+
+
+def _narrowed(inputs: Sequence[Input], arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
+    """The weights among the arrays, in the problem's dtype."""
+    weights = [entry.name for entry in inputs if entry.role is Role.WEIGHT and entry.name in arrays]
+    return {name: arrays[name].astype(numpy_dtype(dtype)) for name in weights}
 
 
 def _expected(
-    spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any], backward: bool
+    spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any], backward: bool, names: Sequence[str]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """(truth, baseline) of each result."""
     function = getattr(reference, f"{spec.name}_backward" if backward else spec.name)
-    names = list(bind(spec, arrays, params, backward).outputs(spec.gradients if backward else spec.outputs))
+    inputs = spec.gradient_inputs if backward else spec.inputs
     with np.errstate(over="ignore", invalid="ignore"):
-        truth = _named(function(*[array.astype(np.float64, order="C") for array in arrays.values()], **params), names)
-        baseline = _named(function(*arrays.values(), **params), names)
+        truth = _named(call(function, inputs, widened(arrays), **params), names)
+        baseline = _named(call(function, inputs, arrays, **params), names)
     return {name: (truth[name], baseline[name]) for name in names}
 
 
-def _softmax_backward_terms(arrays: Mapping[str, np.ndarray], problem: Problem) -> float:
+def _softmax_backward_terms(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
     """dx = y * (dy - dot): the largest |y| * (|dy| + sum |y * dy|) of a row whose values are finite."""
     y, dy = (np.abs(np.moveaxis(array.astype(np.float64), problem.axis, -1)) for array in arrays.values())
     with np.errstate(over="ignore", invalid="ignore"):
         terms = y * (dy + (y * dy).sum(axis=-1, keepdims=True))
-    return float(terms[np.isfinite(terms)].max(initial=0.0))
+    return {"dx": float(terms[np.isfinite(terms)].max(initial=0.0))}
 
 
-# what a result is a difference of, for `compare`; 0 where nothing cancels that the truth would not show
-_TERMS: dict[tuple[str, bool], Callable[[Mapping[str, np.ndarray], Problem], float]] = {
-    ("softmax", False): lambda arrays, problem: 0.0,
+# what a result is a difference of, for `compare`; none where nothing cancels that the truth would not show
+_TERMS: dict[tuple[str, bool], Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]] = {
+    ("softmax", False): lambda arrays, problem: {},
     ("softmax", True): _softmax_backward_terms,
-    ("flash_attention", False): lambda arrays, problem: 0.0,
+    ("flash_attention", False): lambda arrays, problem: {},
+    ("flash_attention", True): attention.gradient_terms,
+    ("flash_attention_varlen", False): lambda arrays, problem: {},
+    ("flash_attention_varlen", True): attention.gradient_terms,
 }
 
 
 def _call(
     run: Callable[..., Any],
-    problem: Problem,
-    outputs: Sequence[Output],
-    inputs: Mapping[str, Placed],
-    params: Mapping[str, Any],
+    wanted: Mapping[str, ArrayMeta],
     library: Library,
     way: str,
     out_layout: Layout | None,
+    first: Placed | None,
 ) -> dict[str, np.ndarray]:
-    wanted = problem.outputs(outputs)
-    arrays = [each.array for each in inputs.values()]
-    if way == "in place":
+    """The results of `run(out=...)` or `run()`; `first` is the input that is written over in the way "in place"."""
+    if first is not None:
         (name,) = wanted
-        first = next(iter(inputs.values()))
-        run(*arrays, out=first.array, **params)
+        run(out=first.array)
         return {name: first.result()}
     if way == "given":
         results = {}
@@ -184,9 +239,9 @@ def _call(
             layout = out_layout if out_layout and len(out_layout.order) == len(meta.shape) else None
             results[name] = Placed(Guarded(meta.shape, meta.dtype, layout), library)
         given = tuple(result.array for result in results.values())
-        run(*arrays, out=given[0] if len(given) == 1 else given, **params)
+        run(out=given[0] if len(given) == 1 else given)
         return {name: result.result() for name, result in results.items()}
-    returned = _named(run(*arrays, **params), list(wanted))
+    returned = _named(run(), list(wanted))
     actual = {}
     for name, meta in wanted.items():
         actual[name] = library.to_host(returned[name])

@@ -20,13 +20,18 @@ from typing import Any
 import numpy as np
 
 from dualops.spec import OPERATORS, Case, Spec, Tag
-from dualops.spec.base import FLOATS, itemsize, numpy_dtype
+from dualops.spec.base import Input
+from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
+from tests import attention
+from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
 
 GUARD = 64  # elements of canary before and after: more than a 16-byte access, or a warp of 2-byte ones, can stray
-_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
-_QUIET_NAN = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+# of floats a quiet NaN; of integers one that is no length and no place
+_CANARY = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
+_CANARY |= {"int32": 0x7FC00000, "int64": 0x7FF8000000000000}
 _FUZZED = frozenset({Tag.TEST})
 _CANARY_PERIOD = 61  # payloads 1 to 61: they fit in bfloat16's mantissa, and no power of two hides a shifted copy
 
@@ -67,10 +72,12 @@ class Layout:
         return 1 + sum(max(size - 1, 0) * stride for size, stride in zip(shape, self.strides(shape), strict=True))
 
 
-def random_layout(shape: Sequence[int], rng: np.random.Generator, *, contiguous_last: bool = False) -> Layout:
+def random_layout(
+    shape: Sequence[int], rng: np.random.Generator, *, contiguous_last: bool = False, broadcast: bool = True
+) -> Layout:
     """A layout for an input: dense and aligned in a third of the draws, otherwise permuted, padded, stepped, broadcast.
 
-    With `contiguous_last` the last axis keeps stride 1.
+    With `contiguous_last` the last axis keeps stride 1; without `broadcast` every element keeps a place of its own.
     """
     rank = len(shape)
     if rng.random() < 1 / 3:
@@ -81,17 +88,31 @@ def random_layout(shape: Sequence[int], rng: np.random.Generator, *, contiguous_
         order.append(rank - 1)
     gaps = tuple(int(rng.integers(1, 9)) if rng.random() < 0.4 else 0 for _ in shape)
     step = int(rng.integers(2, 4)) if not contiguous_last and rng.random() < 0.2 else 1
-    broadcast = frozenset(axis for axis in range(free) if rng.random() < 0.1)
-    return Layout(tuple(order), gaps, step, broadcast, int(rng.integers(0, 8)) if rng.random() < 0.5 else 0)
+    repeated = frozenset(axis for axis in range(free) if rng.random() < 0.1 and broadcast)
+    return Layout(tuple(order), gaps, step, repeated, int(rng.integers(0, 8)) if rng.random() < 0.5 else 0)
 
 
 def random_layouts(spec: Spec, case: Case) -> dict[str, Layout]:
     """A layout for each input of the case, drawn from the case's seed."""
-    rng = np.random.default_rng([case.seed, 1])
-    wanted = {entry.name: entry for entry in spec.inputs}
+    return layouts_of(spec.inputs, case.shapes, np.random.default_rng([case.seed, 1]))
+
+
+def layouts_of(
+    inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]], rng: np.random.Generator
+) -> dict[str, Layout]:
+    """A layout for each of the inputs that has a shape.
+
+    What a value there follows from another is never broadcast: where sequences end, and the lse of a row.
+    """
     return {
-        name: random_layout(shape, rng, contiguous_last=wanted[name].contiguous_last)
-        for name, shape in case.shapes.items()
+        entry.name: random_layout(
+            shapes[entry.name],
+            rng,
+            contiguous_last=entry.contiguous_last,
+            broadcast="int32" not in entry.dtypes and entry.name != "lse",
+        )
+        for entry in inputs
+        if entry.name in shapes
     }
 
 
@@ -103,7 +124,7 @@ class Guarded:
 
     The canaries are NaN, so that a kernel which reads one shows it in its result, and carry a payload that depends on
     the place, so that one which copies a canary elsewhere is seen too. Elements of the array start as canaries as well:
-    `check_written` names one that was never written.
+    `check_written` names one that was never written. Among integers the canaries are huge; among bools True and False.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, layout: Layout | None = None):
@@ -162,7 +183,9 @@ class Guarded:
     def _canaries(self) -> np.ndarray:
         bits = _UNSIGNED[itemsize(self.dtype)]
         payload = np.arange(self.buffer.size) % _CANARY_PERIOD + 1
-        return bits(_QUIET_NAN[self.dtype]) | payload.astype(bits)
+        if self.dtype == "bool":
+            return (payload % 2).astype(bits)
+        return bits(_CANARY[self.dtype]) | payload.astype(bits)
 
 
 # --- values --------------------------------------------------------------------------------------
@@ -189,16 +212,23 @@ def sprinkle(array: np.ndarray, rng: np.random.Generator, choices: np.ndarray) -
     return array
 
 
-def values(spec: Spec, case: Case, *, special: bool = False) -> dict[str, np.ndarray]:
-    """The case's values, from its seed. `special` puts NaN, infinities, denormals and large numbers among them."""
-    arrays = spec.generate(spec, case, np.random.default_rng(case.seed))
+def values(spec: Spec, case: Case, *, special: bool = False, backward: bool = False) -> dict[str, np.ndarray]:
+    """The case's values in the order of the spec's inputs, from the case's seed.
+
+    special: NaN, infinities, denormals and large numbers among the floats. backward: none so large that what is finite
+    in a gradient's truth overflows.
+    """
+    made = spec.generate(spec, case, np.random.default_rng(case.seed))
+    arrays = {entry.name: made[entry.name] for entry in spec.inputs if entry.name in made}
     if not special:
         return arrays
     rng = np.random.default_rng([case.seed, 2])
-    return {
-        name: sprinkle(array, rng, _SPECIALS[spec.name](name, case)) if rng.random() < 0.7 else array
-        for name, array in arrays.items()
-    }
+    for name, array in arrays.items():
+        limits = _SPECIAL_LIMITS[spec.name](name, case, backward)
+        if limits is not None and rng.random() < 0.7:
+            largest, infinities = limits
+            arrays[name] = sprinkle(array, rng, special_values(array.dtype.name, largest, infinities=infinities))
+    return arrays
 
 
 def materialize(
@@ -210,26 +240,6 @@ def materialize(
 
 
 # --- problems ------------------------------------------------------------------------------------
-
-
-def random_size(rng: np.random.Generator, limit: int) -> int:
-    """A size up to `limit`, with a liking for 0, 1, primes, and powers of two and their neighbours."""
-    kind = rng.random()
-    if limit < 2 or kind < 0.1:
-        size = 1
-    elif kind < 0.13:
-        size = 0
-    elif kind < 0.5:
-        size = (1 << int(rng.integers(1, limit.bit_length() + 1))) + int(rng.integers(-1, 2))
-    elif kind < 0.7:
-        size = _prime_below(int(rng.integers(2, limit + 1)))
-    else:  # evenly over the magnitudes
-        size = int(np.exp(rng.uniform(0.0, np.log(limit))))
-    return min(size, limit)
-
-
-def _prime_below(limit: int) -> int:
-    return next((n for n in range(limit, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 2)
 
 
 def random_problems(
@@ -260,60 +270,41 @@ def _softmax(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[
     return {"x": tuple(shape)}, {"axis": axis}
 
 
-def _flash_attention(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    D, Dv = (max(random_size(rng, min(512, max_elements)), 1) for _ in range(2))
-    rows = max(max_elements // max(D, Dv), 1)  # B * H * S of any one array
-    Sq, Sk = random_size(rng, rows), random_size(rng, rows)
-    if Sq * Sk > max_elements:
-        Sq = max_elements // Sk
-    heads = max(min(rows // max(Sq, Sk, 1), max_elements // max(Sq * Sk, 1)), 1)  # B * H
-    Hkv = 1 + int(rng.integers(min(heads, 4)))
-    group = 1 + int(rng.integers(min(heads // Hkv, 4)))
-    B = random_size(rng, min(heads // (Hkv * group), 3))
-    params: dict[str, Any] = {"causal": [False, True, "top_left"][rng.integers(3)], "return_lse": bool(rng.integers(2))}
-    if rng.random() < 0.4:
-        params["scale"] = float(rng.choice([0.0, 1.0, -0.25, rng.normal()]))
-    return {"q": (B, Hkv * group, Sq, D), "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}, params
-
-
+# shapes and parameters of a problem whose arrays have so many elements
 _DOMAINS: dict[str, Callable[[np.random.Generator, int], tuple[Shapes, dict[str, Any]]]] = {
     "softmax": _softmax,
-    "flash_attention": _flash_attention,
+    "flash_attention": attention.plain_problem,
+    "flash_attention_varlen": attention.varlen_problem,
 }
 
 # a quarter of the largest number; in float64 what can still be squared
 _HUGE = {"float16": 16376.0, "bfloat16": 2.0**125, "float32": 2.0**125, "float64": 2.0**500}
 
 
-def _softmax_specials(name: str, case: Case) -> np.ndarray:
-    return special_values(case.dtype, _HUGE[case.dtype])
+def _softmax_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    return _HUGE[case.dtype], True
 
 
-def _flash_attention_specials(name: str, case: Case) -> np.ndarray:
-    """What must come out alike in float32 and in float64.
-
-    q, k: no score so large that its own rounding decides the row. v: no sum over the keys that overflows, and no
-    infinity, since a probability that is tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there.
-    """
-    if name == "v":
-        return special_values(case.dtype, _HUGE[case.dtype] / (case.shapes["k"][2] + 1), infinities=False)
-    return special_values(case.dtype, 4.0)
+def _attention_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    return attention.special_limits(name, case, backward, _HUGE[case.dtype])
 
 
-_SPECIALS: dict[str, Callable[[str, Case], np.ndarray]] = {
-    "softmax": _softmax_specials,
-    "flash_attention": _flash_attention_specials,
+# (input, case, backward) -> its largest special value and whether it may be infinite; None: it has none
+_SPECIAL_LIMITS: dict[str, Callable[[str, Case, bool], tuple[float, bool] | None]] = {
+    "softmax": _softmax_limits,
+    "flash_attention": _attention_limits,
+    "flash_attention_varlen": _attention_limits,
 }
 
 
 def domains() -> frozenset[str]:
     """The operators that `random_problems` and `values` can draw for."""
-    return frozenset(_DOMAINS) & frozenset(_SPECIALS)
+    return frozenset(_DOMAINS) & frozenset(_SPECIAL_LIMITS)
 
 
 def elements(case: Case) -> int:
     """Of the case's largest array, the scores of an attention included."""
     sizes = [prod(shape) for shape in case.shapes.values()]
     if {"q", "k"} <= case.shapes.keys():
-        sizes.append(prod(case.shapes["q"][:3]) * case.shapes["k"][2])
+        sizes.append(attention.scores_of(case))
     return max(sizes)

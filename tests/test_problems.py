@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 from math import prod
 
 import numpy as np
 import pytest
 
-from dualops.spec import OPERATORS, ArrayMeta
-from dualops.spec.base import FLOATS, numpy_dtype
+from dualops.spec import OPERATORS, ArrayMeta, Case
+from dualops.spec.meta import FLOATS, numpy_dtype
+from tests.attention import MASK_MODS, SCORE_MODS
 from tests.problems import (
     GUARD,
     Guarded,
@@ -58,17 +60,70 @@ def test_softmax_problems_cover_the_domain():
     assert len(lengths) > 60
 
 
-def test_attention_problems_cover_the_domain():
-    cases = list(random_problems("flash_attention", 0, 300))
+@pytest.mark.parametrize("op", ["flash_attention", "flash_attention_varlen"])
+def test_attention_problems_cover_the_domain(op):
+    cases = list(random_problems(op, 0, 300))
     q, k, v = ([case.shapes[name] for case in cases] for name in "qkv")
-    assert {case.params["causal"] for case in cases} == {False, True, "top_left"}
+    rows = 2 if op == "flash_attention" else 0  # the axis of queries, and of keys
     assert {a[1] // b[1] for a, b in zip(q, k, strict=True)} >= {1, 2, 3}
     for relation in (int.__lt__, int.__eq__, int.__gt__):
-        assert sum(relation(a[2], b[2]) for a, b in zip(q, k, strict=True)) >= 10
-        assert sum(relation(a[3], b[3]) for a, b in zip(q, v, strict=True)) >= 10
+        assert sum(relation(a[rows], b[rows]) for a, b in zip(q, k, strict=True)) >= 10
+        assert sum(relation(a[-1], b[-1]) for a, b in zip(q, v, strict=True)) >= 10
     assert any(0 in shape for shape in q)
     assert any(0 in shape for shape in k)
-    assert {case.params.get("scale") for case in cases} >= {None, 0.0, 1.0, -0.25}
+    assert max(shape[-1] for shape in (*q, *v)) > 300
+    assert 0.02 < np.mean([max(a[-1], b[-1]) > 128 for a, b in zip(q, v, strict=True)]) < 0.15
+    drawn = {name: [case.params.get(name) for case in cases] for param in OPERATORS[op].params for name in [param.name]}
+    assert set(drawn["causal"]) == {False, True, "top_left"}
+    assert set(drawn["scale"]) >= {None, 0.0, 1.0, -0.25}
+    sides = {side for window in drawn["window"] if window for side in window}
+    assert {None, 0, 1, 10**6} <= sides and any(side and 8 < side <= 300 for side in sides)
+    assert set(drawn["dropout_p"]) == {None, 0.0, 0.1, 0.5, 0.9, 0.999}
+    assert set(drawn["score_mod"]) == {None, *SCORE_MODS}
+    assert set(drawn["mask_mod"]) == {None, *MASK_MODS}
+    for entry in OPERATORS[op].inputs:
+        if entry.optional:
+            assert 30 < sum(entry.name in case.shapes for case in cases) < 200, entry.name
+
+
+def test_attention_problems_have_options_alone_and_every_two_together():
+    def given(case: Case) -> frozenset[str]:
+        chosen = {name for name, value in case.params.items() if value not in (None, False, 0.0)}
+        return frozenset({*case.shapes, *chosen} - {"q", "k", "v", "seed", "scale", "return_lse"})
+
+    found = Counter(given(case) for case in random_problems("flash_attention", 0, 300))
+    options = frozenset().union(*found)
+    assert len(options) == 10
+    assert found[frozenset()] > 15
+    assert sum(len(names) == 1 for names in found.elements()) > 30
+    for pair in combinations(options, 2):
+        assert sum(names >= {*pair} for names in found.elements()) >= 5, pair
+
+
+def test_a_bias_broadcasts_in_every_way():
+    ranks, forms = Counter[int](), set()
+    for case in random_problems("flash_attention", 0, 1500, max_elements=1 << 20):
+        if "bias" in case.shapes:
+            bias, (B, H, Sq, _), Sk = case.shapes["bias"], case.shapes["q"], case.shapes["k"][2]
+            ranks[len(bias)] += 1
+            if len(bias) == 4 and min(B, H, Sq, Sk) > 1:
+                forms.add(tuple(size == 1 for size in bias))
+    assert set(ranks) == {0, 1, 2, 3, 4} and min(ranks.values()) >= 5
+    assert len(forms) == 16
+
+
+def test_sequences_of_random_problems_are_of_all_lengths():
+    spec, lengths, many = OPERATORS["flash_attention_varlen"], Counter[int](), Counter[int]()
+    for case in random_problems(spec.name, 0, 300):
+        arrays = values(spec, case)
+        many[case.shapes["cu_seqlens_q"][0] - 1] += 1
+        for side in "qk":
+            longest = np.diff(arrays[f"cu_seqlens_{side}"])
+            lengths.update(longest.tolist())
+            assert longest.sum() == case.shapes[side][0]
+            assert longest.max(initial=0) <= case.params[f"max_seqlen_{side}"]
+    assert set(many) == {0, 1, 2, 3, 4, 5, 6}
+    assert lengths[0] > 100 and len(lengths) > 50
 
 
 def test_layouts_cover_what_a_caller_may_bring():
@@ -78,12 +133,13 @@ def test_layouts_cover_what_a_caller_may_bring():
     assert len({layout.order for layout in layouts}) == 6
     assert any(layout.step > 1 for layout in layouts)
     assert any(layout.broadcast for layout in layouts)
+    assert not any(random_layout((3, 4, 5), rng, broadcast=False).broadcast for _ in range(200))
     assert {layout.misalignment for layout in layouts} == set(range(8))
     for layout in [random_layout((3, 4, 5), rng, contiguous_last=True) for _ in range(200)]:
         assert layout.strides((3, 4, 5))[-1] == 1
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [*FLOATS, "int64", "int32", "bool"])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -94,7 +150,7 @@ def test_layouts_cover_what_a_caller_may_bring():
     ],
 )
 def test_a_guarded_array_holds_its_values_and_notices_each_stray_element(dtype, layout):
-    given = np.random.default_rng(1).standard_normal((3, 4, 5)).astype(numpy_dtype(dtype))
+    given = (3 * np.random.default_rng(1).standard_normal((3, 4, 5))).astype(numpy_dtype(dtype))
     expected = np.broadcast_to(given[:, :1], given.shape) if layout.broadcast else given
     guarded = Guarded.of(given, layout)
     assert np.array_equal(guarded.array, expected)
@@ -109,7 +165,7 @@ def test_a_guarded_array_holds_its_values_and_notices_each_stray_element(dtype, 
     assert len(inside) == prod(given.shape) // (4 if layout.broadcast else 1)
     for place in range(guarded.buffer.size):
         kept = guarded.buffer[place]
-        guarded.buffer[place] = 0 if place not in inside else kept
+        guarded.buffer[place] = (not kept if dtype == "bool" else 0) if place not in inside else kept
         if place in inside:
             guarded.check()
         else:

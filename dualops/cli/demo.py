@@ -11,17 +11,19 @@ Exit code 1: an error is over its tolerance. 2: the call is wrong, or would take
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from ..spec.base import FLOATS
+from ..spec.meta import FLOATS
 from .errors import CommandError
 from .estimate import duration, reference_seconds, simulator_seconds
-from .measure import Measurement, on_gpu, on_reference, on_simulator, plan_of, verdict
+from .files import user_job, write_npz
+from .measure import Judge, Measurement, on_gpu, on_reference, on_simulator, plan_of
+from .own import own_jobs
 from .place import PLACES, choose
-from .problems import Arrays, Job, Task, own_jobs, parse_params, tasks, user_job, write_npz
+from .problems import Arrays, Job, Task, parse_params, tasks
 from .progress import progress
 from .report import Row, table
 
@@ -30,7 +32,6 @@ HELP = "run the operators and hold each result against the float64 reference"
 WIDEST = 400  # columns
 SIMULATOR_LIMIT = 60.0  # seconds that a problem may take in the simulator
 CHECK_LIMIT = 300.0  # seconds that the reference may take to check it, unless --check insists
-OWN_REFERENCE_LIMIT = 20.0  # seconds for the problems that the demo shows on a GPU; larger ones are for the benchmarks
 
 RUN: dict[str, Callable[[Job, Arrays, str | None], Measurement]] = {
     "gpu": on_gpu,
@@ -62,24 +63,26 @@ def run(arguments: argparse.Namespace) -> int:
     work = _work(arguments, wanted, place)
     rows: list[Row] = []
     failures: list[str] = []
-    with progress(len(work)) as advance:
-        for job, kernel in work:
-            advance(f"{job.task.name} {job.problem.dtype} {job.shape()}")
+    with progress(sum(len(rungs) for _, rungs in work)) as advance:
+        for job, rungs in work:
             arrays = job.load()
-            try:
-                if place == "simulator":
-                    _refuse_if_slow(job, arrays, kernel)
-                measured = RUN[place](job, arrays, kernel)
-            except NotImplementedError as error:
-                if arguments.input or arguments.kernel:
-                    raise CommandError(str(error)) from None
-                continue  # a rung that does not serve this dtype: the others are shown
-            found = verdict(job, arrays, measured.results) if _to_check(job, arguments.check) else None
-            rows.append(Row(job, measured, found and found.worst))
-            told = found.failures if found else ()
-            failures += [f"{job.task.name}, {job.title}, {measured.rung}: {message}" for message in told]
-            if arguments.output:
-                write_npz(arguments.output, measured.results)
+            judge = Judge(job, arrays) if _to_check(job, arguments.check) else None
+            for kernel in rungs:
+                advance(" ".join(filter(None, [job.task.name, job.title, kernel])))
+                try:
+                    if place == "simulator":
+                        _refuse_if_slow(job, arrays, kernel)
+                    measured = RUN[place](job, arrays, kernel)
+                except NotImplementedError as error:
+                    if arguments.input or arguments.kernel:
+                        raise CommandError(str(error)) from None
+                    continue  # a rung that does not serve this problem: the others are shown
+                found = judge.verdict(measured.results) if judge else None
+                rows.append(Row(job, measured, found and found.worst))
+                told = found.failures if found else ()
+                failures += [f"{job.task.name}, {job.title}, {measured.rung}: {message}" for message in told]
+                if arguments.output:
+                    write_npz(arguments.output, measured.results)
     _print(rows, failures, place)
     return 1 if failures else 0
 
@@ -98,19 +101,17 @@ def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
     return [known[arguments.operator]]
 
 
-def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> list[tuple[Job, str | None]]:
+def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> list[tuple[Job, Sequence[str | None]]]:
     """What to run: the user's problem on the rung that serves it, or problems of our own on every rung."""
-    work: list[tuple[Job, str | None]] = []
+    work: list[tuple[Job, Sequence[str | None]]] = []
     for task in wanted:
         params = parse_params(arguments.param, task)
         if arguments.kernel is not None and arguments.kernel not in task.spec.rungs:
             raise CommandError(f"--kernel {arguments.kernel}: {task.name} has {', '.join(task.spec.rungs)}")
         if arguments.input:
-            return [(user_job(task, arguments.input, params, arguments.dtype), arguments.kernel)]
+            return [(user_job(task, arguments.input, params, arguments.dtype), [arguments.kernel])]
         rungs = [arguments.kernel] if arguments.kernel or place == "reference" else task.spec.rungs
-        fits = {"gpu": lambda job: reference_seconds(job) <= OWN_REFERENCE_LIMIT}.get(place, lambda job: True)
-        jobs = own_jobs(task, place, params, arguments.dtype, fits)
-        work += [(job, rung) for job in jobs for rung in rungs]
+        work += [(job, rungs) for job in own_jobs(task, place, params, arguments.dtype)]
     return work
 
 
@@ -118,7 +119,7 @@ def _refuse_if_slow(job: Job, arrays: Arrays, kernel: str | None) -> None:
     seconds = simulator_seconds(job, plan_of(job, arrays, kernel))
     if seconds > SIMULATOR_LIMIT:
         raise CommandError(
-            f"{job.task.name}, {job.shape()}: without a GPU the simulator would need about {duration(seconds)}; "
+            f"{job}: without a GPU the simulator would need about {duration(seconds)}; "
             f"--where reference runs it as NumPy in about {duration(reference_seconds(job))}"
         )
 

@@ -29,7 +29,8 @@ PRODUCT_FLOP_SECONDS, SINGLE_FLOP_SECONDS = 0.4e-6, 4e-6
 def simulator_seconds(job: Job, plan: Any) -> float:
     """Of one call under `plan`."""
     threads = sum(prod(step.grid) * step.kernel.threads for step in plan.steps)
-    steps = job.problem.dims.get("Sk", STEPS_WITHOUT_KEYS)
+    by_keys = "Sk" in job.problem.dims and plan.choice.rung != "naive"  # a thread of naive has one score, or one sum
+    steps = job.problem.Sk if by_keys else STEPS_WITHOUT_KEYS
     flop_seconds = PRODUCT_FLOP_SECONDS if job.compute_bound else SINGLE_FLOP_SECONDS
     return threads * steps * STEP_SECONDS + job.flops * flop_seconds
 

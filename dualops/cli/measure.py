@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +24,7 @@ class Measurement:
     rung: str
     seconds: float
     extra_bytes: int  # peak memory beyond inputs and results
+    flops: int = 0  # where speed is told
     roof_seconds: float | None = None  # the time that the memory alone would need, where that is what counts
 
 
@@ -33,7 +35,7 @@ def on_reference(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
     tracemalloc.start()
     try:
         start = time.perf_counter()
-        results = job.task.named(job.task.reference(**arrays, **job.params))
+        results = job.named(job.task.reference(**arrays, **job.params))
         seconds = time.perf_counter() - start
         extra = tracemalloc.get_traced_memory()[1] - sum(x.nbytes for x in results.values())
     finally:
@@ -42,27 +44,34 @@ def on_reference(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
 
 
 def on_simulator(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
-    """The kernel, in Python. Memory is what the spec says: the simulator's own is not the kernel's."""
-    cuda = import_module("dualops.cuda")
-    call = getattr(cuda, job.task.name)
-    rung = plan_of(job, arrays, kernel).choice.rung
+    """The kernels, in Python. Memory is what they ask for: the simulator's own is not theirs."""
+    call = getattr(import_module("dualops.cuda"), job.task.name)
+    plan = plan_of(job, arrays, kernel)
     start = time.perf_counter()
-    results = job.task.named(call(**arrays, **job.params, kernel=kernel))
+    results = job.named(call(**arrays, **job.params, kernel=kernel))
     seconds = time.perf_counter() - start
-    return Measurement(results, rung, seconds, job.task.cost.extra_memory(job.problem))
+    return Measurement(results, plan.choice.rung, seconds, workspace_bytes(plan))
 
 
 def on_gpu(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
-    """The kernel on the current GPU."""
+    """The kernels on the current GPU."""
     bench = Bench(job, arrays, kernel)
-    rung = plan_of(job, bench.inputs[0], kernel).choice.rung
-    return Measurement(bench.results(), rung, bench.seconds(), bench.extra_bytes(), bench.roof_seconds())
+    plan = plan_of(job, bench.inputs[0], kernel)
+    counted = bench.extra_bytes()
+    extra = workspace_bytes(plan) if counted is None else counted
+    times = bench.seconds(), extra, job.flops_of(arrays), bench.roof_seconds()
+    return Measurement(bench.results(), plan.choice.rung, *times)
 
 
 def plan_of(job: Job, arrays: Mapping[str, Any], kernel: str | None) -> Any:
     """What `dualops.cuda` would do with these arrays: nothing is launched."""
     task, plan = job.task, import_module("dualops.cuda").plan
-    return plan(task.spec.name, *arrays.values(), kernel=kernel, backward=task.backward, **job.params)
+    return plan(task.spec.name, kernel=kernel, backward=task.backward, **arrays, **job.params)
+
+
+def workspace_bytes(plan: Any) -> int:
+    """What a plan's kernels hold beside inputs and results."""
+    return sum(meta.nbytes for meta in plan.choice.workspace.values())
 
 
 @dataclass(frozen=True)
@@ -73,12 +82,24 @@ class Verdict:
     failures: list[str]
 
 
-def verdict(job: Job, arrays: Arrays, results: Arrays) -> Verdict:
-    """Hold every result against the float64 reference by the rule of `spec.compare`."""
-    truth = job.task.named(job.task.lean_reference(**as_float64(arrays), **job.params))
-    baseline = job.task.named(job.task.lean_reference(**arrays, **job.params))
-    found = [
-        spec.compare(x, truth[name], baseline[name], dtype=job.problem.dtype, floor=job.task.spec.floor, name=name)
-        for name, x in results.items()
-    ]
-    return Verdict(max(found, key=lambda one: one.ratio), [one.message for one in found if not one.passed])
+class Judge:
+    """Holds results of a problem against the reference, which runs once for all rungs."""
+
+    def __init__(self, job: Job, arrays: Arrays):
+        self.job, self.arrays = job, arrays
+
+    @cached_property
+    def truth(self) -> Arrays:
+        return self.job.named(self.job.task.lean_reference(**as_float64(self.arrays), **self.job.params))
+
+    @cached_property
+    def baseline(self) -> Arrays:
+        return self.job.named(self.job.task.lean_reference(**self.arrays, **self.job.params))
+
+    def verdict(self, results: Arrays) -> Verdict:
+        """Hold every result against the float64 truth by the rule of `spec.compare`."""
+        rule = {"dtype": self.job.problem.dtype, "floor": self.job.task.spec.floor}
+        found = [
+            spec.compare(x, self.truth[name], self.baseline[name], name=name, **rule) for name, x in results.items()
+        ]
+        return Verdict(max(found, key=lambda one: one.ratio), [one.message for one in found if not one.passed])

@@ -14,13 +14,14 @@ from .measure import Measurement
 from .problems import Job
 
 NOT_CHECKED = "not checked"
+ARGUMENTS_WIDTH = 36
 
 CAPTION = """\
 Errors are relative to the largest and to the root mean square value of the float64 truth.
 Allowed is twice the baseline's error and a floor of a few eps, for each of the two; {}."""
 MEMORY_TOLD = {
-    "gpu": "extra memory is what torch's allocator counted,\nwithout torch what the spec says",
-    "simulator": "extra memory is what the spec says.\nThe time is the simulator's: it says nothing of a GPU",
+    "gpu": "extra memory is what torch's allocator counted,\nwithout torch what the kernels ask for",
+    "simulator": "extra memory is what the kernels ask for.\nThe time is the simulator's: it says nothing of a GPU",
     "reference": "extra memory is NumPy's peak",
 }
 
@@ -34,21 +35,33 @@ class Row(NamedTuple):
 
 
 def table(rows: Sequence[Row], place: str) -> Table:
-    """Operator, place and rung, shape, dtype, errors, time, memory, and on a GPU speed and share of the roof."""
+    """Operator, place and rung, arguments, dtype, errors, time, memory, and on a GPU speed and share of the roof."""
     made = Table(caption=CAPTION.format(MEMORY_TOLD[place]), caption_justify="left", box=HORIZONTALS)
-    for title in ("operator", "ran in,\nrung", "shape", "dtype"):
+    for title in ("operator", "ran in,\nrung", "arguments", "dtype"):
         made.add_column(title, no_wrap=True)
     numbers = ["max error,\nbaseline's", "rms error,\nbaseline's", "of\nallowed", "time", "extra\nmemory"]
     for title in numbers + (["speed", "of\nroof"] if place == "gpu" else []):
         made.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [row.job.task.name, f"{place}\n{row.run.rung}", row.job.shape("\n"), row.job.problem.dtype]
+    for before, row in zip([None, *rows], rows):
+        arguments = "" if before and before.job is row.job else _in_lines(row.job.parts())
+        cells = [row.job.task.name, f"{place}\n{row.run.rung}", arguments, row.job.problem.dtype]
         cells += [*_errors(row.accuracy), _seconds(row.run.seconds), size(row.run.extra_bytes)]
         if place == "gpu":
             cells += [_speed(row), _roof(row)]
         failed = row.accuracy is not None and not row.accuracy.passed
         made.add_row(*map(Text, cells), style="bold red" if failed else None)
     return made
+
+
+def _in_lines(parts: Sequence[str]) -> str:
+    """As many of the parts in a line as it is wide."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(part) + 2 <= ARGUMENTS_WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def _errors(accuracy: Accuracy | None) -> list[str]:
@@ -79,7 +92,7 @@ def size(count: float) -> str:
 
 def _speed(row: Row) -> str:
     if row.job.compute_bound:
-        return f"{row.job.flops / row.run.seconds / 1e12:.3g} TFLOP/s"
+        return f"{row.run.flops / row.run.seconds / 1e12:.3g} TFLOP/s"
     return f"{row.job.bytes_moved / row.run.seconds / 1e12:.3g} TB/s"
 
 

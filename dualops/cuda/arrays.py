@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..spec import ArrayMeta
-from ..spec.base import contiguous_strides, itemsize, numpy_dtype
+from ..spec.meta import contiguous_strides, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
 
 
@@ -37,6 +37,10 @@ class Adapter(Protocol):
 
     def stream(self, array: Any) -> int:
         """Handle of the stream that work on this array goes to."""
+        ...
+
+    def used_on(self, array: Any, handle: int) -> None:
+        """Its memory is read or written on this stream, and may not be given to anybody before that is done."""
         ...
 
     def on_device(self, index: int) -> AbstractContextManager[Any] | None:
@@ -87,6 +91,10 @@ class TorchAdapter:
     def stream(self, array: Any) -> int:
         return self.raw_stream(array.get_device())
 
+    def used_on(self, array: Any, handle: int) -> None:
+        if handle != self.stream(array):
+            array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
+
 
 # dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
 _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat16"}
@@ -125,6 +133,9 @@ class InterfaceAdapter:
     def stream(self, array: Any) -> int:
         return array.__cuda_array_interface__.get("stream") or 0
 
+    def used_on(self, array: Any, handle: int) -> None:
+        pass  # Numba's memory is freed when the device is done with everything
+
 
 class CupyAdapter(InterfaceAdapter):
     """CuPy arrays; allocation and the current stream are CuPy's."""
@@ -147,6 +158,11 @@ class CupyAdapter(InterfaceAdapter):
 
     def stream(self, array: Any) -> int:
         return self.cupy.cuda.get_current_stream().ptr
+
+    def used_on(self, array: Any, handle: int) -> None:
+        if handle != self.stream(array):  # its pool hands memory on at once, in the order of the current stream
+            done = self.cupy.cuda.ExternalStream(handle).record()
+            self.cupy.cuda.get_current_stream().wait_event(done)
 
 
 class NumpyAdapter:
@@ -176,6 +192,9 @@ class NumpyAdapter:
 
     def stream(self, array: Any) -> int:
         return 0
+
+    def used_on(self, array: Any, handle: int) -> None:
+        pass
 
 
 ADAPTERS: dict[type, Adapter] = {}
@@ -219,6 +238,11 @@ def _ordinal(address: int) -> int:
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     error, ordinal = driver.cuPointerGetAttribute(attribute, address)
     return int(ordinal) if error == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def cdiv(value: int, step: int) -> int:
+    """How many steps cover `value`."""
+    return -(-value // step)
 
 
 def align_up(value: int, step: int) -> int:

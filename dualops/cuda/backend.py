@@ -23,7 +23,7 @@ else:
     from numba import cuda
 
 f32, f64 = types.float32, types.float64
-i32, i64, u64, u32, u16 = types.int32, types.int64, types.uint64, types.uint32, types.uint16
+i32, i64, u64, u32, u16, u8 = types.int32, types.int64, types.uint64, types.uint32, types.uint16, types.uint8
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -1,9 +1,9 @@
 """From a kernel to a cubin: Numba -> LTO-IR -> nvJitLink, without a GPU, and kept on disk.
 
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
-A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a key of everything it depends on: all
-sources of `dualops.cuda`, the build with its arguments, the architecture, the versions of Python, Numba, numba-cuda and
-the toolkit. Files are written whole and renamed into place, checked when read, and done without where the directory
+A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a key of everything it depends on: the
+sources of `dualops.cuda` and of attention's options, the build with its arguments, the architecture, the versions of
+Python, Numba, numba-cuda and the toolkit. Files are written whole and renamed into place, checked when read, and done without where the directory
 can't be written.
 """
 
@@ -143,9 +143,9 @@ def cache_dir() -> Path:
 @cache
 def _sources() -> str:
     digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    package = Path(__file__).parent.parent
+    for path in sorted([*package.glob("cuda/**/*.py"), *package.glob("spec/attention/*.py")]):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -8,11 +8,16 @@ GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..spec import OPERATORS, ArrayMeta, Problem, Spec, Tag
-from ..spec.base import Case, contiguous_strides
+import numpy as np
+from numba.core.errors import NumbaError
+
+from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
+from ..spec.attention import UserFunction
+from ..spec.base import Input
+from ..spec.meta import contiguous_strides, number_meta
 from . import device as devices
 from .arrays import ADAPTERS, Adapter, adapter_of
 from .backend import SIMULATED
@@ -30,6 +35,7 @@ class Choice(NamedTuple):
     config: Any
     reason: str
     steps: Callable[[], Sequence[Step]]
+    workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
 
 
 class Result(NamedTuple):
@@ -55,7 +61,8 @@ class Plan:
     ):
         self.op, self.problem, self.choice, self.adapter, self.results = op, problem, choice, adapter, results
         self.device_index = device.index
-        names = [*problem.arrays, *(result.name for result in results)]
+        names = [*problem.arrays, *(result.name for result in results), *choice.workspace]
+        self.workspace = [adapter.allocator(meta) for meta in choice.workspace.values()]
         self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
         self.steps = choice.steps()
         self.launches = [prepare(step, names, device) for step in self.steps]
@@ -68,6 +75,8 @@ class Plan:
         allowed = [name in inplace for name in self.problem.arrays]
         for i in range(len(allowed), len(metas)):
             for j in range(i):
+                if metas[j].device == "host":
+                    continue
                 same = j < len(allowed) and allowed[j] and metas[i].strides == metas[j].strides
                 yield i, j, nbytes[i], nbytes[j], same
 
@@ -83,11 +92,17 @@ class Plan:
 
     def run(self, arrays: Sequence[Any], pointers: Sequence[int], stream: Any) -> None:
         """Launch on all arrays, results last, whose addresses are `pointers`."""
+        workspace = [allocate() for allocate in self.workspace]
         if SIMULATED:
             for launch in self.launches:
-                launch(arrays)
+                launch([*arrays, *workspace])
             return
         handle = self.adapter.stream(arrays[0]) if stream is None else handle_of(stream)
+        if workspace:
+            pointers = [*pointers, *map(self.adapter.pointer, workspace)]
+            if stream is not None:
+                for array in workspace:
+                    self.adapter.used_on(array, handle)
         elsewhere = self.adapter.on_device(self.device_index)
         if elsewhere is None:
             for launch in self.launches:
@@ -100,6 +115,7 @@ class Plan:
     def __str__(self) -> str:
         lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
         lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
+        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]
         return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
 
 
@@ -116,9 +132,13 @@ class Operation:
     def __init__(self, spec: Spec, choices: Choices, *, backward: bool = False, inplace: tuple[str, ...] = ()):
         self.spec, self.choices, self.backward, self.inplace = spec, choices, backward, inplace
         self.op = f"{spec.name}_backward" if backward else spec.name
-        self.inputs = [wanted.name for wanted in (spec.gradient_inputs if backward else spec.inputs)]
+        inputs = spec.gradient_inputs if backward else spec.inputs
+        self.inputs = [wanted.name for wanted in inputs]
+        self.plain = not any(wanted.optional or wanted.host for wanted in inputs)  # every input is an array
+        self.host = {wanted.name for wanted in inputs if wanted.host}
         self.outputs = spec.gradients if backward else spec.outputs
-        self.params = [param.name for param in spec.params]
+        accepted = (*spec.params, *(spec.gradient_params if backward else ()))
+        self.defaults = {param.name: param.default for param in accepted}
         self.plans: dict[Any, Plan] = {}
         OPERATIONS.setdefault(spec.name, []).append(self)
 
@@ -127,31 +147,48 @@ class Operation:
     ) -> Any:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         given = () if out is None else _results_of(out)
-        everything = (*arrays, *given)
+        present, which = (arrays, ()) if self.plain else self._present(arrays)
+        everything = (*present, *given)
         pointers: list[int] = []
         try:
             adapter = ADAPTERS[type(arrays[0])]
-            pointers = [adapter.pointer(array) for array in everything]
+            pointers = _pointers(adapter, everything)
             # 1, 1.0 and True are equal and not the same parameter, so their types count too
-            key = (type(arrays[0]), adapter.layouts(everything, pointers), params, *map(type, params), kernel)
+            layouts = adapter.layouts(everything, pointers) if self.plain else _layouts(adapter, everything, pointers)
+            key = (type(arrays[0]), layouts, which, params, *map(type, params), kernel)
             plan = self.plans.get(key)
         except (KeyError, TypeError, AttributeError):
             key = plan = None
         if plan is None:
             plan = self.plan(arrays, params, given if out is not None else None, kernel)
-            pointers = [plan.adapter.pointer(array) for array in everything]
+            pointers = _pointers(plan.adapter, everything)
             if key is not None:
                 if len(self.plans) >= MOST_PLANS:
                     self.plans.clear()
                 self.plans[key] = plan
+        elif SIMULATED:
+            self._check_values(plan.problem, everything)
         if out is not None:
             plan.check_overlap(pointers)
             plan.run(everything, pointers, stream)
             return out
         results = [result.allocate() for result in plan.results]
         pointers += [plan.adapter.pointer(result) for result in results]
-        plan.run((*arrays, *results), pointers, stream)
+        plan.run((*present, *results), pointers, stream)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _present(self, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
+        """The arrays that are there, numbers on the host as Python integers; and of each whether it is there."""
+        present = [
+            _on_host(array, self.op, name) if name in self.host else array
+            for name, array in zip(self.inputs, arrays, strict=True)
+        ]
+        return tuple(array for array in present if array is not None), tuple(array is not None for array in present)
+
+    def _check_values(self, problem: Problem, arrays: Sequence[Any]) -> None:
+        """What the spec says of values, where they can be seen without waiting for a GPU."""
+        if self.spec.values:
+            self.spec.values(self.op, dict(zip(problem.arrays, arrays)), problem)
 
     def plan(
         self,
@@ -163,27 +200,43 @@ class Operation:
         """A new plan for such a call. Raises the spec's errors; launches nothing."""
         if not SIMULATED:
             devices.require()
-        adapter = self._one_library(arrays)
-        metas = dict(zip(self.inputs, map(adapter.meta, arrays), strict=True))
+        present, which = self._present(arrays)
+        names = [name for name, there in zip(self.inputs, which, strict=True) if there]
+        adapter = self._one_library(names, present)
+        metas = {
+            name: number_meta(array, self.op, name) if isinstance(array, int) else adapter.meta(array)
+            for name, array in zip(names, present, strict=True)
+        }
         bind = self.spec.bind_backward if self.backward else self.spec.bind
-        problem = bind(metas, dict(zip(self.params, params, strict=True)))
+        problem = bind(metas, dict(zip(self.defaults, params, strict=True)))
+        if SIMULATED:
+            self._check_values(problem, present)
         device = self._device(problem)
         wanted = problem.outputs(self.outputs)
         placed = wanted if out is None else self._check_out(wanted, out, adapter)
         choice = self._choose(problem, placed, device, kernel)
         allocators = [_given if out is not None else adapter.allocator(meta) for meta in placed.values()]
         results = tuple(Result(name, placed[name], make) for name, make in zip(placed, allocators, strict=True))
-        return Plan(self.op, problem, choice, adapter, results, device, self.inplace)
+        try:
+            return Plan(self.op, problem, choice, adapter, results, device, self.inplace)
+        except NumbaError as error:
+            raise TypeError(f"{self.op}: {_not_compiled(problem, error)}") from error
 
-    def _one_library(self, arrays: tuple[Any, ...]) -> Adapter:
-        adapters = [adapter_of(array, self.op, name) for name, array in zip(self.inputs, arrays, strict=True)]
-        for name, array, adapter in zip(self.inputs, arrays, adapters, strict=True):
-            if type(adapter) is not type(adapters[0]):
+    def _one_library(self, names: Sequence[str], arrays: Sequence[Any]) -> Adapter:
+        found: Adapter | None = None
+        for name, array in zip(names, arrays, strict=True):
+            if isinstance(array, int) and name in self.host:
+                continue
+            adapter = adapter_of(array, self.op, name)
+            found = found or adapter
+            if type(adapter) is not type(found):
                 raise TypeError(
-                    f"{self.op}: {name} is a {type(array).__qualname__}, {self.inputs[0]} a "
+                    f"{self.op}: {name} is a {type(array).__qualname__}, {names[0]} a "
                     f"{type(arrays[0]).__qualname__}, expected arrays of one library"
                 )
-        return adapters[0]
+        if found is None:
+            raise TypeError(f"{self.op}: {self.inputs[0]} is missing, expected an array")
+        return found
 
     def _check_out(
         self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter
@@ -218,15 +271,7 @@ class Operation:
 
     def every_step(self, case: Case, device: Device) -> Iterator[Step]:
         """The launches that each rung would make for the shapes of a case, on arrays that do not exist."""
-        names = self.inputs
-        shape_of = {**case.shapes}
-        if self.backward:
-            forward = self.spec.bind(_absent(shape_of, case.dtype), case.params)
-            results = {name: meta.shape for name, meta in forward.outputs().items()}
-            shape_of |= results | {f"d{name}": shape for name, shape in results.items()}
-        metas = _absent({name: shape_of[name] for name in names}, case.dtype)
-        bind = self.spec.bind_backward if self.backward else self.spec.bind
-        problem = bind(metas, case.params)
+        problem = absent_problem(self.spec, case, self.backward)
         rungs = set()
         for choice in self.choices(problem, problem.outputs(self.outputs), device):
             if choice.rung not in rungs:
@@ -252,12 +297,15 @@ def plan(
     if backward and len(directions) < 2:
         raise NotImplementedError(f"plan: {operator} has no backward yet")
     operation = directions[1 if backward else 0]
-    spec_params = {param.name: param.default for param in operation.spec.params}
-    if unknown := params.keys() - spec_params.keys():
-        told, expected = ", ".join(sorted(unknown)), ", ".join(spec_params)
-        raise TypeError(f"{operator}: unknown parameter {told}, expected {expected}")
+    inputs = dict(zip(operation.inputs, arrays))
+    accepted = dict.fromkeys(operation.inputs) | operation.defaults
+    if unknown := params.keys() - (accepted.keys() - inputs.keys()):
+        told, expected = ", ".join(sorted(unknown)), ", ".join(accepted)
+        raise TypeError(f"{operation.op}: unknown argument {told}, expected {expected}")
+    call = accepted | inputs | params
     given = None if out is None else _results_of(out)
-    return operation.plan(arrays, tuple({**spec_params, **params}.values()), given, kernel)
+    values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]
+    return operation.plan(values[0], values[1], given, kernel)
 
 
 def check_builds(arch: str) -> Iterator[Report]:
@@ -266,14 +314,64 @@ def check_builds(arch: str) -> Iterator[Report]:
     for name, spec in OPERATORS.items():
         for case in spec.tagged(Tag.COMPILE):
             for operation in OPERATIONS[name]:
+                if operation.backward and not case.backward:
+                    continue
                 for step in operation.every_step(case, devices.known(arch)):
                     if step.kernel.identity not in seen:
                         seen.add(step.kernel.identity)
                         yield compile_kernel(step.kernel, arch, step.shared_bytes).report
 
 
-def _absent(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
-    return {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cuda:0", 0) for name, shape in shapes.items()}
+def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:
+    """The problem of a case, on arrays that do not exist."""
+
+    def absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta]:
+        there = {wanted.name: wanted.dtype_for(case.dtype) for wanted in inputs if wanted.name in shapes}
+        return {
+            name: ArrayMeta(shapes[name], dtype, contiguous_strides(shapes[name]), "cuda:0", 0)
+            for name, dtype in there.items()
+        }
+
+    forward = spec.bind(absent(spec.inputs, case.shapes), case.params)
+    if not backward:
+        return forward
+    results = {output.name: output.shape(forward) for output in spec.outputs}  # those too that forward may leave out
+    shapes = {**case.shapes, **results, **{f"d{name}": shape for name, shape in results.items()}}
+    return spec.bind_backward(absent(spec.gradient_inputs, shapes), case.params)
+
+
+def _not_compiled(problem: Problem, error: NumbaError) -> str:
+    """What Numba could not make of a function that the user gave, with the line where it says one."""
+    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for name, value in problem.params.items():
+        if isinstance(value, UserFunction):
+            code = value.function.__code__
+            lines = [line for line in told if code.co_filename in line]
+            where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
+            return f"{name} is {value!r}, expected a function that Numba can compile; {where}: {told[0]}"
+    return told[0]
+
+
+def _on_host(value: Any, op: str, name: str) -> Any:
+    """A number on the host as a Python integer; None and an array on the device as they are."""
+    if value is None or (SIMULATED and isinstance(value, np.ndarray)):
+        return value
+    device = getattr(value, "device", None)
+    if hasattr(value, "__index__") and (device is None or str(device) == "cpu"):
+        return number_meta(value, op, name).pointer
+    return value
+
+
+def _pointers(adapter: Adapter, arrays: Sequence[Any]) -> list[int]:
+    """The address of every array; of a number on the host its value."""
+    return [array if type(array) is int else adapter.pointer(array) for array in arrays]
+
+
+def _layouts(adapter: Adapter, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+    """What a plan depends on; the value of a number on the host is nothing of it."""
+    devices = [(array, pointer) for array, pointer in zip(arrays, pointers) if type(array) is not int]
+    places = tuple(place for place, array in enumerate(arrays) if type(array) is int)
+    return adapter.layouts(*zip(*devices)), places
 
 
 def _results_of(out: Any) -> tuple[Any, ...]:

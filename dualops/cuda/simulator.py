@@ -46,6 +46,7 @@ class Event:
     def __init__(self, name: str):
         self.name = name
         self.fired = False
+        self.voted = False  # whether some thread came with a true predicate
         self.waiters: list[Thread] = []
 
 
@@ -347,6 +348,14 @@ class _Cuda:
     def syncthreads(self) -> None:
         thread = current()
         thread.block.barrier.wait(thread.scheduler)
+
+    def syncthreads_or(self, predicate: Any) -> int:
+        """Wait for the block; 1 if any of its threads came with a true predicate."""
+        thread = current()
+        event = thread.block.barrier.event
+        event.voted |= bool(predicate)
+        thread.block.barrier.wait(thread.scheduler)
+        return int(event.voted)
 
     def grid(self, ndim: int) -> int:
         if ndim != 1:

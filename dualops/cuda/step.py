@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -10,25 +10,31 @@ import numpy as np
 
 from ..spec import ArrayMeta
 from . import simulator
-from .backend import SIMULATED, Kernel, f32, f64, i32
+from .backend import SIMULATED, Kernel, f32, f64, i32, types
 from .compile import binary
 from .device import Device
 
+Argument = str | int | float | tuple[Any, ...]
+
 
 class Step(NamedTuple):
-    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none."""
+    """One launch. An argument that is a string is the array of that name, or a null pointer if there is none.
+
+    Arguments may be tuples of arguments, named or not: the kernel gets them so.
+    """
 
     kernel: Kernel
     grid: tuple[int, ...]  # blocks
-    args: tuple[str | int | float, ...]
+    args: tuple[Argument, ...]
     shared_bytes: int = 0
     resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
 
 
 def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
     """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
-    places = [(i, names.index(arg)) for i, arg in enumerate(step.args) if isinstance(arg, str) and arg in names]
-    fixed = [0 if isinstance(arg, str) else arg for arg in step.args]
+    flattened = list(leaves(step.args))
+    places = [(i, names.index(arg)) for i, arg in enumerate(flattened) if isinstance(arg, str) and arg in names]
+    fixed = [0 if isinstance(arg, str) else arg for arg in flattened]
     if SIMULATED:
         return _simulated(step, names, places, fixed)
     from cuda.core import LaunchConfig, launch
@@ -54,8 +60,7 @@ def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., N
 
 def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
     """Blocks of a kernel that the GPU runs at once."""
-    from cuda.core import Device as CoreDevice
-    from cuda.core import LaunchConfig
+    from cuda.core import Device as CoreDevice, LaunchConfig
 
     here, cluster = CoreDevice(), step.kernel.cluster
     if cluster > 1:
@@ -65,12 +70,30 @@ def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
     return each * here.properties.multiprocessor_count
 
 
+def leaves(args: Any) -> Iterator[Any]:
+    """The arguments inside nested tuples, in order; of types as well as of values."""
+    for arg in args:
+        if isinstance(arg, (tuple, types.BaseTuple)):
+            yield from leaves(arg)
+        else:
+            yield arg
+
+
+def nested(like: Any, values: Iterator[Any]) -> Any:
+    """`values` in the nested tuples of `like`."""
+    if not isinstance(like, tuple):
+        return next(values)
+    inner = [nested(part, values) for part in like]
+    return type(like)(*inner) if hasattr(like, "_fields") else tuple(inner)
+
+
 def _simulated(
     step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
 ) -> Callable[[Sequence[Any]], None]:
     # Python ints and typed floats reach the simulator as they would reach the compiled kernel
     typed = {f32: np.float32, f64: np.float64}
-    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, step.kernel.argtypes, strict=True)]
+    kinds = leaves(step.kernel.argtypes)
+    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, kinds, strict=True)]
 
     grid = step.grid
     if step.resident:  # one cluster, which has to take every piece of work
@@ -79,12 +102,13 @@ def _simulated(
     def run(arrays: Sequence[Any]) -> None:
         args = list(scalars)
         for place, which in places:
-            args[place] = flat(arrays[which], names[which])
+            array = arrays[which]
+            args[place] = array if isinstance(array, int) else flat(array, names[which])
         simulator.launch(
             step.kernel.function,
             grid,
             (step.kernel.threads,),
-            args,
+            nested(step.args, iter(args)),
             cluster=step.kernel.cluster,
             shared_bytes=step.shared_bytes,
         )
@@ -94,7 +118,7 @@ def _simulated(
 
 def flat(array: np.ndarray, name: str) -> simulator.Pointer:
     """The memory of a NumPy array from its first element to its last, as a kernel's pointer."""
-    words = array.view(np.uint16) if array.dtype.itemsize == 2 else array
+    words = array.view({1: np.uint8, 2: np.uint16}.get(array.dtype.itemsize, array.dtype))
     extent = ArrayMeta.of_numpy(array).extent
     return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
 
@@ -119,7 +143,7 @@ def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Callab
             (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, handle, index)
             if error != driver.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
-    return function, [_cast(kind) for kind in kernel.argtypes]
+    return function, [_cast(kind) for kind in leaves(kernel.argtypes)]
 
 
 @cache

@@ -8,16 +8,34 @@ from typing import Any
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
+from ..spec.meta import number_meta
 
 
-def bound(spec: Spec, arrays: Mapping[str, np.ndarray], *, backward: bool = False, **params: Any) -> Problem:
-    """The problem that a call with NumPy arrays states, or the spec's error."""
+def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tuple[Problem, dict[str, Any]]:
+    """The problem that a call with these arguments states, and its arrays by name; or the spec's error.
+
+    given: arrays and parameters by name (what else is in it is passed over), None for an optional array.
+    """
     op = f"{spec.name}_backward" if backward else spec.name
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{op}: {name} is a {type(array).__name__}, expected a numpy.ndarray")
-    metas = {name: ArrayMeta.of_numpy(abs_strides(array)) for name, array in arrays.items()}
-    return spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
+    arrays: dict[str, Any] = {}
+    metas: dict[str, ArrayMeta] = {}
+    for wanted in spec.gradient_inputs if backward else spec.inputs:
+        array = given[wanted.name]
+        if array is None and wanted.optional:
+            continue
+        if isinstance(array, np.ndarray):
+            metas[wanted.name] = ArrayMeta.of_numpy(abs_strides(array))
+        elif wanted.host:
+            metas[wanted.name] = number_meta(array, op, wanted.name)
+        else:
+            raise TypeError(f"{op}: {wanted.name} is a {type(array).__name__}, expected a numpy.ndarray")
+        arrays[wanted.name] = array
+    accepted = (*spec.params, *spec.gradient_params) if backward else spec.params
+    params = {param.name: given[param.name] for param in accepted}
+    problem = spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
+    if spec.values:
+        spec.values(op, arrays, problem)
+    return problem, arrays
 
 
 def abs_strides(array: np.ndarray) -> np.ndarray:

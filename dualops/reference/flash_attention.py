@@ -1,14 +1,18 @@
-"""Attention in NumPy: the plain form (scores, softmax, product) and the blocked form of FlashAttention-2.
+"""Attention in NumPy, the plain form: all scores at once, then softmax, then the product; and its gradient.
 
-Axes: B batch, H query heads, Hkv key heads (H = group * Hkv), Sq queries, Sk keys, D and Dv head widths.
+Axes: B batch, H query heads, Hkv key heads (H = group * Hkv), Sq queries, Sk keys, D and Dv head widths. The options
+(`spec/attention`, a record each) change the scores S, hide some, and weigh the probabilities.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from ..spec import Problem
 from ..spec import flash_attention as SPEC
+from ._attention import Options, finite, group_sum, masked_product, options_of, over_group
 from ._rounding import arithmetic, bound
 
 
@@ -19,101 +23,166 @@ def flash_attention(
     *,
     causal: bool | str = False,
     scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    key_padding_mask: np.ndarray | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: int | np.ndarray | None = None,
     return_lse: bool = False,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """softmax(scale * q @ k.T) @ v, all scores at once.
+    """softmax(scale * q @ k.T + mask) @ v, all scores at once.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of one dtype (float64, float32, float16, bfloat16), H a
-    multiple of Hkv. causal: query i sees keys j <= i + Sk - Sq; "top_left": keys j <= i. scale: 1 / sqrt(D) if None.
-    Returns o [B, H, Sq, Dv] of q's dtype; with return_lse also lse [B, H, Sq] (float32, float64 for float64), natural
-    logarithm. A query that sees no key gives o = 0 and lse = -inf. Arithmetic is float32 (float64 for float64); the
+    multiple of Hkv, D and Dv at most 512. The position of query i is i + Sk - Sq; with causal="top_left" it is i.
+
+    scale: of q @ k.T, 1 / sqrt(D) if None
+    softcap: scores become softcap * tanh(score / softcap)
+    score_mod: (score, b, h, i, j) -> score, a function of numbers; or a pair of it and its derivative by the score
+    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
+    alibi_slopes [H]: - slope * |position - j| is added
+    causal: key j is seen up to the query's position
+    window (left, right): key j is seen from position - left to position + right; None is unbounded
+    key_padding_mask [B, Sk] of bool: True keeps a key
+    mask_mod: (b, h, i, j) -> whether query i sees key j
+    sinks [H]: one more logit in the softmax, without a value
+    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, as `spec/attention/dropout.py` says;
+        seed is an integer of 64 bits, or an int64 array without axes
+
+    Returns o [B, H, Sq, Dv] of q's dtype; with return_lse also lse [B, H, Sq] (float32, float64 for float64), the
+    natural logarithm of the sum of exponentials, the sink's among them. A query that sees no key gives o = 0 and
+    lse = -inf (or the sink). A score of -inf is a masked one. Arithmetic is float32 (float64 for float64);
     probabilities are rounded to q's dtype before they meet v, as a tensor core would have them.
+    Raises TypeError and ValueError for a wrong call.
     """
-    problem = bound(SPEC, {"q": q, "k": k, "v": v}, causal=causal, scale=scale, return_lse=return_lse)
-    keys, values = (np.repeat(arithmetic(x), problem.group, axis=1) for x in (k, v))  # [B, H, Sk, D | Dv]
-    visible = visibility(problem, 0, problem.Sq, 0, problem.Sk)  # [Sq, Sk]
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        scores = arithmetic(q) @ keys.swapaxes(-1, -2)  # [B, H, Sq, Sk]
-        scores = scores * scores.dtype.type(problem.scale)
-        scores = np.where(visible, scores, -np.inf)
-        row_max = scores.max(axis=-1, initial=-np.inf)  # [B, H, Sq]
-        probs = np.exp(scores - finite(row_max)[..., None])  # [B, H, Sq, Sk]
-        row_sum = probs.sum(axis=-1)  # [B, H, Sq]
-        rounded = arithmetic(probs.astype(q.dtype))  # [B, H, Sq, Sk]
-        acc = masked_product(rounded, values, visible)  # [B, H, Sq, Dv]
-        o = acc / np.where(row_sum == 0, 1, row_sum)[..., None]  # [B, H, Sq, Dv]
-        lse = finite(row_max) + np.log(row_sum)  # [B, H, Sq]
-    return (o.astype(q.dtype), lse) if return_lse else o.astype(q.dtype)
-
-
-def flash_attention_blocked(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    return_lse: bool = False,
-    block_q: int = 64,
-    block_kv: int = 64,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """The same, a tile of queries against one tile of keys after another (Algorithm 1), as the kernels go.
-
-    Never more than [block_q, block_kv] scores are alive. What is kept of the keys seen so far is the row's maximum,
-    the row's sum in units of exp(maximum), and the unnormalised result in the same units.
-    """
-    problem = bound(SPEC, {"q": q, "k": k, "v": v}, causal=causal, scale=scale, return_lse=return_lse)
-    dtype = arithmetic(q[:0]).dtype
-    keys, values = (np.repeat(arithmetic(x), problem.group, axis=1) for x in (k, v))  # [B, H, Sk, D | Dv]
-    o = np.empty((problem.B, problem.H, problem.Sq, problem.Dv), q.dtype)
-    lse = np.empty((problem.B, problem.H, problem.Sq), dtype)
-    for m0 in range(0, problem.Sq, block_q):
-        queries = arithmetic(q[:, :, m0 : m0 + block_q])  # [B, H, block_q, D]
-        rows = queries.shape[2]
-        row_max = np.full((problem.B, problem.H, rows), -np.inf, dtype)  # [B, H, block_q]
-        row_sum = np.zeros((problem.B, problem.H, rows), dtype)  # [B, H, block_q]
-        acc = np.zeros((problem.B, problem.H, rows, problem.Dv), dtype)  # [B, H, block_q, Dv]
-        for n0 in range(0, problem.Sk, block_kv):
-            n1 = min(n0 + block_kv, problem.Sk)
-            visible = visibility(problem, m0, m0 + rows, n0, n1)  # [block_q, block_kv]
-            if not visible.any():
-                continue
-            with np.errstate(invalid="ignore", over="ignore"):
-                scores = queries @ keys[:, :, n0:n1].swapaxes(-1, -2) * dtype.type(problem.scale)
-                scores = np.where(visible, scores, -np.inf)  # [B, H, block_q, block_kv]
-                new_max = np.maximum(row_max, scores.max(axis=-1))  # [B, H, block_q]
-                rescale = np.exp(row_max - finite(new_max))  # [B, H, block_q]
-                probs = np.exp(scores - finite(new_max)[..., None])  # [B, H, block_q, block_kv]
-                row_sum = row_sum * rescale + probs.sum(axis=-1)  # [B, H, block_q]
-                rounded = arithmetic(probs.astype(q.dtype))  # [B, H, block_q, block_kv]
-                acc = acc * rescale[..., None] + masked_product(rounded, values[:, :, n0:n1], visible)
-            row_max = new_max
-        with np.errstate(invalid="ignore", divide="ignore"):
-            o[:, :, m0 : m0 + rows] = acc / np.where(row_sum == 0, 1, row_sum)[..., None]
-            lse[:, :, m0 : m0 + rows] = finite(row_max) + np.log(row_sum)
+    problem, arrays = bound(SPEC, locals())
+    o, lse = attend(q, k, v, options_of(problem, arrays))
     return (o, lse) if return_lse else o
 
 
-def visibility(problem: Problem, m0: int, m1: int, n0: int, n1: int) -> np.ndarray:
-    """Which keys n0..n1 the queries m0..m1 see: [m1 - m0, n1 - n0]."""
-    rows, columns = np.arange(m0, m1)[:, None], np.arange(n0, n1)[None, :]
-    if not problem.causal:
-        return np.ones((m1 - m0, n1 - n0), bool)
-    offset = 0 if problem.causal == "top_left" else problem.Sk - problem.Sq
-    return columns <= rows + offset
+def flash_attention_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    do: np.ndarray,
+    dlse: np.ndarray | None = None,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: np.ndarray | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    key_padding_mask: np.ndarray | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: int | np.ndarray | None = None,
+    return_lse: bool = False,
+    bias_gradient: bool = True,
+) -> tuple[np.ndarray, ...]:
+    """The gradient, from what forward took and gave; o, lse and do are as forward returned them and as they come in.
+
+    dlse [B, H, Sq]: the gradient of lse, if it was used. bias_gradient: whether dbias is wanted. return_lse: as forward
+    had it; lse is needed either way.
+    Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
+    there are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they meet a matrix.
+    """
+    problem, arrays = bound(SPEC, locals(), backward=True)
+    options = options_of(problem, arrays, gradient=True)
+    dq, dk, dv, d_scores, delta = attend_backward(q, k, v, o, lse, do, dlse, options)
+    gradients = [dq, dk, dv]
+    if bias is not None and bias_gradient:
+        gradients.append(sum_to(d_scores, bias.shape).astype(bias.dtype))
+    if sinks is not None:
+        gradients.append(sinks_gradient(options, lse, delta).astype(sinks.dtype))
+    return tuple(gradients)
 
 
-def masked_product(probs: np.ndarray, values: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """probs @ values, where a value that is not visible does not count even if it is NaN or infinite."""
-    if np.isfinite(values).all():
-        return probs @ values
-    acc = np.zeros((*probs.shape[:-1], values.shape[-1]), probs.dtype)  # [B, H, Sq, Dv]
-    for row in range(probs.shape[-2]):
-        seen = visible[row]
-        acc[..., row, :] = np.einsum("bhk,bhkd->bhd", probs[..., row, seen], values[:, :, seen])
-    return acc
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray]:
+    """o and lse of whole sequences."""
+    problem, at = options.problem, options.everywhere()
+    keys, values = (over_group(arithmetic(x), problem.group) for x in (k, v))  # [B, H, Sk, D | Dv]
+    with np.errstate(all="ignore"):
+        products = arithmetic(q) @ keys.swapaxes(-1, -2)  # [B, H, Sq, Sk]
+        scores = options.scores(products * products.dtype.type(problem.scale), at)  # [B, H, Sq, Sk]
+        row_max = scores.max(axis=-1, initial=-np.inf)  # [B, H, Sq]
+        if (sink := options.sinks()) is not None:
+            row_max = np.maximum(row_max, sink)
+        probs = np.exp(scores - finite(row_max)[..., None])  # [B, H, Sq, Sk]
+        row_sum = probs.sum(axis=-1)  # [B, H, Sq]
+        if sink is not None:
+            row_sum = row_sum + np.exp(sink - finite(row_max))
+        rounded = arithmetic((probs * options.weight(at)).astype(q.dtype))  # [B, H, Sq, Sk]
+        acc = masked_product(rounded, values, scores != -np.inf)  # [B, H, Sq, Dv]
+        o = acc / np.where(row_sum == 0, 1, row_sum)[..., None]  # [B, H, Sq, Dv]
+        lse = finite(row_max) + np.log(row_sum)  # [B, H, Sq]
+    return o.astype(q.dtype), lse
 
 
-def finite(row_max: np.ndarray) -> np.ndarray:
-    """0 in place of the -inf of a row that has seen nothing, so that -inf - (-inf) is never formed."""
-    return np.where(row_max == -np.inf, 0, row_max).astype(row_max.dtype)
+def attend_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    do: np.ndarray,
+    dlse: np.ndarray | None,
+    options: Options,
+) -> tuple[np.ndarray, ...]:
+    """dq, dk, dv of whole sequences; dS [B, H, Sq, Sk] and delta [B, H, Sq] for the gradients of bias and sinks."""
+    problem, at = options.problem, options.everywhere()
+    group = problem.group
+    keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]
+    queries, d_out = arithmetic(q), arithmetic(do)  # [B, H, Sq, D | Dv]
+    factor = queries.dtype.type(problem.scale)
+    with np.errstate(all="ignore"):
+        # P = exp(S - lse)
+        products = queries @ keys.swapaxes(-1, -2) * factor  # [B, H, Sq, Sk]
+        scores = options.scores(products, at)
+        counts = scores != -np.inf
+        probs = np.where(counts, np.exp(scores - finite(lse)[..., None]), 0)  # [B, H, Sq, Sk]
+
+        # dv = (weight * P).T @ do
+        weight = options.weight(at)
+        weighted = arithmetic((probs * weight).astype(q.dtype))  # [B, H, Sq, Sk]
+        dv = group_sum(masked_product(*_transposed(weighted, d_out, counts)), group)  # [B, Hkv, Sk, Dv]
+
+        # dS = P * (dP - delta),  dP = weight * (do @ v.T),  delta = rowsum(do * o) - dlse
+        delta = (d_out * arithmetic(o)).sum(axis=-1)  # [B, H, Sq]
+        if dlse is not None:
+            delta = delta - dlse
+        d_probs = weight * (d_out @ values.swapaxes(-1, -2))  # [B, H, Sq, Sk]
+        d_scores = np.where(counts, probs * (d_probs - delta[..., None]), 0)  # [B, H, Sq, Sk]
+
+        # ds0 = dS * slope;  dq = scale * ds0 @ k;  dk = scale * ds0.T @ q
+        bent = np.where(counts, d_scores * options.slope(products, at), 0)
+        rounded = arithmetic(bent.astype(q.dtype))  # [B, H, Sq, Sk]
+        dq = factor * masked_product(rounded, keys, counts)  # [B, H, Sq, D]
+        dk = group_sum(factor * masked_product(*_transposed(rounded, queries, counts)), group)  # [B, Hkv, Sk, D]
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), d_scores, delta
+
+
+def sinks_gradient(options: Options, lse: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """dsink = -sum(exp(sink - lse) * delta) over the queries of a head. [H]"""
+    with np.errstate(all="ignore"):
+        return -(np.exp(options.sinks() - finite(lse)) * delta).sum(axis=(0, 2))
+
+
+def _transposed(scores: np.ndarray, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What masked_product takes for scores.T @ rows."""
+    return scores.swapaxes(-1, -2), rows, counts.swapaxes(-1, -2)
+
+
+def sum_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The gradient of broadcasting an array of `shape`: the sum over the axes that it was broadcast on."""
+    lacking = array.ndim - len(shape)
+    axes = [lacking + axis for axis, size in enumerate(shape) if size == 1]
+    return array.sum(axis=(*range(lacking), *axes), keepdims=True).reshape(shape)

@@ -18,7 +18,7 @@ def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     float32 (float64 for float64), y is rounded once. A row with a NaN, or with +inf, is NaN; so is a row of -inf alone.
     Raises ValueError for an axis out of range, TypeError for another dtype.
     """
-    axis = bound(SPEC, {"x": x}, axis=axis).axis
+    axis = bound(SPEC, {"x": x, "axis": axis})[0].axis
     rows = rows_last(x, axis)  # [..., N]
     if rows.size == 0:
         return np.empty_like(x)
@@ -35,7 +35,7 @@ def softmax_online(x: np.ndarray, axis: int = -1, block: int = 128) -> np.ndarra
     This is what a kernel does when a row is too long to be kept: the running sum is in units of exp(running maximum),
     and is rescaled whenever that maximum rises.
     """
-    axis = bound(SPEC, {"x": x}, axis=axis).axis
+    axis = bound(SPEC, {"x": x, "axis": axis})[0].axis
     rows = rows_last(x, axis)  # [..., N]
     if rows.size == 0:
         return np.empty_like(x)
@@ -59,7 +59,7 @@ def softmax_backward(y: np.ndarray, dy: np.ndarray, axis: int = -1) -> np.ndarra
 
     y, dy: one shape and dtype. Returns dx of that shape and dtype, rounded once.
     """
-    axis = bound(SPEC, {"y": y, "dy": dy}, backward=True, axis=axis).axis
+    axis = bound(SPEC, {"y": y, "dy": dy, "axis": axis}, backward=True)[0].axis
     y_rows, dy_rows = rows_last(y, axis), rows_last(dy, axis)  # [..., N]
     # dL/dx_i = sum_j dL/dy_j * dy_j/dx_i  with  dy_j/dx_i = y_j * ([i = j] - y_i)
     #         = y_i * (dy_i - sum_j y_j * dy_j)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .base import compute_dtype
+from .meta import compute_dtype
 
 
 class Errors(NamedTuple):

@@ -14,125 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("bfloat16",)} | {
-    name: np.dtype(name) for name in ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
-}
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of a dualops dtype name (`"bfloat16"` comes from ml_dtypes)."""
-    return _DTYPES[name]
-
-
-def itemsize(name: str) -> int:
-    """Bytes of one element of dtype `name`."""
-    return _DTYPES[name].itemsize
-
-
-def compute_dtype(name: str) -> str:
-    """The dtype that arithmetic and statistics are carried in: float64 for float64, float32 for all else."""
-    return "float64" if name == "float64" else "float32"
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]:
-    """Strides of a dense array of `shape` whose axes lie in memory in the order of `like`'s (torch's `empty_like`)."""
-    if tuple(shape) == like.shape and like.is_dense:
-        return like.strides
-    inner_first = list(reversed(range(len(shape))))
-    for end in range(1, len(shape)):  # an insertion sort, since a broadcast axis can't be compared: it stays in place
-        place = end
-        for before in reversed(range(end)):
-            inner, outer = inner_first[before], inner_first[place]
-            apart = like.strides[inner] - like.strides[outer] if like.strides[inner] and like.strides[outer] else None
-            if apart is not None and apart < 0:
-                break
-            if apart is not None and (apart > 0 or like.shape[inner] > like.shape[outer]):
-                inner_first[before], inner_first[place] = outer, inner
-                place = before
-    strides, step = [0] * len(shape), 1
-    for axis in inner_first:
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
-
-
-class ArrayMeta(NamedTuple):
-    """All that a spec and a launch need to know of an array; never its values."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...]  # in elements
-    device: str  # "cpu", "cuda:0", "meta" ...
-    pointer: int  # address of element 0; 0 if there is none
-
-    @classmethod
-    def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
-        """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
-        if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(
-                f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element"
-            )
-        strides = tuple(stride // array.itemsize for stride in array.strides)
-        dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
-        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def extent(self) -> int:
-        """Elements from the first to one past the last in memory (strides are not negative)."""
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the elements fill their extent, each place once, in whatever order of axes; an empty array does."""
-        if 0 in self.shape:
-            return True
-        step = 1
-        for size, stride in sorted(zip(self.shape, self.strides, strict=True), key=lambda axis: axis[1]):
-            if size > 1:
-                if stride != step:
-                    return False
-                step *= size
-        return True
-
-    @property
-    def overlaps_itself(self) -> bool:
-        """Whether two elements may share a place: some axis steps no further than the axes inside it reach."""
-        if 0 in self.shape:
-            return False
-        reach = 0
-        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
-            if size > 1:
-                if stride <= reach:
-                    return True
-                reach += (size - 1) * stride
-        return False
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes from the first element to the end of the last."""
-        return self.extent * itemsize(self.dtype)
+from .meta import FLOATS, ArrayMeta, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
 
 
 class Tag(StrEnum):
@@ -146,6 +32,15 @@ class Tag(StrEnum):
     COMPILE = "compile"  # built offline for every architecture
 
 
+class Role(StrEnum):
+    """What an input is to the problem, which says what dtype it may have."""
+
+    DATA = "data"  # the problem's dtype, which is that of the first input
+    WEIGHT = "weight"  # the problem's dtype, or the one that it is computed in
+    STATISTIC = "statistic"  # the dtype that the problem is computed in
+    OTHER = "other"  # one of its own dtypes: masks, positions, seeds
+
+
 @dataclass(frozen=True)
 class Input:
     """An array argument: its name, its symbolic axes, and what it may hold."""
@@ -155,6 +50,14 @@ class Input:
     dtypes: tuple[str, ...] = FLOATS
     optional: bool = False
     contiguous_last: bool = False  # the last axis must have stride 1
+    role: Role = Role.DATA
+    host: bool = False  # may be a Python integer, whose value a launch passes on
+
+    def dtype_for(self, dtype: str) -> str:
+        """What a generator makes of it in a problem of this dtype."""
+        if self.role is Role.OTHER:
+            return self.dtypes[0]
+        return dtype if self.role is Role.DATA else compute_dtype(dtype)
 
 
 @dataclass(frozen=True)
@@ -216,6 +119,10 @@ class Problem:
     def itemsize(self) -> int:
         return itemsize(self.dtype)
 
+    def dtype_of(self, name: str) -> str | None:
+        """The dtype of an input, None if the call is without it."""
+        return self.arrays[name].dtype if name in self.arrays else None
+
     def outputs(self, which: Sequence[Output] | None = None) -> dict[str, ArrayMeta]:
         """Shape, dtype and strides of every result, as yet without an address."""
         metas = {}
@@ -256,7 +163,8 @@ class Spec:
     gradient_inputs: tuple[Input, ...]  # what backward takes: saved results, then incoming gradients
     gradients: tuple[Output, ...]  # what backward returns
     saved: tuple[str, ...]  # inputs and outputs that forward keeps for backward
-    measure: Callable[[dict[str, ArrayMeta], dict[str, Any]], dict[str, Any]]  # sizes beyond the symbolic axes; checks
+    # (operator as the message names it, arrays, params, sizes of axes) -> sizes beyond the symbolic axes; checks
+    measure: Callable[[str, dict[str, ArrayMeta], dict[str, Any], dict[str, Any]], dict[str, Any]]
     forward_cost: Cost
     backward_cost: Cost | None
     rounding: str  # where the baseline rounds to the storage dtype
@@ -264,6 +172,9 @@ class Spec:
     rungs: tuple[str, ...]
     cases: tuple[Case, ...]
     generate: Callable[[Spec, Case, np.random.Generator], dict[str, np.ndarray]]
+    gradient_params: tuple[Param, ...] = ()  # what backward takes beyond `params`
+    values: Callable[[str, Mapping[str, np.ndarray], Problem], None] | None = None  # checks values that are on the host
+    parent: str = ""  # the operator in whose files this variant lives
 
     def tagged(self, tag: Tag) -> list[Case]:
         return [case for case in self.cases if tag in case.tags]
@@ -274,19 +185,25 @@ class Spec:
         Raises TypeError for a wrong kind of argument (dtype, mixed dtypes, unknown parameter), ValueError for a wrong
         value (rank, size, domain, device), NotImplementedError for negative strides.
         """
-        return self._bind(self.inputs, arrays, params or {}, self.name)
+        return self._bind(self.inputs, self.params, arrays, params or {}, self.name)
 
     def bind_backward(self, arrays: Mapping[str, ArrayMeta | None], params: Mapping[str, Any] | None = None) -> Problem:
         """The same for the backward call."""
-        return self._bind(self.gradient_inputs, arrays, params or {}, f"{self.name}_backward")
+        params_of_both = self.params + self.gradient_params
+        return self._bind(self.gradient_inputs, params_of_both, arrays, params or {}, f"{self.name}_backward")
 
     def _bind(
-        self, inputs: tuple[Input, ...], arrays: Mapping[str, ArrayMeta | None], given: Mapping[str, Any], op: str
+        self,
+        inputs: tuple[Input, ...],
+        accepted: tuple[Param, ...],
+        arrays: Mapping[str, ArrayMeta | None],
+        given: Mapping[str, Any],
+        op: str,
     ) -> Problem:
         present: dict[str, ArrayMeta] = {}
         dims: dict[str, Any] = {}
         owner: dict[str, str] = {}
-        first: str | None = None
+        first = inputs[0]
         dtype = device = ""
         for wanted in inputs:
             meta = arrays.get(wanted.name)
@@ -299,22 +216,37 @@ class Spec:
                 raise TypeError(
                     f"{op}: {wanted.name} has dtype {meta.dtype}, expected one of {', '.join(wanted.dtypes)}"
                 )
-            if wanted.dtypes is FLOATS:
-                if first is None:
-                    first, dtype, device = wanted.name, meta.dtype, meta.device
-                elif meta.dtype != dtype:
-                    raise TypeError(
-                        f"{op}: {wanted.name} has dtype {meta.dtype}, {first} has dtype {dtype}, expected the same"
-                    )
-            if device and meta.device != device:
-                raise ValueError(f"{op}: {wanted.name} is on {meta.device}, {first} on {device}, expected one device")
+            dtype = dtype or meta.dtype
+            self._check_dtype(op, wanted, meta, first, dtype)
+            if meta.device == "host" and wanted.host:
+                continue
+            device = device or meta.device
+            if meta.device != device:
+                raise ValueError(
+                    f"{op}: {wanted.name} is on {meta.device}, {first.name} on {device}, expected one device"
+                )
             if wanted.axes is not None:
                 self._measure_axes(op, wanted, meta, dims, owner)
             if any(stride < 0 for stride in meta.strides):
                 raise NotImplementedError(f"{op}: {wanted.name} has a negative stride in {meta.strides}")
-        params = self._normal_params(given, op)
-        dims |= self.measure(present, params)
+        params = self._normal_params(accepted, given, op)
+        dims |= self.measure(op, present, params, dims)
         return Problem(self, dtype, dims, params, present)
+
+    @staticmethod
+    def _check_dtype(op: str, wanted: Input, meta: ArrayMeta, first: Input, dtype: str) -> None:
+        computed = compute_dtype(dtype)
+        allowed = {
+            Role.DATA: (dtype,),
+            Role.WEIGHT: tuple({dtype: None, computed: None}),
+            Role.STATISTIC: (computed,),
+            Role.OTHER: wanted.dtypes,
+        }[wanted.role]
+        if meta.dtype not in allowed:
+            expected = "the same" if wanted.role is Role.DATA else " or ".join(allowed)
+            raise TypeError(
+                f"{op}: {wanted.name} has dtype {meta.dtype}, {first.name} has dtype {dtype}, expected {expected}"
+            )
 
     @staticmethod
     def _measure_axes(op: str, wanted: Input, meta: ArrayMeta, dims: dict[str, Any], owner: dict[str, str]) -> None:
@@ -334,9 +266,10 @@ class Spec:
                 f"{op}: {wanted.name} has stride {meta.strides[-1]} along its last axis {axes[-1]}, expected 1"
             )
 
-    def _normal_params(self, given: Mapping[str, Any], op: str) -> dict[str, Any]:
+    @staticmethod
+    def _normal_params(accepted: tuple[Param, ...], given: Mapping[str, Any], op: str) -> dict[str, Any]:
         params = {}
-        for param in self.params:
+        for param in accepted:
             value = given.get(param.name, param.default)
             try:
                 params[param.name] = param.domain(value)
@@ -366,58 +299,11 @@ class Spec:
                 raise ValueError(f"{op}: out {name} has strides {meta.strides}: its elements overlap one another")
 
 
-# --- domains of parameters: value -> normal form -------------------------------------------------
-
-
-def boolean(value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError("expected True or False")
-    return bool(value)
-
-
-def integer(value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError("expected an integer")
-    return value.__index__()
-
-
-def finite(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_, str, bytes)):
-        raise TypeError("expected a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError("expected a number") from None
-    except OverflowError:
-        raise ValueError("expected a finite number") from None
-    if not np.isfinite(number):
-        raise ValueError("expected a finite number")
-    return number
-
-
-def optional(domain: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`domain`, or None."""
-    return lambda value: None if value is None else domain(value)
-
-
-def one_of(*choices: Any) -> Callable[[Any], Any]:
-    def domain(value: Any) -> Any:
-        for choice in choices:
-            if value is choice or (isinstance(value, str) and value == choice):
-                return choice
-        raise ValueError(f"expected one of {', '.join(map(repr, choices))}")
-
-    return domain
-
-
-# --- generators ----------------------------------------------------------------------------------
-
-
 def standard_normal(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Independent normal values for every input of the case, rounded to its dtype."""
+    inputs = {wanted.name: wanted for wanted in spec.inputs}
+    drawn = np.float32 if case.dtype != "float64" else np.float64
     return {
-        name: rng.standard_normal(shape, dtype=np.float32 if case.dtype != "float64" else np.float64).astype(
-            numpy_dtype(case.dtype)
-        )
+        name: rng.standard_normal(shape, dtype=drawn).astype(numpy_dtype(inputs[name].dtype_for(case.dtype)))
         for name, shape in case.shapes.items()
     }

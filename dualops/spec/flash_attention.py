@@ -1,161 +1,220 @@
 """flash_attention(q, k, v): what it is. Dao et al. 2022 (arXiv:2205.14135), Dao 2023 (arXiv:2307.08691).
 
-Query i of Sq stands at position i + Sk - Sq among the keys (`causal=True`), or at position i (`causal="top_left"`,
-torch's way). A row that sees no key gives o = 0 and lse = -inf; a NaN in a key or value that no query sees stays there.
+Query i of Sq stands at position i + Sk - Sq among the keys, or at position i with `causal="top_left"` (torch's way);
+causal, window and ALiBi count from there. In this order: scale * q @ k.T; the options, each a record in `attention/`; a
+softmax; its probabilities, through dropout, times v. A score of -inf is one that is masked. A row that sees no key
+gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0; a NaN in a key or value that no query sees stays
+there.
+
+    P = exp(S - lse)                 S as the options leave it, s0 = scale * q @ k.T before them
+    dP = weight * (do @ v.T)         weight: 0 or 1 / (1 - dropout_p)
+    dS = P * (dP - delta)            delta = rowsum(do * o) - dlse
+    ds0 = dS * slope                 slope = dS / ds0 through softcap and score_mod
+    dq = scale * ds0 @ k    dk = scale * ds0.T @ q    dv = (weight * P).T @ do
+    dbias = dS, summed over what the bias is broadcast on    dsinks = -sum(exp(sink - lse) * delta)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from .base import (
-    ArrayMeta,
-    Case,
-    Cost,
-    Input,
-    Output,
-    Param,
-    Problem,
-    Spec,
-    Tag,
-    boolean,
-    compute_dtype,
-    finite,
-    itemsize,
-    optional,
-    standard_normal,
-)
+import numpy as np
+
+from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
+from .attention.cases import CASES, CASES_VARLEN, generate
+from .base import Cost, Input, Output, Param, Problem, Role, Spec
+from .domains import boolean, finite, integer, optional
+from .meta import ArrayMeta, compute_dtype, itemsize
 
 MAX_HEAD_DIM = 512
 
 
-def measure(arrays: dict[str, ArrayMeta], params: dict[str, Any]) -> dict[str, Any]:
-    _, H, _, D = arrays["q"].shape
-    Hkv, Dv = arrays["k"].shape[1], arrays["v"].shape[3]
-    if Hkv == 0 or H % Hkv:
-        raise ValueError(f"flash_attention: q has H={H}, k has Hkv={Hkv}, expected H to be a multiple of Hkv")
-    for name, axis, size in (("q", "D", D), ("v", "Dv", Dv)):
-        if not 1 <= size <= MAX_HEAD_DIM:
-            raise ValueError(f"flash_attention: {name} has {axis}={size}, expected 1 to {MAX_HEAD_DIM}")
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    H, Hkv, D = sizes["H"], sizes["Hkv"], sizes["D"]
+    if H == 0 or Hkv == 0 or H % Hkv:
+        raise ValueError(f"{op}: q has H={H}, k has Hkv={Hkv}, expected H to be a multiple of Hkv, neither of them 0")
+    for name, axis in (("q", "D"), ("v", "Dv")):
+        if not 1 <= sizes[axis] <= MAX_HEAD_DIM:
+            raise ValueError(f"{op}: {name} has {axis}={sizes[axis]}, expected 1 to {MAX_HEAD_DIM}")
     if params["scale"] is None:
         params["scale"] = 1.0 / sqrt(D)
+    for option in OPTIONS:
+        option.check(op, arrays, params, sizes)
     return {"group": H // Hkv}
 
 
+def measure_varlen(
+    op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    """B sequences; Sq and Sk are what the longest of them may have."""
+    if sizes["B+1"] < 1:
+        raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
+    longest = {"B": sizes["B+1"] - 1, "Sq": params["max_seqlen_q"], "Sk": params["max_seqlen_k"]}
+    return {**longest, **measure(op, arrays, params, sizes | longest)}
+
+
+def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """cu_seqlens begin at 0, never fall and end at the number of tokens; no sequence is longer than was said."""
+    for side in ("q", "k"):
+        name, longest, total = f"cu_seqlens_{side}", problem.params[f"max_seqlen_{side}"], problem.dims[f"total_{side}"]
+        ends = arrays[name].astype(np.int64)
+        lengths = np.diff(ends)
+        if ends[0] != 0:
+            raise ValueError(f"{op}: {name} starts at {ends[0]}, expected 0")
+        if (lengths < 0).any():
+            place = int(np.argmax(lengths < 0))
+            raise ValueError(
+                f"{op}: {name} falls from {ends[place]} to {ends[place + 1]} at {place + 1}, expected it not to fall"
+            )
+        if ends[-1] != total:
+            raise ValueError(f"{op}: {name} ends at {ends[-1]}, {side} has total_{side}={total}, expected the same")
+        if lengths.size and lengths.max() > longest:
+            raise ValueError(
+                f"{op}: max_seqlen_{side} is {longest}, expected {lengths.max()} or more, as {name} has it"
+            )
+
+
 def visible_pairs(problem: Problem) -> int:
-    """Pairs (query, key) that the mask lets through, in one head."""
+    """Pairs (query, key) that causal mask and window let through, in one head of one batch."""
     Sq, Sk = problem.Sq, problem.Sk
-    if not problem.causal:
-        return Sq * Sk
-    offset = 0 if problem.causal == "top_left" else Sk - Sq
-    # rows i with 0 < i + offset + 1 < Sk see i + offset + 1 keys, later ones all Sk
-    first, full = min(max(-offset, 0), Sq), min(max(Sk - offset - 1, 0), Sq)
-    ramp = full - first if full > first else 0
-    return ramp * (first + full + 1 + 2 * offset) // 2 + (Sq - full) * Sk
+    left, right = band(problem)
+    position = np.arange(Sq) + (0 if problem.causal == "top_left" else Sk - Sq)
+    seen = np.minimum(Sk, position + right + 1) - np.maximum(0, position - left)
+    return int(np.maximum(seen, 0).sum())
 
 
-def _read(problem: Problem) -> int:
-    p = problem
-    return p.itemsize * p.B * (p.H * p.Sq * p.D + p.Hkv * p.Sk * (p.D + p.Dv))
+def _elements(problem: Problem, *names: str) -> int:
+    """Bytes of some of the arrays and results that the problem has."""
+    metas = {**problem.arrays, **problem.outputs(), **problem.outputs(problem.spec.gradients)}
+    return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
 
 
-def _written(problem: Problem) -> int:
-    p = problem
-    return p.B * p.H * p.Sq * (p.itemsize * p.Dv + (itemsize(compute_dtype(p.dtype)) if p.return_lse else 0))
+def _scores_flops(problem: Problem) -> int:
+    return 2 * problem.B * problem.H * visible_pairs(problem)
 
 
-def causal_mode(value: Any) -> bool | str:
-    if isinstance(value, str) and value == "top_left":
-        return "top_left"
-    try:
-        return boolean(value)
-    except TypeError:
-        raise ValueError("expected False, True or 'top_left'") from None
+INPUT_NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "key_padding_mask")
+FORWARD_COST = Cost(
+    flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
+    bytes_read=lambda p: _elements(p, *INPUT_NAMES),
+    bytes_written=lambda p: _elements(p, "o", "lse"),
+)
+BACKWARD_COST = Cost(
+    flops=lambda p: _scores_flops(p) * (3 * p.D + 2 * p.Dv),
+    bytes_read=lambda p: _elements(p, *INPUT_NAMES, "o", "lse", "do", "dlse"),
+    bytes_written=lambda p: _elements(p, "dq", "dk", "dv", "dbias", "dsinks"),
+    extra_memory=lambda p: _elements(p, "lse"),  # delta
+)
 
 
-def _cases() -> tuple[Case, ...]:
-    cases = []
+def _inputs(options: tuple[Option, ...]) -> tuple[Input, ...]:
+    return tuple(entry for option in options for entry in option.inputs)
 
-    def add(
-        name: str,
-        q: tuple[int, int, int, int],
-        kv: tuple[int, int],
-        dtypes: tuple[str, ...],
-        tags: set[Tag],
-        *,
-        Dv: int | None = None,
-        **params: Any,
-    ) -> None:
-        B, _, _, D = q
-        Hkv, Sk = kv
-        shapes = {"q": q, "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv or D)}
-        cases.extend(Case(name, dtype, shapes, params, frozenset(tags), backward=False) for dtype in dtypes)
 
-    every = ("float64", "float32", "float16", "bfloat16")
-    add("s4096d64", (4, 16, 4096, 64), (16, 4096), ("float32",), {Tag.BENCH})
-    add("s2048d128", (2, 16, 2048, 128), (16, 2048), ("float32", "bfloat16"), {Tag.BENCH, Tag.DEMO})
-    add("s2048d128causal", (2, 16, 2048, 128), (16, 2048), ("bfloat16",), {Tag.BENCH}, causal=True)
-    for D in (16, 64, 128):
-        add(f"plain_d{D}", (2, 3, 200, D), (3, 200), every, {Tag.TEST}, return_lse=True)
-        add(f"causal_d{D}", (2, 4, 257, D), (2, 257), every, {Tag.TEST}, causal=True, return_lse=True)
-    add("gqa_cross", (2, 6, 70, 64), (2, 190), every, {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
-    add("mqa_top_left", (1, 4, 130, 40), (1, 65), every, {Tag.TEST, Tag.EDGE}, causal="top_left", return_lse=True)
-    add("masked_rows", (1, 2, 90, 32), (2, 33), every, {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
-    add("values_wider", (1, 2, 65, 48), (1, 67), every, {Tag.TEST, Tag.EDGE}, Dv=80, scale=0.3)
-    add("wide_heads", (1, 1, 40, 256), (1, 50), every, {Tag.TEST}, Dv=512)
-    add("odd", (1, 1, 33, 33), (1, 35), every, {Tag.TEST, Tag.EDGE}, Dv=7, causal=True)
-    add("one_query", (2, 4, 1, 64), (1, 300), every, {Tag.TEST, Tag.EDGE}, causal=True)
-    add("no_queries", (1, 2, 0, 16), (2, 8), every, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
-    add("no_keys", (1, 2, 8, 16), (2, 0), every, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
-    add("sim_gqa_causal", (1, 2, 19, 16), (1, 37), every, {Tag.SIM}, causal=True, return_lse=True)
-    add("sim_top_left", (1, 1, 35, 12), (1, 20), every, {Tag.SIM}, Dv=20, causal="top_left")
-    add("sim_plain", (2, 1, 17, 8), (1, 40), every, {Tag.SIM}, scale=1.0)
-    # the pairs of tile, dtype, width and mask for the offline compiler
-    add("d64", (1, 2, 256, 64), (1, 256), every, {Tag.COMPILE}, causal=True, return_lse=True)
-    add("d64full", (1, 2, 256, 64), (1, 256), ("float32",), {Tag.COMPILE})
-    add("d40", (1, 2, 256, 40), (1, 256), ("bfloat16",), {Tag.COMPILE}, Dv=72, causal="top_left")
-    add("d128", (1, 2, 256, 128), (1, 256), ("float32", "bfloat16"), {Tag.COMPILE}, causal=True)
-    add("d256", (1, 2, 256, 256), (1, 256), ("float16", "float64"), {Tag.COMPILE}, return_lse=True)
-    add("d512", (1, 2, 256, 512), (1, 256), ("float32", "float64"), {Tag.COMPILE}, causal=True)
-    add("d64short", (1, 2, 16, 64), (1, 256), ("float32", "bfloat16"), {Tag.COMPILE}, causal=True)
-    add("d64middle", (1, 2, 32, 64), (1, 256), ("bfloat16",), {Tag.COMPILE}, return_lse=True)
-    return tuple(cases)
+def _params(options: tuple[Option, ...]) -> tuple[Param, ...]:
+    return (
+        Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
+        *(param for option in options for param in option.params),
+        Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
+    )
+
+
+def _length(value: Any) -> int:
+    if (number := integer(value)) < 0:
+        raise ValueError("expected 0 or more")
+    return number
+
+
+def _gradient(name: str, **options: Any) -> Output:
+    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    return Output(
+        f"d{name}",
+        lambda p: p.arrays[name].shape,
+        lambda p: p.arrays[name].dtype,
+        like=name,
+        when=lambda p: name in p.arrays and p.params.get(f"{name}_gradient", True),
+        **options,
+    )
+
+
+def _spec(
+    tokens: tuple[str, ...],
+    keys: tuple[str, ...],
+    statistic: tuple[str, ...],
+    options: tuple[Option, ...],
+    lengths: tuple[Input, ...] = (),
+    longest: tuple[Param, ...] = (),
+) -> dict[str, Any]:
+    """What the two forms share. tokens, keys: axes of q and k but for the last; statistic: those of lse."""
+    qkv = (
+        Input("q", (*tokens, "D"), contiguous_last=True),
+        Input("k", (*keys, "D"), contiguous_last=True),
+        Input("v", (*keys, "Dv"), contiguous_last=True),
+    )
+    results = (
+        Input("o", (*tokens, "Dv"), contiguous_last=True),
+        Input("lse", statistic, role=Role.STATISTIC),
+        Input("do", (*tokens, "Dv"), contiguous_last=True),
+        Input("dlse", statistic, optional=True, role=Role.STATISTIC),
+    )
+    return {
+        "formula": "o = softmax(scale * q @ k.T + mask) @ v;  lse = log(sum(exp(scale * q @ k.T + mask)))",
+        "paper": "Dao 2023, arXiv:2307.08691, Algorithms 1 and 2",
+        "inputs": (*qkv, *lengths, *_inputs(options)),
+        "params": (*longest, *_params(options)),
+        "outputs": (
+            Output(
+                "o",
+                lambda p: (*p.arrays["q"].shape[:-1], p.Dv),
+                lambda p: p.dtype,
+                like="q",
+                contiguous_last=True,
+            ),
+            Output(
+                "lse",
+                lambda p: tuple(p.dims[axis] for axis in statistic),
+                lambda p: compute_dtype(p.dtype),
+                like="q",
+                when=lambda p: p.return_lse,
+            ),
+        ),
+        "gradient_inputs": (*qkv, *results[:3], *lengths, *results[3:], *_inputs(options)),
+        "gradients": tuple(
+            _gradient(entry.name, contiguous_last=entry.contiguous_last)
+            for entry in (*qkv, *_inputs(options))
+            if entry.name in ("q", "k", "v", "bias", "sinks")
+        ),
+        "saved": ("q", "k", "v", "o", "lse", *(entry.name for entry in (*lengths, *_inputs(options)))),
+        "forward_cost": FORWARD_COST,
+        "backward_cost": BACKWARD_COST,
+        "rounding": "P and dS before they meet a matrix, and the results, to the storage dtype; all else in float32",
+        "floor": 16.0,
+        "rungs": ("naive", "simt"),
+        "generate": generate,
+    }
 
 
 SPEC = Spec(
     name="flash_attention",
-    formula="o = softmax(scale * q @ k.T + mask) @ v;  lse = log(sum(exp(scale * q @ k.T + mask)))",
-    paper="Dao 2023, arXiv:2307.08691, Algorithm 1",
-    inputs=(
-        Input("q", ("B", "H", "Sq", "D"), contiguous_last=True),
-        Input("k", ("B", "Hkv", "Sk", "D"), contiguous_last=True),
-        Input("v", ("B", "Hkv", "Sk", "Dv"), contiguous_last=True),
-    ),
-    params=(
-        Param("causal", False, causal_mode, "False, True (aligned at the last key) or 'top_left'"),
-        Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
-        Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
-    ),
-    outputs=(
-        Output("o", lambda p: (p.B, p.H, p.Sq, p.Dv), lambda p: p.dtype, like="q", contiguous_last=True),
-        Output(
-            "lse", lambda p: (p.B, p.H, p.Sq), lambda p: compute_dtype(p.dtype), like="q", when=lambda p: p.return_lse
-        ),
-    ),
-    gradient_inputs=(),
-    gradients=(),
-    saved=(),
+    **_spec(("B", "H", "Sq"), ("B", "Hkv", "Sk"), ("B", "H", "Sq"), OPTIONS),
     measure=measure,
-    forward_cost=Cost(
-        flops=lambda p: 2 * p.B * p.H * visible_pairs(p) * (p.D + p.Dv),
-        bytes_read=_read,
-        bytes_written=_written,
+    gradient_params=(Param("bias_gradient", True, boolean, "whether dbias is wanted"),),
+    cases=CASES,
+)
+SPEC_VARLEN = Spec(
+    name="flash_attention_varlen",
+    **_spec(
+        ("total_q", "H"),
+        ("total_k", "Hkv"),
+        ("H", "total_q"),
+        OPTIONS_VARLEN,
+        tuple(Input(f"cu_seqlens_{side}", ("B+1",), ("int32",), role=Role.OTHER) for side in ("q", "k")),
+        tuple(Param(f"max_seqlen_{side}", None, _length, "of the longest sequence, or more") for side in ("q", "k")),
     ),
-    backward_cost=None,
-    rounding="the probabilities before they meet v, and o, to the storage dtype; all else in float32",
-    floor=16.0,
-    rungs=("simt",),
-    cases=_cases(),
-    generate=standard_normal,
+    measure=measure_varlen,
+    cases=CASES_VARLEN,
+    values=check_lengths,
+    parent="flash_attention",
 )

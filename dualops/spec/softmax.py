@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from .base import FLOATS, ArrayMeta, Case, Cost, Input, Output, Param, Problem, Spec, Tag, integer, standard_normal
+from .base import Case, Cost, Input, Output, Param, Problem, Spec, Tag, standard_normal
+from .domains import integer
+from .meta import FLOATS, ArrayMeta
 
 
-def measure(arrays: dict[str, ArrayMeta], params: dict[str, Any]) -> dict[str, Any]:
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """M rows of N elements, wherever the axis lies; `params["axis"]` becomes its non-negative form."""
-    op = "softmax_backward" if "dy" in arrays else "softmax"
     name, x = next(iter(arrays.items()))
     for other, meta in arrays.items():
         if meta.shape != x.shape:

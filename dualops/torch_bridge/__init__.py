@@ -9,6 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'") from error
 
+from .flash_attention import flash_attention, flash_attention_varlen
 from .softmax import softmax
 
-__all__ = ["softmax"]
+__all__ = ["flash_attention", "flash_attention_varlen", "softmax"]

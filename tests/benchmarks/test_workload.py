@@ -13,7 +13,7 @@ from benchmarks.contestant import Contestant
 from benchmarks.samples import one_head, rows
 from benchmarks.tree import spec
 from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
-from dualops.spec.base import numpy_dtype
+from dualops.spec.meta import numpy_dtype
 
 SOFTMAX = spec.OPERATORS["softmax"]
 ATTENTION = spec.OPERATORS["flash_attention"]

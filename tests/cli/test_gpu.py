@@ -14,7 +14,7 @@ from dualops.cli import gpu
 from dualops.cli.gpu import BURSTS, CALLS, FLUSH, Bench, TwoBytes
 from dualops.cli.problems import Job, own_jobs, tasks
 from dualops.spec import ArrayMeta
-from dualops.spec.base import numpy_dtype
+from dualops.spec.meta import numpy_dtype
 
 from .fakes import cuda
 

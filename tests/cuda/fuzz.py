@@ -10,9 +10,9 @@ import numpy as np
 
 from dualops.cuda.launch import OPERATIONS
 from dualops.spec import Case
-from tests.checks import NUMPY, Library, check, gradient_inputs
-from tests.cuda.operators import GENERAL_RUNGS, Direction, without_broadcast
-from tests.problems import Layout, random_layout, random_problems
+from tests.checks import NUMPY, Library, check
+from tests.cuda.operators import GENERAL_RUNGS, Direction, shapes_of, without_broadcast
+from tests.problems import Layout, layouts_of, random_layout, random_problems
 
 STRIDES_OF_ROWS = 3  # the axes beside its own that softmax can walk where no two of them merge
 
@@ -29,6 +29,9 @@ class Trial:
     special: bool
     way: str
     order: str
+    host: bool
+    narrow: bool
+    extra: dict[str, Any]
 
     def run(self, library: Library = NUMPY) -> bool:
         """Check it. False if the operator said, as its rules allow, that it does not do such a problem."""
@@ -43,6 +46,9 @@ class Trial:
                 out_layout=self.out_layout,
                 special=self.special,
                 ways=(self.way,),
+                extra=self.extra,
+                host=self.host,
+                narrow=self.narrow,
             )
         except NotImplementedError as error:
             if not self.may_be_refused:
@@ -67,23 +73,27 @@ def trials(direction: Direction, seed: int, count: int, max_elements: int) -> It
     """`count` trials, the same for the same arguments."""
     spec = direction.spec
     operation = OPERATIONS[spec.name][direction.backward]
-    last = {wanted.name: wanted.contiguous_last for wanted in (*spec.gradient_inputs, *spec.inputs)}
+    first = direction.inputs[0]
     for case in random_problems(spec.name, seed, count, max_elements):
         rng = np.random.default_rng([case.seed, 4])
-        shapes = _shapes(direction, case)
-        first = next(iter(shapes))
-        ways = ["given", "allocated", *(["in place"] if first in operation.inplace else [])]
-        way = str(rng.choice(ways))
-        layouts = {name: random_layout(shape, rng, contiguous_last=last[name]) for name, shape in shapes.items()}
+        shapes = shapes_of(direction, case)
+        way = str(rng.choice(["given", "allocated", *(["in place"] if first.name in operation.inplace else [])]))
+        layouts = layouts_of(direction.inputs, shapes, rng)
         if way == "in place":
-            layouts[first] = without_broadcast(layouts[first])
-        out_layout = random_layout(shapes[first], rng, contiguous_last=last[first]) if way == "given" else None
-        rung = str(rng.choice(spec.rungs)) if rng.random() < 0.5 else None
-        special, order = bool(rng.random() < 0.4), str(rng.choice(["forward", "reversed"]))
-        yield Trial(direction, case, rung, layouts, out_layout and without_broadcast(out_layout), special, way, order)
-
-
-def _shapes(direction: Direction, case: Case) -> dict[str, Any]:
-    if not direction.backward:
-        return dict(case.shapes)
-    return {name: array.shape for name, array in gradient_inputs(direction.spec, case).items()}
+            layouts[first.name] = without_broadcast(layouts[first.name])
+        out_layout = None
+        if way == "given":
+            out_layout = random_layout(shapes[first.name], rng, contiguous_last=first.contiguous_last, broadcast=False)
+        yield Trial(
+            direction,
+            case,
+            rung=str(rng.choice(spec.rungs)) if rng.random() < 0.5 else None,
+            layouts=layouts,
+            out_layout=out_layout,
+            special=bool(rng.random() < 0.4),
+            way=way,
+            order=str(rng.choice(["forward", "reversed"])),
+            host=bool(rng.integers(2)),
+            narrow=bool(rng.integers(2)),
+            extra={param.name: bool(rng.integers(2)) for param in spec.gradient_params if direction.backward},
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,9 +10,9 @@ import pytest
 
 import dualops.cuda
 from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS
-from dualops.spec import OPERATORS, ArrayMeta, Case, Spec, Tag
-from dualops.spec.base import contiguous_strides
+from dualops.cuda.launch import OPERATIONS, absent_problem
+from dualops.spec import OPERATORS, Case, Spec, Tag
+from dualops.spec.base import Input, Output
 from tests.problems import Layout
 
 
@@ -25,6 +25,14 @@ class Direction(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.spec.name}_backward" if self.backward else self.spec.name
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.spec.gradient_inputs if self.backward else self.spec.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.spec.gradients if self.backward else self.spec.outputs
 
     def function(self, rung: str | None = None) -> Callable[..., Any]:
         """The public function of dualops.cuda, held to one rung if it is named."""
@@ -59,21 +67,17 @@ def cases_on_rungs(tag: Tag) -> list[Any]:
 def rungs_of(direction: Direction, case: Case) -> list[str]:
     """The rungs that do a case whose arrays are dense, the general ones whatever they say."""
     spec, device = direction.spec, devices.current()
-    problem = spec.bind(_absent(case.shapes, case.dtype), case.params)
-    outputs = problem.outputs()
-    if direction.backward:
-        shapes = {**case.shapes, **{name: meta.shape for name, meta in outputs.items()}}
-        shapes |= {f"d{name}": meta.shape for name, meta in outputs.items()}
-        needed = {wanted.name: shapes[wanted.name] for wanted in spec.gradient_inputs}
-        problem = spec.bind_backward(_absent(needed, case.dtype), case.params)
-        outputs = problem.outputs(spec.gradients)
+    problem = absent_problem(spec, case, direction.backward)
+    outputs = problem.outputs(direction.outputs)
     operation = OPERATIONS[spec.name][direction.backward]
     served = {choice.rung for choice in operation.choices(problem, outputs, device)}
     return [rung for rung in spec.rungs if rung in served or rung in GENERAL_RUNGS]
 
 
-def _absent(shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
-    return {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cuda:0", 0) for name, shape in shapes.items()}
+def shapes_of(direction: Direction, case: Case) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a direction takes, by name."""
+    problem = absent_problem(direction.spec, case, direction.backward)
+    return {name: meta.shape for name, meta in problem.arrays.items()}
 
 
 def without_broadcast(layout: Layout) -> Layout:

@@ -6,14 +6,12 @@ from decimal import Decimal, getcontext
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dualops.reference import softmax, softmax_backward, softmax_online
 from dualops.spec import OPERATORS, Tag, compare
-from dualops.spec.base import FLOATS, numpy_dtype
-from tests.problems import elements, random_layouts, random_problems, sprinkle, values
-from tests.problems import materialize as materialize_case
+from dualops.spec.meta import FLOATS, numpy_dtype
+from tests.problems import elements, materialize as materialize_case, random_layouts, random_problems, sprinkle, values
 
 SPEC = OPERATORS["softmax"]
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 19]

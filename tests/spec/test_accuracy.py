@@ -8,7 +8,7 @@ import pytest
 
 from dualops import reference
 from dualops.spec import compare, softmax
-from dualops.spec.base import FLOATS, compute_dtype, numpy_dtype
+from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
 from tests.problems import Guarded
 
 

@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 
 from dualops.spec import ArrayMeta, Problem, flash_attention, softmax
-from dualops.spec.base import FLOATS, contiguous_strides
-
-
-def meta(*shape: int, dtype: str = "float32", strides: tuple[int, ...] | None = None, device: str = "cpu") -> ArrayMeta:
-    return ArrayMeta(shape, dtype, contiguous_strides(shape) if strides is None else strides, device, 4096)
-
-
-def attention(q: ArrayMeta | None = None, k: ArrayMeta | None = None, v: ArrayMeta | None = None, **params: Any):
-    """Bind a right call with some of its arrays replaced."""
-    right = {"q": meta(2, 6, 5, 16), "k": meta(2, 3, 7, 16), "v": meta(2, 3, 7, 24)}
-    given = {name: array for name, array in {"q": q, "k": k, "v": v}.items() if array is not None}
-    return flash_attention.bind(right | given, params)
+from dualops.spec.meta import FLOATS
+from tests.spec.calls import FLOAT_LIST, attention, meta
 
 
 def softmax_call(x: ArrayMeta, **params: Any) -> Problem:
@@ -30,8 +20,6 @@ def softmax_call(x: ArrayMeta, **params: Any) -> Problem:
 def softmax_backward_call(y: ArrayMeta, dy: ArrayMeta, **params: Any) -> Problem:
     return softmax.bind_backward({"y": y, "dy": dy}, params)
 
-
-FLOAT_LIST = "expected one of float64, float32, float16, bfloat16"
 
 SOFTMAX_ERRORS = {
     "integers": (meta(2, 3, dtype="int32"), {}, TypeError, f"softmax: x has dtype int32, {FLOAT_LIST}"),
@@ -113,95 +101,6 @@ def test_a_missing_array():
         flash_attention.bind({"q": meta(2, 6, 5, 16), "k": None, "v": meta(2, 3, 7, 24)})
 
 
-ATTENTION_ERRORS = {
-    "q rank": (
-        {"q": meta(6, 5, 16)}, ValueError, "flash_attention: q has 3 axes (6, 5, 16), expected 4: [B, H, Sq, D]",
-    ),
-    "v rank": (
-        {"v": meta(2, 3, 7, 24, 1)}, ValueError,
-        "flash_attention: v has 5 axes (2, 3, 7, 24, 1), expected 4: [B, Hkv, Sk, Dv]",
-    ),
-    "B of k": ({"k": meta(1, 3, 7, 16)}, ValueError, "flash_attention: k has B=1, q has B=2"),
-    "B of v": ({"v": meta(3, 3, 7, 24)}, ValueError, "flash_attention: v has B=3, q has B=2"),
-    "D of k": ({"k": meta(2, 3, 7, 15)}, ValueError, "flash_attention: k has D=15, q has D=16"),
-    "Sk of v": ({"v": meta(2, 3, 8, 24)}, ValueError, "flash_attention: v has Sk=8, k has Sk=7"),
-    "Hkv of v": ({"v": meta(2, 6, 7, 24)}, ValueError, "flash_attention: v has Hkv=6, k has Hkv=3"),
-    "H not a multiple": (
-        {"q": meta(2, 7, 5, 16)}, ValueError,
-        "flash_attention: q has H=7, k has Hkv=3, expected H to be a multiple of Hkv",
-    ),
-    "H less than Hkv": (
-        {"q": meta(2, 2, 5, 16)}, ValueError,
-        "flash_attention: q has H=2, k has Hkv=3, expected H to be a multiple of Hkv",
-    ),
-    "Hkv zero": (
-        {"k": meta(2, 0, 7, 16), "v": meta(2, 0, 7, 24)}, ValueError,
-        "flash_attention: q has H=6, k has Hkv=0, expected H to be a multiple of Hkv",
-    ),
-    "D too large": (
-        {"q": meta(2, 6, 5, 513), "k": meta(2, 3, 7, 513)}, ValueError,
-        "flash_attention: q has D=513, expected 1 to 512",
-    ),
-    "D zero": (
-        {"q": meta(2, 6, 5, 0), "k": meta(2, 3, 7, 0)}, ValueError, "flash_attention: q has D=0, expected 1 to 512",
-    ),
-    "Dv too large": ({"v": meta(2, 3, 7, 1024)}, ValueError, "flash_attention: v has Dv=1024, expected 1 to 512"),
-    "dtype": ({"q": meta(2, 6, 5, 16, dtype="int64")}, TypeError, f"flash_attention: q has dtype int64, {FLOAT_LIST}"),
-    "mixed dtypes": (
-        {"v": meta(2, 3, 7, 24, dtype="float16")}, TypeError,
-        "flash_attention: v has dtype float16, q has dtype float32, expected the same",
-    ),
-    "mixed devices": (
-        {"k": meta(2, 3, 7, 16, device="cuda:0")}, ValueError,
-        "flash_attention: k is on cuda:0, q on cpu, expected one device",
-    ),
-    "last axis strided": (
-        {"k": meta(2, 3, 7, 16, strides=(672, 224, 32, 2))}, ValueError,
-        "flash_attention: k has stride 2 along its last axis D, expected 1",
-    ),
-    "last axis broadcast": (
-        {"v": meta(2, 3, 7, 24, strides=(21, 7, 1, 0))}, ValueError,
-        "flash_attention: v has stride 0 along its last axis Dv, expected 1",
-    ),
-    "negative stride": (
-        {"q": meta(2, 6, 5, 16, strides=(480, 80, -16, 1))}, NotImplementedError,
-        "flash_attention: q has a negative stride in (480, 80, -16, 1)",
-    ),
-    "causal a number": ({"causal": 1}, ValueError, "flash_attention: causal is 1, expected False, True or 'top_left'"),
-    "causal None": (
-        {"causal": None}, ValueError, "flash_attention: causal is None, expected False, True or 'top_left'",
-    ),
-    "causal another word": (
-        {"causal": "bottom_right"}, ValueError,
-        "flash_attention: causal is 'bottom_right', expected False, True or 'top_left'",
-    ),
-    "scale a word": ({"scale": "big"}, TypeError, "flash_attention: scale is 'big', expected a number"),
-    "scale a numeral": ({"scale": "0.5"}, TypeError, "flash_attention: scale is '0.5', expected a number"),
-    "scale a bool": ({"scale": True}, TypeError, "flash_attention: scale is True, expected a number"),
-    "scale NaN": (
-        {"scale": float("nan")}, ValueError, "flash_attention: scale is nan, expected a finite number",
-    ),
-    "scale infinite": (
-        {"scale": float("inf")}, ValueError, "flash_attention: scale is inf, expected a finite number",
-    ),
-    "scale too large to be a float": (
-        {"scale": 10**400}, ValueError, f"flash_attention: scale is {10**400}, expected a finite number",
-    ),
-    "return_lse a number": ({"return_lse": 1}, TypeError, "flash_attention: return_lse is 1, expected True or False"),
-    "unknown parameter": (
-        {"dropout": 0.1}, TypeError,
-        "flash_attention: unknown parameter dropout, expected causal, scale, return_lse",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ATTENTION_ERRORS)
-def test_attention_errors(name):
-    changed, kind, message = ATTENTION_ERRORS[name]
-    with pytest.raises(kind, match=f"^{re.escape(message)}$"):
-        attention(**changed)
-
-
 def test_right_calls():
     problem = softmax_call(meta(2, 3, 4, 5), axis=np.int64(-3))
     assert (problem.M, problem.N, problem.axis, problem.dtype) == (40, 3, 1, "float32")
@@ -214,8 +113,8 @@ def test_right_calls():
     assert problem.scale == 0.25
     assert problem.return_lse is False
     assert attention(causal="top_left", scale=2).scale == 2.0
-    with pytest.raises(AttributeError, match="flash_attention: a problem has no window; it has"):
-        _ = problem.window
+    with pytest.raises(AttributeError, match="flash_attention: a problem has no sink; it has"):
+        _ = problem.sink
 
 
 def test_a_last_axis_of_one_element_and_an_empty_array_may_have_any_stride():
@@ -242,8 +141,8 @@ def test_results_have_the_shape_dtype_device_and_memory_order_of_the_call():
     q = meta(2, 6, 5, 16, dtype="bfloat16", strides=(480, 16, 96, 1), device="cuda:0")
     k = meta(2, 3, 7, 16, dtype="bfloat16", device="cuda:0")
     v = meta(2, 3, 7, 24, dtype="bfloat16", device="cuda:0")
-    assert list(attention(q, k, v).outputs()) == ["o"]
-    out = attention(q, k, v, return_lse=True).outputs()
+    assert list(attention(q=q, k=k, v=v).outputs()) == ["o"]
+    out = attention(q=q, k=k, v=v, return_lse=True).outputs()
     assert out["o"] == ArrayMeta((2, 6, 5, 24), "bfloat16", (720, 24, 144, 1), "cuda:0", 0)
     assert out["lse"] == ArrayMeta((2, 6, 5), "float32", (30, 5, 1), "cuda:0", 0)
     assert softmax_call(meta(2, 3, strides=(1, 2))).outputs()["y"].strides == (1, 2)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
+import numpy as np
 import pytest
 
-from dualops.reference import flash_attention as reference_attention
-from dualops.spec import OPERATORS, ArrayMeta, Problem, Spec, Tag, flash_attention, softmax
-from dualops.spec.base import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
+from dualops import reference
+from dualops.spec import (
+    OPERATORS,
+    ArrayMeta,
+    Case,
+    Problem,
+    Spec,
+    Tag,
+    flash_attention,
+    flash_attention_varlen,
+    softmax,
+)
+from dualops.spec.attention.cases import PAIRS, paired
+from dualops.spec.base import Input
+from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
+from tests.attention import scores_of
+from tests.checks import call
 from tests.problems import elements, values
 
 EVERY = [(spec, case) for spec in OPERATORS.values() for case in spec.cases]
@@ -16,9 +32,18 @@ CASES = [pytest.param(spec, case, id=f"{spec.name}-{case.id}") for spec, case in
 SMALL = [pytest.param(spec, case, id=f"{spec.name}-{case.id}") for spec, case in EVERY if elements(case) <= 1 << 20]
 
 
+def metas_of(inputs: Sequence[Input], dtype: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta | None]:
+    given = [entry for entry in inputs if entry.name in shapes]
+    return {
+        entry.name: ArrayMeta(
+            shapes[entry.name], entry.dtype_for(dtype), contiguous_strides(shapes[entry.name]), "cpu", 0
+        )
+        for entry in given
+    }
+
+
 def problem_of(spec: Spec, dtype: str, shapes: Mapping[str, tuple[int, ...]], params: Mapping | None = None) -> Problem:
-    metas = {name: ArrayMeta(shape, dtype, contiguous_strides(shape), "cpu", 0) for name, shape in shapes.items()}
-    return spec.bind(metas, params or {})
+    return spec.bind(metas_of(spec.inputs, dtype, shapes), params or {})
 
 
 @pytest.mark.parametrize(("spec", "case"), CASES)
@@ -42,13 +67,15 @@ def test_the_set_of_cases(op):
     assert spec.name == op
     for tag in Tag:
         assert spec.tagged(tag), f"{op} has no case tagged {tag}"
-    for tag in (Tag.TEST, Tag.COMPILE, Tag.SIM):
+    # a variant has its parent's kernels, so that one build of its own form is enough
+    for tag in (Tag.TEST, Tag.SIM, *([] if spec.parent else [Tag.COMPILE])):
         assert {case.dtype for case in spec.tagged(tag)} == set(FLOATS)
     assert len(spec.tagged(Tag.COMPILE)) <= 60
     assert any(0 in shape for case in spec.tagged(Tag.EDGE) for shape in case.shapes.values())
     for case in spec.cases:
         assert case.tags
-        assert list(case.shapes) == [entry.name for entry in spec.inputs]
+        assert case.shapes.keys() <= {entry.name for entry in spec.inputs}
+        assert case.shapes.keys() >= {entry.name for entry in spec.inputs if not entry.optional}
         assert not case.backward or spec.gradients
 
 
@@ -63,10 +90,14 @@ def test_values_have_the_cases_shapes_and_dtypes_and_repeat(spec, case):
     arrays = values(spec, case)
     again = values(spec, case)
     assert {name: array.shape for name, array in arrays.items()} == dict(case.shapes)
+    dtypes = {entry.name: entry.dtype_for(case.dtype) for entry in spec.inputs}
     for name, array in arrays.items():
-        assert array.dtype == numpy_dtype(case.dtype)
+        assert array.dtype == numpy_dtype(dtypes[name])
         assert array.tobytes() == again[name].tobytes()
-        assert array.size < 2 or len(set(array.reshape(-1)[:50].tolist())) > 1
+        varies = array.size > 1 and not (name.startswith("cu_seqlens") and array[-1] == 0)
+        assert not varies or len(set(array.reshape(-1)[:50].tolist())) > 1
+    if spec.values:
+        spec.values(spec.name, arrays, problem_of(spec, case.dtype, case.shapes, case.params))
 
 
 def test_softmax_costs_by_hand():
@@ -90,6 +121,8 @@ ATTENTION = {"q": (1, 2, 2, 4), "k": (1, 1, 3, 4), "v": (1, 1, 3, 5)}
         ({"return_lse": True}, 6, 40 + 16),  # and 4 float32
         ({"causal": True}, 5, 40),  # query 0 sees keys 0, 1; query 1 all three
         ({"causal": "top_left"}, 3, 40),  # query 0 sees key 0; query 1 keys 0, 1
+        ({"window": (0, 0)}, 2, 40),  # query 0 sees key 1; query 1 key 2
+        ({"window": (1, None)}, 5, 40),  # query 0 sees all three; query 1 keys 1, 2
     ],
 )
 def test_attention_costs_by_hand(params, pairs, written):
@@ -101,11 +134,70 @@ def test_attention_costs_by_hand(params, pairs, written):
     assert cost.extra_memory(problem) == 0
 
 
+def test_the_costs_of_attentions_options_and_gradient_by_hand():
+    shapes = {**ATTENTION, "bias": (2, 3), "sinks": (2,), "key_padding_mask": (1, 3), "seed": ()}
+    problem = problem_of(flash_attention, "float16", shapes, {"dropout_p": 0.5, "return_lse": True})
+    qkv, o, lse, own = 2 * (16 + 12 + 15), 2 * 20, 4 * 4, 2 * 6 + 4 * 2 + 3  # bias, sinks in float32, mask
+    forward, backward = flash_attention.forward_cost, flash_attention.backward_cost
+    assert backward is not None
+    assert forward.bytes_read(problem) == qkv + own
+    results = {"o": (1, 2, 2, 5), "lse": (1, 2, 2), "do": (1, 2, 2, 5), "dlse": (1, 2, 2)}
+    arrays = metas_of(flash_attention.gradient_inputs, "float16", shapes | results)
+    problem = flash_attention.bind_backward(arrays, {"dropout_p": 0.5})
+    assert backward.bytes_read(problem) == qkv + own + 2 * o + 2 * lse
+    assert backward.bytes_written(problem) == qkv + 2 * 6 + 4 * 2
+    assert backward.flops(problem) == 2 * 6 * 2 * (3 * 4 + 2 * 5)  # dq, dk, scores; dv, dP
+    assert backward.extra_memory(problem) == lse
+
+
 def test_attention_results_are_what_the_spec_says():
-    for case in flash_attention.tagged(Tag.SIM):
-        arrays = values(flash_attention, case)
-        params = {**case.params, "return_lse": True}
-        o, lse = reference_attention(**arrays, **params)
-        promised = problem_of(flash_attention, case.dtype, case.shapes, params).outputs()
-        assert (o.shape, o.dtype) == (promised["o"].shape, numpy_dtype(case.dtype))
-        assert (lse.shape, lse.dtype.name) == (promised["lse"].shape, compute_dtype(case.dtype))
+    for spec in (flash_attention, flash_attention_varlen):
+        for case in spec.tagged(Tag.SIM):
+            params = {**case.params, "return_lse": True}
+            o, lse = call(getattr(reference, spec.name), spec.inputs, values(spec, case), **params)
+            promised = problem_of(spec, case.dtype, case.shapes, params).outputs()
+            assert (o.shape, o.dtype) == (promised["o"].shape, numpy_dtype(case.dtype))
+            assert (lse.shape, lse.dtype.name) == (promised["lse"].shape, compute_dtype(case.dtype))
+
+
+def test_every_two_values_of_attentions_options_meet_in_some_row():
+    values_of = [set(map(str, column)) for column in zip(*PAIRS, strict=True)]
+    assert [len(found) for found in values_of] == [3, 3, 2, 5, 2, 2, 2, 2, 2, 2]
+    for one, two in combinations(range(10), 2):
+        met = {(str(row[one]), str(row[two])) for row in PAIRS}
+        assert met == {(a, b) for a in values_of[one] for b in values_of[two]}, (one, two)
+
+
+def test_rows_of_pairs_become_cases_in_full():
+    """Each row is tested, simulated, and says what its options are."""
+    cases = {case.id: case for case in flash_attention.cases}
+    for number, row in enumerate(PAIRS):
+        for dtype in FLOATS:
+            assert {Tag.TEST, Tag.EDGE} <= cases[f"options_{number}-{dtype}"].tags
+        assert Tag.SIM in cases[f"sim_options_{number}-float32"].tags
+        shapes, params = paired(row, (2, 4, 5, 8), (2, 9), 4)
+        problem = problem_of(flash_attention, "float32", shapes, params)
+        causal, window, softcap, bias, *others = row
+        assert (problem.causal, problem.window, problem.softcap) == (causal, window, softcap)
+        given = [problem.dtype_of(name) is not None for name in ("alibi_slopes", "sinks", "key_padding_mask")]
+        given += [problem.score_mod is not None, problem.mask_mod is not None, problem.dropout_p > 0]
+        assert given == [bool(value) for value in others]
+        assert (problem.dtype_of("bias") is not None) == (bias is not None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sequences_are_drawn_as_long_as_the_case_says(seed):
+    rng = np.random.default_rng(seed)
+    B = int(rng.integers(1, 8))
+    totals = [int(total) for total in rng.integers(0, 40, 2)]
+    shapes = {"q": (totals[0], 2, 8), "k": (totals[1], 1, 8), "v": (totals[1], 1, 8)}
+    shapes |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
+    longest = [int(rng.integers(-(-total // B), total + 2)) for total in totals]
+    case = Case("drawn", "float32", shapes, {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1]}, seed=seed)
+    arrays = values(flash_attention_varlen, case)
+    for side, total, most in zip("qk", totals, longest, strict=True):
+        ends = arrays[f"cu_seqlens_{side}"]
+        assert ends.dtype == np.int32 and ends[0] == 0 and ends[-1] == total
+        assert np.diff(ends).min() >= 0 and np.diff(ends).max() <= most
+    pairs = np.prod([np.diff(arrays[f"cu_seqlens_{side}"]) for side in "qk"], axis=0).sum()
+    assert 2 * pairs <= scores_of(case)

@@ -7,13 +7,11 @@ import itertools
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dualops.reference.flash_attention import visibility
 from dualops.spec import ArrayMeta, flash_attention, softmax
-from dualops.spec.base import FLOATS, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
 from dualops.spec.flash_attention import visible_pairs
+from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
 
 SHAPES = [(), (3,), (2, 3), (1, 3), (3, 1), (2, 1, 3), (2, 3, 4), (1, 1, 3), (2, 3, 1, 4), (2, 2, 2, 2)]
 SHAPES += [(0, 3, 2), (3, 0, 2)]
@@ -111,11 +109,14 @@ def test_dtypes():
         assert numpy_dtype(name).name == name
 
 
+@pytest.mark.parametrize("window", [None, (0, 0), (3, None), (None, 2), (2, 4), (100, 100)])
 @pytest.mark.parametrize("causal", [False, True, "top_left"])
-def test_visible_pairs_by_brute_force(causal):
+def test_visible_pairs_by_brute_force(causal, window):
+    left, right = (10**6 if side is None else side for side in window or (None, None))
     for Sq, Sk in itertools.product((0, 1, 2, 3, 7, 8, 20), repeat=2):
         q, k = (ArrayMeta((1, 1, S, 4), "float32", (4 * S, 4 * S, 4, 1), "cpu", 0) for S in (Sq, Sk))
-        problem = flash_attention.bind({"q": q, "k": k, "v": k}, {"causal": causal})
-        offset = {False: Sk, True: Sk - Sq, "top_left": 0}[causal]
-        expected = sum(j <= i + offset for i in range(Sq) for j in range(Sk))
-        assert visible_pairs(problem) == expected == visibility(problem, 0, Sq, 0, Sk).sum(), (Sq, Sk)
+        problem = flash_attention.bind({"q": q, "k": k, "v": k}, {"causal": causal, "window": window})
+        first = 0 if causal == "top_left" else Sk - Sq  # where query 0 stands
+        pairs = ((i + first, j) for i in range(Sq) for j in range(Sk))
+        expected = sum(at - left <= j <= at + (0 if causal else right) for at, j in pairs)
+        assert visible_pairs(problem) == expected, (Sq, Sk)

@@ -6,37 +6,38 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch._dynamo.exc import TorchDynamoException
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from dualops import reference
-from dualops.spec import flash_attention
 from dualops.torch_bridge.interop import register
 
-from .affine import BACKWARD, DEFAULTS, FORWARD, OPERATOR, SPEC, affine, affine_backward, factor
+from .affine import BACKWARD, DEFAULTS, FORWARD, KINDS, OPERATOR, SPEC, affine, affine_backward, factor
 from .conftest import stepped, transposed, values
 
-ATTENTION = register(
-    flash_attention,
-    reference.flash_attention,
-    kinds={"causal": "choice", "scale": "float?"},
-    namespace="dualops_test",
-)
+
+def tripled(value: float) -> float:
+    return 3 * value
+
 
 PARAMS = [
     DEFAULTS,
-    (0.5, 3, True, "odd", 0.25, True),
-    (-2.0, 2, False, "odd", None, "both"),
-    (1, 1, True, "even", 2, False),
+    (3, 0.5, True, "odd", 0.25, True, tripled, True),
+    (2, -2.0, False, "odd", None, "both", None, True),
+    (1, 1, True, "even", 2, False, tripled, True),
 ]
 
 
-def expected(x: torch.Tensor, w: torch.Tensor | None, *params: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(
+    x: torch.Tensor, w: torch.Tensor | None, shifts: torch.Tensor | None, *params: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in torch."""
-    scale, power, flip, form, shift, mode = params
-    y = x * (1 if w is None else w) * factor(scale, flip, form, mode) + (shift or 0) * power
+    power, scale, flip, form, shift, mode, function, _ = params
+    added = (shift or 0) * power * (1 if shifts is None else shifts)
+    y = x * (1 if w is None else w) * factor(scale, flip, form, mode, function) + added
     return y, y.sum(dim=1)
 
 
@@ -49,33 +50,43 @@ def arguments(weighted: bool, dtype: torch.dtype = torch.float64) -> tuple[torch
 
 
 def test_schema() -> None:
-    parameters = 'float scale=1., int power=1, bool flip=False, str form="even", float? shift=None, str mode="False"'
+    parameters = (
+        'SymInt power, float scale=1., bool flip=False, str form="even", float? shift=None, str mode="False", '
+        'str function="None", bool summed=True'
+    )
     assert str(FORWARD._schema) == (
-        f"dualops_test::affine(Tensor x, Tensor? w, {parameters}) -> (Tensor y, Tensor total)"
+        f"dualops_test::affine(Tensor x, Tensor? w, Tensor? shifts, {parameters}) -> (Tensor y, Tensor total)"
     )
     assert str(BACKWARD._schema) == (
-        f"dualops_test::affine_backward(Tensor x, Tensor? w, Tensor dy, Tensor dtotal, {parameters}) "
-        "-> (Tensor dx, Tensor dw)"
+        f"dualops_test::affine_backward(Tensor x, Tensor dy, Tensor? w, Tensor? dtotal, {parameters}, "
+        "bool w_gradient=True) -> (Tensor dx, Tensor dw)"
     )
+
+
+def opcheck(x: torch.Tensor, *args: Any) -> None:
+    torch.library.opcheck(FORWARD, tuple(OPERATOR.encode((x, *args))))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_opcheck(weighted: bool, dtype: torch.dtype) -> None:
     x, w = arguments(weighted, dtype)
-    for layout in (torch.Tensor.detach, transposed, stepped):
-        torch.library.opcheck(FORWARD, (layout(x).detach().requires_grad_(), w))
-    torch.library.opcheck(FORWARD, (x, w, 0.5, 3, True, "odd", 0.25, "both"))
+    for layout in (transposed, stepped):
+        opcheck(layout(x).detach().requires_grad_(), w, None, *DEFAULTS)
+    opcheck(x, w, torch.tensor(4), 3, 0.5, True, "odd", 0.25, "both", tripled, False)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     incoming = values((3, 5), dtype, "cpu", seed=2), values((3,), wide, "cpu", seed=3)
-    torch.library.opcheck(BACKWARD, (x.detach(), None if w is None else w.detach(), *incoming, 0.5, 3, True, "odd"))
+    for weight, dtotal in ((w, incoming[1]), (w, None)):
+        saved = x.detach(), incoming[0], None if weight is None else weight.detach(), dtotal
+        torch.library.opcheck(BACKWARD, (*saved, 3, 0.5, True, "odd"))
 
 
-@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("params", PARAMS, ids=range(len(PARAMS)))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("way", ["plain", "grad", "profiled", "func", "compiled"])
 def test_every_argument_arrives(way: str, weighted: bool, params: tuple[Any, ...]) -> None:
     x, w = arguments(weighted)
+    shifts = torch.tensor(4) if weighted else None
     leaves = tuple(leaf for leaf in (x, w) if leaf is not None)
     call: Callable[..., Any] = OPERATOR
     if way == "compiled":
@@ -83,13 +94,13 @@ def test_every_argument_arrives(way: str, weighted: bool, params: tuple[Any, ...
         call = torch.compile(OPERATOR, fullgraph=True, backend="aot_eager")
     if way == "plain":
         with torch.no_grad():
-            y, total = call(x, w, *params)
+            y, total = call(x, w, shifts, *params)
         assert not y.requires_grad
-        torch.testing.assert_close((y, total), tuple(out.detach() for out in expected(x, w, *params)))
+        torch.testing.assert_close((y, total), tuple(out.detach() for out in expected(x, w, shifts, *params)))
         return
 
     def loss(function: Callable[..., Any], *tensors: Any) -> torch.Tensor:
-        y, total = function(tensors[0], tensors[1] if weighted else None, *params)
+        y, total = function(tensors[0], tensors[1] if weighted else None, shifts, *params)
         return (y * torch.arange(5.0)).sum() + total.square().sum()
 
     if way == "func":
@@ -104,10 +115,20 @@ def test_every_argument_arrives(way: str, weighted: bool, params: tuple[Any, ...
     torch.testing.assert_close(found, torch.autograd.grad(loss(expected, *leaves), leaves))
 
 
+def test_the_first_call_may_be_a_compiled_one() -> None:
+    """Nothing is left to be made in it that torch.compile cannot follow."""
+    spec = replace(SPEC, name="affine_first")
+    operator = register(spec, affine, affine_backward, kinds=KINDS, fixed={"rank": 3}, namespace="dualops_test")
+    x, w = arguments(True)
+    torch._dynamo.reset()
+    function = torch.compile(operator, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(function(x, w, None, *PARAMS[1]), expected(x, w, None, *PARAMS[1]))
+
+
 def test_gradcheck() -> None:
     for weighted in (False, True):
         inputs: Any = arguments(weighted)
-        assert torch.autograd.gradcheck(lambda x, w: OPERATOR(x, w, 0.5, 3, True, "odd", 0.25, True), inputs)
+        assert torch.autograd.gradcheck(lambda x, w: OPERATOR(x, w, None, *PARAMS[1]), inputs)
 
 
 def test_only_one_result_used_and_only_one_gradient_wanted() -> None:
@@ -115,104 +136,161 @@ def test_only_one_result_used_and_only_one_gradient_wanted() -> None:
     x, w = arguments(True)
     assert w is not None
     for used in (0, 1):
-        found = torch.autograd.grad(OPERATOR(x, w, *DEFAULTS)[used].sum(), (x, w))
-        torch.testing.assert_close(found, torch.autograd.grad(expected(x, w, *DEFAULTS)[used].sum(), (x, w)))
-    (dw,) = torch.autograd.grad(OPERATOR(x.detach(), w, *DEFAULTS)[0].sum(), w)
+        found = torch.autograd.grad(OPERATOR(x, w, None, *DEFAULTS)[used].sum(), (x, w))
+        torch.testing.assert_close(found, torch.autograd.grad(expected(x, w, None, *DEFAULTS)[used].sum(), (x, w)))
+    (dw,) = torch.autograd.grad(OPERATOR(x.detach(), w, None, *DEFAULTS)[0].sum(), w)
     torch.testing.assert_close(dw, x.detach().sum(dim=0))
 
 
-def test_backward_of_an_absent_input_is_empty() -> None:
-    x, _ = arguments(False)
-    dx, dw = BACKWARD(x.detach(), None, torch.ones(3, 5).double(), torch.zeros(3).double())
-    assert tuple(dx.shape) == (3, 5)
-    assert tuple(dw.shape) == (0,)
+def test_results_that_a_call_does_not_have_are_empty() -> None:
+    x, w = arguments(True)
+    assert w is not None
+    saved, incoming = x.detach(), torch.ones(3, 5).double()
+    for weight, wanted in ((None, True), (w.detach(), False)):
+        dx, dw = BACKWARD(saved, incoming, weight, None, 1, w_gradient=wanted)
+        assert tuple(dx.shape) == (3, 5)
+        assert tuple(dw.shape) == (0,)
+    y, total = OPERATOR(x, w, None, *DEFAULTS[:-1], False)
+    assert tuple(total.shape) == (0,)
+    (dx,) = torch.autograd.grad(y.sum() + total.sum(), x)  # an empty tensor may take part, and has no gradient
+    torch.testing.assert_close(dx, w.detach().expand(3, 5))
+
+
+@pytest.mark.parametrize("way", ["plain", "profiled"])
+def test_only_what_is_wanted_is_asked_for(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of w where w requires one; that of a total that was not used does not arrive."""
+    seen: list[tuple[bool, bool]] = []
+    backward = OPERATOR.backward
+    assert backward is not None
+    binder = backward.binder
+
+    def noted(arrays: Any, params: Any) -> Any:
+        seen.append((params["w_gradient"], "dtotal" in arrays))
+        return binder(arrays, params)
+
+    monkeypatch.setattr(backward, "binder", noted)
+    x, w = arguments(True)
+    assert w is not None
+    with profile() if way == "profiled" else torch.enable_grad():
+        for weight, used in ((w, 0), (w.detach(), 0), (w.detach(), 1)):
+            OPERATOR(x, weight, None, *DEFAULTS)[used].sum().backward()
+    assert seen == [(True, False), (False, False), (False, True)]
+
+
+def test_gradient_that_is_not_implemented() -> None:
+    """Of an input that has none: it must not be taken for zero."""
+    spec = replace(SPEC, name="affine_fixed", gradients=SPEC.gradients[:1], gradient_params=())
+    operator = register(
+        spec,
+        affine,
+        lambda *args, **more: affine_backward(*args, **more, w_gradient=False),
+        kinds=KINDS,
+        fixed={"rank": 3},
+        namespace="dualops_test",
+    )
+    x, w = arguments(True)
+    assert w is not None
+    operator(x, w.detach(), None, *DEFAULTS)[0].sum().backward()
+    with pytest.raises(NotImplementedError, match="affine_fixed_backward: w requires a gradient, which is not impl"):
+        operator(x, w, None, *DEFAULTS)[0].sum().backward()
 
 
 def test_autocast_lowers() -> None:
+    """Data to autocast's dtype; weights that are neither of that dtype nor float32 become float32."""
     x, w = values((3, 5), torch.float32, "cpu"), values((5,), torch.float32, "cpu", seed=1)
-    for lower in (torch.bfloat16, torch.float16):
+    for lower, other in ((torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)):
         with torch.autocast("cpu", lower):
-            y, total = OPERATOR(x, w, *DEFAULTS)
-            assert OPERATOR(x.double(), w.double(), *DEFAULTS)[0].dtype is torch.float64
-        assert (y.dtype, total.dtype) == (lower, torch.float32)
-        torch.testing.assert_close(y, OPERATOR(x.to(lower), w.to(lower), *DEFAULTS)[0], rtol=0, atol=0)
+            for weight in (w, w.to(lower), w.to(other)):
+                y, total = OPERATOR(x, weight, None, *DEFAULTS)
+                assert (y.dtype, total.dtype) == (lower, torch.float32)
+                kept = weight if weight.dtype is lower else weight.float()
+                with torch.autocast("cpu", enabled=False):
+                    torch.testing.assert_close(y, OPERATOR(x.to(lower), kept, None, *DEFAULTS)[0], rtol=0, atol=0)
+            assert OPERATOR(x.double(), w.double(), None, *DEFAULTS)[0].dtype is torch.float64
+
+
+def test_numbers_are_made_what_the_schema_has() -> None:
+    """Whichever way a call takes, NumPy's numbers are as good as Python's."""
+    x, w = arguments(True)
+    params = (np.int64(3), np.float32(0.5), np.bool_(True), "odd", np.float64(0.25), True, tripled, np.bool_(True))
+    for watch in (torch.no_grad(), torch.enable_grad(), profile()):
+        with watch:
+            found = OPERATOR(x, w, None, *params)
+        torch.testing.assert_close(found[0].detach(), expected(x, w, None, *PARAMS[1])[0].detach())
 
 
 def test_vmap_of_named_axes_is_refused() -> None:
     x = values((2, 3, 5), torch.float64, "cpu")
     with pytest.raises(NotImplementedError, match="affine: vmap is not implemented"):
-        torch.vmap(lambda t: OPERATOR(t, None, *DEFAULTS))(x)
+        torch.vmap(lambda t: OPERATOR(t, None, None, *DEFAULTS))(x)
 
 
 def test_flops() -> None:
     x, w = arguments(True)
     with FlopCounterMode(display=False) as counter:
-        OPERATOR(x, w, *DEFAULTS)[0].sum().backward()
+        OPERATOR(x, w, None, *DEFAULTS)[0].sum().backward()
     counts = counter.get_flop_counts()["Global"]
     assert counts == {torch.ops.dualops_test.affine: 45, torch.ops.dualops_test.affine_backward: 75}
 
 
 BAD_PARAMS = [
-    (("1", 1, False, "even", None, False), TypeError, "scale is '1', expected a number"),
-    ((1.0, True, False, "even", None, False), TypeError, "power is True, expected an integer"),
-    ((1.0, 1, 1, "even", None, False), TypeError, "flip is 1, expected True or False"),
-    ((1.0, 1, False, "none", None, False), ValueError, "form is 'none', expected one of 'even', 'odd'"),
-    ((1.0, 1, False, "even", float("inf"), False), ValueError, "shift is inf, expected a finite number"),
-    ((1.0, 1, False, "even", None, "all"), ValueError, "mode is 'all', expected one of False, True, 'both'"),
+    ({"scale": "1"}, TypeError, "scale is '1', expected a number"),
+    ({"power": True}, TypeError, "power is True, expected an integer"),
+    ({"power": None}, TypeError, "power is None, expected an integer"),
+    ({"flip": 1}, TypeError, "flip is 1, expected True or False"),
+    ({"form": "none"}, ValueError, "form is 'none', expected one of 'even', 'odd'"),
+    ({"form": 1}, ValueError, "form is 1, expected one of 'even', 'odd'"),
+    ({"shift": float("inf")}, ValueError, "shift is inf, expected a finite number"),
+    ({"mode": "all"}, ValueError, "mode is 'all', expected one of False, True, 'both'"),
+    ({"mode": "True"}, ValueError, "mode is 'True', expected one of False, True, 'both'"),
+    ({"mode": 1}, ValueError, "mode is 1, expected one of False, True, 'both'"),
+    ({"function": (1, 2)}, TypeError, "function is (1, 2), expected a function"),
 ]
 
 
 @pytest.mark.parametrize(("params", "error", "message"), BAD_PARAMS, ids=[message for *_, message in BAD_PARAMS])
-def test_bad_parameters_get_the_specs_words(params: tuple[Any, ...], error: type[Exception], message: str) -> None:
+def test_bad_parameters_get_the_specs_words(params: dict[str, Any], error: type[Exception], message: str) -> None:
     x, w = arguments(True)
-    for watch in (torch.no_grad(), torch.enable_grad(), profile()):
+    names = [param.name for param in OPERATOR.params]
+    args = (x, w, None, *(dict(zip(names, DEFAULTS)) | params).values())
+    for watch in (torch.no_grad(), torch.enable_grad(), profile(), torch.autocast("cpu", torch.bfloat16)):
         with pytest.raises(error) as caught, watch:
-            OPERATOR(x, w, *params)
-        assert str(caught.value).startswith(f"affine: {message}")
+            OPERATOR(*args)
+        assert str(caught.value) == f"affine: {message}"
+    with pytest.raises(error) as caught:
+        torch.func.grad(lambda t: OPERATOR(t, *args[1:])[0].sum())(x)
+    assert str(caught.value) == f"affine: {message}"
+    torch._dynamo.reset()
+    with pytest.raises(TorchDynamoException) as caught:
+        torch.compile(OPERATOR, fullgraph=True, backend="aot_eager")(*args)
+    assert f"affine: {message}" in str(caught.value).replace("\\'", "'")
 
 
 # --- what register refuses -----------------------------------------------------------------------
 
 
 def test_parameter_of_unknown_kind() -> None:
-    with pytest.raises(ValueError, match="affine: parameter shift is of kind NoneType, expected one of bool, int"):
+    with pytest.raises(ValueError, match="affine: parameter power is of kind NoneType, expected one of bool, int"):
         register(SPEC, affine, affine_backward, namespace="dualops_test_kinds")
 
 
 def test_gradient_without_a_cost() -> None:
-    kinds = {"shift": "float?", "mode": "choice"}
     with pytest.raises(ValueError, match="affine: the spec has no backward_cost"):
-        register(replace(SPEC, backward_cost=None), affine, affine_backward, kinds=kinds, namespace="dualops_test_cost")
+        register(replace(SPEC, backward_cost=None), affine, affine_backward, kinds=KINDS, namespace="dualops_test_cost")
 
 
 def test_name_registered_twice() -> None:
     with pytest.raises(RuntimeError, match="multiple times"):
-        register(SPEC, affine, kinds={"shift": "float?", "mode": "choice"}, namespace="dualops_test")
+        register(SPEC, affine, kinds=KINDS, namespace="dualops_test")
 
 
 def test_operator_without_backward() -> None:
     spec = replace(SPEC, name="affine_forward", gradient_inputs=(), gradients=(), saved=(), backward_cost=None)
-    operator = register(spec, affine, kinds={"shift": "float?", "mode": "choice"}, namespace="dualops_test")
+    operator = register(spec, affine, kinds=KINDS, fixed={"rank": 3}, namespace="dualops_test")
     x, w = arguments(True)
     for watch in (torch.enable_grad(), profile()):
         with watch:
-            y, _ = operator(x, w, *DEFAULTS)
-        torch.testing.assert_close(y, expected(x, w, *DEFAULTS)[0])
+            y, _ = operator(x, w, None, *DEFAULTS)
+        torch.testing.assert_close(y, expected(x, w, None, *DEFAULTS)[0])
         with pytest.raises(NotImplementedError, match="affine_forward: its gradient is not implemented"):
             y.sum().backward()
-
-
-@pytest.mark.parametrize("causal", [False, True, "top_left"])
-def test_flash_attention_fits(causal: bool | str) -> None:
-    """A spec of this package with two results, a mixed parameter and one that may be None."""
-    q, k, v = (values(shape, torch.float64, "cpu") for shape in ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)))
-    o, lse = ATTENTION(q, k, v, causal, 0.3, True)
-    k_full, v_full = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    scores = 0.3 * q @ k_full.mT
-    if causal:
-        scores = scores.masked_fill(~torch.ones(5, 7).tril(2 if causal is True else 0).bool(), -torch.inf)
-    torch.testing.assert_close(o, scores.softmax(-1) @ v_full)
-    torch.testing.assert_close(lse, scores.logsumexp(-1))
-    torch.library.opcheck(ATTENTION.overload, (q, k, v, str(causal), 0.3, True))
-    half = tuple(t.to(torch.bfloat16) for t in (q, k, v))
-    torch.library.opcheck(ATTENTION.overload, (*half, str(causal), None, True))

@@ -64,27 +64,27 @@ def test_short_way_is_taken(
     tensor: torch.Tensor, watch: Callable[[], AbstractContextManager[Any]], short_calls: list[tuple[Any, ...]]
 ) -> None:
     with watch():
-        OPERATOR(tensor, None, *DEFAULTS)
+        OPERATOR(tensor, None, None, *DEFAULTS)
     assert len(short_calls) == 1
 
 
 @pytest.mark.parametrize("watch", WATCHES)
 def test_short_way_is_not_taken_where_torch_watches(watch: str, short_calls: list[tuple[Any, ...]]) -> None:
     with WATCHES[watch]():
-        OPERATOR(X, None, *DEFAULTS)
+        OPERATOR(X, None, None, *DEFAULTS)
     assert not short_calls
 
 
 @pytest.mark.parametrize("kind", WATCHED_TENSORS)
 def test_short_way_is_not_taken_by_odd_tensors(kind: str, short_calls: list[tuple[Any, ...]]) -> None:
-    OPERATOR(WATCHED_TENSORS[kind](), None, *DEFAULTS)
+    OPERATOR(WATCHED_TENSORS[kind](), None, None, *DEFAULTS)
     assert not short_calls
 
 
 def test_short_way_is_not_taken_when_traced(short_calls: list[tuple[Any, ...]]) -> None:
     """A trace that did not see the operator would keep its result as a constant."""
     with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
-        traced: Any = torch.jit.trace(lambda t: OPERATOR(t, None, *DEFAULTS)[0], X, check_trace=False)
+        traced: Any = torch.jit.trace(lambda t: OPERATOR(t, None, None, *DEFAULTS)[0], X, check_trace=False)
     assert not short_calls
     torch.testing.assert_close(traced(X + 1), X + 1)
 
@@ -92,8 +92,8 @@ def test_short_way_is_not_taken_when_traced(short_calls: list[tuple[Any, ...]]) 
 def test_tangents_are_not_lost() -> None:
     with forward_ad.dual_level():
         with pytest.raises(NotImplementedError, match="jvp"):
-            OPERATOR(forward_ad.make_dual(X, X), None, *DEFAULTS)
-        y, _ = OPERATOR(X, None, *DEFAULTS)  # a tensor without a tangent may pass
+            OPERATOR(forward_ad.make_dual(X, X), None, None, *DEFAULTS)
+        y, _ = OPERATOR(X, None, None, *DEFAULTS)  # a tensor without a tangent may pass
     torch.testing.assert_close(y, X)
 
 
@@ -103,19 +103,24 @@ class Pretender(torch.Tensor):
     is_cuda: bool = True
 
 
-@pytest.mark.parametrize("given", [(), DEFAULTS], ids=["defaults left out", "all parameters"])
-def test_cuda_tensors_go_to_the_kernels(given: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the operator's name, with the arrays that are there and all parameters by name."""
+def test_cuda_tensors_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the operator's name, with the arrays that are there and all parameters by name; results are told apart."""
     seen: dict[str, Any] = {}
+    results: Any = (torch.ones(3, 5), torch.ones(3))
 
-    def affine_on_gpu(**arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def affine_on_gpu(**arguments: Any) -> Any:
+        seen.clear()
         seen.update(arguments)
-        return torch.ones(3, 5), torch.ones(3)
+        return results
 
     direction = replace(OPERATOR, name="affine_on_gpu")
     monkeypatch.setitem(sys.modules, "dualops.cuda", SimpleNamespace(affine_on_gpu=affine_on_gpu))
-    x = X.as_subclass(Pretender)
-    results = direction.run(x, None, *given)
-    assert [tuple(result.shape) for result in results] == [(3, 5), (3,)]
+    x, seed = X.as_subclass(Pretender), torch.tensor(4)
+    assert direction.run(x, None, seed, *DEFAULTS) is results
     assert seen.pop("x") is x
-    assert seen == dict(zip(("scale", "power", "flip", "form", "shift", "mode"), DEFAULTS, strict=True))
+    assert seen.pop("shifts") is seed, "a number on the host, which no kernel waits for"
+    assert seen == {**dict(zip(direction.names[3:], DEFAULTS, strict=True)), "rank": 3}
+    results = torch.ones(3, 5)
+    y, total = direction.run(x, None, None, *DEFAULTS[:-1], False)
+    assert y is results
+    assert tuple(total.shape) == (0,)

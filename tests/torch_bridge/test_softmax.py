@@ -17,15 +17,20 @@ from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualops import reference
-from dualops.spec import Case, Tag, compare
-from dualops.spec import softmax as SPEC
-from dualops.spec.base import ArrayMeta, numpy_dtype
+from dualops.spec import Case, Tag, compare, softmax as SPEC
+from dualops.spec.meta import ArrayMeta, numpy_dtype
 from dualops.torch_bridge import softmax
 
 from .conftest import DTYPES, LAYOUTS, stepped, transposed, values
 
 FORWARD, BACKWARD = torch.ops.dualops.softmax.default, torch.ops.dualops.softmax_backward.default
 PROBLEMS = [((7,), 0), ((3, 5), -1), ((3, 5), 0), ((2, 5, 4), 1), ((2, 1, 3, 4), -3), ((0, 4), -1), ((4, 0), -1)]
+# any two of problem, layout and dtype meet: all three would take half a minute
+PAIRS = [
+    (*problem, layout, DTYPES[(i + j) % len(DTYPES)])
+    for i, problem in enumerate(PROBLEMS)
+    for j, layout in enumerate(LAYOUTS)
+]
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool = False) -> Callable[..., Any]:
@@ -47,9 +52,7 @@ def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
 # --- what torch demands of an operator -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("shape", "axis"), PROBLEMS, ids=str)
+@pytest.mark.parametrize(("shape", "axis", "layout", "dtype"), PAIRS, ids=str)
 def test_opcheck(shape: tuple[int, ...], axis: int, layout: str, dtype: torch.dtype, device: str) -> None:
     x = LAYOUTS[layout](values(shape, dtype, device))
     torch.library.opcheck(FORWARD, (x.detach().requires_grad_(), axis))
@@ -197,7 +200,7 @@ def test_no_graph_without_gradient(device: str) -> None:
 # --- compilation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "stepped"])
 @pytest.mark.parametrize("axis", [-1, 0])
 def test_compiled_is_eager(axis: int, layout: str, dtype: torch.dtype, device: str) -> None:

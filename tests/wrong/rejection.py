@@ -9,7 +9,7 @@ from typing import Any
 from dualops.cuda.backend import Kernel
 from dualops.cuda.simulator import Deadlock
 from dualops.spec import OPERATORS, Case
-from dualops.spec.base import FLOATS
+from dualops.spec.meta import FLOATS
 from tests.checks import NUMPY, Library, Rejected, check
 from tests.problems import Layout
 

@@ -1,21 +1,19 @@
-"""flash_attention on the GPU: which kernel serves which problem, and the public function.
+"""flash_attention on the GPU: which kernel serves which problem, and the public functions.
 
-simt.py   fused and tiled, on CUDA cores: any GPU, dtype and width
+naive.py   the unfused idea: all scores, softmax, product, each a kernel
+simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ...spec import ArrayMeta, Problem
-from ...spec import flash_attention as SPEC
+from ...spec import ArrayMeta, Problem, flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
 from ..device import Device
 from ..launch import Choice, Operation
-from ..step import Step
-from . import simt
-from .simt import SimtConfig
+from . import naive, simt
 
 RUNGS = SPEC.rungs
 
@@ -27,62 +25,210 @@ def flash_attention(
     *,
     causal: bool | str = False,
     scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    key_padding_mask: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
     return_lse: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """softmax(scale * q @ k.T) @ v without ever holding the scores; Dao 2023, arXiv:2307.08691.
+    """softmax(scale * q @ k.T + mask) @ v without ever holding the scores; Dao 2023, arXiv:2307.08691.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv]: device arrays of one library and dtype (float64, float32,
-    float16, bfloat16), any strides with a contiguous last axis, H a multiple of Hkv, D and Dv up to 512.
-    causal: query i sees keys j <= i + Sk - Sq; "top_left": keys j <= i. scale: 1 / sqrt(D) if None.
+    float16, bfloat16), any strides with a contiguous last axis, H a multiple of Hkv, D and Dv up to 512. The position
+    of query i is i + Sk - Sq; with causal="top_left" it is i. What happens to a score, in this order:
+
+    scale: of q @ k.T, 1 / sqrt(D) if None
+    softcap: scores become softcap * tanh(score / softcap)
+    score_mod: (score, b, h, i, j) -> score, a function of numbers that Numba can compile; or a pair of it and its
+        derivative by the score. The derivative is made from the source where none is given
+    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
+    alibi_slopes [H]: - slope * |position - j| is added; float32 (float64 for float64) or q's dtype
+    causal: key j is seen up to the query's position
+    window (left, right): key j is seen from position - left to position + right; None is unbounded
+    key_padding_mask [B, Sk] of bool: True keeps a key
+    mask_mod: (b, h, i, j) -> whether query i sees key j
+    sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
+    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p. seed is an integer of 64 bits, or an int64
+        array without axes on the device (for CUDA graphs); the mask is that of every rung and of the reference
+
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
-    float32 (float64 for float64). A query that sees no key gives 0 and -inf; NaN in a key or value that it does not see
-    does not reach it. Bit-equal from run to run.
+    float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
+    NaN in a key or value that it does not see does not reach it. A score of -inf is a masked one. Bit-equal from run to
+    run. Beside its results the rung simt needs no memory, naive B * H * Sq * Sk scores.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
     gradient is recorded.
     """
-    return forward((q, k, v), (causal, scale, return_lse), out, kernel, stream)
+    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, seed)
+    params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
+    return forward(arrays, params, out, kernel, stream)
+
+
+def flash_attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    do: Any,
+    dlse: Any = None,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Any = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    key_padding_mask: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    return_lse: bool = False,
+    bias_gradient: bool = True,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """The gradient of `flash_attention`, from what it took, o and lse as it gave them, and do [B, H, Sq, Dv].
+
+    dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. The other arguments
+    are those of `flash_attention`, and must be what they were.
+    Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
+    there are sinks, each in the dtype of its input. Bit-equal from run to run, on every GPU of a kind: no atomics.
+    Beside its results the rung simt needs delta, as large as lse; naive twice B * H * Sq * Sk scores.
+    """
+    arrays = (q, k, v, o, lse, do, dlse, bias, alibi_slopes, key_padding_mask, sinks, seed)
+    params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse, bias_gradient)
+    return backward(arrays, params, out, kernel, stream)
+
+
+def flash_attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """`flash_attention` of B sequences whose tokens lie one after another, without padding and without waiting.
+
+    q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
+    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Where cu_seqlens are on a GPU their values
+    are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
+    b, i and j of options count the sequences, and places in a sequence. Other arguments: as `flash_attention`.
+    Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
+    """
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, seed)
+    longest = (max_seqlen_q, max_seqlen_k)
+    params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
+    return forward_varlen(arrays, params, out, kernel, stream)
+
+
+def flash_attention_varlen_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    do: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    dlse: Any = None,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """The gradient of `flash_attention_varlen`: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks.
+
+    Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
+    """
+    arrays = (q, k, v, o, lse, do, cu_seqlens_q, cu_seqlens_k, dlse, alibi_slopes, sinks, seed)
+    longest = (max_seqlen_q, max_seqlen_k)
+    params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
+    return backward_varlen(arrays, params, out, kernel, stream)
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Ways to do attention, best first."""
     p = problem
-    if p.B * p.H * p.Sq == 0:
-        yield Choice("simt", None, "nothing to do", tuple)
+    if not results["o"].size:
+        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
         return
-    for config, reason in _simt_configs(problem):
+    for config, reason in simt.forward_configs(problem):
         if config.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
-            yield Choice("simt", config, reason, partial(_simt_step, problem, results, config))
+            yield Choice("simt", config, reason, partial(simt.forward_steps, problem, results, config))
+    yield Choice(
+        "naive",
+        None,
+        "all scores in memory",
+        partial(naive.forward_steps, problem, results),
+        naive.forward_workspace(problem, results),
+    )
 
 
-def _simt_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
-    """Tiles for the simt rung, best first."""
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do its gradient, best first."""
     p = problem
-    if p.Sq > 32 and p.dtype != "float64":
-        # share of torch's memory-efficient attention, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
-        if p.Dv <= 128:  # 0.50; 64 x 64 scores 0.46
-            yield SimtConfig(8, 4), "128 x 64 scores a block"
-        yield SimtConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"
-    if p.Sq > 16:
-        yield SimtConfig(2, 2), "32 x 32 scores a block: what fits for double precision or the widest heads"
-    yield SimtConfig(1, 1), "16 x 16 scores a block: few queries, or little shared memory"
-
-
-def _simt_step(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig) -> Sequence[Step]:
-    p = problem
-    build = simt.build_forward(config, p.dtype, p.D, p.Dv, bool(p.causal), p.return_lse)
-    strides = [*results["o"].strides[:3]]
-    strides += results["lse"].strides if p.return_lse else (0, 0, 0)
-    for name in ("q", "k", "v"):
-        strides += p.arrays[name].strides[:3]
-    offset = p.Sk - p.Sq if p.causal is True else 0
-    blocks = p.B * p.H * -(-p.Sq // config.block_q)
-    args = ("o", "lse", "q", "k", "v", p.H, p.group, p.Sq, p.Sk, offset, p.scale, *strides)
-    return [Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv, p.dtype))]
+    if not any(meta.size for meta in results.values()):
+        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
+        return
+    for configs, reason in simt.backward_configs(problem):
+        if configs.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
+            steps = partial(simt.backward_steps, problem, results, configs)
+            yield Choice("simt", configs, reason, steps, simt.backward_workspace(problem))
+    yield Choice(
+        "naive",
+        None,
+        "all scores in memory",
+        partial(naive.backward_steps, problem, results),
+        naive.backward_workspace(problem, results),
+    )
 
 
 forward = Operation(SPEC, forward_choices)
+backward = Operation(SPEC, backward_choices, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, forward_choices)
+backward_varlen = Operation(SPEC_VARLEN, backward_choices, backward=True)

@@ -3,6 +3,7 @@
 from .arithmetic import (
     add_rn,
     bits_of_f32,
+    bits_of_f64,
     ex2_approx_ftz,
     exp_f64,
     f32_of_bits,
@@ -12,6 +13,8 @@ from .arithmetic import (
     max_f32,
     max_f64,
     mul_rn,
+    tanh_f32,
+    tanh_f64,
 )
 from .asm import RECORDS, Instruction, instruction
 from .async_copy import (
@@ -63,6 +66,7 @@ __all__ = [
     "barrier_cluster_wait",
     "bf16_of_f32",
     "bits_of_f32",
+    "bits_of_f64",
     "cluster_ctarank",
     "cp_async_bulk",
     "ex2_approx_ftz",
@@ -96,6 +100,8 @@ __all__ = [
     "st_async_v2_f64",
     "st_global_v2_f64",
     "st_global_v4_b32",
+    "tanh_f32",
+    "tanh_f64",
     "unpack_bf16x2",
     "unpack_f16x2",
 ]

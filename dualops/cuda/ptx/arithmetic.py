@@ -78,6 +78,12 @@ def f32_of_bits(x):
     return np.uint32(x).view(np.float32)
 
 
+@instruction("(f64) -> u64", "mov.b64 {d}, {x};", section="9.7.9.5", pure=True)
+def bits_of_f64(x):
+    """The 64 bits of a double."""
+    return int(np.float64(x).view(np.uint64))
+
+
 if SIMULATED:
 
     def exp_f64(x):
@@ -88,8 +94,18 @@ if SIMULATED:
         """log(x) in double precision; -inf for 0."""
         return np.log(np.float64(x))
 
+    def tanh_f64(x):
+        """tanh(x) in double precision."""
+        return np.tanh(np.float64(x))
+
+    def tanh_f32(x):
+        """tanh(x) to the last bit or two, where tanh.approx has eleven bits."""
+        return np.tanh(np.float32(x))
+
 else:
     from numba.cuda import libdevice
 
     exp_f64 = libdevice.exp
     log_f64 = libdevice.log
+    tanh_f64 = libdevice.tanh
+    tanh_f32 = libdevice.tanhf

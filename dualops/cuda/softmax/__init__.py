@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from ...spec import ArrayMeta, Problem
-from ...spec import softmax as SPEC
+from ...spec import ArrayMeta, Problem, softmax as SPEC
 from ..arrays import collapse
 from ..backend import Kernel
 from ..device import Device

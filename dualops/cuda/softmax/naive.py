@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..tile import numbers, storage
 from .strided import row_offset
 
@@ -24,20 +24,12 @@ class NaiveConfig:
     threads: int = 128
 
 
-@verb
-def add_compensated(total, lost, term):
-    """Kahan's sum: total + term, and what that addition rounded away."""
-    term -= lost
-    new_total = total + term
-    return new_total, (new_total - total) - term
-
-
 @builds
 def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
     """softmax_naive(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step)."""
     kept = storage(dtype)
     number, element, load, store = kept.number, kept.element, kept.load, kept.store
-    maximum, exp = numbers(number).maximum, numbers(number).exp
+    maximum, exp, add = numbers(number).maximum, numbers(number).exp, numbers(number).add_compensated
     NOTHING, ZERO = number(-inf), number(0)
 
     @kernel(pointer(element), pointer(element), *[i64] * 12, threads=config.threads)
@@ -52,7 +44,7 @@ def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
             row_sum = ZERO
             lost = ZERO  # what the last additions rounded away: one thread adds up to a million terms
             for n in range(N):
-                row_sum, lost = add_compensated(row_sum, lost, exp(load(x, x_row + n * x_step) - row_max))
+                row_sum, lost = add(row_sum, lost, exp(load(x, x_row + n * x_step) - row_max))
             for n in range(N):
                 store(y, y_row + n * y_step, exp(load(x, x_row + n * x_step) - row_max) / row_sum)
 
@@ -64,7 +56,7 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
     """softmax_naive_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
     kept = storage(dtype)
     number, element, load, store = kept.number, kept.element, kept.load, kept.store
-    ZERO = number(0)
+    add, ZERO = numbers(number).add_compensated, number(0)
 
     @kernel(pointer(element), pointer(element), pointer(element), *[i64] * 16, threads=config.threads)
     def softmax_naive_backward(
@@ -80,7 +72,7 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
             lost = ZERO
             for n in range(N):
                 term = load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
-                dot, lost = add_compensated(dot, lost, term)
+                dot, lost = add(dot, lost, term)
             for n in range(N):
                 store(dx, dx_row + n * dx_step, load(y, y_row + n * y_step) * (load(dy, dy_row + n * dy_step) - dot))
 

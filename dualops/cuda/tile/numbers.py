@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import e as EULER
-from math import inf, log2
+from math import e as EULER, inf, log2
 from typing import Any, NamedTuple
 
-from ..backend import f32, f64, verb
+from ..backend import f32, f64, u32, u64, verb
 from ..ptx import (
+    bits_of_f32,
+    bits_of_f64,
     ex2_approx_ftz,
     exp_f64,
     ld_shared_v2_f64,
@@ -22,6 +23,8 @@ from ..ptx import (
     shfl_bfly_f64,
     st_async_v2_f32,
     st_async_v2_f64,
+    tanh_f32,
+    tanh_f64,
 )
 
 LOG2_E = log2(EULER)
@@ -34,7 +37,10 @@ class Numbers(NamedTuple):
     base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
     exp: Callable[..., Any]
     log: Callable[..., Any]
+    tanh: Callable[..., Any]
+    minus_zero: Callable[..., Any]  # (x): whether it is -0, which kernels keep for what does not count
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
+    add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
 
@@ -55,25 +61,47 @@ def _base(number: Any) -> Callable[..., Any]:
     return base
 
 
+def _add_compensated(number: Any) -> Callable[..., Any]:
+    ZERO = number(0)
+
+    @verb
+    def add_compensated(total, rest, x):
+        x -= rest
+        new = total + x
+        rest = (new - total) - x
+        return new, ZERO if rest != rest else rest  # an infinity leaves nothing to be had back
+
+    return add_compensated
+
+
 def _double() -> Numbers:
     @verb
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
         frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
 
+    MINUS_ZERO = u64(1 << 63)
+
+    @verb
+    def minus_zero(x):
+        return bits_of_f64(x) == MINUS_ZERO
+
     return Numbers(
         maximum=max_f64,
         base=_base(f64),
         exp=exp_f64,
         log=log_f64,
+        tanh=tanh_f64,
+        minus_zero=minus_zero,
         shuffle=shfl_bfly_f64,
+        add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
         load_four=load_four,
     )
 
 
 def _single() -> Numbers:
-    SCALE, INVERSE = f32(LOG2_E), f32(1 / LOG2_E)
+    SCALE, INVERSE, MINUS_ZERO = f32(LOG2_E), f32(1 / LOG2_E), u32(1 << 31)
 
     @verb
     def exp(x):
@@ -84,6 +112,10 @@ def _single() -> Numbers:
         return lg2_approx(x) * INVERSE
 
     @verb
+    def minus_zero(x):
+        return bits_of_f32(x) == MINUS_ZERO
+
+    @verb
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(shared, index)
 
@@ -92,7 +124,10 @@ def _single() -> Numbers:
         base=_base(f32),
         exp=exp,
         log=log,
+        tanh=tanh_f32,
+        minus_zero=minus_zero,
         shuffle=shfl_bfly_f32,
+        add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,
         load_four=load_four,
     )

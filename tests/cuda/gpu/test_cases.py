@@ -8,17 +8,18 @@ from math import prod
 import pytest
 
 from dualops.cuda.launch import OPERATIONS
-from dualops.spec import Tag
+from dualops.spec import OPERATORS, Tag
 from tests.checks import check
 from tests.cuda.fuzz import trials
 from tests.cuda.gpu.library import NUMBA, TORCH
-from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, cases_on_rungs, every_direction
+from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, cases_on_rungs, every_direction, shapes_of
 from tests.problems import Layout
 
 CASES = [*cases_on_rungs(Tag.TEST), *cases_on_rungs(Tag.SIM)]
-# a kernel of attention is compiled for each pair of widths, two seconds each
-SHARE = {"softmax": 1.0, "flash_attention": 0.1}
-MAX_ELEMENTS = {"softmax": 1 << 17, "flash_attention": 1 << 14}
+HOST = {entry.name for spec in OPERATORS.values() for entry in spec.inputs if entry.host}
+# a kernel of attention is compiled for each pair of widths and set of options, two seconds each
+SHARE = {"softmax": 1.0, "flash_attention": 0.1, "flash_attention_varlen": 0.05}
+MAX_ELEMENTS = {"softmax": 1 << 17, "flash_attention": 1 << 14, "flash_attention_varlen": 1 << 14}
 
 
 @pytest.mark.parametrize(("direction", "rung", "case"), CASES)
@@ -41,11 +42,7 @@ def test_in_place(direction, rung, case):
 @pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
 def test_rows_at_odd_addresses(direction, rung, case):
     """One element off a multiple of 16 bytes, results too; a rung may say that it does no such rows."""
-    names = [
-        wanted.name for wanted in (direction.spec.gradient_inputs if direction.backward else direction.spec.inputs)
-    ]
-    rank = len(next(iter(case.shapes.values())))
-    odd = Layout(tuple(range(rank)), (0,) * rank, misalignment=1)
+    layouts = {name: _odd(len(shape)) for name, shape in shapes_of(direction, case).items()}
     try:
         check(
             direction.spec,
@@ -53,11 +50,28 @@ def test_rows_at_odd_addresses(direction, rung, case):
             direction.function(rung),
             backward=direction.backward,
             library=TORCH,
-            layouts=dict.fromkeys(names, odd),
-            out_layout=odd,
+            layouts=layouts,
+            out_layout=layouts[direction.inputs[0].name],
         )
     except NotImplementedError:
         assert rung not in GENERAL_RUNGS
+
+
+def _odd(rank: int) -> Layout:
+    return Layout(tuple(range(rank)), (0,) * rank, misalignment=1)
+
+
+@pytest.mark.parametrize(
+    ("direction", "rung", "case"),
+    [
+        param
+        for param in cases_on_rungs(Tag.SIM)
+        if param.values[2].dtype == "float32" and HOST & param.values[2].shapes.keys()
+    ],
+)
+def test_numbers_on_the_host(direction, rung, case):
+    """A seed that is a Python integer gives what the same seed on the device gives."""
+    check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, host=True)
 
 
 # Numba has no bfloat16, and wraps no empty array of another library

@@ -13,7 +13,7 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
-from dualops.spec.base import FLOATS, numpy_dtype
+from dualops.spec.meta import FLOATS, numpy_dtype
 from tests.checks import check, gradient_inputs
 from tests.cuda.operators import GENERAL_RUNGS, every_direction, rows_cases
 from tests.problems import Layout, values

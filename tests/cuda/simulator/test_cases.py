@@ -11,8 +11,10 @@ from tests.cuda.operators import cases_on_rungs
 
 @pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.SIM))
 def test_case(direction, rung, case, order):
-    ways = WAYS if order == "forward" else ("given",)
-    check(direction.spec, case, direction.function(rung), backward=direction.backward, ways=ways)
+    """Seeds are arrays in the one order and Python integers in the other; so are weights wide, and narrow."""
+    one, run = order == "forward", direction.function(rung)
+    ways = WAYS if one else ("given",)
+    check(direction.spec, case, run, backward=direction.backward, ways=ways, host=not one, narrow=not one)
 
 
 def test_every_operator_has_cases_for_every_rung_and_direction():

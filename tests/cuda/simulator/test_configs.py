@@ -16,7 +16,7 @@ from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.step import flat
 from dualops.spec import OPERATORS, Case
-from dualops.spec.base import itemsize
+from dualops.spec.meta import itemsize
 from tests.checks import check
 from tests.problems import Layout
 

@@ -10,7 +10,7 @@ from dualops.cuda import simulator
 from tests.cuda.fuzz import Trial, trials
 from tests.cuda.operators import DIRECTIONS, every_direction
 
-MAX_ELEMENTS = {"softmax": 2000, "flash_attention": 400}
+MAX_ELEMENTS = {"softmax": 2000, "flash_attention": 400, "flash_attention_varlen": 400}
 MOST_ROWS = 40  # a block each at worst, and a simulated thread takes some 20 microseconds between two barriers
 SEED = 20
 
@@ -35,7 +35,7 @@ def test_random_problems(direction, fuzz_count):
     assert ran > 3 * refused
 
 
-@pytest.mark.parametrize("draw", ["rung", "way", "order", "special", "out_layout"])
+@pytest.mark.parametrize("draw", ["rung", "way", "order", "special", "out_layout", "host", "narrow"])
 @every_direction
 def test_the_trials_differ_in_everything(direction, draw):
     assert len({getattr(trial, draw) for trial in trials(direction, SEED, 60, 400)}) > 1

@@ -1,0 +1,95 @@
+"""The demo's own problems, out of the cases of the specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..spec import ArrayMeta, Case, Spec, Tag
+from ..spec.meta import contiguous_strides
+from .errors import CommandError
+from .problems import Arrays, Job, Task
+
+SHOWN_DTYPES = ("float32", "bfloat16")
+_TAGS = {"gpu": Tag.DEMO, "simulator": Tag.SIM, "reference": Tag.TEST}
+
+
+def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | None) -> list[Job]:
+    """What the demo shows of a function, out of the cases that the place is meant for.
+
+    For each dtype the largest without optional inputs, then the one with most of them; of an operator that is another's
+    variant a single one. `params` go before those of a case, and leave out cases that can't have them. Raises
+    CommandError where nothing is left.
+    """
+    wanted = (dtype,) if dtype else SHOWN_DTYPES
+    cases = [case for case in task.spec.tagged(_TAGS[place]) if case.dtype in wanted]
+    found, refused = [], []
+    for case in cases:
+        try:
+            if case.backward or not task.backward:
+                found.append(_of_case(task, replace(case, params={**case.params, **params})))
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+    found = [job for job in found if job.flops]  # empty arrays are for tests
+    jobs: list[Job] = []
+    for name in wanted:
+        alike = [job for job in found if job.problem.dtype == name]
+        jobs += _largest([job for job in alike if not job.optional_inputs] or alike, lambda job: job.flops)
+    jobs += _largest(found, lambda job: (len(job.optional_inputs), job.flops))
+    if not jobs:
+        none = f"{task.name} has no {_TAGS[place]} case in {' or '.join(wanted)}; bring arrays with --input"
+        raise CommandError(refused[0] if refused else none)
+    return jobs[:1] if task.spec.parent else list(dict.fromkeys(jobs))
+
+
+def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:
+    """The first of the largest, if there is one."""
+    return [max(jobs, key=size)] if jobs else []
+
+
+def _of_case(task: Task, case: Case) -> Job:
+    shapes = dict(case.shapes)
+    if task.backward:
+        forward = task.spec.bind(_metas(task.spec.inputs, shapes, case.dtype), _forward_params(task.spec, case))
+        shapes |= {output.name: output.shape(forward) for output in task.spec.outputs}  # also what it may leave out
+        shapes |= {f"d{name}": meta.shape for name, meta in forward.outputs().items()}
+    problem = task.bind(_metas(task.inputs, shapes, case.dtype), case.params)
+    return Job(task, case.id, problem, case.params, lambda: case_arrays(task, case))
+
+
+def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
+    there = {given.name: given.dtype_for(dtype) for given in inputs if given.name in shapes}
+    return {
+        name: ArrayMeta(shapes[name], wanted, contiguous_strides(shapes[name]), "cpu", 0)
+        for name, wanted in there.items()
+    }
+
+
+def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict[str, Any]:
+    """The case's, for forward; with those that ask for every result that backward needs."""
+    names = [param.name for param in spec.params]
+    asked = {f"return_{output.name}" for output in spec.outputs} & set(names) if everything else ()
+    return {name: value for name, value in case.params.items() if name in names} | dict.fromkeys(asked, True)
+
+
+def case_arrays(task: Task, case: Case) -> Arrays:
+    """The inputs of a case. A gradient's are those that forward saved, and normal values for what comes in."""
+    spec, rng = task.spec, np.random.default_rng(case.seed)
+    arrays = spec.generate(spec, case, rng)
+    if not task.backward:
+        return arrays
+    forward = Task(spec, backward=False)
+    asked, everything = (_forward_params(spec, case, everything=wanted) for wanted in (False, True))
+    metas = {name: ArrayMeta.of_numpy(x) for name, x in arrays.items()}
+    whole = Job(forward, case.id, spec.bind(metas, everything), everything, dict)
+    results = whole.named(forward.reference(**arrays, **everything))
+    arrays |= results
+    for name in spec.bind(metas, asked).outputs():
+        x = results[name]
+        incoming = rng.standard_normal(x.shape, dtype=np.float64 if x.dtype == np.float64 else np.float32)
+        # what nothing moves, lse of a query that sees no key, has no gradient
+        arrays[f"d{name}"] = np.where(x == -np.inf, 0, incoming).astype(x.dtype)
+    return {given.name: arrays[given.name] for given in task.inputs if given.name in arrays}

@@ -1,0 +1,103 @@
+"""The naive rung: its launches and the arrays that live between them, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from ...spec import ArrayMeta, Problem
+from ...spec.attention import Strided, broadcast_strides
+from ...spec.meta import compute_dtype, contiguous_strides
+from ..arrays import cdiv
+from ..backend import Kernel
+from ..step import Argument, Step
+from .call import array, general, is_varlen, sizes, variant
+from .naive_backward import (
+    build_bend,
+    build_bias_gradient,
+    build_delta,
+    build_score_gradients,
+    build_sinks_gradient,
+    build_transposed_product,
+)
+from .naive_forward import THREADS, build_product, build_scores, build_softmax, naive_variant
+from .options import chain
+
+
+def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
+    """All scores, and a sum for each row."""
+    return {"scores": _scores(problem), "row_sums": _rows(problem)}
+
+
+def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """Scores, softmax, product."""
+    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
+    o, lse, q, k, v = (array(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
+    scores, rows = _scores(p).size, _rows(p).size
+    return [
+        *_step(build_scores(naive_variant(p)), scores, "scores", q, k, p.D, *called),
+        *_step(build_softmax(naive_variant(p), "lse" in results), rows, "scores", "row_sums", lse, *called),
+        *_step(build_product(general(variant(p))), rows * p.Dv, o, "scores", v, "row_sums", 1, 1.0, p.Dv, *plain),
+    ]
+
+
+def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
+    """Scores that become probabilities, their gradient, and a number for each row."""
+    return {"probs": _scores(problem), "d_scores": _scores(problem), "delta": _rows(problem)}
+
+
+def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """The equations of naive_backward.py, in order."""
+    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
+    q, k, v, o, lse = (array(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
+    do, dlse, dq, dk, dv = (array(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
+    own, plain_own = naive_variant(p), general(variant(p))
+    called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
+    scores, rows, keys = _scores(p).size, _rows(p).size, p.B * p.Hkv * p.Sk
+    has_dlse = int("dlse" in metas)
+    transposed, by_key = build_transposed_product(plain_own), (p.B, p.Hkv, *plain[1:])
+
+    steps = [
+        *_step(build_scores(own), scores, "probs", q, k, p.D, *called),
+        *_step(build_delta(plain_own), rows, "delta", o, do, dlse, has_dlse, p.Dv, *plain),
+        *_step(build_score_gradients(own), scores, "probs", "d_scores", v, do, lse, "delta", p.Dv, *called),
+        *_step(transposed, keys * p.Dv, dv, "probs", do, 1.0, p.Dv, *by_key),
+    ]
+    if "dbias" in results:
+        steps += _bias_gradient(p, results["dbias"])
+    if chain(own.having, p.dtype, gradient=True).bends:
+        steps += _step(build_bend(own), scores, "d_scores", q, k, p.D, *called)
+    steps += _step(build_product(plain_own), rows * p.D, dq, "d_scores", k, "", 0, p.scale, p.D, *plain)
+    steps += _step(transposed, keys * p.D, dk, "d_scores", q, p.scale, p.D, *by_key)
+    if "dsinks" in results:
+        meta = results["dsinks"]
+        dsinks = Strided("dsinks", meta.strides)
+        steps += _step(build_sinks_gradient(own, meta.dtype), meta.size, dsinks, lse, "delta", *called)
+    return steps
+
+
+def _bias_gradient(p: Problem, meta: ArrayMeta) -> Sequence[Step]:
+    full = (p.B, p.H, p.Sq, p.Sk)
+    own = (*(1 for _ in range(4 - len(meta.shape))), *meta.shape)
+    over = tuple(1 if mine == size else size for mine, size in zip(own, full, strict=True))
+    dbias = Strided("dbias", broadcast_strides(meta))
+    return _step(build_bias_gradient(meta.dtype), prod(own), dbias, "d_scores", own, over, p.H, p.Sq, p.Sk)
+
+
+def _step(kernel: Kernel, count: int, *args: Argument) -> Sequence[Step]:
+    """A launch with `count` threads, or none where there is nothing to do."""
+    return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []
+
+
+def _scores(p: Problem) -> ArrayMeta:
+    return _number_meta(p, (p.B, p.H, p.Sq, p.Sk))
+
+
+def _rows(p: Problem) -> ArrayMeta:
+    return _number_meta(p, (p.B, p.H, p.Sq))
+
+
+def _number_meta(p: Problem, shape: tuple[int, ...]) -> ArrayMeta:
+    """An array of the type that arithmetic is carried in, on q's device."""
+    return ArrayMeta(shape, compute_dtype(p.dtype), contiguous_strides(shape), p.arrays["q"].device, 0)

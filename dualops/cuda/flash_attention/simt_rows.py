@@ -1,0 +1,74 @@
+"""The parts of attention's gradient that go by rows: delta before the tiles, dsinks after.
+
+delta = rowsum(do * o) - dlse                     16 lanes a row
+dsinks_h = -sum(exp(sink_h - lse) * delta)        a block a head; compensated sums (Kahan), then a tree
+"""
+
+from __future__ import annotations
+
+from ..backend import Kernel, builds, cuda, i32, i64, kernel
+from ..tile import lane_reductions, numbers, storage
+from .call import Variant, array_type, start, statistic_type
+from .options import strided
+from .tiles import LANES, THREADS
+
+ROWS = THREADS // LANES  # of delta in a block
+
+
+@builds
+def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
+    """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence."""
+    kept = storage(variant.dtype)
+    number, load = kept.number, kept.load
+    _, lanes_sum = lane_reductions(number, LANES)
+    WITH_DLSE, ZERO = with_dlse, number(0)
+    statistic = statistic_type(variant)
+
+    @kernel(statistic, *[array_type(variant)] * 2, statistic, *[i32] * 3, threads=THREADS)
+    def flash_attention_delta(delta, o, do, dlse, H, S, Dv):
+        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        blocks = (S + ROWS - 1) // ROWS
+        head, m = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
+        b, h = i64(head // H), i64(head % H)
+        total = ZERO
+        if m < S:
+            o_row, do_row = start(o, b, h, m), start(do, b, h, m)
+            for c in range(lane, Dv, LANES):
+                total += load(o.data, o_row + c) * load(do.data, do_row + c)
+        total = lanes_sum(total)
+        if (m < S) & (lane == 0):
+            if WITH_DLSE:
+                total -= dlse.data[start(dlse, b, h, m)]
+            delta.data[start(delta, b, h, m)] = total
+
+    return flash_attention_delta
+
+
+@builds
+def build_dsinks(variant: Variant, sinks_dtype: str) -> Kernel:
+    """flash_attention_dsinks(dsinks, sinks, lse, delta, B, S)."""
+    number = storage(variant.dtype).number
+    load, store = storage(sinks_dtype).load, storage(sinks_dtype).store
+    exp, base_of, add = numbers(number).exp, numbers(number).base, numbers(number).add_compensated
+    ZERO, STEPS = number(0), THREADS.bit_length() - 1
+
+    @kernel(*[strided(sinks_dtype, 1)] * 2, *[statistic_type(variant)] * 2, i32, i32, threads=THREADS)
+    def flash_attention_dsinks(dsinks, sinks, lse, delta, B, S):
+        parts = cuda.shared.array(THREADS, number)
+        tid, h = cuda.threadIdx.x, i64(cuda.blockIdx.x)
+        sink = number(load(sinks.data, h * sinks.strides[0]))
+        total, rest = ZERO, ZERO
+        for b in range(B):
+            for m in range(tid, S, THREADS):
+                share = exp(sink - base_of(lse.data[start(lse, b, h, m)]))
+                total, rest = add(total, rest, share * delta.data[start(delta, b, h, m)])
+        parts[tid] = total
+        for step in range(STEPS):
+            cuda.syncthreads()
+            half = THREADS >> (step + 1)
+            if tid < half:
+                parts[tid] += parts[tid + half]
+        if tid == 0:
+            store(dsinks.data, h * dsinks.strides[0], -parts[0])
+
+    return flash_attention_dsinks

@@ -1,0 +1,134 @@
+"""What the forms of attention share: the options of a call as NumPy has them, and products that masks hold for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec import Problem
+from ..spec.attention import OPTIONS, At, Chain, Strided, UserFunction, Verbs, compose, variants
+from ..spec.meta import compute_dtype, numpy_dtype
+from ._functions import elementwise
+from ._rounding import abs_strides, arithmetic
+
+
+class Options(NamedTuple):
+    """The options of a call, to be asked about any tile of scores."""
+
+    chain: Chain
+    args: tuple[Any, ...]
+    problem: Problem
+    offset: int  # position of query 0 among the keys
+    first: int  # number of batch 0, where a batch is one of several sequences
+
+    def everywhere(self) -> At:
+        """The places of all scores."""
+        return self.at(0, self.problem.Sq, 0, self.problem.Sk)
+
+    def at(self, m0: int, m1: int, n0: int, n1: int) -> At:
+        """The places of the scores of queries m0 to m1 and keys n0 to n1."""
+        b, h = self.first + np.arange(self.problem.B), np.arange(self.problem.H)
+        i, j = np.arange(m0, m1)[:, None], np.arange(n0, n1)
+        return At(b[:, None, None, None], h[:, None, None], i, j, i + self.offset)
+
+    def scores(self, products: np.ndarray, at: At) -> np.ndarray:
+        """S of s0 = scale * q @ k.T: through all options, -inf where a mask is. [B, H, queries, keys]"""
+        visible = self.chain.visible(self.args, at)
+        return np.where(visible, self.chain.score(products, self.args, at), -np.inf).astype(products.dtype)
+
+    def slope(self, products: np.ndarray, at: At) -> np.ndarray:
+        """dS / ds0."""
+        return np.broadcast_to(self.chain.slope(products, self.args, at), products.shape)
+
+    def weight(self, at: At) -> np.ndarray:
+        """What dropout multiplies the probabilities by."""
+        return self.chain.weight(self.args, at)
+
+    def sinks(self) -> Any:
+        """A logit for each head, [H, 1], or None."""
+        return self.chain.sink(self.args, np.arange(self.problem.H))[:, None] if self.chain.sinks else None
+
+    def key_range(self, m0: int, m1: int) -> tuple[int, int]:
+        """The keys that any of the queries m0 to m1 may see."""
+        first, end = self.chain.key_range(self.args, m0, m1, self.offset, self.problem.Sk)
+        return max(first, 0), end
+
+    def query_range(self, n0: int, n1: int) -> tuple[int, int]:
+        """The queries that may see any of the keys n0 to n1."""
+        first, end = self.chain.query_range(self.args, n0, n1, self.offset, self.problem.Sq)
+        return max(first, 0), end
+
+
+def options_of(problem: Problem, arrays: Mapping[str, Any], first: int = 0, *, gradient: bool = False) -> Options:
+    """The options of a problem whose arrays are at hand; with slopes for a gradient."""
+    dtype = numpy_dtype(compute_dtype(problem.dtype))
+    having = variants(OPTIONS, problem)
+    chain = compose(having, _verbs(dtype, gradient))
+    args = tuple(_in_numpy(option.args(problem), arrays, problem) for option, _ in having)
+    return Options(chain, args, problem, 0 if problem.causal == "top_left" else problem.Sk - problem.Sq, first)
+
+
+def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
+    """What options are written in, on arrays whose arithmetic is in `dtype`."""
+    number = partial(np.asarray, dtype=dtype)
+
+    def function(user: UserFunction) -> Callable[..., Any]:
+        return elementwise(user, number)
+
+    return Verbs(
+        verb=lambda function: function,
+        number=number,
+        word=lambda value: np.asarray(value, np.int64).astype(np.uint64),
+        where=np.where,
+        tanh=np.tanh,
+        reader=lambda dtype, rank: lambda array, *index: array[index],
+        function=function,
+        gradient=gradient,
+    )
+
+
+def _in_numpy(args: Any, arrays: Mapping[str, Any], problem: Problem) -> Any:
+    """An option's arguments with arrays in place of their names, and floats of the dtype of arithmetic."""
+    dtype = numpy_dtype(compute_dtype(problem.dtype)).type
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, Strided):
+            array = abs_strides(arrays[value.data])
+            array = arithmetic(array) if array.dtype.kind not in "bi" else array
+            full = (problem.B, problem.H, problem.Sq, problem.Sk)
+            return np.broadcast_to(array, full) if len(value.strides) == len(full) else array
+        if isinstance(value, str):
+            return arrays[value]
+        return dtype(value) if isinstance(value, float) else value
+
+    return type(args)(*map(resolve, args))
+
+
+def over_group(array: np.ndarray, group: int) -> np.ndarray:
+    """Key heads as the query heads see them: [B, Hkv, S, D] -> [B, H, S, D]."""
+    return np.repeat(array, group, axis=1)
+
+
+def group_sum(array: np.ndarray, group: int) -> np.ndarray:
+    """The gradient of `over_group`: [B, H, S, D] -> [B, Hkv, S, D]."""
+    B, H, S, D = array.shape
+    return array.reshape(B, H // group, group, S, D).sum(axis=2)
+
+
+def masked_product(left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """left [.., m, k] @ right [.., k, n], where a pair that does not count adds nothing, even if `right` is NaN."""
+    if np.isfinite(right).all():
+        return left @ right
+    result = np.zeros((*left.shape[:-1], right.shape[-1]), left.dtype)
+    for index in np.ndindex(left.shape[:-1]):
+        taken = counts[index]
+        result[index] = left[index][taken] @ right[index[:-1]][taken]
+    return result
+
+
+def finite(row_max: np.ndarray) -> np.ndarray:
+    """0 in place of the -inf of a row that has seen nothing, so that -inf - (-inf) is never formed."""
+    return np.where(row_max == -np.inf, 0, row_max).astype(row_max.dtype)

@@ -1,0 +1,126 @@
+"""Attention of sequences of different lengths that lie one after another: the plain form on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..spec import ArrayMeta, Problem, flash_attention as ONE, flash_attention_varlen as SPEC
+from ..spec.meta import compute_dtype, numpy_dtype
+from ._attention import Options, options_of
+from ._rounding import abs_strides, bound
+from .flash_attention import attend, attend_backward, sinks_gradient
+
+
+class Sequence(NamedTuple):
+    """One of the sequences: where its queries and keys lie among all of them, and the options there."""
+
+    queries: slice
+    keys: slice
+    options: Options
+
+
+def flash_attention_varlen(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    cu_seqlens_k: np.ndarray,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: int | np.ndarray | None = None,
+    return_lse: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """`flash_attention` of B sequences whose tokens lie one after another, without padding.
+
+    q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
+    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. b, i and j of options count the sequences,
+    and places in a sequence. The other arguments are those of `flash_attention`.
+    Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
+    """
+    problem, arrays = bound(SPEC, locals())
+    o = np.empty((problem.total_q, problem.H, problem.Dv), q.dtype)
+    lse = np.empty((problem.H, problem.total_q), numpy_dtype(compute_dtype(problem.dtype)))
+    for queries, keys, options in sequences(problem, arrays):
+        o_one, lse_one = attend(_heads(q[queries]), _heads(k[keys]), _heads(v[keys]), options)
+        o[queries], lse[:, queries] = _tokens(o_one), lse_one[0]
+    return (o, lse) if return_lse else o
+
+
+def flash_attention_varlen_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    do: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    cu_seqlens_k: np.ndarray,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    dlse: np.ndarray | None = None,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: np.ndarray | None = None,
+    sinks: np.ndarray | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    dropout_p: float = 0.0,
+    seed: int | np.ndarray | None = None,
+    return_lse: bool = False,
+) -> tuple[np.ndarray, ...]:
+    """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`."""
+    problem, arrays = bound(SPEC, locals(), backward=True)
+    dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    d_sinks = np.zeros(problem.H, lse.dtype)
+    for queries, keys, options in sequences(problem, arrays, gradient=True):
+        q_one, k_one, v_one = _heads(q[queries]), _heads(k[keys]), _heads(v[keys])
+        lse_one, dlse_one = lse[None, :, queries], None if dlse is None else dlse[None, :, queries]
+        *gradients, _, delta = attend_backward(
+            q_one, k_one, v_one, _heads(o[queries]), lse_one, _heads(do[queries]), dlse_one, options
+        )
+        dq[queries], dk[keys], dv[keys] = map(_tokens, gradients)
+        if sinks is not None:
+            d_sinks += sinks_gradient(options, lse_one, delta)
+    return (dq, dk, dv) if sinks is None else (dq, dk, dv, d_sinks.astype(sinks.dtype))
+
+
+def sequences(problem: Problem, arrays: Mapping[str, Any], *, gradient: bool = False) -> Iterator[Sequence]:
+    """The sequences of a call, each with the options that it has as a batch of one."""
+    starts_q, starts_k = (arrays[f"cu_seqlens_{side}"].astype(np.int64) for side in ("q", "k"))
+    params = {param.name: problem.params[param.name] for param in ONE.params}
+    for b in range(problem.B):
+        queries, keys = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+        here = {"q": _heads(arrays["q"][queries]), "k": _heads(arrays["k"][keys]), "v": _heads(arrays["v"][keys])}
+        here |= {name: arrays[name] for name in ("alibi_slopes", "sinks", "seed") if name in arrays}
+        metas = {
+            name: ArrayMeta.of_numpy(abs_strides(x)) if isinstance(x, np.ndarray) else problem.arrays[name]
+            for name, x in here.items()
+        }
+        yield Sequence(queries, keys, options_of(ONE.bind(metas, params), here, first=b, gradient=gradient))
+
+
+def _heads(tokens: np.ndarray) -> np.ndarray:
+    """[S, H, D] -> [1, H, S, D]"""
+    return tokens.swapaxes(0, 1)[None]
+
+
+def _tokens(heads: np.ndarray) -> np.ndarray:
+    """[1, H, S, D] -> [S, H, D]"""
+    return heads[0].swapaxes(0, 1)

@@ -1,0 +1,53 @@
+"""A dense bias, added to the scores; its gradient is theirs, summed over the axes that it is broadcast on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..base import Input
+from ..meta import ArrayMeta
+from .option import Option, Parts, Strided, Verbs
+
+AXES = ("B", "H", "Sq", "Sk")
+
+
+class Args(NamedTuple):
+    bias: Any
+
+
+def make(v: Verbs, dtype: str) -> Parts:
+    read = v.reader(dtype, 4)
+
+    @v.verb
+    def score(score, args, at):
+        return score + read(args.bias, at.b, at.h, at.i, at.j)
+
+    return Parts(score=score)
+
+
+def broadcast_strides(bias: ArrayMeta) -> tuple[int, ...]:
+    """Strides along B, H, Sq and Sk: 0 along an axis of size 1, and along one that is not there."""
+    own = [0 if size == 1 else stride for size, stride in zip(bias.shape, bias.strides, strict=True)]
+    return (*(0 for _ in range(4 - len(own))), *own)
+
+
+def check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> None:
+    if (bias := arrays.get("bias")) is None:
+        return
+    full = tuple(sizes[axis] for axis in AXES)
+    own = (*(1 for _ in range(4 - len(bias.shape))), *bias.shape)
+    if len(own) != 4 or any(mine not in (1, size) for mine, size in zip(own, full)):
+        raise ValueError(
+            f"{op}: bias has shape {bias.shape}, expected one that broadcasts to [{', '.join(AXES)}] = {full}"
+        )
+
+
+BIAS = Option(
+    "bias",
+    inputs=(Input("bias", None, optional=True),),
+    params=(),
+    variant=lambda problem: problem.dtype_of("bias"),
+    args=lambda problem: Args(Strided("bias", broadcast_strides(problem.arrays["bias"]))),
+    make=make,
+    check=check,
+)

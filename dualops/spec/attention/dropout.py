@@ -1,0 +1,93 @@
+"""Dropout of probabilities, by Philox-4x32-10 (Salmon et al. 2011, doi:10.1145/2063384.2063405), whichever kernel runs.
+
+Key: the two halves of the 64-bit seed. Counter: j // 2, 8 * (i // 16) + i % 8, and the halves of b * H + h. Of the
+four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, so that one call serves rows r and
+r + 8 of sixteen and two adjacent columns, what a thread holds of a tensor core's tile. The probability is dropped where
+the word is below round(2**32 * dropout_p), else multiplied by 1 / (1 - dropout_p).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..base import Input, Param, Problem, Role
+from ..domains import finite
+from ..meta import ArrayMeta
+from .option import Option, Parts, Strided, Verbs
+
+WORD = 2**32
+
+
+class Args(NamedTuple):
+    seed: Any
+    heads: Any
+    threshold: Any
+    scale: Any
+
+
+def probability(value: Any) -> float:
+    number = finite(value)
+    if not 0 <= number < 1:
+        raise ValueError("expected a probability from 0 to below 1")
+    return number
+
+
+def make(v: Verbs, on_device: bool) -> Parts:
+    number, word, where, philox, read = v.number, v.word, v.where, _philox(v), v.reader("int64", 0)
+    ZERO = number(0)
+
+    @v.verb
+    def weight(args, at):
+        seed = word(read(args.seed)) if on_device else word(args.seed)
+        pair = word(8 * (at.i // 16) + at.i % 8)
+        a, b, c, d = philox(seed, word(at.j // 2), pair, word(at.b * args.heads + at.h))
+        low, high = where(at.j % 2 == 0, a, b), where(at.j % 2 == 0, c, d)
+        drawn = where(at.i // 8 % 2 == 0, low, high)
+        return where(drawn >= word(args.threshold), args.scale, ZERO)
+
+    return Parts(weight=weight)
+
+
+def _philox(v: Verbs):
+    word = v.word
+    MULTIPLY = (word(0xD2511F53), word(0xCD9E8D57))
+    WEYL = (word(0x9E3779B9), word(0xBB67AE85))
+    HALF, MASK = word(32), word(0xFFFFFFFF)
+
+    @v.verb
+    def philox(seed, c0, c1, c2):
+        k0, k1 = seed & MASK, seed >> HALF
+        c1, c2, c3 = c1 & MASK, c2 & MASK, c2 >> HALF
+        for _ in range(10):
+            p0, p1 = MULTIPLY[0] * c0, MULTIPLY[1] * c2
+            c0, c1, c2, c3 = (p1 >> HALF) ^ c1 ^ k0, p1 & MASK, (p0 >> HALF) ^ c3 ^ k1, p0 & MASK
+            k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+        return c0, c1, c2, c3
+
+    return philox
+
+
+def args(problem: Problem) -> Args:
+    seed = Strided("seed", ()) if _on_device(problem) else "seed"
+    threshold = min(round(WORD * problem.dropout_p), WORD - 1)
+    return Args(seed, problem.H, threshold, 1.0 / (1.0 - problem.dropout_p))
+
+
+def _on_device(problem: Problem) -> bool:
+    return problem.arrays["seed"].device != "host"
+
+
+def check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> None:
+    if params["dropout_p"] and "seed" not in arrays:
+        raise ValueError(f"{op}: seed is None, expected an integer where dropout_p is {params['dropout_p']}")
+
+
+DROPOUT = Option(
+    "dropout",
+    inputs=(Input("seed", (), ("int64",), optional=True, role=Role.OTHER, host=True),),
+    params=(Param("dropout_p", 0.0, probability, "share of the probabilities that become 0, in [0, 1)"),),
+    variant=lambda problem: _on_device(problem) if problem.dropout_p else None,
+    args=args,
+    make=make,
+    check=check,
+)

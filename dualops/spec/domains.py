@@ -1,0 +1,49 @@
+"""Domains of parameters: a function from a value to its normal form, which raises ValueError or TypeError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def boolean(value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError("expected True or False")
+    return bool(value)
+
+
+def integer(value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError("expected an integer")
+    return value.__index__()
+
+
+def finite(value: Any) -> float:
+    if isinstance(value, (bool, np.bool_, str, bytes)):
+        raise TypeError("expected a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError("expected a number") from None
+    except OverflowError:
+        raise ValueError("expected a finite number") from None
+    if not np.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
+
+
+def optional(domain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`domain`, or None."""
+    return lambda value: None if value is None else domain(value)
+
+
+def one_of(*choices: Any) -> Callable[[Any], Any]:
+    def domain(value: Any) -> Any:
+        for choice in choices:
+            if value is choice or (isinstance(value, str) and value == choice):
+                return choice
+        raise ValueError(f"expected one of {', '.join(map(repr, choices))}")
+
+    return domain

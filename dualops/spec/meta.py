@@ -1,0 +1,134 @@
+"""Metadata of arrays: dtypes by name, shapes, strides, addresses; never values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("bfloat16",)} | {
+    name: np.dtype(name) for name in ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
+}
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of a dualops dtype name (`"bfloat16"` comes from ml_dtypes)."""
+    return _DTYPES[name]
+
+
+def itemsize(name: str) -> int:
+    """Bytes of one element of dtype `name`."""
+    return _DTYPES[name].itemsize
+
+
+def compute_dtype(name: str) -> str:
+    """The dtype that arithmetic and statistics are carried in: float64 for float64, float32 for all else."""
+    return "float64" if name == "float64" else "float32"
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]:
+    """Strides of a dense array of `shape` whose axes lie in memory in the order of `like`'s (torch's `empty_like`)."""
+    if tuple(shape) == like.shape and like.is_dense:
+        return like.strides
+    inner_first = list(reversed(range(len(shape))))
+    for end in range(1, len(shape)):  # an insertion sort, since a broadcast axis can't be compared: it stays in place
+        place = end
+        for before in reversed(range(end)):
+            inner, outer = inner_first[before], inner_first[place]
+            apart = like.strides[inner] - like.strides[outer] if like.strides[inner] and like.strides[outer] else None
+            if apart is not None and apart < 0:
+                break
+            if apart is not None and (apart > 0 or like.shape[inner] > like.shape[outer]):
+                inner_first[before], inner_first[place] = outer, inner
+                place = before
+    strides, step = [0] * len(shape), 1
+    for axis in inner_first:
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+class ArrayMeta(NamedTuple):
+    """All that a spec and a launch need to know of an array; never its values."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]  # in elements
+    device: str  # "cpu", "cuda:0", "meta" ...
+    pointer: int  # address of element 0; 0 if there is none
+
+    @classmethod
+    def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
+        """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
+        if any(stride % array.itemsize for stride in array.strides):
+            raise ValueError(
+                f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element"
+            )
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
+        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first to one past the last in memory (strides are not negative)."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill their extent, each place once, in whatever order of axes; an empty array does."""
+        if 0 in self.shape:
+            return True
+        step = 1
+        for size, stride in sorted(zip(self.shape, self.strides, strict=True), key=lambda axis: axis[1]):
+            if size > 1:
+                if stride != step:
+                    return False
+                step *= size
+        return True
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may share a place: some axis steps no further than the axes inside it reach."""
+        if 0 in self.shape:
+            return False
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size > 1:
+                if stride <= reach:
+                    return True
+                reach += (size - 1) * stride
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first element to the end of the last."""
+        return self.extent * itemsize(self.dtype)
+
+
+def number_meta(value: Any, op: str, name: str) -> ArrayMeta:
+    """Of an integer of 64 bits that stays on the host: its "address" is its value."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected an integer, or an array without axes")
+    number = value.__index__()
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{op}: {name} is {number}, expected an integer of 64 bits")
+    return ArrayMeta((), "int64", (), "host", number)

@@ -1,0 +1,75 @@
+"""How torch's autograd calls the backward operator: what forward keeps, and what becomes of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ..spec.base import Input
+
+if TYPE_CHECKING:
+    from .interop import Direction
+
+Rules = tuple[Callable[..., None], Callable[..., Any]]  # setup_context and backward of an autograd.Function
+
+
+def rules(forward: Direction, backward: Direction) -> Rules:
+    """Both functions, for parameters as the caller gives them."""
+    spec, count = forward.spec, len(forward.inputs)
+    incoming = {wanted.name: wanted for wanted in backward.inputs}
+    derived = [output.name for output in backward.outputs]
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        results = output if isinstance(output, tuple) else (output,)
+        known = dict(zip(forward.names, inputs)) | {out.name: x for out, x in zip(forward.outputs, results)}
+        ctx.save_for_backward(*(known[name] for name in spec.saved))
+        ctx.params = inputs[count:]
+        ctx.results = [
+            (result.shape, result.dtype, result.device) if has else None
+            for result, has in zip(results, forward.having(inputs))
+        ]
+        ctx.set_materialize_grads(False)  # backward need not read zeros for a result that was not used
+
+    def differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        wants = dict(zip(forward.names, ctx.needs_input_grad))
+        for wanted in forward.inputs:
+            if wants[wanted.name] and f"d{wanted.name}" not in derived:
+                raise NotImplementedError(
+                    f"{backward.name}: {wanted.name} requires a gradient, which is not implemented; detach it"
+                )
+        known: dict[str, Any] = dict(zip(spec.saved, ctx.saved_tensors))
+        for out, result, gradient in zip(forward.outputs, ctx.results, gradients):
+            known[f"d{out.name}"] = _readable(gradient, incoming[f"d{out.name}"], result)
+        # what a parameter x_gradient says is whether the gradient of x is wanted
+        asked = (wants[param.name.removesuffix("_gradient")] for param in spec.gradient_params)
+        found = backward(*(known[wanted.name] for wanted in backward.inputs), *ctx.params, *asked)
+        by_name = dict(zip(derived, found if isinstance(found, tuple) else (found,)))
+        return tuple(by_name[f"d{name}"] if needed else None for name, needed in wants.items())
+
+    return keep, differentiate
+
+
+def refusal(name: str) -> Rules:
+    """Both functions of an operator that has no gradient."""
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is needed for an error."""
+
+    def refuse(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise NotImplementedError(f"{name}: its gradient is not implemented")
+
+    return keep, refuse
+
+
+def _readable(gradient: Tensor | None, wanted: Input, result: tuple[Any, ...] | None) -> Tensor | None:
+    """A gradient as backward takes it. result: shape, dtype and device of what it belongs to, None if absent."""
+    if result is None:
+        return None
+    if gradient is None:
+        shape, dtype, device = result
+        return None if wanted.optional else torch.zeros(shape, dtype=dtype, device=device)
+    # the gradient of a sum arrives with strides of 0, which no caller chose
+    return gradient.contiguous() if wanted.contiguous_last and gradient.stride(-1) != 1 else gradient

@@ -1,0 +1,165 @@
+"""Attention for torch tensors. What it is: `dualops.spec.flash_attention`; how it meets torch: `interop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
+from ..spec.meta import number_meta
+from .interop import register
+
+Function = Callable[..., Any]
+
+_KINDS = {"scale": "float?", "softcap": "float?"} | dict.fromkeys(("score_mod", "causal", "window", "mask_mod"), "text")
+_LENGTHS = {"max_seqlen_q": "SymInt", "max_seqlen_k": "SymInt"}
+_LSE = {"return_lse": True}  # backward needs it
+
+_operator = register(
+    SPEC,
+    reference.flash_attention,
+    reference.flash_attention_backward,
+    kinds=_KINDS,
+    fixed=_LSE,
+    autocast="lower",
+)
+_operator_varlen = register(
+    SPEC_VARLEN,
+    reference.flash_attention_varlen,
+    reference.flash_attention_varlen_backward,
+    kinds=_KINDS | _LENGTHS,
+    fixed=_LSE,
+    autocast="lower",
+)
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    score_mod: Function | tuple[Function, Function] | None = None,
+    mask_mod: Function | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale * q @ k.T + mask) @ v; o and lse are differentiable once, by q, k, v, bias and sinks.
+
+    q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
+    device or the CPU, any strides with a contiguous last axis, H a multiple of Hkv, D and Dv at most 512. The position
+    of query i is i + Sk - Sq; with causal="top_left" it is i, as in torch's scaled_dot_product_attention.
+
+    scale: of q @ k.T, 1 / sqrt(D) if None
+    softcap: scores become softcap * tanh(score / softcap)
+    score_mod: (score, b, h, i, j) -> score, a function of numbers; or a pair of it and its derivative by the score
+    bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
+    alibi_slopes [H]: - slope * |position - j| is added; no gradient
+    causal: key j is seen up to the query's position
+    window (left, right): key j is seen from position - left to position + right; None is unbounded
+    key_padding_mask [B, Sk] of bool: True keeps a key
+    mask_mod: (b, h, i, j) -> whether query i sees key j
+    sinks [H]: one more logit in the softmax, without a value
+    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p; backward draws the same ones again
+
+    sinks and alibi_slopes are of q's dtype, or float32. seed is an integer of 64 bits or an int64 tensor without axes.
+    One on the CPU is as good as an integer; one on q's device is read there by the kernel, so a captured CUDA graph can
+    be replayed with another. None draws one on q's device from torch's generator: torch.manual_seed repeats it. So do
+    compiled functions, with Inductor from a generator of its own unless its fallback_random is set.
+
+    Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
+    (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key gives
+    o = 0 and lse = -inf (or the sink). Gradients are deterministic; that of bias is computed only where it is wanted.
+    Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
+
+    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
+    torch.func.grad. score_mod and mask_mod do too: a compiled graph has their name and a digest and finds them in this
+    process when it runs, so an exported program finds them where they were given to this function before. Another
+    function, also one that differs in what it closes over alone, compiles again.
+    CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
+    and compared with, not to be fast.
+
+    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient or of
+    alibi_slopes, and where a device cannot do it.
+
+    >>> import torch
+    >>> q = k = torch.zeros(1, 1, 2, 4)
+    >>> flash_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), causal=True)
+    tensor([[[[1.],
+              [2.]]]])
+    """
+    drawn = _seed(SPEC.name, q, dropout_p, seed)
+    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, drawn)
+    results = _operator(*arrays, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
+    return _wanted(SPEC.name, results, return_lse)
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool | str = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    score_mod: Function | tuple[Function, Function] | None = None,
+    mask_mod: Function | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """`flash_attention` of B sequences whose tokens lie one after another, without padding.
+
+    q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
+    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. On a CUDA device the values of cu_seqlens are
+    not checked: that would wait for the device. b, i and j of options count the sequences, and places in a sequence.
+    The other arguments are those of `flash_attention`, whose docstring holds here too.
+
+    Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all
+    lengths, max_seqlen among them.
+    """
+    drawn = _seed(SPEC_VARLEN.name, q, dropout_p, seed)
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, drawn)
+    lengths = (max_seqlen_q, max_seqlen_k)
+    results = _operator_varlen(*arrays, *lengths, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
+    return _wanted(SPEC_VARLEN.name, results, return_lse)
+
+
+def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:
+    """The seed as a tensor without axes, on the CPU for a number; None where there is no dropout and none was given."""
+    if isinstance(seed, Tensor):
+        return seed
+    if seed is None:
+        if not dropout_p or not isinstance(q, Tensor):
+            return None
+        return torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
+        seed = number_meta(seed, op, "seed").pointer  # or the error
+    return torch.full((), seed, dtype=torch.int64, device="cpu")
+
+
+def _wanted(op: str, results: tuple[Tensor, Tensor], return_lse: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Both results, or o."""
+    if not isinstance(return_lse, bool):
+        raise TypeError(f"{op}: return_lse is {return_lse!r}, expected True or False")
+    return results if return_lse else results[0]

@@ -1,0 +1,226 @@
+"""What attention brings to fuzzer and checker: its domain, its special values, and what its gradients cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dualops.reference._attention import Options, finite, group_sum, options_of, over_group
+from dualops.reference.flash_attention import sum_to
+from dualops.reference.flash_attention_varlen import sequences
+from dualops.spec import Case, Problem
+from dualops.spec.attention.cases import bent, woven
+from tests.sizes import random_size
+
+Shapes = dict[str, tuple[int, ...]]
+Arrays = Mapping[str, np.ndarray]
+
+LONGEST = 300  # queries, and keys
+
+
+def leaning(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A score_mod whose derivative is 1."""
+    return score + 0.02 * (i - j) * (1 + h) - 0.1 * b
+
+
+def cubed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 0.01 * score * score * score + 0.5 * score
+
+
+def cubed_slope(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 0.03 * score * score + 0.5
+
+
+def striped(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Whole tiles are hidden, and some are not."""
+    return (i // 16 + j // 16 + b) % 2 == 0
+
+
+def nothing(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j < 0
+
+
+SCORE_MODS = (bent, leaning, (cubed, cubed_slope))
+MASK_MODS = (woven, striped, nothing)
+
+
+# --- domain --------------------------------------------------------------------------------------
+
+
+def plain_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
+    """Shapes and parameters of flash_attention: any options together, in a quarter of the draws none."""
+    D, Dv, rows = _widths(rng, max_elements)
+    Sq, Sk = (random_size(rng, min(rows, LONGEST)) for _ in range(2))
+    if Sq * Sk > max_elements:
+        Sq = max_elements // Sk
+    H, Hkv, heads = _heads(rng, min(rows // max(Sq, Sk, 1), max_elements // max(Sq * Sk, 1)))
+    B = random_size(rng, min(heads // H, 3))
+    shapes: Shapes = {"q": (B, H, Sq, D), "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}
+    share = _share(rng)
+    if rng.random() < share:
+        shapes["bias"] = _broadcasting((B, H, Sq, Sk), rng)
+    if rng.random() < share:
+        shapes["key_padding_mask"] = (B, Sk)
+    options, params = _options(rng, share, H)
+    return shapes | options, params
+
+
+def varlen_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
+    """The same of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty."""
+    D, Dv, rows = _widths(rng, max_elements)
+    B = int(rng.integers(0, 7))
+    total_q, total_k = (random_size(rng, min(rows, 2 * LONGEST)) if B else 0 for _ in range(2))
+    if total_q * total_k > max_elements:
+        total_q = max_elements // total_k
+    H, Hkv, _ = _heads(rng, min(rows // max(total_q, total_k, 1), max_elements // max(total_q * total_k, 1)))
+    shapes: Shapes = {"q": (total_q, H, D), "k": (total_k, Hkv, D), "v": (total_k, Hkv, Dv)}
+    shapes |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
+    options, params = _options(rng, _share(rng), H)
+    for side, total in (("q", total_q), ("k", total_k)):
+        least = -(-total // max(B, 1))
+        params[f"max_seqlen_{side}"] = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
+    return shapes | options, params
+
+
+def scores_of(case: Case) -> int:
+    """Scores of the case, or more: of sequences of unknown lengths as many as they may have."""
+    q, k = case.shapes["q"], case.shapes["k"]
+    if "cu_seqlens_q" in case.shapes:
+        return q[1] * q[0] * min(k[0], case.params["max_seqlen_k"])
+    return prod(q[:3]) * k[2]
+
+
+def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int, int]:
+    """D, Dv, both wider than 128 in one draw of ten alone, and how many rows that leaves."""
+    limit = min(512 if rng.random() < 0.1 else 128, max_elements)
+    D = max(random_size(rng, limit), 1)
+    Dv = D if rng.random() < 0.4 else max(random_size(rng, limit), 1)
+    return D, Dv, max(max_elements // max(D, Dv), 1)
+
+
+def _heads(rng: np.random.Generator, most: int) -> tuple[int, int, int]:
+    """H, Hkv, and how many heads all batches together may have."""
+    heads = max(most, 1)
+    Hkv = 1 + int(rng.integers(min(heads, 4)))
+    group = 1 + int(rng.integers(min(heads // Hkv, 4)))
+    return Hkv * group, Hkv, heads
+
+
+def _share(rng: np.random.Generator) -> float:
+    """How likely each option is."""
+    return float(rng.choice([0.0, 0.2, 0.2, 0.6]))
+
+
+def _broadcasting(full: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:
+    """A shape that broadcasts to `full`: axes of size 1, and of those that lead any number not there."""
+    first = int(rng.integers(len(full) + 1)) if rng.random() < 0.3 else 0
+    shape = tuple(size if axis >= first and rng.random() < 0.6 else 1 for axis, size in enumerate(full))
+    leading = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+    return shape[int(rng.integers(leading + 1)) :]
+
+
+def _options(rng: np.random.Generator, share: float, H: int) -> tuple[Shapes, dict[str, Any]]:
+    """The options that both forms have."""
+    shapes: Shapes = {}
+    params: dict[str, Any] = {"causal": [False, True, "top_left"][rng.integers(3)], "return_lse": bool(rng.integers(2))}
+    if rng.random() < 0.4:
+        params["scale"] = float(rng.choice([0.0, 1.0, -0.25, rng.normal()]))
+    if rng.random() < share:
+        params["window"] = tuple(_side(rng) for _ in range(2))
+    if rng.random() < share:
+        params["softcap"] = float(np.exp(rng.uniform(-1, 3)))
+    if rng.random() < share:
+        params["score_mod"] = SCORE_MODS[rng.integers(len(SCORE_MODS))]
+    if rng.random() < share:
+        params["mask_mod"] = MASK_MODS[rng.choice(len(MASK_MODS), p=[0.45, 0.45, 0.1])]
+    for name in ("alibi_slopes", "sinks"):
+        if rng.random() < share:
+            shapes[name] = (H,)
+    if rng.random() < share:
+        shapes["seed"] = ()
+        params["dropout_p"] = float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.999]))
+    return shapes, params
+
+
+def _side(rng: np.random.Generator) -> int | None:
+    """Of a window: unbounded, none, few keys, many, more than there are."""
+    return [None, 0, int(rng.integers(1, 9)), int(rng.integers(9, LONGEST)), 10**6][rng.integers(5)]
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[float, bool] | None:
+    """The largest special value of an input, and whether it may be infinite: what float32 and float64 have alike.
+
+    q, k, bias, sinks, slopes: no score so large that its own rounding decides the row. v: no sum over the keys that
+    overflows, also where dropout scales it up, and in a gradient none that overflows in half precision; and no
+    infinity, since a probability that is tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there.
+    """
+    if name == "v" and not backward:
+        keys = prod(case.shapes["k"][:-1])
+        return huge * (1 - case.params.get("dropout_p", 0.0)) / (keys + 1), False
+    return {"q": (4.0, True), "k": (4.0, True), "v": (4.0, False), "bias": (4.0, True), "sinks": (4.0, True)}.get(
+        name, (1.0, True) if name == "alibi_slopes" else None
+    )
+
+
+# --- what gradients cancel -----------------------------------------------------------------------
+
+
+def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
+    """Of each gradient the largest sum of magnitudes that it is the sum of; what is no number counts as 0.
+
+    dS = P * (dP - delta) is the difference of two sums, which agree where a query sees one key alone, and all gradients
+    but dv are sums of such. So dS counts as P * (|dP| + |delta|), and dP and delta as sums of |do| * |v|, |do| * |o|.
+    """
+    largest = {output.name: 0.0 for output in problem.spec.gradients}
+    d_sinks: Any = 0.0
+    for part, options in _sequences(arrays, problem):
+        found, lost = _terms(part, options)
+        for name, terms in found.items():
+            largest[name] = max(largest[name], float(terms.max(initial=0.0)))
+        d_sinks = d_sinks + lost
+    return largest | {"dsinks": float(np.max(d_sinks, initial=0.0))}
+
+
+def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.ndarray], Options]]:
+    """Whole sequences in float64, as [B, H, S, width] and [B, H, S], with the options that they have."""
+    wide = {name: array.astype(np.float64) for name, array in arrays.items() if array.dtype.kind not in "bi"}
+    if "cu_seqlens_q" not in arrays:
+        yield wide, options_of(problem, arrays)
+        return
+    for queries, keys, options in sequences(problem, arrays):
+        rows = {"q": queries, "o": queries, "do": queries, "k": keys, "v": keys}
+        part = {name: wide[name][taken].swapaxes(0, 1)[None] for name, taken in rows.items()}
+        yield part | {name: wide[name][None, :, queries] for name in ("lse", "dlse") if name in wide}, options
+
+
+def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Terms of dq, dk, dv and dbias, and of dsinks [H], of whole sequences."""
+    problem, at = options.problem, options.everywhere()
+    size = {name: np.nan_to_num(np.abs(array), posinf=0.0) for name, array in x.items()}
+    with np.errstate(all="ignore"):
+        products = x["q"] @ over_group(x["k"], problem.group).swapaxes(-1, -2) * problem.scale  # [B, H, Sq, Sk]
+        scores = options.scores(products, at)
+        probs = np.where(scores != -np.inf, np.nan_to_num(np.exp(scores - finite(x["lse"])[..., None]), posinf=0.0), 0)
+        slope = np.nan_to_num(np.abs(options.slope(products, at)), posinf=0.0)
+        weight = options.weight(at)
+        d_probs = weight * (size["do"] @ over_group(size["v"], problem.group).swapaxes(-1, -2))  # [B, H, Sq, Sk]
+        delta = (size["do"] * size["o"]).sum(axis=-1) + size.get("dlse", 0.0)  # [B, H, Sq]
+        d_scores = probs * (d_probs + delta[..., None])  # [B, H, Sq, Sk]
+        bent_scores = abs(problem.scale) * slope * d_scores
+        terms = {
+            "dq": bent_scores @ over_group(size["k"], problem.group),
+            "dk": group_sum(bent_scores.swapaxes(-1, -2) @ size["q"], problem.group),
+            "dv": group_sum((weight * probs).swapaxes(-1, -2) @ size["do"], problem.group),
+        }
+        if "bias" in x:
+            terms["dbias"] = sum_to(d_scores, x["bias"].shape)
+        lost = 0.0
+        if (sinks := options.sinks()) is not None:
+            lost = np.nan_to_num(np.exp(sinks - finite(x["lse"])) * delta, posinf=0.0).sum(axis=(0, 2))
+    return terms, np.asarray(lost)

@@ -1,0 +1,137 @@
+"""Dropout: the words of Philox-4x32-10, which probability each decides over, and that nothing else moves them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.reference import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_blocked,
+    flash_attention_varlen,
+)
+from tests.philox import KNOWN_ANSWERS, WORD, philox, weights
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def drawn(
+    seed: Any,
+    dropout_p: float,
+    B: int = 1,
+    H: int = 1,
+    Sq: int = 1,
+    Sk: int = 1,
+    form: Any = flash_attention,
+    **how: Any,
+) -> np.ndarray:
+    """The weights of all probabilities [B, H, Sq, Sk]: with equal scores and unit vectors as values they stand in o."""
+    q, k = np.zeros((B, H, Sq, 1)), np.zeros((B, H, Sk, 1))
+    v = np.broadcast_to(np.eye(Sk), (B, H, Sk, Sk))
+    o = (form or flash_attention)(q, k, v, dropout_p=dropout_p, seed=seed, **how)
+    assert isinstance(o, np.ndarray)
+    return o * Sk
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_the_philox_that_is_compared_with(counter, key, expected):
+    assert philox(counter, key) == expected
+
+
+@pytest.mark.parametrize(("place", "expected"), list(zip([(0, 0), (0, 1), (8, 0), (8, 1)], KNOWN_ANSWERS[0][2])))
+def test_the_four_words_of_the_first_known_answer_bit_for_bit(place, expected):
+    """A probability is kept up to a dropout_p of word / 2**32, and dropped just above."""
+    for more, kept in ((-1, True), (0, True), (1, False)):
+        found = drawn(0, (expected + more) / WORD, Sq=9, Sk=2)[0, 0]
+        assert (found[place] > 0) == kept, more
+
+
+SEEDS = [0, 1, -1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, -(2**63), 0x243F6A8885A308D3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_weights_are_those_of_the_written_rule(seed):
+    for dropout_p in (0.1, 0.5, 0.999):
+        expected = weights(seed, dropout_p, (2, 3, 37, 21))
+        assert np.abs(drawn(seed, dropout_p, 2, 3, 37, 21) - expected).max() < 1e-12 * expected.max()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_in_an_array_is_the_same_seed(seed):
+    assert np.array_equal(drawn(seed, 0.5, 1, 2, 20, 30), drawn(np.array(seed, np.int64), 0.5, 1, 2, 20, 30))
+    assert np.array_equal(drawn(seed, 0.5, 1, 2, 20, 30), drawn(np.int64(seed), 0.5, 1, 2, 20, 30))
+
+
+@pytest.mark.parametrize("dropout_p", [0.01, 0.3, 0.5, 0.9])
+def test_the_share_that_is_dropped_and_the_mean(dropout_p):
+    found = drawn(20240607, dropout_p, 2, 4, 128, 128)
+    deviation = np.sqrt(dropout_p * (1 - dropout_p) / found.size)
+    assert abs((found == 0).mean() - dropout_p) < 4 * deviation
+    assert abs(found.mean() - 1) < 4 * deviation / (1 - dropout_p)
+    for axis in range(4):  # no head, query or key is favoured
+        others = tuple(other for other in range(4) if other != axis)
+        shares = (found == 0).mean(axis=others)
+        assert np.abs(shares - dropout_p).max() < 5 * deviation * np.sqrt(found.shape[axis])
+
+
+def test_neighbours_and_seeds_have_nothing_to_do_with_one_another():
+    one = drawn(5, 0.5, 1, 4, 128, 128) > 0
+    samples = 4 * 120 * 120
+    for b, c in product((0, 1, 2, 8), (0, 1, 2, 8)):
+        if b or c:
+            agree = (one[:, :, :120, :120] == one[:, :, b : 120 + b, c : 120 + c]).mean()
+            assert abs(agree - 0.5) < 4 * 0.5 / np.sqrt(samples), (b, c)
+    for other in (4, 6, -5, 5 + 2**32):
+        agree = (one == (drawn(other, 0.5, 1, 4, 128, 128) > 0)).mean()
+        assert abs(agree - 0.5) < 4 * 0.5 / np.sqrt(one.size), other
+
+
+@pytest.mark.parametrize(("block_q", "block_kv"), [(64, 64), (16, 8), (5, 3), (1, 100)])
+def test_weights_do_not_depend_on_tiles_or_masks(block_q, block_kv):
+    expected = drawn(9, 0.4, 1, 2, 33, 21)
+    tiled = drawn(9, 0.4, 1, 2, 33, 21, form=flash_attention_blocked, block_q=block_q, block_kv=block_kv)
+    assert np.abs(tiled - expected).max() < 1e-12
+    causal = drawn(9, 0.4, 1, 2, 33, 21, causal="top_left") > 0
+    below = np.tril(np.ones((33, 21), bool))
+    assert np.array_equal(causal, (expected > 0) & below)
+
+
+def test_weights_do_not_depend_on_lengths_or_the_batches_that_follow():
+    expected = drawn(9, 0.4, 2, 3, 33, 21) > 0
+    assert np.array_equal(drawn(9, 0.4, 2, 3, 17, 8) > 0, expected[:, :, :17, :8])
+    assert np.array_equal(drawn(9, 0.4, 1, 3, 33, 21) > 0, expected[:1])
+
+
+def test_sequences_are_numbered_as_batches_are():
+    expected = drawn(9, 0.4, 2, 3, 12, 7)
+    q, k, v = np.zeros((24, 3, 1)), np.zeros((14, 3, 1)), np.tile(np.eye(7)[:, None], (2, 3, 1))
+    ends = [np.array([0, n, 2 * n], np.int32) for n in (12, 7)]
+    o = flash_attention_varlen(q, k, v, *ends, max_seqlen_q=12, max_seqlen_k=7, dropout_p=0.4, seed=9)
+    assert isinstance(o, np.ndarray)
+    assert np.abs(7 * o.reshape(2, 12, 3, 7).swapaxes(1, 2) - expected).max() < 1e-12
+
+
+def test_lse_and_a_probability_of_zero_are_without_dropout():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 9, 4)) for _ in range(3))
+    plain = flash_attention(q, k, v, return_lse=True)
+    assert all(
+        np.array_equal(x, y) for x, y in zip(flash_attention(q, k, v, seed=3, return_lse=True), plain, strict=True)
+    )
+    o, lse = flash_attention(q, k, v, seed=3, dropout_p=0.5, return_lse=True)
+    assert np.array_equal(lse, plain[1]) and not np.array_equal(o, plain[0])
+
+
+def test_backward_drops_what_forward_dropped():
+    """dv = (weight * P).T @ do: with unit vectors as do it shows the weights."""
+    Sq, Sk = 11, 6
+    q, k, v = np.zeros((1, 2, Sq, 1)), np.zeros((1, 2, Sk, 1)), np.zeros((1, 2, Sk, Sq))
+    how: dict[str, Any] = {"dropout_p": 0.4, "seed": 77, "return_lse": True}
+    o, lse = flash_attention(q, k, v, **how)
+    do = np.ascontiguousarray(np.broadcast_to(np.eye(Sq), (1, 2, Sq, Sq)))
+    _, _, dv = flash_attention_backward(q, k, v, o, lse, do, **how)
+    assert np.abs(Sk * dv.swapaxes(-1, -2) - weights(77, 0.4, (1, 2, Sq, Sk))).max() < 1e-12

@@ -1,0 +1,165 @@
+"""Sequences that lie one after another give what each gives alone, forward and backward, whatever the options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.reference import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_varlen,
+    flash_attention_varlen_backward,
+)
+from dualops.spec import OPERATORS, Case, Tag, compare
+from dualops.spec.meta import FLOATS
+from tests.attention import gradient_terms
+from tests.checks import bind, call, gradient_inputs, widened
+from tests.problems import elements, random_problems, values
+
+SPEC, ONE = OPERATORS["flash_attention_varlen"], OPERATORS["flash_attention"]
+TESTED = {case.id: case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 20}
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def alone(arrays: Mapping[str, Any], b: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """Sequence b as batch b of a call of flash_attention, whose batches before it are zeros: options count batches."""
+    queries, keys = (slice(*arrays[f"cu_seqlens_{side}"][b : b + 2]) for side in ("q", "k"))
+    part = {name: arrays[name] for name in ("alibi_slopes", "sinks", "seed") if name in arrays}
+    for name in names:
+        if name in ("lse", "dlse"):
+            one = arrays[name][:, queries]
+        else:
+            one = arrays[name][keys if name in "kv" else queries].swapaxes(0, 1)
+        part[name] = np.zeros((b + 1, *one.shape), one.dtype)
+        part[name][b] = one
+    return part
+
+
+def single(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if not name.startswith("max_seqlen")} | {"return_lse": True}
+
+
+def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    o, lse = call(flash_attention_varlen, SPEC.inputs, arrays, **{**params, "return_lse": True})
+    assert o.shape == (*arrays["q"].shape[:2], arrays["v"].shape[2]) and o.dtype == arrays["q"].dtype
+    assert lse.shape == arrays["q"].shape[1::-1]
+    for b in range(arrays["cu_seqlens_q"].size - 1):
+        queries = slice(*arrays["cu_seqlens_q"][b : b + 2])
+        one, one_lse = call(flash_attention, ONE.inputs, alone(arrays, b, ("q", "k", "v")), **single(params))
+        assert np.abs(o[queries].swapaxes(0, 1) - one[b]).max(initial=0.0) < 1e-13
+        there = one_lse[b] != -np.inf
+        assert np.array_equal(lse[:, queries] != -np.inf, there)
+        assert np.abs(lse[:, queries][there] - one_lse[b][there]).max(initial=0.0) < 1e-13
+
+
+def hold_backward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+    dq, dk, dv, *d_sinks = call(flash_attention_varlen_backward, SPEC.gradient_inputs, arrays, **params)
+    sums = np.zeros(arrays["q"].shape[1])
+    for b in range(arrays["cu_seqlens_q"].size - 1):
+        part = alone(arrays, b, ("q", "k", "v", "o", "lse", "do", "dlse"))
+        one = call(flash_attention_backward, ONE.gradient_inputs, part, **single(params))
+        queries, keys = (slice(*arrays[f"cu_seqlens_{side}"][b : b + 2]) for side in ("q", "k"))
+        for mine, rows, other in zip((dq, dk, dv), (queries, keys, keys), one, strict=False):
+            assert np.abs(mine[rows].swapaxes(0, 1) - other[b]).max(initial=0.0) < 1e-12
+        if d_sinks:
+            sums += one[3]  # batches of zeros add nothing: their do and dlse are 0
+    if d_sinks:
+        assert np.abs(d_sinks[0] - sums).max() < 1e-12
+
+
+def test_random_sequences_are_what_each_is_alone():
+    options = 0
+    for case in random_problems(SPEC.name, 8, 60, max_elements=2000, dtypes=["float64"]):
+        arrays = gradient_inputs(SPEC, Case(case.name, case.dtype, case.shapes, {**case.params, "return_lse": True}))
+        hold_forward({entry.name: arrays[entry.name] for entry in SPEC.inputs if entry.name in arrays}, case.params)
+        hold_backward(arrays, case.params)
+        options += len(case.shapes) > 5
+    assert options > 15
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in TESTED.values() if case.dtype == "float64"], ids=lambda case: case.id
+)
+def test_cases_are_what_each_sequence_is_alone(case):
+    hold_forward(values(SPEC, case), case.params)
+    hold_backward(gradient_inputs(SPEC, case), case.params)
+
+
+@pytest.mark.parametrize("case", TESTED.values(), ids=lambda case: case.id)
+def test_every_dtype_comes_near_the_truth(case):
+    """P, dS and the result are rounded once each, at most 3 units of the terms; arithmetic takes some of float32's."""
+    arrays = gradient_inputs(SPEC, case)
+    problem = bind(SPEC, arrays, case.params, True)
+    truths, found = (
+        call(flash_attention_varlen_backward, SPEC.gradient_inputs, each, **case.params)
+        for each in (widened(arrays), arrays)
+    )
+    terms = gradient_terms(arrays, problem)
+    limit = {"float64": 0.0, "float32": 16 * 2.0**-24, "float16": 4 * 2.0**-11, "bfloat16": 4 * 2.0**-8}[case.dtype]
+    for name, actual, truth in zip(problem.outputs(SPEC.gradients), found, truths, strict=True):
+        assert actual.shape == truth.shape
+        assert actual.dtype == arrays[name[1:]].dtype
+        assert np.abs(actual.astype(np.float64) - truth).max(initial=0.0) <= limit * terms[name]
+
+
+def test_sequences_without_queries_or_without_keys():
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 2, 4)) for n in (5, 6, 6))
+    ends_q, ends_k = np.array([0, 0, 3, 5, 5], np.int32), np.array([0, 4, 4, 6, 6], np.int32)
+    sinks = rng.standard_normal(2)
+    longest: dict[str, Any] = {"max_seqlen_q": 3, "max_seqlen_k": 4, "return_lse": True}
+    o, lse = flash_attention_varlen(q, k, v, ends_q, ends_k, **longest)
+    assert (o[:3] == 0).all() and (lse[:, :3] == -np.inf).all()
+    assert np.isfinite(lse[:, 3:]).all()
+    o, lse = flash_attention_varlen(q, k, v, ends_q, ends_k, sinks=sinks, **longest)
+    assert (o[:3] == 0).all() and np.array_equal(lse[:, :3], np.broadcast_to(sinks[:, None], (2, 3)))
+    do, dlse = rng.standard_normal(o.shape), rng.standard_normal(lse.shape)
+    dq, dk, dv, _ = flash_attention_varlen_backward(
+        q, k, v, o, lse, do, ends_q, ends_k, dlse=dlse, sinks=sinks, **longest
+    )
+    assert (dq[:3] == 0).all() and (dq[3:] != 0).all()
+    assert (dk[:4] == 0).all() and (dv[:4] == 0).all() and (dv[4:] != 0).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_sequence_does_not_depend_on_its_neighbours(dtype):
+    shapes = {"q": (9, 2, 4), "k": (12, 1, 4), "v": (12, 1, 3), "cu_seqlens_q": (4,), "cu_seqlens_k": (4,)}
+    params = {"max_seqlen_q": 4, "max_seqlen_k": 5, "causal": True, "return_lse": True}
+    arrays = values(SPEC, Case("apart", dtype, shapes, params))
+    arrays |= {"cu_seqlens_q": np.array([0, 4, 7, 9], np.int32), "cu_seqlens_k": np.array([0, 5, 8, 12], np.int32)}
+    plain = call(flash_attention_varlen, SPEC.inputs, arrays, **params)
+    for name, rows in (("q", [4, 5, 6]), ("k", [5, 6, 7]), ("v", [5, 6, 7])):
+        arrays[name][rows] = np.nan
+    o, lse = call(flash_attention_varlen, SPEC.inputs, arrays, **params)
+    outside = [0, 1, 2, 3, 7, 8]
+    assert np.array_equal(o[outside], plain[0][outside]) and np.array_equal(lse[:, outside], plain[1][:, outside])
+    assert np.isnan(o[4:7].astype(np.float64)).all() and np.isnan(lse[:, 4:7]).all()
+
+
+def test_longer_limits_change_nothing():
+    case = next(case for case in SPEC.tagged(Tag.SIM) if case.name == "sim_varlen" and case.dtype == "float32")
+    arrays = values(SPEC, case)
+    plain = call(flash_attention_varlen, SPEC.inputs, arrays, **case.params)
+    more = {**case.params, "max_seqlen_q": 1000, "max_seqlen_k": 1000}
+    for one, two in zip(plain, call(flash_attention_varlen, SPEC.inputs, arrays, **more), strict=True):
+        assert np.array_equal(one, two)
+
+
+def test_the_sequences_that_are_drawn_have_special_values_where_floats_are():
+    strange = 0
+    for case in random_problems(SPEC.name, 9, 60, max_elements=2000):
+        arrays = values(SPEC, case, special=True)
+        truths, plains = (
+            call(flash_attention_varlen, SPEC.inputs, each, **{**case.params, "return_lse": True})
+            for each in (widened(arrays), arrays)
+        )
+        for name, truth, plain in zip(("o", "lse"), truths, plains, strict=True):
+            found = compare(plain, truth, plain, dtype=case.dtype, floor=SPEC.floor, name=f"{case}: {name}")
+            assert found.passed, found.message
+            strange += int(np.isnan(truth).any())
+    assert strange > 15

@@ -1,0 +1,25 @@
+"""Random sizes of axes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def random_size(rng: np.random.Generator, limit: int) -> int:
+    """A size up to `limit`, with a liking for 0, 1, primes, and powers of two and their neighbours."""
+    kind = rng.random()
+    if limit < 2 or kind < 0.1:
+        size = 1
+    elif kind < 0.13:
+        size = 0
+    elif kind < 0.5:
+        size = (1 << int(rng.integers(1, limit.bit_length() + 1))) + int(rng.integers(-1, 2))
+    elif kind < 0.7:
+        size = _prime_below(int(rng.integers(2, limit + 1)))
+    else:  # evenly over the magnitudes
+        size = int(np.exp(rng.uniform(0.0, np.log(limit))))
+    return min(size, limit)
+
+
+def _prime_below(limit: int) -> int:
+    return next((n for n in range(limit, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1))), 2)

@@ -1,0 +1,194 @@
+"""Wrong and right values of attention's functions, seeds and lengths, and what right options make of a problem."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops import reference
+from dualops.spec.meta import FLOATS, compute_dtype, number_meta
+from tests.spec.calls import attention, attention_backward, meta, varlen
+
+# --- functions -----------------------------------------------------------------------------------
+
+
+def right(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return score + 1
+
+
+def short(score: Any, b: Any) -> Any:
+    return score
+
+
+def failing(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    raise KeyError("lost")
+
+
+def words(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return "high"
+
+
+def numbers(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 1
+
+
+def failing_mask(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return (i, j).index(7) == 0
+
+
+HERE = rf"\({re.escape(__file__)}, line \d+\)"
+SCORE = r"\(score, b, h, i, j\)"
+FUNCTION_ERRORS = [
+    ({"score_mod": short}, TypeError, rf"a function of 2 arguments, expected one of {SCORE}"),
+    ({"score_mod": numbers}, TypeError, rf"a function of 4 arguments, expected one of {SCORE}"),
+    ({"score_mod": failing}, ValueError, rf"for score=0.5, b=0, h=0, i=0, j=0 it raises KeyError: 'lost' {HERE}"),
+    ({"score_mod": words}, ValueError, r"for score=0.5, b=0, h=0, i=0, j=0 it gives 'high', expected a number"),
+    ({"score_mod": 3}, TypeError, rf"of type int, expected a Python function of {SCORE}, made by def or lambda"),
+    ({"score_mod": np.tanh}, TypeError, rf"of type ufunc, expected a Python function of {SCORE}, made by .*"),
+    ({"score_mod": (right,)}, TypeError, r"a tuple of 1, expected a function or a pair \(function, derivative\)"),
+    (
+        {"score_mod": (right, short)}, TypeError,
+        rf"its derivative: a function of 2 arguments, expected one of {SCORE}",
+    ),
+    ({"mask_mod": right}, TypeError, r"a function of 5 arguments, expected one of \(b, h, i, j\)"),
+    ({"mask_mod": numbers}, ValueError, r"for b=0, h=0, i=0, j=0 it gives 1, expected True or False"),
+    (
+        {"mask_mod": failing_mask}, ValueError,
+        rf"for b=0, h=0, i=0, j=0 it raises ValueError: .* {HERE}",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "kind", "message"), FUNCTION_ERRORS)
+@pytest.mark.parametrize(
+    ("bind", "op"),
+    [
+        (attention, "flash_attention"),
+        (attention_backward, "flash_attention_backward"),
+        (varlen, "flash_attention_varlen"),
+    ],
+)
+def test_errors_of_functions(bind, op, given, kind, message):
+    ((name, value),) = given.items()
+    with pytest.raises(kind, match=rf"^{op}: {name} is {re.escape(repr(value))}, {message}$"):
+        bind(**given)
+
+
+# --- values that are on the host -----------------------------------------------------------------
+
+SEEDS = [
+    (1.5, TypeError, "is a float, expected an integer, or an array without axes"),
+    ("7", TypeError, "is a str, expected an integer, or an array without axes"),
+    (True, TypeError, "is a bool, expected an integer, or an array without axes"),
+    (np.float32(3), TypeError, "is a float32, expected an integer, or an array without axes"),
+    (2**63, ValueError, f"is {2**63}, expected an integer of 64 bits"),
+    (-(2**63) - 1, ValueError, f"is {-(2**63) - 1}, expected an integer of 64 bits"),
+]
+
+
+@pytest.mark.parametrize(("seed", "kind", "message"), SEEDS)
+def test_errors_of_a_seed_on_the_host(seed, kind, message):
+    q, k = np.zeros((1, 2, 3, 4)), np.zeros((1, 1, 5, 4))
+    for call, op in (
+        (lambda: number_meta(seed, "flash_attention", "seed"), "flash_attention"),
+        (lambda: reference.flash_attention(q, k, k, dropout_p=0.1, seed=seed), "flash_attention"),
+        (
+            lambda: reference.flash_attention_backward(q, k, k, q, q[..., 0], q, dropout_p=0.1, seed=seed),
+            "flash_attention_backward",
+        ),
+    ):
+        with pytest.raises(kind, match=f"^{re.escape(f'{op}: seed {message}')}$"):
+            call()
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63), np.int8(-3), np.uint64(5)])
+def test_seeds_that_are_right(seed):
+    made = number_meta(seed, "flash_attention", "seed")
+    assert (made.dtype, made.shape, made.device, made.pointer) == ("int64", (), "host", int(seed))
+    assert attention(seed=made, dropout_p=0.5).dropout_p == 0.5
+
+
+def ends(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+LENGTHS = [
+    ((1, 20), (0, 30), 20, 30, "cu_seqlens_q starts at 1, expected 0"),
+    ((0, 20), (-1, 30), 20, 30, "cu_seqlens_k starts at -1, expected 0"),
+    ((0, 10, 5, 20), (0, 9, 9, 30), 20, 30, "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall"),
+    ((0, 20), (0, 19), 20, 30, "cu_seqlens_k ends at 19, k has total_k=30, expected the same"),
+    ((0, 21), (0, 30), 21, 30, "cu_seqlens_q ends at 21, q has total_q=20, expected the same"),
+    ((0, 20), (0, 30), 19, 30, "max_seqlen_q is 19, expected 20 or more, as cu_seqlens_q has it"),
+    ((0, 5, 20), (0, 12, 30), 15, 17, "max_seqlen_k is 17, expected 18 or more, as cu_seqlens_k has it"),
+]
+
+
+def lengths_of(call: Callable[..., Any], ends_q: tuple, ends_k: tuple, longest_q: int, longest_k: int) -> Any:
+    q, k = np.zeros((20, 2, 4)), np.zeros((30, 1, 4))
+    given = {"cu_seqlens_q": ends(*ends_q), "cu_seqlens_k": ends(*ends_k)}
+    given |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    if call is reference.flash_attention_varlen:
+        return call(q, k, k, **given)
+    return call(q, k, k, q, np.zeros((2, 20)), q, **given)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_varlen_backward"])
+@pytest.mark.parametrize("row", LENGTHS, ids=lambda row: row[-1])
+def test_errors_of_lengths(name, row):
+    *given, message = row
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {message}')}$"):
+        lengths_of(getattr(reference, name), *given)
+
+
+def test_lengths_that_are_right():
+    assert lengths_of(reference.flash_attention_varlen, (0, 0, 20, 20), (0, 7, 30, 30), 20, 23).shape == (20, 2, 4)
+    assert lengths_of(reference.flash_attention_varlen, (0, 20), (0, 30), 500, 500).shape == (20, 2, 4)
+
+
+# --- right calls ---------------------------------------------------------------------------------
+
+
+def test_right_options():
+    problem = attention(
+        window=[np.int64(3), None],
+        softcap=2,
+        bias=meta(7),
+        sinks=meta(6),
+        key_padding_mask=meta(2, 7, dtype="bool"),
+        score_mod=right,
+        seed=meta(dtype="int64"),
+        dropout_p=0,
+    )
+    assert (problem.window, problem.softcap, problem.dropout_p, problem.causal) == ((3, None), 2.0, 0.0, False)
+    assert problem.score_mod.function is right
+    assert problem.dtype_of("sinks") == "float32"
+    assert problem.dtype_of("alibi_slopes") is None
+    problem = varlen(causal=True)
+    assert [getattr(problem, name) for name in ("B", "Sq", "Sk", "total_q", "total_k", "group")] == [
+        3,
+        9,
+        12,
+        20,
+        30,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_weights_may_be_of_the_dtype_of_q_or_of_arithmetic(dtype):
+    arrays = {name: meta(*shape, dtype=dtype) for name, shape in {"q": (2, 6, 5, 16), "k": (2, 3, 7, 16)}.items()}
+    arrays["v"] = arrays["k"]
+    for weight in (dtype, compute_dtype(dtype)):
+        problem = attention(**arrays, sinks=meta(6, dtype=weight), alibi_slopes=meta(6, dtype=weight))
+        assert problem.dtype_of("sinks") == problem.dtype_of("alibi_slopes") == weight
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (1,), (5, 7), (5, 1), (6, 1, 1), (1, 6, 5, 7), (2, 1, 5, 1), (2, 6, 5, 7)])
+def test_bias_shapes_that_are_right(shape):
+    problem = attention_backward(bias=meta(*shape))
+    assert problem.outputs(problem.spec.gradients)["dbias"].shape == shape
+    assert "dbias" not in attention_backward(bias=meta(*shape), bias_gradient=False).outputs(problem.spec.gradients)

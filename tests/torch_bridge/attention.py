@@ -1,0 +1,104 @@
+"""Arguments for the bridge's tests of attention: small, and every option."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from .conftest import values
+
+B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 3, 5, 4, 3
+LENGTHS_Q, LENGTHS_K = (2, 0, 4, 1), (3, 2, 2, 0)
+
+
+def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A score_mod that depends on all that it is given, and not linearly on the score."""
+    return score - 0.05 * score * score + 0.01 * (i - j) * (1 + h) - 0.1 * b
+
+
+def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A mask_mod that follows no other mask's edges."""
+    return (i + 2 * j + 3 * h + b) % 4 != 0
+
+
+def squashed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A score_mod whose derivative is given beside it, since it branches."""
+    return math.tanh(score) if h % 2 else 0.5 * score
+
+
+def squashed_slope(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 1 - math.tanh(score) ** 2 if h % 2 else 0.5
+
+
+class Arguments(NamedTuple):
+    """Of a call of one of the functions."""
+
+    tensors: dict[str, torch.Tensor]  # what is differentiable, leaves; k and v have heads of their own
+    more: dict[str, Any]
+
+    def __call__(self, function: Any, *tensors: torch.Tensor, **more: Any) -> Any:
+        """The call, with other tensors in place of the differentiable ones if they are given."""
+        return function(**(dict(zip(self.tensors, tensors)) if tensors else self.tensors), **{**self.more, **more})
+
+
+def plain(*options: str, dtype: torch.dtype = torch.float64, device: str = "cpu", **more: Any) -> Arguments:
+    """For `flash_attention`; options: what ALL names."""
+    shapes = {"q": (B, H, SQ, D), "k": (B, HKV, SK, D), "v": (B, HKV, SK, DV), "bias": (H, 1, SK), "sinks": (H,)}
+    return _arguments(shapes, options, dtype, device, more)
+
+
+def varlen(*options: str, dtype: torch.dtype = torch.float64, device: str = "cpu", **more: Any) -> Arguments:
+    """For `flash_attention_varlen`; options: those of ALL that it has."""
+    total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
+    shapes = {"q": (total_q, H, D), "k": (total_k, HKV, D), "v": (total_k, HKV, DV), "sinks": (H,)}
+    for side, lengths in (("q", LENGTHS_Q), ("k", LENGTHS_K)):
+        more[f"cu_seqlens_{side}"] = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+        more[f"max_seqlen_{side}"] = max(lengths)
+    return _arguments(shapes, [name for name in options if name in ALL_VARLEN], dtype, device, more)
+
+
+ALL: dict[str, dict[str, Any]] = {
+    "top_left": {"causal": "top_left"},
+    "causal": {"causal": True},
+    "window": {"window": (2, None)},
+    "scale": {"scale": 0.7},
+    "softcap": {"softcap": 1.5},
+    "score_mod": {"score_mod": bent},
+    "pair": {"score_mod": (squashed, squashed_slope)},
+    "mask_mod": {"mask_mod": woven},
+    "dropout": {"dropout_p": 0.3, "seed": 7},
+    "alibi": {},
+    "padding": {},
+    "bias": {},
+    "sinks": {},
+}
+ALL_VARLEN = tuple(name for name in ALL if name not in ("padding", "bias"))
+# every option in one set at least; each set goes along every road
+SETS = {
+    "none": (),
+    "masks": ("causal", "window", "padding", "mask_mod"),
+    "scores": ("scale", "softcap", "score_mod", "bias", "alibi"),
+    "rest": ("top_left", "pair", "sinks", "dropout"),
+    "all": tuple(name for name in ALL if name not in ("top_left", "pair")),
+}
+
+
+def _arguments(
+    shapes: dict[str, Any], options: Any, dtype: torch.dtype, device: str, more: dict[str, Any]
+) -> Arguments:
+    wanted = {"q", "k", "v", *options}
+    tensors = {
+        name: values(shape, dtype, device, seed=place).requires_grad_()
+        for place, (name, shape) in enumerate(shapes.items())
+        if name in wanted
+    }
+    given: dict[str, Any] = {}
+    for name in options:
+        given |= ALL[name]
+    if "alibi" in options:
+        given["alibi_slopes"] = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=dtype)
+    if "padding" in options:
+        given["key_padding_mask"] = torch.arange(B * SK, device=device).reshape(B, SK) % 3 != 0
+    return Arguments(tensors, given | more)

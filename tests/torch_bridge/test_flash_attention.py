@@ -1,0 +1,602 @@
+"""Attention in torch: values, gradients, opcheck, compilation, torch.func, autocast, seeds, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from dualops import reference
+from dualops.spec import ArrayMeta
+from dualops.torch_bridge import flash_attention, flash_attention_varlen
+from dualops.torch_bridge.flash_attention import _operator, _operator_varlen
+from dualops.torch_bridge.interop import Direction, _as_numpy
+
+from .attention import DV, LENGTHS_K, LENGTHS_Q, SETS, SK, SQ, Arguments, B, H, bent, plain, varlen
+from .conftest import DTYPES, values
+
+OPERATORS = {"plain": _operator, "varlen": _operator_varlen}
+FORMS = {"plain": (flash_attention, plain), "varlen": (flash_attention_varlen, varlen)}
+BOTH_FORMS = pytest.mark.parametrize("form", FORMS)
+
+
+class Recorder(TorchDispatchMode):
+    """The calls of operators of this package, by name, with their arguments by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "dualops":
+            names = [argument.name for argument in func._schema.arguments]
+            defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+            self.calls.append((func._opname, defaults | dict(zip(names, args))))
+        return func(*args, **(kwargs or {}))
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
+def gradients(function: Callable[..., Any], arguments: Arguments, **more: Any) -> tuple[torch.Tensor, ...]:
+    """Of a sum over o and lse that tells all of their elements apart."""
+    o, lse = arguments(function, return_lse=True, **more)
+    loss = (o * torch.arange(o.numel(), device=o.device).reshape(o.shape)).sum() + torch.where(
+        lse.isfinite(), lse.square(), 0
+    ).sum()
+    return torch.autograd.grad(loss, tuple(arguments.tensors.values()))
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def equal(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_stride=True)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, "top_left"])
+def test_is_torchs_attention(causal: bool | str, bias: bool, device: str) -> None:
+    given: dict[str, Any] = {"causal": causal}
+    options: dict[str, Any] = {"is_causal": bool(causal)}
+    if bias:
+        mask = values((B, 1, SQ, SK), torch.float64, device, seed=9)
+        given["bias"] = mask
+        hidden = ~torch.ones(SQ, SK, device=device).tril().bool()
+        options = {"attn_mask": mask.masked_fill(hidden, -torch.inf) if causal else mask}
+    arguments = plain(device=device)
+    q, k, v = arguments.tensors.values()
+    expected = scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+    o = arguments(flash_attention, **given)
+    close(o, expected)
+    do = values(o.shape, torch.float64, device, seed=10)
+    close(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(expected, (q, k, v), do))
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", SETS)
+def test_bridge_adds_no_rounding(options: str, dtype: torch.dtype, form: str) -> None:
+    """CPU tensors get the reference's results, bit for bit."""
+    function, make = FORMS[form]
+    arguments = make(*SETS[options], dtype=dtype)
+
+    def in_numpy(**given: Any) -> Any:
+        arrays = {name: _as_numpy(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        return getattr(reference, function.__name__)(**arrays)
+
+    for actual, expected in zip(arguments(function, return_lse=True), arguments(in_numpy, return_lse=True)):
+        assert _as_numpy(actual).dtype == expected.dtype
+        assert _as_numpy(actual).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("options", SETS)
+def test_varlen_is_a_loop(options: str, device: str) -> None:
+    arguments = varlen(*(set(SETS[options]) - {"dropout", "score_mod", "mask_mod"}), device=device)  # which know b
+
+    def looped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, return_lse: bool, **more: Any) -> Any:
+        more = {name: value for name, value in more.items() if "seqlen" not in name}
+        parts = zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K))
+        results = [flash_attention(*(x.transpose(0, 1)[None] for x in part), return_lse=True, **more) for part in parts]
+        o, lse = zip(*results)
+        return torch.cat([x[0].transpose(0, 1) for x in o]), torch.cat([x[0] for x in lse], dim=1)
+
+    close(arguments(flash_attention_varlen, return_lse=True), arguments(looped, return_lse=True))
+    close(gradients(flash_attention_varlen, arguments), gradients(looped, arguments))
+
+
+@BOTH_FORMS
+def test_no_lse_unless_asked(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("causal", "sinks", device=device)
+    o, lse = arguments(function, return_lse=True)
+    equal(arguments(function), o)
+    assert lse.dtype is torch.float64
+    assert tuple(lse.shape) == ((B, H, SQ) if form == "plain" else (H, sum(LENGTHS_Q)))
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+def test_axes_in_memory_are_those_of_q(device: str) -> None:
+    """BSHD memory viewed as BHSD, with an incoming gradient in the same order, which is not copied."""
+    memory = [
+        values((B, seq, heads, width), torch.float32, device, seed=seq).requires_grad_()
+        for seq, heads, width in ((SQ, H, 4), (SK, 2, 4), (SK, 2, DV))
+    ]
+    q, k, v = (x.transpose(1, 2) for x in memory)
+    with Recorder() as recorder:
+        o = flash_attention(q, k, v)
+        assert o.transpose(1, 2).is_contiguous()
+        o.backward(values((B, SQ, H, DV), torch.float32, device).transpose(1, 2))
+    (_, given) = recorder.calls[-1]
+    assert given["do"].transpose(1, 2).is_contiguous()
+    assert all(x.grad is not None and x.grad.is_contiguous() for x in memory)
+    plain_q, plain_k, plain_v = (x.detach().contiguous() for x in (q, k, v))
+    torch.testing.assert_close(o, flash_attention(plain_q, plain_k, plain_v))
+
+
+def test_results_share_no_memory(device: str) -> None:
+    arguments = plain("bias", "sinks", device=device)
+    kept = [x.detach().clone() for x in arguments.tensors.values()]
+    for result in arguments(flash_attention, return_lse=True):
+        result.detach().zero_()
+    for result in gradients(flash_attention, arguments):
+        result.zero_()
+    equal([x.detach() for x in arguments.tensors.values()], kept)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("options", SETS)
+def test_gradcheck(options: str, form: str, device: str) -> None:
+    """q, k, v, bias and sinks, through o and lse; in varlen also where sequences have no queries, or no keys."""
+    function, make = FORMS[form]
+    arguments = make(*SETS[options], device=device)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        o, lse = arguments(function, *tensors, return_lse=True)
+        return o, lse[lse.isfinite()]
+
+    assert torch.autograd.gradcheck(call, tuple(arguments.tensors.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("shape", [(SK,), (SQ, 1), (B, 1, 1, SK), (1, H, SQ, SK), (B, H, SQ, SK)], ids=str)
+def test_gradient_of_a_bias_that_broadcasts(shape: tuple[int, ...], device: str) -> None:
+    q, k, v = plain(device=device).tensors.values()
+    bias = values(shape, torch.float64, device, seed=8).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: flash_attention(q, k, v, bias=x, causal=True), (bias,), fast_mode=True)
+
+
+@BOTH_FORMS
+def test_either_result_may_be_unused(form: str, device: str) -> None:
+    """Where lse is not used backward does not read its gradient; where o is not used, its gradient is zeros."""
+    function, make = FORMS[form]
+    arguments = make("causal", "sinks", device=device)
+    tensors = tuple(arguments.tensors.values())
+    o, lse = arguments(function, return_lse=True)
+    lse = torch.where(lse.isfinite(), lse, 0)
+    both = torch.autograd.grad(o.square().sum() + lse.square().sum(), tensors)
+    with Recorder() as recorder:
+        of_o = torch.autograd.grad(arguments(function).square().sum(), tensors)
+        of_lse = torch.autograd.grad(
+            arguments(function, return_lse=True)[1].nan_to_num(neginf=0).square().sum(), tensors
+        )
+    incoming = [given for name, given in recorder.calls if name.endswith("_backward")]
+    assert [given["dlse"] is None for given in incoming] == [True, False]
+    assert not incoming[1]["do"].any()
+    close(both, tuple(a + b for a, b in zip(of_o, of_lse)))
+
+
+def test_gradient_of_bias_is_computed_where_it_is_wanted(device: str) -> None:
+    arguments = plain("bias", device=device)
+    q, k, v, bias = arguments.tensors.values()
+    expected = torch.autograd.grad(flash_attention(q, k, v, bias=bias).square().sum(), (q, k, v, bias))
+    seen = []
+    for wanted, given in (((q, k, v), bias.detach()), ((bias,), bias)):
+        with Recorder() as recorder:
+            found = torch.autograd.grad(flash_attention(q, k, v, bias=given).square().sum(), wanted)
+        seen.append(recorder.calls[-1][1]["bias_gradient"])
+        close(found, expected[:3] if len(wanted) == 3 else expected[3:])
+    assert seen == [False, True]
+
+
+def test_gradient_that_arrives_broadcast(device: str) -> None:
+    arguments = plain(device=device)
+    q = arguments.tensors["q"]
+    o, lse = arguments(flash_attention, return_lse=True)
+    for result in (o, lse):
+        weight = torch.ones((), dtype=torch.float64, device=device).expand(result.shape)
+        found = [torch.autograd.grad(result, q, w, retain_graph=True) for w in (weight, weight.contiguous())]
+        equal(*found)
+
+
+@BOTH_FORMS
+def test_gradient_of_the_gradient_is_refused(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(device=device)
+    (dq,) = torch.autograd.grad(arguments(function).square().sum(), arguments.tensors["q"], create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"{function.__name__}_backward: its gradient is not implemented"):
+        dq.sum().backward()
+
+
+def test_gradient_of_slopes_is_refused(device: str) -> None:
+    """It must not be taken for zero."""
+    arguments = plain("alibi", device=device)
+    slopes = arguments.more["alibi_slopes"].requires_grad_()
+    with pytest.raises(NotImplementedError, match="flash_attention_backward: alibi_slopes requires a gradient"):
+        arguments(flash_attention).sum().backward()
+    with torch.no_grad():
+        expected = arguments(flash_attention)
+    equal(arguments(flash_attention, alibi_slopes=slopes.detach()), expected)
+
+
+def test_forward_mode_is_refused(device: str) -> None:
+    q, k, v = (x.detach() for x in plain(device=device).tensors.values())
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(lambda x: flash_attention(x, k, v), (q,), (q,))
+
+
+# --- what torch demands of an operator -----------------------------------------------------------
+
+
+def opcheck(direction: Direction, named: dict[str, Any]) -> None:
+    given = {param.name: param.default for param in direction.params} | named
+    torch.library.opcheck(
+        direction.overload, tuple(direction.encode(tuple(given.get(name) for name in direction.names)))
+    )
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [("none", torch.bfloat16), ("masks", torch.float32), ("scores", torch.float64), ("rest", torch.float16)],
+    ids=str,
+)
+def test_opcheck(options: str, dtype: torch.dtype, form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(*SETS[options], dtype=dtype, device=device)
+    named = {**arguments.tensors, **arguments.more}
+    if "seed" in named:
+        named["seed"] = torch.tensor(named["seed"], device=device)
+    forward = OPERATORS[form]
+    opcheck(forward, named)
+    assert forward.backward is not None
+    named |= {name: x.detach() for name, x in arguments.tensors.items()}
+    named |= dict(zip(("o", "lse"), (x.detach() for x in arguments(function, return_lse=True))))
+    named["do"] = torch.ones_like(named["o"])
+    opcheck(forward.backward, named)
+    opcheck(forward.backward, {**named, "dlse": torch.ones_like(named["lse"]), "bias_gradient": False})
+
+
+@BOTH_FORMS
+def test_schema(form: str) -> None:
+    """What an exported program depends on: a change here is one that CHANGELOG.md must tell."""
+    tokens = "Tensor q, Tensor k, Tensor v, "
+    lengths = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    options = (
+        'float? scale=None, float? softcap=None, str score_mod="None", str causal="False", str window="None", '
+        'str mask_mod="None", float dropout_p=0.'
+    )
+    expected = {
+        "plain": (
+            f"{tokens}Tensor? bias, Tensor? alibi_slopes, Tensor? key_padding_mask, Tensor? sinks, Tensor? seed, "
+            f"{options}) -> (Tensor o, Tensor lse)",
+            f"{tokens}Tensor o, Tensor lse, Tensor do, Tensor? dlse, Tensor? bias, Tensor? alibi_slopes, "
+            f"Tensor? key_padding_mask, Tensor? sinks, Tensor? seed, {options}, bool bias_gradient=True) "
+            "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+        ),
+        "varlen": (
+            f"{tokens}{lengths}Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, SymInt max_seqlen_q, "
+            f"SymInt max_seqlen_k, {options}) -> (Tensor o, Tensor lse)",
+            f"{tokens}Tensor o, Tensor lse, Tensor do, {lengths}Tensor? dlse, Tensor? alibi_slopes, Tensor? sinks, "
+            f"Tensor? seed, SymInt max_seqlen_q, SymInt max_seqlen_k, {options}) "
+            "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
+        ),
+    }
+    name = f"dualops::{FORMS[form][0].__name__}"
+    backward = OPERATORS[form].backward
+    assert backward is not None
+    told = (str(OPERATORS[form].overload._schema), str(backward.overload._schema))
+    assert told == (f"{name}({expected[form][0]}", f"{name}_backward({expected[form][1]}")
+
+
+@BOTH_FORMS
+def test_flops_are_the_specs(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("causal", "sinks", device=device)
+    with FlopCounterMode(display=False) as counter:
+        arguments(function).sum().backward()
+    spec = OPERATORS[form].spec
+    metas = {
+        name: ArrayMeta(tuple(x.shape), str(x.dtype).removeprefix("torch."), x.stride(), device, 0)
+        for name, x in {**arguments.tensors, **arguments.more}.items()
+        if isinstance(x, torch.Tensor)
+    }
+    params = {name: value for name, value in arguments.more.items() if not isinstance(value, torch.Tensor)}
+    problem = spec.bind(metas, params)
+    assert spec.backward_cost is not None
+    packets = [getattr(torch.ops.dualops, name) for name in (spec.name, f"{spec.name}_backward")]
+    counts = [spec.forward_cost.flops(problem), spec.backward_cost.flops(problem)]
+    assert counter.get_flop_counts()["Global"] == dict(zip(packets, counts))
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("options", SETS)
+def test_compiled_is_eager(options: str, form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(*SETS[options], dtype=torch.float32, device=device)
+
+    def around(q: torch.Tensor, **more: Any) -> Any:
+        o, lse = function(q * 2, **more)
+        return o + 1, lse
+
+    equal(arguments(compiled(around), return_lse=True), arguments(around, return_lse=True))
+    equal(gradients(compiled(around), arguments), gradients(around, arguments))
+
+
+def test_compiled_once_for_every_size(device: str) -> None:
+    """Sizes all differ, since torch takes two that are equal to be one."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> Any:
+        return flash_attention(q, k, v, bias=bias, causal=True, window=(3, None), softcap=2.0)
+
+    function, counts = compiled(around, backend=counter, dynamic=True), []
+    for batch, queries, keys in ((5, 6, 7), (8, 11, 9), (13, 7, 17)):
+        shapes = ((batch, 4, queries, 3), (batch, 2, keys, 3), (batch, 2, keys, 10), (4, queries, keys))
+        inputs = [values(shape, torch.float32, device) for shape in shapes]
+        equal(function(*inputs), around(*inputs))
+        leaves = [x.requires_grad_() for x in inputs]
+        found = [torch.autograd.grad(call(*leaves).square().sum(), leaves) for call in (function, around)]
+        equal(*found)
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[-1], "nothing was compiled for the later sizes"
+
+
+def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
+    """Their number and the longest of them too; the first call alone takes all of these for constants."""
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int) -> Any:
+        return flash_attention_varlen(q, k, v, ends, ends, longest, longest, causal=True)
+
+    function = compiled(around, backend=counter)
+    for lengths in ((3, 4), (5, 2, 6), (1, 1, 1, 9), (17, 3)):
+        ends = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+        q, k, v = (values((sum(lengths), 2, 8), torch.float32, device, seed=seed) for seed in range(3))
+        q.requires_grad_()
+        found = [torch.autograd.grad(call(q, k, v, ends, max(lengths)).sum(), q) for call in (function, around)]
+        equal(*found)
+    assert counter.frame_count == 2
+
+
+def test_compiled_with_a_length_from_the_data(device: str) -> None:
+    """An integer that no trace knows the value of."""
+
+    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        longest: Any = ends.diff().max().item()
+        return flash_attention_varlen(q, k, v, ends, ends, longest, longest)
+
+    q, k, v = (values((9, 2, 8), torch.float32, device, seed=seed) for seed in range(3))
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        function = compiled(around)
+        for lengths in ((3, 6), (1, 8)):
+            ends = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+            equal(function(q, k, v, ends), around(q, k, v, ends))
+
+
+def scaled_by(factor: float) -> Callable[..., Any]:
+    def scaled(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score * factor
+
+    return scaled
+
+
+class Module(torch.nn.Module):
+    def __init__(self, score_mod: Any, window: Any = None) -> None:
+        super().__init__()
+        self.score_mod, self.window = score_mod, window
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attention(q, k, v, score_mod=self.score_mod, window=self.window, causal=True)
+
+
+@pytest.mark.parametrize("way", ["argument", "attribute", "made inside", "pair"])
+def test_compiled_functions_of_one_code_are_told_apart(way: str) -> None:
+    """They close over different numbers: the graph of one must not serve another."""
+    inputs = [x.detach() for x in plain().tensors.values()]
+    module = Module(None)
+
+    def of_argument(*tensors: torch.Tensor, score_mod: Any) -> Any:
+        return flash_attention(*tensors, score_mod=score_mod, causal=True)
+
+    def of_attribute(*tensors: torch.Tensor, score_mod: Any) -> Any:
+        module.score_mod = score_mod
+        return compiled_module(*tensors)
+
+    def of_a_function_inside(*tensors: torch.Tensor, score_mod: Any) -> Any:
+        return flash_attention(*tensors, score_mod=lambda score, b, h, i, j: score * 3.0, causal=True)
+
+    def of_a_pair(*tensors: torch.Tensor, score_mod: Any) -> Any:
+        return flash_attention(*tensors, score_mod=(score_mod, slope), causal=True)
+
+    compiled_module, slope = compiled(module), scaled_by(1.0)
+    ways = {"argument": of_argument, "made inside": of_a_function_inside, "pair": of_a_pair}
+    function = of_attribute if way == "attribute" else compiled(ways[way])
+    for factor in (3.0, 3.0) if way == "made inside" else (2.0, 3.0, 2.0):
+        expected = flash_attention(*inputs, scale=factor / 2, causal=True)
+        equal(function(*inputs, score_mod=scaled_by(factor)), expected)
+
+
+def test_compiled_for_another_window() -> None:
+    inputs = [x.detach() for x in plain().tensors.values()]
+    function = compiled(lambda *tensors, left: flash_attention(*tensors, window=(left, 0)))
+    for left in (1, 2, 3, 2):
+        equal(function(*inputs, left=left), flash_attention(*inputs, window=(left, 0)))
+
+
+def test_export(device: str) -> None:
+    sizes = {"q": {2: torch.export.Dim("Sq")}, "k": {2: torch.export.Dim("Sk")}, "v": {2: torch.export.Dim("Sk")}}
+    q, k, v = (x.detach() for x in plain(device=device).tensors.values())
+    exported = torch.export.export(Module(bent, (4, None)), (q, k, v), dynamic_shapes=sizes)
+    more = (torch.cat([q, q], dim=2), torch.cat([k, k, k], dim=2), torch.cat([v, v, v], dim=2))
+    equal(exported.module()(*more), Module(bent, (4, None))(*more))
+    assert torch.ops.dualops.flash_attention.default in {node.target for node in exported.graph.nodes}
+
+
+@pytest.mark.parametrize("target", ["meta", "cuda"])
+def test_fakes_need_no_device(target: str) -> None:
+    """A seed on the CPU is a number, wherever the rest is."""
+    with FakeTensorMode(), torch.no_grad():
+        memory = (torch.empty(2, 5, heads, 8, dtype=torch.bfloat16, device=target) for heads in (4, 2, 2))
+        q, k, v = (x.transpose(1, 2) for x in memory)
+        for seed in (3, torch.tensor(3), torch.full((), 3, device=target), None):
+            o, lse = flash_attention(q, k, v, dropout_p=0.1, seed=seed, return_lse=True)
+            assert (o.device.type, o.stride(), o.dtype) == (target, q.stride(), torch.bfloat16)
+            assert (lse.device.type, tuple(lse.shape), lse.dtype) == (target, (2, 4, 5), torch.float32)
+
+
+# --- torch.func ----------------------------------------------------------------------------------
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("options", SETS)
+def test_func_gradients(options: str, form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(*SETS[options], device=device)
+    tensors = tuple(x.detach() for x in arguments.tensors.values())
+
+    def loss(*tensors: torch.Tensor) -> torch.Tensor:
+        o, lse = arguments(function, *tensors, return_lse=True)
+        return o.square().sum() + torch.where(lse.isfinite(), lse.square(), 0).sum()
+
+    expected = torch.autograd.grad(loss(*arguments.tensors.values()), tuple(arguments.tensors.values()))
+    close(torch.func.grad(loss, argnums=tuple(range(len(tensors))))(*tensors), expected)
+    close(torch.func.grad(lambda q: arguments(function, q, *tensors[1:]).sum())(tensors[0]), expected_of_q(arguments))
+
+
+def expected_of_q(arguments: Arguments) -> torch.Tensor:
+    function = flash_attention_varlen if "cu_seqlens_q" in arguments.more else flash_attention
+    return torch.autograd.grad(arguments(function).sum(), arguments.tensors["q"])[0]
+
+
+@BOTH_FORMS
+def test_vmap_is_refused(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(device=device)
+    q = arguments.tensors["q"].detach()[None]
+    message = f"{function.__name__}: vmap is not implemented; put the mapped axis into the arguments"
+    with pytest.raises(NotImplementedError, match=message):
+        torch.vmap(lambda x: function(**{**arguments.tensors, **arguments.more, "q": x}))(q)
+
+
+# --- autocast ------------------------------------------------------------------------------------
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_lowers_data_and_leaves_weights(lower: torch.dtype, form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("alibi", "padding", "bias", "sinks", "dropout", dtype=torch.float32, device=device)
+    tensors = arguments.tensors
+    lowered = {name: x.to(lower) if name in ("q", "k", "v", "bias") else x for name, x in tensors.items()}
+    expected = function(**lowered, **arguments.more, return_lse=True)
+    for call in (function, compiled(function)):
+        with torch.autocast(device, lower):
+            results = arguments(call, return_lse=True)
+            # what a linear layer gave beside parameters as they are
+            mixed = call(**{**tensors, "q": lowered["q"]}, **arguments.more, return_lse=True)
+        for found in (results, mixed):
+            assert [x.dtype for x in found] == [lower, torch.float32]
+            equal(found, expected)
+    with torch.autocast(device, lower), torch.no_grad():
+        o = arguments(function, alibi_slopes=arguments.more["alibi_slopes"].to(torch.float16))
+        assert o.dtype is lower
+        wide = Arguments({name: x.double() for name, x in tensors.items()}, arguments.more)
+        wide.more["alibi_slopes"] = arguments.more["alibi_slopes"].double()
+        assert wide(function).dtype is torch.float64
+    wanted = torch.autograd.grad(expected[0].square().sum(), tuple(tensors.values()))
+    equal(torch.autograd.grad(results[0].square().sum(), tuple(tensors.values())), wanted)
+
+
+# --- seeds ---------------------------------------------------------------------------------------
+
+
+@BOTH_FORMS
+def test_a_seed_is_a_number_or_a_tensor(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make("dropout", device=device)
+    for seed in (0, 12345, -1, 2**63 - 1, -(2**63)):
+        expected = arguments(function, seed=seed)
+        for other in (torch.tensor(seed), torch.tensor(seed, device=device), np.int64(seed)):
+            equal(arguments(function, seed=other), expected)
+        close(gradients(function, arguments, seed=seed), gradients(function, arguments, seed=torch.tensor(seed)))
+    assert not torch.equal(arguments(function, seed=1), arguments(function, seed=2))
+
+
+@BOTH_FORMS
+def test_torchs_generator_draws_a_seed(form: str, device: str) -> None:
+    function, make = FORMS[form]
+    arguments = make(device=device, dropout_p=0.5)
+    ways = (function, compiled(function))
+    drawn = []
+    for call in ways:
+        torch.manual_seed(3)
+        drawn += [arguments(call), arguments(call)]
+    equal(drawn[0], drawn[2])
+    equal(drawn[1], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1])
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    arguments(function, dropout_p=0.0)
+    arguments(function, seed=1)
+    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn that is not needed"
+
+
+def test_backward_drops_what_forward_dropped(device: str) -> None:
+    """Also where forward is done twice."""
+    arguments = plain(device=device, dropout_p=0.5)
+    tensors = tuple(arguments.tensors.values())
+    found = []
+    for call in (
+        lambda *x: arguments(flash_attention, *x),
+        lambda *x: checkpoint(arguments, flash_attention, *x, use_reentrant=False),
+    ):
+        torch.manual_seed(5)
+        found.append(torch.autograd.grad(call(*tensors).square().sum(), tensors))
+    equal(*found)
+
+
+def test_compiled_once_for_all_seeds() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    arguments = plain("dropout")
+    function = compiled(flash_attention, backend=counter)
+    with torch.no_grad():
+        for seed in (1, 2, 3, -5, 2**63 - 1):
+            equal(arguments(function, seed=seed), arguments(flash_attention, seed=seed))
+        assert counter.frame_count == 2, "the first one was taken for a constant"
+        for seed in (1, 2, 3):
+            tensor = torch.tensor(seed)
+            equal(arguments(function, seed=tensor), arguments(flash_attention, seed=seed))
+        assert counter.frame_count == 3

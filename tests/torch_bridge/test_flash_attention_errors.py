@@ -1,0 +1,194 @@
+"""A bad call of attention gets the spec's error, whichever way it takes through torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import profile
+
+from dualops.torch_bridge import flash_attention, flash_attention_varlen
+
+from .attention import plain, varlen
+from .conftest import transposed
+
+FLOAT_LIST = "expected one of float64, float32, float16, bfloat16"
+Q, K, V = (x.detach() for x in plain(dtype=torch.float32).tensors.values())
+
+
+def one_argument(score: Any) -> Any:
+    return score
+
+
+# name -> what is given, exception, how the message begins
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "integers": (
+        {name: x.to(torch.int32) for name, x in {"q": Q, "k": K, "v": V}.items()},
+        TypeError,
+        f"q has dtype int32, {FLOAT_LIST}",
+    ),
+    "a list": ({"k": [1.0, 2.0]}, TypeError, "k is a list, expected a torch.Tensor"),
+    "an array": ({"bias": np.ones(3)}, TypeError, "bias is a ndarray, expected a torch.Tensor"),
+    "axes": ({"k": K[0]}, ValueError, "k has 3 axes (2, 5, 4), expected 4: [B, Hkv, Sk, D]"),
+    "heads": ({"k": K[:, :, :4]}, ValueError, "v has Sk=5, k has Sk=4"),
+    "group": ({"q": Q[:, :3]}, ValueError, "q has H=3, k has Hkv=2, expected H to be a multiple of Hkv"),
+    "stride": ({"v": transposed(V)}, ValueError, "v has stride 20 along its last axis Dv, expected 1"),
+    "bias": (
+        {"bias": Q[0, 0]},
+        ValueError,
+        "bias has shape (3, 4), expected one that broadcasts to [B, H, Sq, Sk] = (2, 4, 3, 5)",
+    ),
+    "slopes": ({"alibi_slopes": torch.ones(2)}, ValueError, "alibi_slopes has H=2, q has H=4"),
+    "mask": ({"key_padding_mask": torch.ones(2, 5)}, TypeError, "key_padding_mask has dtype float32, expected one of"),
+    "causal": ({"causal": "left"}, ValueError, "causal is 'left', expected False, True or 'top_left'"),
+    "causal a text": ({"causal": "True"}, ValueError, "causal is 'True', expected False, True or 'top_left'"),
+    "scale": ({"scale": float("nan")}, ValueError, "scale is nan, expected a finite number"),
+    "scale a word": ({"scale": "1"}, TypeError, "scale is '1', expected a number"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap is 0.0, expected a number above 0, or None"),
+    "window": ({"window": 3}, TypeError, "window is 3, expected None or a pair (left, right)"),
+    "window's side": (
+        {"window": (None, -1)},
+        ValueError,
+        "window is (None, -1), expected left and right to be None (unbounded) or at least 0",
+    ),
+    "score_mod": ({"score_mod": 5}, TypeError, "score_mod is 5, "),
+    "score_mod's arguments": ({"score_mod": one_argument}, TypeError, "score_mod is <function one_argument at"),
+    "dropout": ({"dropout_p": 1.0, "seed": 1}, ValueError, "dropout_p is 1.0, expected a probability from 0 to below"),
+    "dropout a word": ({"dropout_p": "x"}, TypeError, "dropout_p is 'x', expected a number"),
+    "seed a float": ({"seed": 1.0}, TypeError, "seed is a float, expected an integer, or an array without axes"),
+    "seed a bool": ({"seed": True}, TypeError, "seed is a bool, expected an integer, or an array without axes"),
+    "seed too large": ({"seed": 2**63}, ValueError, f"seed is {2**63}, expected an integer of 64 bits"),
+    "seed of 32 bits": (
+        {"seed": torch.tensor(1, dtype=torch.int32)},
+        TypeError,
+        "seed has dtype int32, expected one of int64",
+    ),
+    "seeds": ({"seed": torch.tensor([1])}, ValueError, "seed has 1 axes (1,), expected 0: []"),
+    "return_lse": ({"return_lse": 1}, TypeError, "return_lse is 1, expected True or False"),
+}
+# autocast makes these right, or tells of the dtypes that it has made
+NOT_UNDER_AUTOCAST = ("integers",)
+
+
+def refused(error: type[Exception], message: str, call: Any, *args: Any, **more: Any) -> str:
+    """All that the error says."""
+    with pytest.raises(error) as caught:
+        call(*args, **more)
+    assert str(caught.value).startswith(message)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_calls_get_the_specs_words(name: str) -> None:
+    given, error, message = BAD[name]
+    arguments = {"q": Q, "k": K, "v": V, **given}
+    message = refused(error, f"flash_attention: {message}", flash_attention, **arguments)
+    wanting = {
+        key: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for key, x in arguments.items()
+    }
+    refused(error, message, flash_attention, **wanting)
+    with profile():
+        refused(error, message, flash_attention, **arguments)
+    if name not in NOT_UNDER_AUTOCAST:
+        with torch.autocast("cpu", torch.bfloat16):
+            refused(error, message, flash_attention, **arguments)
+
+    def scaled(factor: torch.Tensor) -> torch.Tensor:
+        return flash_attention(**{key: x * factor if key == "q" else x for key, x in arguments.items()}).sum()
+
+    if name != "integers":
+        refused(error, message, torch.func.grad(scaled), torch.tensor(1.0))
+    torch._dynamo.reset()
+    compiled = torch.compile(flash_attention, fullgraph=True, backend="aot_eager")
+    with pytest.raises(TorchDynamoException) as caught:
+        compiled(**arguments)
+    assert message in str(caught.value).replace("\\'", "'")
+
+
+def test_mixed_dtypes() -> None:
+    message = "flash_attention: k has dtype float64, q has dtype float32, expected the same"
+    refused(TypeError, message, flash_attention, Q, K.double(), V)
+    message = "flash_attention: sinks has dtype float16, q has dtype float32, expected float32"
+    refused(TypeError, message, flash_attention, Q, K, V, sinks=torch.ones(4, dtype=torch.float16))
+
+
+def test_devices() -> None:
+    """A seed on the CPU is a number; a list of one, or anything else there, is not."""
+    fakes = [x.to("meta") for x in (Q, K, V)]
+    message = "flash_attention: key_padding_mask is on cpu, q on meta, expected one device"
+    refused(ValueError, message, flash_attention, *fakes, key_padding_mask=torch.ones(2, 5).bool())
+    message = "flash_attention: seed is on cpu, q on meta, expected one device"
+    refused(ValueError, message, flash_attention, *fakes, seed=torch.tensor([1]))
+    with FakeTensorMode():
+        message = "flash_attention: sinks is on meta, q on cpu, expected one device"
+        refused(
+            ValueError, message, flash_attention, *(torch.ones(1, 1, 2, 3),) * 3, sinks=torch.ones(1, device="meta")
+        )
+
+
+BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "none": ({"max_seqlen_q": None}, TypeError, "max_seqlen_q is None, expected an integer"),
+    "a float": ({"max_seqlen_k": 3.0}, TypeError, "max_seqlen_k is 3.0, expected an integer"),
+    "negative": ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k is -1, expected 0 or more"),
+    "of 64 bits": (
+        {"cu_seqlens_q": torch.tensor([0, 7])},
+        TypeError,
+        "cu_seqlens_q has dtype int64, expected one of int32",
+    ),
+    "numbers differ": (
+        {"cu_seqlens_q": torch.tensor([0, 7], dtype=torch.int32)},
+        ValueError,
+        "cu_seqlens_k has B+1=5, cu_seqlens_q has B+1=2",
+    ),
+}
+# what only values show is said where they are on the host, when it runs
+BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
+    "start": ({"cu_seqlens_q": torch.tensor([1, 2, 2, 6, 7], dtype=torch.int32)}, "cu_seqlens_q starts at 1"),
+    "fall": ({"cu_seqlens_k": torch.tensor([0, 3, 2, 7, 7], dtype=torch.int32)}, "cu_seqlens_k falls from 3 to 2 at 2"),
+    "end": ({"cu_seqlens_k": torch.tensor([0, 3, 5, 6, 6], dtype=torch.int32)}, "cu_seqlens_k ends at 6"),
+    "longest": ({"max_seqlen_q": 3}, "max_seqlen_q is 3, "),
+}
+
+
+@pytest.mark.parametrize("name", [*BAD_LENGTHS, *BAD_VALUES])
+def test_bad_lengths_get_the_specs_words(name: str) -> None:
+    given, error, message = BAD_LENGTHS[name] if name in BAD_LENGTHS else (BAD_VALUES[name][0], ValueError, None)
+    message = f"flash_attention_varlen: {message or BAD_VALUES[name][1]}"
+    arguments = varlen(dtype=torch.float32)
+    message = refused(error, message, arguments, flash_attention_varlen, **given)
+    with profile(), torch.no_grad():
+        refused(error, message, arguments, flash_attention_varlen, **given)
+    torch._dynamo.reset()
+    compiled = torch.compile(flash_attention_varlen, fullgraph=True, backend="aot_eager")
+    with pytest.raises((TorchDynamoException, error)) as caught:
+        arguments(compiled, **given)
+    assert message in str(caught.value).replace("\\'", "'")
+
+
+def test_bad_calls_of_backward() -> None:
+    arguments = plain(dtype=torch.float32)
+    q, k, v = (x.detach() for x in arguments.tensors.values())
+    o, lse = flash_attention(q, k, v, return_lse=True)
+    backward = torch.ops.dualops.flash_attention_backward
+
+    def call(do: torch.Tensor, dlse: torch.Tensor | None = None, **more: Any) -> Any:
+        return backward(q, k, v, o, lse, do, dlse, None, None, None, None, None, **more)
+
+    name = "flash_attention_backward"
+    refused(TypeError, f"{name}: do has dtype float64, q has dtype float32, expected the same", call, o.double())
+    refused(ValueError, f"{name}: dlse has Sq=1, q has Sq=3", call, o, lse[..., :1])
+    refused(TypeError, f"{name}: dlse has dtype float16, q has dtype float32, expected float32", call, o, lse.half())
+    refused(TypeError, f"{name}: window is '(1,', expected None or a pair (left, right)", call, o, window="(1,")
+    assert [tuple(x.shape) for x in call(o)] == [tuple(x.shape) for x in (q, k, v)] + [(0,), (0,)]
+
+
+def test_functions_of_another_process_are_refused() -> None:
+    """A graph has a function's name and digest; where nobody gave that function, it says so."""
+    given = (Q, K, V, None, None, None, None, None, None, None, "bent#0123456789abcdef")
+    message = "flash_attention: score_mod is 'bent#0123456789abcdef'"
+    refused(TypeError, message, torch.ops.dualops.flash_attention, *given)
