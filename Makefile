@@ -27,7 +27,9 @@ help:
 demo: $(VENV)/.base $(if $(GPU),$(VENV)/.gpu)
 	$(PY) -m dualops demo
 
-test: test-cpu test-simulator test-compile
+# three processes on two cores; what each says comes when it is done
+test: $(VENV)/.test
+	$(MAKE) --jobs=2 --output-sync=target test-cpu test-simulator test-compile
 
 test-cpu: $(VENV)/.test
 	$(PYTEST) tests --ignore=tests/cuda/simulator --ignore=tests/cuda/compile --ignore=tests/cuda/gpu

@@ -1,11 +1,12 @@
 """The benchmarks of dualops: an asv suite made from the specs, peers beside it, tables and pictures from its results.
 
-    softmax, flash_attention   one module an operator: its asv class, how it is sampled for the check, its peers
+    softmax, flash_attention   one module an operator: its asv classes, how it is sampled for the check, its peers
     cases, clock               what makes an asv class out of a spec; the clock that tells asv the GPU's time
     workload, timing           a case on the device: data, rotation, check against float64; events, bursts, memory
     environment                asv's environment: a commit's checkout on the path of the running interpreter
     comparison                 python -m benchmarks run: dualops beside its peers, in one process
-    recorded, plot             python -m benchmarks plot: README's table and pictures, from committed JSON alone
+    scaling_run                python -m benchmarks scaling: attention's time and memory against length
+    recorded, plot, scaling_plot   python -m benchmarks plot: README's table and pictures, from committed JSON alone
 
 README.md in this folder has the commands.
 """

@@ -1,4 +1,9 @@
-"""python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]  and  python -m benchmarks plot."""
+"""What is measured by hand, and pictures of it.
+
+python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
+python -m benchmarks scaling [--up-to S] [--json FILE]
+python -m benchmarks plot
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def scaling(arguments: argparse.Namespace) -> int:
+    """Time attention against length; 1 where dualops is wrong or nothing can be timed."""
+    try:
+        from . import scaling_run
+        from .comparison import save
+        from .workload import WrongResult
+    except ImportError as missing:
+        print(f"python -m benchmarks scaling needs torch: {missing}", file=sys.stderr)
+        return 1
+    try:
+        found = scaling_run.run(longest=arguments.up_to, show=partial(print, flush=True))
+    except (NotImplementedError, WrongResult) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        save(arguments.json, scaling_run.document(found))
+    return 0
+
+
 def plot(arguments: argparse.Namespace) -> int:
     """Draw README's table and pictures from what is committed; 1 where nothing has been recorded."""
-    from . import plot as drawing
+    from . import plot as drawing, scaling_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -53,6 +77,11 @@ def plot(arguments: argparse.Namespace) -> int:
         target = arguments.docs / f"{operator}.png"
         drawing.picture(operator, history, peers.get(operator), target)
         print(target)
+    lengths = arguments.scaling / f"{arguments.machine}.json"
+    if lengths.exists():
+        target = arguments.docs / "flash_attention_scaling.png"
+        scaling_plot.picture(lengths, target)
+        print(target)
     return 0
 
 
@@ -66,10 +95,15 @@ def main(words: Sequence[str] | None = None) -> int:
     runner.add_argument("--case", metavar="NAME", help="only this BENCH case")
     runner.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     runner.set_defaults(command=run)
+    lengths = commands.add_parser("scaling", help="time attention and count its memory against the length of sequences")
+    lengths.add_argument("--up-to", type=int, default=16384, metavar="S", help="the longest; default: 16384")
+    lengths.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    lengths.set_defaults(command=scaling)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
+    plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md")
     plotter.add_argument("--docs", type=Path, default=ROOT / "docs")
     plotter.set_defaults(command=plot)

@@ -31,6 +31,7 @@ class Suite:
     operator: ClassVar[spec.Spec]
     sample: ClassVar[Sample]
     peers: ClassVar[Mapping[str, PeerMaker]]
+    rungs: ClassVar[tuple[str, ...]]
 
     params: ClassVar[list[list[str]]]
     param_names: ClassVar[list[str]] = ["case"]
@@ -48,22 +49,24 @@ class Suite:
         require_measured_tree()
 
 
-def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker]) -> type[Suite]:
+def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker], rungs: tuple[str, ...] = ()) -> type[Suite]:
     """The asv class of operator `name`: its BENCH cases, `time_forward`, and `time_backward` where it has a gradient.
 
-    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name.
+    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name; rungs:
+    those of dualops' own that stand among the peers.
     """
     operator = spec.OPERATORS[name]
     cases = {case.id: case for case in operator.tagged(spec.Tag.BENCH)}
-    calls: dict[tuple[str, str], Callable[[], object]] = {}
+    calls: dict[tuple[str, str], tuple[Callable[[], object], int]] = {}
 
     def sampled(case_id: str, direction: str) -> None:
-        from .timing import BURST_CALLS, stopwatch
+        from .timing import burst_calls, stopwatch
 
         key = case_id, direction
         if key not in calls:  # asv calls the body, and setup before it, once for each sample
-            calls[key] = checked_call(operator, cases[case_id], sample, direction)
-        CLOCK.advance(stopwatch(calls[key], BURST_CALLS))
+            call = checked_call(operator, cases[case_id], sample, direction)
+            calls[key] = call, burst_calls(call)
+        CLOCK.advance(stopwatch(*calls[key]))
 
     def time_forward(self: Suite, case_id: str) -> None:
         sampled(case_id, "forward")
@@ -76,6 +79,7 @@ def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker]) -> type[
         "operator": operator,
         "sample": staticmethod(sample),
         "peers": peers,
+        "rungs": rungs,
         "params": [list(cases)],
         "time_forward": time_forward,
     }
@@ -90,8 +94,9 @@ def class_name(operator: str) -> str:
 
 
 def find(operator: str) -> type[Suite]:
-    """The class of an operator, from the module of its name."""
-    return getattr(import_module(f"{__package__}.{operator}"), class_name(operator))
+    """The class of an operator, from the module of its name; of a variant from that of its parent's."""
+    home = spec.OPERATORS[operator].parent or operator
+    return getattr(import_module(f"{__package__}.{home}"), class_name(operator))
 
 
 def checked_workload(

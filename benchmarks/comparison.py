@@ -12,13 +12,14 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .cases import Suite, checked_workload, require_gpu
-from .contestant import Contestant
+from .contestant import Contestant, dualops_contestant
 from .timing import burst, extra_memory, matmul_rate, single
 from .tree import ROOT, spec
 from .work import Work, directions
@@ -78,14 +79,15 @@ def measured(start: Measurement, workload: Workload, contestant: Contestant) -> 
 
 
 def measure(suite: type[Suite], case: spec.Case, direction: str, peers: bool) -> Iterator[Measurement]:
-    """dualops and then, if wanted, each peer that has this direction.
+    """dualops and then, if wanted, its other rungs and each peer that has this direction.
 
     Raises WrongResult if dualops is wrong, NotImplementedError if it cannot do the case.
     """
     workload, dualops = checked_workload(suite.operator, case, suite.sample, direction)
     least = roof(Work.of(suite.operator, case, direction), case.dtype)
     yield measured(Measurement(case.id, direction, dualops.name, least), workload, dualops)
-    for name, make in suite.peers.items() if peers else ():
+    rungs = {f"dualops {rung}": partial(_on_rung, suite.operator, case, rung) for rung in suite.rungs}
+    for name, make in {**rungs, **suite.peers}.items() if peers else ():
         start = Measurement(case.id, direction, name, least)
         try:
             contestant = make(workload.problem)
@@ -94,6 +96,10 @@ def measure(suite: type[Suite], case: spec.Case, direction: str, peers: bool) ->
         except Exception as error:  # whatever a peer raises is its result
             reason = (str(error).strip() or "no message").splitlines()[0]
             yield replace(start, failure=f"{type(error).__name__}: {reason}")
+
+
+def _on_rung(operator: spec.Spec, case: spec.Case, rung: str, problem: spec.Problem) -> Contestant:
+    return dualops_contestant(operator, case, rung)
 
 
 def run(suite: type[Suite], *, case: str | None, peers: bool, show: Callable[[str], None]) -> list[Measurement]:

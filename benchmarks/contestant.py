@@ -22,14 +22,43 @@ class Contestant(NamedTuple):
 PeerMaker = Callable[[spec.Problem], Contestant]
 
 
-def dualops_contestant(operator: spec.Spec, case: spec.Case) -> Contestant:
-    """The operator as the importable `dualops` has it. Raises NotImplementedError where it has not."""
+def dualops_contestant(operator: spec.Spec, case: spec.Case, rung: str | None = None) -> Contestant:
+    """The operator as the importable `dualops` has it, on the rung it takes or on this one.
+
+    Raises NotImplementedError where it has not.
+    """
     functions = import_module("dualops.cuda")
     if not hasattr(functions, operator.name):
         raise NotImplementedError(f"this dualops has no {operator.name}")
+    given = case.params if rung is None else {**case.params, "kernel": rung}
     backward = getattr(functions, f"{operator.name}_backward", None)
     return Contestant(
-        "dualops",
-        partial(getattr(functions, operator.name), **case.params),
-        None if backward is None else partial(backward, **case.params),
+        "dualops" if rung is None else f"dualops {rung}",
+        partial(getattr(functions, operator.name), **given),
+        None if backward is None else partial(backward, **given),
     )
+
+
+def with_autograd(name: str, problem: spec.Problem, forward: Callable[..., Any]) -> Contestant:
+    """`forward`, and the gradient that torch's autograd has of it.
+
+    The graph is made once for each copy of the data, when it is first seen, so that a later call is the gradient alone;
+    what forward returned to dualops is not used.
+    """
+    torch = import_module("torch")
+    inputs = list(problem.arrays)
+    wanted = [name.removeprefix("d") for name in problem.outputs(problem.spec.gradients)]
+    incoming = f"d{problem.spec.outputs[0].name}"
+    graphs: dict[int, tuple[Any, list[Any]]] = {}
+
+    def backward(**arrays: Any) -> Any:
+        place = arrays[inputs[0]].data_ptr()
+        if place not in graphs:
+            given = {name: arrays[name].detach() for name in inputs}
+            leaves = [given[name].requires_grad_() for name in wanted]
+            with torch.enable_grad():
+                graphs[place] = forward(**given), leaves
+        result, leaves = graphs[place]
+        return torch.autograd.grad(result, leaves, arrays[incoming], retain_graph=True)
+
+    return Contestant(name, forward, backward)

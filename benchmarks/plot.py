@@ -44,9 +44,10 @@ def table(newest: Recording, peers: Mapping[str, PeerRun]) -> str:
             used.add(key.operator)
             ours = beside.pop("dualops")
             share = f"{ours['roof'] / ours['burst']:.0%}"
-            if beside:
-                peer = min(beside, key=lambda name: beside[name]["burst"])
-                ratio = f"{beside[peer]['burst'] / ours['burst']:.2f}"
+            others = {name: one["burst"] for name, one in beside.items() if not name.startswith("dualops ")}
+            if others:  # another rung of ours is no peer
+                peer = min(others, key=lambda name: others[name])
+                ratio = f"{others[peer] / ours['burst']:.2f}"
         rate = f"{work.rate(seconds):.2f} {work.unit}"
         cells = (key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio)
         lines.append("| " + " | ".join(cells) + " |")

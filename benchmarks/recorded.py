@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .cases import class_name
 from .tree import spec
 from .work import DIRECTIONS, Work
 
@@ -49,12 +50,13 @@ def recordings(results: Path, machine: str) -> list[Recording]:
 
 def _recording(path: Path, device: str) -> Recording:
     content = json.loads(path.read_text())
+    operators = {class_name(operator): operator for operator in spec.OPERATORS}
     seconds: dict[Key, float] = {}
     started = [content["date"]]
     for name, row in content["results"].items():
         entry = dict(zip(content["result_columns"], row))  # asv drops a row's trailing columns that are empty
-        operator, direction = name.split(".")[0], name.rsplit("time_")[-1]
-        if direction not in DIRECTIONS or not entry.get("result"):
+        operator, direction = operators.get(name.split(".")[1]), name.rsplit("time_")[-1]
+        if operator is None or direction not in DIRECTIONS or not entry.get("result"):
             continue
         started.append(entry.get("started_at") or 0)
         (cases,) = entry["params"]

@@ -3,7 +3,8 @@
     burst     20 calls back to back between two events, the median of 5: what a training loop gets
     single    one call between two events, the median of 30: what a lone call gets, the host's launch time included
 
-A call is anything without arguments that queues work on the current stream. All need a GPU.
+Slow calls are timed less often, down to once, so that no figure takes more than seconds. A call is anything without
+arguments that queues work on the current stream. All need a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from statistics import median
+from time import perf_counter
 
 import torch
 
@@ -18,6 +20,7 @@ Call = Callable[[], object]
 
 BURST_CALLS, BURSTS, SINGLES = 20, 5, 30
 WARM_UP_CALLS = 5
+BURST_SECONDS, TOTAL_SECONDS = 0.25, 1.0  # of one burst, and of all that is timed for one figure
 
 
 def stopwatch(call: Call, calls: int) -> float:
@@ -40,21 +43,38 @@ def stopwatch(call: Call, calls: int) -> float:
 
 def warm_up(call: Call) -> None:
     """Let compilers, caches and clocks settle."""
+    started = perf_counter()
     for _ in range(WARM_UP_CALLS):
         call()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        if perf_counter() - started > BURST_SECONDS:
+            break
+
+
+def within(most: int, total: float, each: float) -> int:
+    """How many times what takes `each` seconds is done in `total`: at most `most`, and once at the least."""
+    return max(1, min(most, int(total / max(each, 1e-9))))
+
+
+def burst_calls(call: Call) -> int:
+    """Calls in a burst of this call, which is warm."""
+    return within(BURST_CALLS, BURST_SECONDS, stopwatch(call, 1))
 
 
 def burst(call: Call) -> float:
     """Seconds a call, back to back."""
     warm_up(call)
-    return median(stopwatch(call, BURST_CALLS) for _ in range(BURSTS))
+    calls = burst_calls(call)
+    first = stopwatch(call, calls)
+    times = [first] + [stopwatch(call, calls) for _ in range(within(BURSTS, TOTAL_SECONDS, calls * first) - 1)]
+    return median(times)
 
 
 def single(call: Call) -> float:
     """Seconds a call, one at a time."""
     warm_up(call)
-    return median(stopwatch(call, 1) for _ in range(SINGLES))
+    first = stopwatch(call, 1)
+    return median([first] + [stopwatch(call, 1) for _ in range(within(SINGLES, TOTAL_SECONDS, first) - 1)])
 
 
 def extra_memory(call: Call) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from .tree import spec
 
@@ -12,11 +15,31 @@ DIRECTIONS = ("forward", "backward")
 INTENSE = 32
 
 
-def bind(operator: spec.Spec, case: spec.Case, device: str = "cuda:0") -> spec.Problem:
-    """The problem of a case with contiguous inputs of the case's dtype, as yet without memory."""
-    strides = spec.base.contiguous_strides
-    metas = {name: spec.ArrayMeta(shape, case.dtype, strides(shape), device, 0) for name, shape in case.shapes.items()}
-    return operator.bind(metas, case.params)
+def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", device: str = "cuda:0") -> spec.Problem:
+    """The problem of a case with contiguous inputs, as yet without memory.
+
+    A gradient has what it can't be without: gradients that are optional, that of lse, are left out.
+    """
+    shapes = dict(case.shapes)
+
+    def metas(inputs: Sequence[spec.base.Input]) -> dict[str, spec.ArrayMeta]:
+        there = {entry.name: entry.dtype_for(case.dtype) for entry in inputs if entry.name in shapes}
+        strides = spec.meta.contiguous_strides
+        return {
+            name: spec.ArrayMeta(shapes[name], dtype, strides(shapes[name]), device, 0) for name, dtype in there.items()
+        }
+
+    forward = operator.bind(metas(operator.inputs), case.params)
+    if direction == "forward":
+        return forward
+    for output in operator.outputs:
+        shapes |= dict.fromkeys((output.name, f"d{output.name}"), output.shape(forward))
+    return operator.bind_backward(metas(gradient_inputs(operator, case)), case.params)
+
+
+def gradient_inputs(operator: spec.Spec, case: spec.Case) -> list[spec.base.Input]:
+    """What the gradient of a case is given."""
+    return [entry for entry in operator.gradient_inputs if not entry.optional or entry.name in case.shapes]
 
 
 def directions(operator: spec.Spec) -> tuple[str, ...]:
@@ -37,8 +60,9 @@ class Work(NamedTuple):
         cost = operator.forward_cost if direction == "forward" else operator.backward_cost
         if cost is None:
             raise NotImplementedError(f"{operator.name} has no {direction}")
-        problem = bind(operator, case)
-        return cls(cost.flops(problem), cost.bytes_read(problem), cost.bytes_written(problem))
+        problem = bind(operator, case, direction)
+        flops = sum(cost.flops(one) for one in sequences(operator, case, problem))
+        return cls(flops, cost.bytes_read(problem), cost.bytes_written(problem))
 
     @property
     def nbytes(self) -> int:
@@ -51,3 +75,26 @@ class Work(NamedTuple):
     def rate(self, seconds: float) -> float:
         """In `unit`."""
         return (self.flops if self.unit == "TFLOP/s" else self.nbytes) / seconds / 1e12
+
+
+def sequences(operator: spec.Spec, case: spec.Case, problem: spec.Problem) -> list[spec.Problem]:
+    """The problem; of sequences of different lengths one problem each, for the spec takes each to be the longest."""
+    if "cu_seqlens_q" not in case.shapes:
+        return [problem]
+    p = problem
+    return [
+        spec.Problem(operator, p.dtype, {**p.dims, "B": 1, "Sq": Sq, "Sk": Sk}, p.params, p.arrays)
+        for Sq, Sk in _lengths(operator, case)
+    ]
+
+
+_drawn: dict[str, list[tuple[int, int]]] = {}
+
+
+def _lengths(operator: spec.Spec, case: spec.Case) -> list[tuple[int, int]]:
+    """Queries and keys of each sequence, as the generator draws them."""
+    key = f"{operator.name} {case}"
+    if key not in _drawn:
+        arrays = operator.generate(operator, case, np.random.default_rng(case.seed))
+        _drawn[key] = list(zip(*(np.diff(arrays[f"cu_seqlens_{side}"]).tolist() for side in "qk")))
+    return _drawn[key]

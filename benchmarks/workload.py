@@ -1,8 +1,8 @@
 """One BENCH case on a device: its data, the calls that are timed, and the check that comes first.
 
-Data. The spec's generator fills the case, or where that would take minutes the first few rows of it, which then repeat
-along axis 0 (a batch axis in every BENCH case). A kernel must give repeated rows the same bits, so the check of the
-first rows, and the comparison of all others with them, covers the whole result.
+Data. The spec's generator fills the case, or where that would take minutes and all inputs have one shape, the first few
+rows of it, which then repeat along axis 0 (a batch axis in every such BENCH case). A kernel must give repeated rows the
+same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result.
 
 Rotation. Calls take turns over copies of the data, and results are kept as long as their copy waits, so that what one
 call touches is more than four times the L2 cache away from what touched it last.
@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from .contestant import Contestant
-from .samples import Sample, Shapes
+from .samples import Sample, Selection, Shapes
 from .tree import reference, spec
-from .work import bind
+from .work import bind, gradient_inputs
 
 GENERATED_ELEMENTS = 2**24  # of the largest input
 ROTATION_BYTES = 256 * 2**20  # more than four times 60 MB, the largest L2 there is
 
+Arrays = dict[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
 
 
@@ -45,13 +46,20 @@ class Workload:
         self._host = operator.generate(operator, replace(case, shapes=shapes), np.random.default_rng(case.seed))
         self._inputs = self._rotation(self._host, case.shapes)
         self._gradient_inputs: list[Tensors] = []
+        self._expected: dict[str, tuple[Selection, Arrays, Arrays]] = {}
 
     def prepare_backward(self, contestant: Contestant) -> None:
-        """Make what backward takes: the results of this contestant's forward, and random incoming gradients."""
-        results = self._named(contestant.forward(**self._inputs[0]))
+        """Make what backward takes: the results of this contestant's forward, and random incoming gradients.
+
+        Results that forward returns on request alone are asked for: backward needs them.
+        """
+        asked = {f"return_{output.name}" for output in self.operator.outputs}
+        asked &= {param.name for param in self.operator.params}
+        returned = contestant.forward(**self._inputs[0], **dict.fromkeys(asked, True))
+        results = dict(zip((output.name for output in self.operator.outputs), _tuple(returned)))
         rng = np.random.default_rng(self.case.seed + 1)
         shapes, host = {}, {}
-        for wanted in self.operator.gradient_inputs:
+        for wanted in gradient_inputs(self.operator, self.case):
             name = wanted.name
             if name in self.case.shapes:
                 shapes[name], host[name] = self.case.shapes[name], self._host[name]
@@ -63,6 +71,11 @@ class Workload:
                 host[name] = rng.standard_normal(host[name].shape, np.float32).astype(host[name].dtype)
         self._host = {**self._host, **host}
         self._gradient_inputs = self._rotation(host, shapes)
+        self._expected.pop("backward", None)
+
+    def arguments(self, direction: str) -> Arrays:
+        """What the calls of a direction are given, on the host, as far as it was generated."""
+        return {name: self._host[name] for name in self._sets(direction)[0]}
 
     def call(self, contestant: Contestant, direction: str) -> Callable[[], object]:
         """A call without arguments, on the next copy of the data each time."""
@@ -85,43 +98,62 @@ class Workload:
     def check(self, contestant: Contestant, direction: str) -> spec.Accuracy:
         """Hold a sample of the result against float64 truth, and the rest against the rows that it repeats.
 
-        Returns the worst accuracy over the results. Raises WrongResult where rows that repeat differ.
+        A contestant may return less than dualops does (lse). Returns the worst accuracy over the results. Raises
+        WrongResult where rows that repeat differ.
         """
-        function, arguments = self._function(contestant, direction), self._sets(direction)[0]
-        results = self._named(function(**arguments), direction)
-        shapes = {name: self._tile(tuple(array.shape)) for name, array in (arguments | results).items()}
-        picked = self.sample(shapes, np.random.default_rng(self.case.seed + 2))
-        host = {name: self._host[name][picked[name]] for name in arguments}
-        truth, baseline = (self._named(values, direction) for values in self._reference(direction, host))
+        returned = self._function(contestant, direction)(**self._sets(direction)[0])
+        results = dict(zip(self._results(direction), _tuple(returned)))
+        picked, truth, baseline = self.expected(direction)
         found = []
         for name, result in results.items():
-            first = result[: self._batch]
-            for start in range(self._batch, result.shape[0], self._batch):
-                piece = result[start : start + self._batch]
-                if not torch.equal(piece, first[: piece.shape[0]]):
-                    raise WrongResult(
-                        f"{contestant.name} {direction} {self.case.id}: {name} differs between "
-                        f"row 0 on and row {start} on, though their input is the same"
-                    )
+            first = result if self._batch is None else self._first_batch(contestant, direction, name, result)
             actual = to_numpy(first)[picked[name]]
             dtype, floor = self.problem.dtype, self.operator.floor
             found.append(spec.compare(actual, truth[name], baseline[name], dtype=dtype, floor=floor, name=name))
         return max(found, key=lambda accuracy: accuracy.ratio)
 
+    def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
+        """What is picked of each array, and the truth and the baseline of the results there."""
+        if direction not in self._expected:
+            arguments, results = self.arguments(direction), self._results(direction)
+            shapes = {name: array.shape for name, array in arguments.items()}
+            shapes |= {name: self._tile(meta.shape) for name, meta in results.items()}
+            picked = self.sample(self.problem, shapes, np.random.default_rng(self.case.seed + 2))
+            host = {name: array[picked[name]] for name, array in arguments.items()}
+            function = self.reference(direction)
+            wide = {name: x.astype(np.float64) if x.dtype.name in spec.meta.FLOATS else x for name, x in host.items()}
+            truth, baseline = (dict(zip(results, _tuple(function(**given)))) for given in (wide, host))
+            self._expected[direction] = picked, truth, baseline
+        return self._expected[direction]
+
+    def reference(self, direction: str) -> Callable[..., Any]:
+        """NumPy's function of the case."""
+        name = self.operator.name if direction == "forward" else f"{self.operator.name}_backward"
+        return partial(getattr(reference, name), **self.case.params)
+
+    def _first_batch(self, contestant: Contestant, direction: str, name: str, result: torch.Tensor) -> torch.Tensor:
+        """The generated rows of a result, once all others were found to repeat them."""
+        assert self._batch is not None
+        first = result[: self._batch]
+        for start in range(self._batch, result.shape[0], self._batch):
+            piece = result[start : start + self._batch]
+            if not torch.equal(piece, first[: piece.shape[0]]):
+                raise WrongResult(
+                    f"{contestant.name} {direction} {self.case.id}: {name} differs between "
+                    f"row 0 on and row {start} on, though their input is the same"
+                )
+        return first
+
     def _tile(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (min(shape[0], self._batch), *shape[1:])
+        return shape if self._batch is None else (min(shape[0], self._batch), *shape[1:])
 
     def _rotation(self, host: Mapping[str, np.ndarray], shapes: Shapes) -> list[Tensors]:
-        first = {name: repeated(to_torch(array, self.device), shapes[name][0]) for name, array in host.items()}
+        first = {name: to_torch(array, self.device) for name, array in host.items()}
+        if self._batch is not None:
+            first = {name: repeated(tensor, shapes[name][0]) for name, tensor in first.items()}
         nbytes = sum(tensor.nbytes for tensor in first.values())
         copies = max(1, -(-ROTATION_BYTES // max(nbytes, 1)))
         return [first] + [{name: tensor.clone() for name, tensor in first.items()} for _ in range(copies - 1)]
-
-    def _reference(self, direction: str, host: dict[str, np.ndarray]) -> tuple[Any, Any]:
-        name = self.operator.name if direction == "forward" else f"{self.operator.name}_backward"
-        function = getattr(reference, name)
-        wide = {key: array.astype(np.float64) for key, array in host.items()}
-        return function(**wide, **self.case.params), function(**host, **self.case.params)
 
     def _function(self, contestant: Contestant, direction: str) -> Callable[..., Any]:
         function = contestant.forward if direction == "forward" else contestant.backward
@@ -132,18 +164,25 @@ class Workload:
     def _sets(self, direction: str) -> list[Tensors]:
         return self._inputs if direction == "forward" else self._gradient_inputs
 
-    def _results(self, direction: str) -> tuple[spec.base.Output, ...]:
-        return self.operator.outputs if direction == "forward" else self.operator.gradients
-
-    def _named(self, results: Any, direction: str = "forward") -> dict[str, Any]:
-        values = results if isinstance(results, tuple) else (results,)
-        return {output.name: value for output, value in zip(self._results(direction), values)}
+    def _results(self, direction: str) -> dict[str, spec.ArrayMeta]:
+        which = self.operator.outputs if direction == "forward" else self.operator.gradients
+        return bind(self.operator, self.case, direction).outputs(which)
 
 
-def generated_batch(case: spec.Case) -> int:
-    """How many indices of axis 0 the generator fills in good time."""
-    largest = max(case.shapes.values(), key=lambda shape: int(np.prod(shape)))
-    return min(largest[0], max(1, GENERATED_ELEMENTS // int(np.prod(largest[1:]))))
+def _tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def generated_batch(case: spec.Case) -> int | None:
+    """How many indices of axis 0 the generator fills in good time; None if it fills all.
+
+    Inputs of several shapes are filled whole: not all of them have an axis of rows that may repeat.
+    """
+    shape, *others = set(case.shapes.values())
+    if others:
+        return None
+    batch = max(1, GENERATED_ELEMENTS // int(np.prod(shape[1:])))
+    return None if batch >= shape[0] else batch
 
 
 def repeated(tensor: torch.Tensor, size: int) -> torch.Tensor:

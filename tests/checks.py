@@ -213,9 +213,9 @@ def _softmax_backward_terms(arrays: Mapping[str, np.ndarray], problem: Problem) 
 _TERMS: dict[tuple[str, bool], Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]] = {
     ("softmax", False): lambda arrays, problem: {},
     ("softmax", True): _softmax_backward_terms,
-    ("flash_attention", False): lambda arrays, problem: {},
+    ("flash_attention", False): attention.result_terms,
     ("flash_attention", True): attention.gradient_terms,
-    ("flash_attention_varlen", False): lambda arrays, problem: {},
+    ("flash_attention_varlen", False): attention.result_terms,
     ("flash_attention_varlen", True): attention.gradient_terms,
 }
 

@@ -1,6 +1,7 @@
 """One word, six places: every operator of the spec has its reference, kernels, bridge, benchmark and tests.
 
-Tests of kernels are generated from the spec, so there an operator needs no file: what pytest collects must name it.
+Tests of kernels are generated from the spec, so there an operator needs no file: what pytest collects must name it. A
+variant (`spec.parent`) lives in its parent's files, and has functions, tests and a benchmark of its own.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import dualops.cuda
 import dualops.reference
-from benchmarks.cases import find
+from benchmarks.cases import Suite
 from dualops.spec import OPERATORS, Spec, Tag
-from dualops.spec.base import Input
+from dualops.spec.base import Input, Param
 from tests.problems import domains
 
 ROOT = Path(__file__).parent.parent
@@ -43,10 +46,15 @@ def missing(root: Path, op: str, *, differentiable: bool) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("op", [op for op, spec in OPERATORS.items() if not spec.parent])
 def test_every_operator_has_its_files(op):
     found = missing(ROOT, op, differentiable=bool(OPERATORS[op].gradients))
     assert not found, "\n".join(found)
+
+
+def test_a_variants_parent_is_an_operator_with_files():
+    for op, spec in OPERATORS.items():
+        assert not spec.parent or (op.startswith(f"{spec.parent}_") and not OPERATORS[spec.parent].parent), op
 
 
 COMPLETE = [
@@ -136,8 +144,9 @@ def test_what_is_not_tested_is_found(pattern, lost):
 
 def test_an_operator_without_cases_is_found():
     bare = replace(OPERATORS["flash_attention"], cases=())
-    orders = ("forward", "reversed")
-    assert uncovered(collected(), bare) == [f"flash_attention {order} on rung simt" for order in orders]
+    both, orders = ("flash_attention", "flash_attention_backward"), ("forward", "reversed")
+    expected = [f"{name} {order} on rung {rung}" for name in both for order in orders for rung in bare.rungs]
+    assert expected and uncovered(collected(), bare) == expected
 
 
 # --- public functions ----------------------------------------------------------------------------
@@ -145,18 +154,35 @@ def test_an_operator_without_cases_is_found():
 LAUNCH_OPTIONS = ("out", "kernel", "stream")
 
 
-def check_signature(function: Callable, inputs: tuple[Input, ...], spec: Spec, options: tuple[str, ...]) -> None:
-    """Arrays first, named as in the spec; then the spec's parameters with its defaults; then `options`, by keyword."""
+def check_signature(
+    function: Callable, inputs: Sequence[Input], accepted: Sequence[Param], options: tuple[str, ...]
+) -> None:
+    """Arrays that every call has come first; then the others and the parameters, with the spec's defaults, in any
+    order; then `options`, by keyword.
+    """
     params = inspect.signature(function).parameters
-    arrays, rest = [entry.name for entry in inputs], [param.name for param in spec.params]
-    assert list(params) == [*arrays, *rest, *options], function
-    for entry in inputs:
-        assert (params[entry.name].default is None) == entry.optional, entry.name
-    for param in spec.params:
-        assert params[param.name].default == param.default, param.name
+    needed = [entry.name for entry in inputs if not entry.optional]
+    defaults: dict[str, Any] = {entry.name: None for entry in inputs if entry.optional}
+    defaults |= {param.name: param.default for param in accepted}
+    names = list(params)
+    assert names[: len(needed)] == needed, function
+    assert sorted(names[len(needed) : len(names) - len(options)]) == sorted(defaults), function
+    assert names[len(names) - len(options) :] == list(options), function
+    for name in needed:
+        assert params[name].default is inspect.Parameter.empty, name
+    for name, default in defaults.items():
+        assert type(params[name].default) is type(default) and params[name].default == default, name
     for name in options:
         assert params[name].default is None, name
         assert params[name].kind is inspect.Parameter.KEYWORD_ONLY, name
+
+
+def functions_of(spec: Spec) -> list[tuple[str, tuple[Input, ...], tuple[Param, ...]]]:
+    """Name, inputs and parameters of each of its public functions."""
+    found = [(spec.name, spec.inputs, spec.params)]
+    if spec.gradients:
+        found.append((f"{spec.name}_backward", spec.gradient_inputs, spec.params + spec.gradient_params))
+    return found
 
 
 @pytest.mark.parametrize("op", OPERATORS)
@@ -165,23 +191,56 @@ def check_signature(function: Callable, inputs: tuple[Input, ...], spec: Spec, o
 )
 def test_public_functions_have_the_specs_signature(op: str, package: ModuleType, options: tuple[str, ...]):
     spec = OPERATORS[op]
-    functions = [(op, spec.inputs)] + ([(f"{op}_backward", spec.gradient_inputs)] if spec.gradients else [])
-    for name, inputs in functions:
+    for name, inputs, params in functions_of(spec):
         assert name in package.__all__
         function = getattr(package, name)
         assert callable(function)
         assert inspect.getdoc(function)
-        check_signature(function, inputs, spec, options)
+        check_signature(function, inputs, params, options)
     assert spec.gradients or not hasattr(package, f"{op}_backward")
 
 
+def right(x, y, *, z=None, p=1.0, out=None):
+    """What a signature is held against."""
+
+
+WRONG_SIGNATURES = [
+    lambda y, x, *, z=None, p=1.0, out=None: None,
+    lambda x, y=None, *, z=None, p=1.0, out=None: None,
+    lambda x, y, *, p=1.0, out=None: None,
+    lambda x, y, *, z=0, p=1.0, out=None: None,
+    lambda x, y, *, z=None, p=1, out=None: None,
+    lambda x, y, *, z=None, out=None: None,
+    lambda x, y, *, z=None, p=1.0, more=0, out=None: None,
+    lambda x, y, *, z=None, p=1.0: None,
+    lambda x, y, *, out=None, z=None, p=1.0: None,
+    lambda x, y, z=None, p=1.0, out=None: None,
+]
+
+
+def check_sample(function: Callable) -> None:
+    inputs = Input("x", ("N",)), Input("z", ("N",), optional=True), Input("y", ("N",))
+    check_signature(function, inputs, (Param("p", 1.0, float, "a number"),), ("out",))
+
+
+def test_a_right_signature_is_right():
+    check_sample(right)
+
+
+@pytest.mark.parametrize("wrong", WRONG_SIGNATURES, ids=range(len(WRONG_SIGNATURES)))
+def test_a_wrong_signature_is_found(wrong):
+    with pytest.raises(AssertionError):
+        check_sample(wrong)
+
+
 @pytest.mark.parametrize("op", OPERATORS)
-def test_parameters_mean_the_same_positionally_in_both(op):
-    kinds = []
-    for package in (dualops.reference, dualops.cuda):
-        params = inspect.signature(getattr(package, op)).parameters
-        kinds.append([params[param.name].kind for param in OPERATORS[op].params])
-    assert kinds[0] == kinds[1]
+def test_arguments_mean_the_same_positionally_in_both(op):
+    for name, _, _ in functions_of(OPERATORS[op]):
+        positional = []
+        for package in (dualops.reference, dualops.cuda):
+            params = inspect.signature(getattr(package, name)).parameters.values()
+            positional.append([param.name for param in params if param.kind is param.POSITIONAL_OR_KEYWORD])
+        assert positional[0] == positional[1], name
 
 
 def test_every_operator_has_its_rungs():
@@ -192,7 +251,11 @@ def test_every_operator_has_its_rungs():
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_has_its_benchmark(op):
-    assert inspect.isclass(find(op))
+    """In the module of its name, or of its parent's."""
+    module = import_module(f"benchmarks.{OPERATORS[op].parent or op}")
+    suites = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Suite)]
+    (found,) = [suite for suite in suites if suite.operator.name == op]
+    assert [[case.id for case in OPERATORS[op].tagged(Tag.BENCH)]] == found.params
 
 
 def test_every_operator_is_fuzzed():

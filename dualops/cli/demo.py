@@ -3,8 +3,9 @@
     python -m dualops demo                                        every operator, on problems of its own
     python -m dualops demo flash_attention --param causal=True --input qkv.npz --output o.npz
 
-The arrays of --input have the names that the operator's arguments have (q, k, v). .npz knows no bfloat16: with
---dtype bfloat16 arrays of uint16 are taken as the bits of bfloat16 numbers, and --output writes bfloat16 so.
+The arrays of --input have the names that the operator's arguments have (q, k, v, bias, seed). .npz knows no bfloat16:
+with --dtype bfloat16 arrays of uint16 are taken as the bits of bfloat16 numbers, and --output writes bfloat16 so. No
+dtype changes masks, lengths and seeds. Parameters that are functions (score_mod) can't be given on a command line.
 Exit code 1: an error is over its tolerance. 2: the call is wrong, or would take the simulator too long.
 """
 

@@ -18,8 +18,8 @@ def reference_seconds(job: Job) -> float:
     return job.flops / (REFERENCE_PRODUCT_FLOPS if job.compute_bound else REFERENCE_PASS_FLOPS)
 
 
-# The simulator runs a kernel as Python, one thread after another, on one core. Measured on flash_attention and softmax,
-# float32, within a factor of two: what a thread does at each step whether its row exists or not (a key that it meets; a
+# The simulator runs a kernel as Python, one thread after another, on one core. Measured on attention and softmax,
+# within a factor of three: what a thread does at each step whether its row exists or not (a key that it meets; a
 # handful of loads, shuffles and barriers elsewhere), and what an operation costs, in a long inner product or by itself.
 STEP_SECONDS = 20e-6
 STEPS_WITHOUT_KEYS = 5

@@ -30,7 +30,7 @@ def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | Non
     for case in cases:
         try:
             if case.backward or not task.backward:
-                found.append(_of_case(task, replace(case, params={**case.params, **params})))
+                found.append(job_of_case(task, replace(case, params={**case.params, **params})))
         except (TypeError, ValueError) as error:
             refused.append(str(error))
     found = [job for job in found if job.flops]  # empty arrays are for tests
@@ -50,7 +50,7 @@ def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:
     return [max(jobs, key=size)] if jobs else []
 
 
-def _of_case(task: Task, case: Case) -> Job:
+def job_of_case(task: Task, case: Case) -> Job:
     shapes = dict(case.shapes)
     if task.backward:
         forward = task.spec.bind(_metas(task.spec.inputs, shapes, case.dtype), _forward_params(task.spec, case))
@@ -77,19 +77,23 @@ def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict
 
 def case_arrays(task: Task, case: Case) -> Arrays:
     """The inputs of a case. A gradient's are those that forward saved, and normal values for what comes in."""
-    spec, rng = task.spec, np.random.default_rng(case.seed)
-    arrays = spec.generate(spec, case, rng)
-    if not task.backward:
-        return arrays
+    rng = np.random.default_rng(case.seed)
+    arrays = task.spec.generate(task.spec, case, rng)
+    if task.backward:
+        arrays |= _saved_and_incoming(task.spec, case, arrays, rng)
+    return {given.name: arrays[given.name] for given in task.inputs if given.name in arrays}
+
+
+def _saved_and_incoming(spec: Spec, case: Case, arrays: Arrays, rng: np.random.Generator) -> Arrays:
     forward = Task(spec, backward=False)
     asked, everything = (_forward_params(spec, case, everything=wanted) for wanted in (False, True))
     metas = {name: ArrayMeta.of_numpy(x) for name, x in arrays.items()}
     whole = Job(forward, case.id, spec.bind(metas, everything), everything, dict)
     results = whole.named(forward.reference(**arrays, **everything))
-    arrays |= results
+    gradients = {}
     for name in spec.bind(metas, asked).outputs():
         x = results[name]
         incoming = rng.standard_normal(x.shape, dtype=np.float64 if x.dtype == np.float64 else np.float32)
         # what nothing moves, lse of a query that sees no key, has no gradient
-        arrays[f"d{name}"] = np.where(x == -np.inf, 0, incoming).astype(x.dtype)
-    return {given.name: arrays[given.name] for given in task.inputs if given.name in arrays}
+        gradients[f"d{name}"] = np.where(x == -np.inf, 0, incoming).astype(x.dtype)
+    return results | gradients

@@ -18,7 +18,7 @@ from .errors import CommandError
 
 Arrays = dict[str, np.ndarray]
 
-LEAN_BLOCK = 512  # rows and columns of a tile: NumPy is ten times as fast on these as on a kernel's 64
+LEAN_BLOCK = 256  # rows and columns of a tile: NumPy's threads wait for one another on a kernel's 64
 
 
 @dataclass(frozen=True)

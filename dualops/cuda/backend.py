@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
+from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
 
 from . import simulator
 

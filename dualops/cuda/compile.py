@@ -3,8 +3,8 @@
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
 A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a key of everything it depends on: the
 sources of `dualops.cuda` and of attention's options, the build with its arguments, the architecture, the versions of
-Python, Numba, numba-cuda and the toolkit. Files are written whole and renamed into place, checked when read, and done without where the directory
-can't be written.
+Python, Numba, numba-cuda and the toolkit. Files are written whole and renamed into place, checked when read, and done
+without where the directory can't be written.
 """
 
 from __future__ import annotations

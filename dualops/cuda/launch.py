@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba.core.errors import NumbaError
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.attention import UserFunction
@@ -20,7 +19,7 @@ from ..spec.base import Input
 from ..spec.meta import contiguous_strides, number_meta
 from . import device as devices
 from .arrays import ADAPTERS, Adapter, adapter_of
-from .backend import SIMULATED
+from .backend import SIMULATED, NumbaError
 from .compile import Report, compile_kernel
 from .device import Device
 from .step import Step, handle_of, prepare
@@ -342,14 +341,16 @@ def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:
 
 def _not_compiled(problem: Problem, error: NumbaError) -> str:
     """What Numba could not make of a function that the user gave, with the line where it says one."""
-    told = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in told if not line.startswith("Failed in")), "")
     for name, value in problem.params.items():
         if isinstance(value, UserFunction):
             code = value.function.__code__
-            lines = [line for line in told if code.co_filename in line]
+            file = code.co_filename.rpartition("/")[2]
+            lines = [line for line in told if line.startswith("File ") and file in line]
             where = lines[-1] if lines else f'File "{code.co_filename}", line {code.co_firstlineno}'
-            return f"{name} is {value!r}, expected a function that Numba can compile; {where}: {told[0]}"
-    return told[0]
+            return f"{name} is {value!r}, expected a function that Numba can compile: {reason} ({where})"
+    return reason
 
 
 def _on_host(value: Any, op: str, name: str) -> Any:

@@ -84,6 +84,7 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
         word=lambda value: np.asarray(value, np.int64).astype(np.uint64),
         where=np.where,
         tanh=np.tanh,
+        exp=np.exp,
         reader=lambda dtype, rank: lambda array, *index: array[index],
         function=function,
         gradient=gradient,

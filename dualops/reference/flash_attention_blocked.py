@@ -41,11 +41,11 @@ def flash_attention_blocked(
         queries = arithmetic(q[:, :, m0:m1])  # [B, H, block_q, D]
         row_max = np.full((problem.B, problem.H, m1 - m0), -np.inf, dtype)  # [B, H, block_q]
         row_sum = np.zeros_like(row_max)  # [B, H, block_q]
-        if sink is not None:
-            row_max = np.broadcast_to(sink, row_max.shape).astype(dtype)
-            row_sum = np.exp(row_max - finite(row_max))
         acc = np.zeros((problem.B, problem.H, m1 - m0, problem.Dv), dtype)  # [B, H, block_q, Dv]
         with np.errstate(all="ignore"):
+            if sink is not None:
+                row_max = np.broadcast_to(sink, row_max.shape).astype(dtype)
+                row_sum = np.exp(row_max - finite(row_max))
             for n0, n1 in _tiles(*asked.key_range(m0, m1), block_kv):
                 at = asked.at(m0, m1, n0, n1)
                 products = queries @ keys[:, :, n0:n1].swapaxes(-1, -2) * dtype.type(problem.scale)

@@ -78,7 +78,8 @@ class Output:
     shape: Callable[[Problem], tuple[int, ...]]
     dtype: Callable[[Problem], str]
     like: str
-    when: Callable[[Problem], bool] = lambda problem: True  # whether this problem has it
+    # whether this problem has it: a matter of which inputs are there, and of parameters, alone
+    when: Callable[[Problem], bool] = lambda problem: True
     contiguous_last: bool = False  # the last axis must have stride 1
 
 
@@ -213,8 +214,9 @@ class Spec:
                 raise TypeError(f"{op}: {wanted.name} is missing, expected an array of {', '.join(wanted.dtypes)}")
             present[wanted.name] = meta
             if meta.dtype not in wanted.dtypes:
+                one_of = "one of " if len(wanted.dtypes) > 1 else ""
                 raise TypeError(
-                    f"{op}: {wanted.name} has dtype {meta.dtype}, expected one of {', '.join(wanted.dtypes)}"
+                    f"{op}: {wanted.name} has dtype {meta.dtype}, expected {one_of}{', '.join(wanted.dtypes)}"
                 )
             dtype = dtype or meta.dtype
             self._check_dtype(op, wanted, meta, first, dtype)

@@ -84,10 +84,12 @@ def flash_attention(
     o = 0 and lse = -inf (or the sink). Gradients are deterministic; that of bias is computed only where it is wanted.
     Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
 
-    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
-    torch.func.grad. score_mod and mask_mod do too: a compiled graph has their name and a digest and finds them in this
-    process when it runs, so an exported program finds them where they were given to this function before. Another
-    function, also one that differs in what it closes over alone, compiles again.
+    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk; a seed may change, other numbers compile again),
+    torch.export and, outside torch.compile, torch.func.grad. score_mod and mask_mod do too: a graph has their name and
+    a digest, and finds them in this process when it runs; an exported program needs a call with them before its first
+    in another process. Another function, even if it differs only in what it closes over, compiles again; variables that
+    it reads from outside count as they are when that is done.
+
     CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
     and compared with, not to be fast.
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ from .ways import dense, transformed, watched
 _DTYPE_NAMES = {
     value: str(value).removeprefix("torch.") for value in vars(torch).values() if type(value) is torch.dtype
 }
+# autograd.Function asks for the signature of forward at every call, which takes 16 microseconds to work out
+_SIGNATURE = Signature([Parameter("args", Parameter.VAR_POSITIONAL)])
 # Strides are part of what a kernel was found right for: the compiler must not choose other ones.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -121,6 +124,7 @@ class Direction:
         self.names = (*(wanted.name for wanted in self.inputs), *(param.name for param in self.params))
         texts = enumerate(self.params, len(self.inputs))  # parameters that the schema has as text, and their places
         self.texts = tuple((place, param) for place, param in texts if self.kinds[param.name] == "text")
+        self.__signature__ = _SIGNATURE
 
     def __call__(self, *args: Any) -> Any:
         """One tensor, or a tuple of all outputs. Raises the spec's error for a wrong call."""

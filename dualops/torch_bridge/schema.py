@@ -54,7 +54,7 @@ def from_text(text: str) -> Any:
         return _KNOWN[text]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError):
         return text
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import cases, comparison, workload
 from benchmarks.__main__ import main
-from benchmarks.contestant import Contestant
+from benchmarks.contestant import Contestant, dualops_contestant
 from benchmarks.recorded import Key, peer_runs
 from benchmarks.softmax import eager, of_last_axis
 from benchmarks.tree import spec
@@ -49,6 +52,7 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(workload, "Workload", partial(workload.Workload, device="cpu"))
     monkeypatch.setattr(workload, "ROTATION_BYTES", 2000)
     monkeypatch.setattr(cases, "dualops_contestant", lambda operator, case: own(bind(operator, case)))
+    monkeypatch.setattr(comparison, "dualops_contestant", rung_of)
     monkeypatch.setattr(comparison, "require_gpu", lambda: None)
     monkeypatch.setattr(comparison, "roof", lambda work, dtype: 1e-3)
     monkeypatch.setattr(comparison, "burst", seconds)
@@ -61,6 +65,15 @@ def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def own(problem: spec.Problem) -> Contestant:
     return eager(problem)._replace(name="dualops")
+
+
+def rung_of(operator: spec.Spec, case: spec.Case, rung: str) -> Contestant:
+    """A rung whose gradient needs more memory than there is."""
+
+    def backward(**arrays: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    return eager(bind(operator, case))._replace(name=f"dualops {rung}", backward=backward)
 
 
 @pytest.mark.parametrize(("flops", "longer"), [(3000, 10.0), (5000, 12.5)], ids=["memory", "arithmetic"])
@@ -107,6 +120,35 @@ def test_the_columns_are_ratios_to_dualops_in_the_same_run(suite: Any) -> None:
         assert cells[10].strip() == "1.00 MiB"
 
 
+def test_a_rung_of_dualops_stands_before_the_peers_where_its_memory_fits(suite: Any) -> None:
+    suite.rungs = ("naive",)
+    found = comparison.run(suite, case=None, peers=True, show=lambda text: None)
+    forward, backward = (
+        next(m for m in found if (m.name, m.direction) == ("dualops naive", d)) for d in ("forward", "backward")
+    )
+    assert found.index(forward) == 1
+    assert forward.burst == 3e-3
+    assert forward.extra_memory == 2**20
+    assert backward.failure == "OutOfMemoryError: CUDA out of memory."
+    suite.rungs = ()
+
+
+def test_a_rung_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[dict[str, Any]] = []
+    names = ("flash_attention", "flash_attention_backward")
+    functions = SimpleNamespace(**dict.fromkeys(names, lambda **given: called.append(given)))
+    monkeypatch.setattr("benchmarks.contestant.import_module", lambda name: functions)
+    case = spec.Case("toy", "float32", {}, {"causal": True})
+    for rung in (None, "naive"):
+        contestant = dualops_contestant(spec.OPERATORS["flash_attention"], case, rung)
+        assert contestant.name == ("dualops naive" if rung else "dualops")
+        assert contestant.backward is not None
+        contestant.forward(q=1)
+        contestant.backward(do=2)
+    plain, named = {"causal": True}, {"causal": True, "kernel": "naive"}
+    assert called == [{**plain, "q": 1}, {**plain, "do": 2}, {**named, "q": 1}, {**named, "do": 2}]
+
+
 def test_without_peers_there_is_dualops_alone(suite: Any) -> None:
     found = comparison.run(suite, case="small", peers=False, show=lambda text: None)
     assert [m.name for m in found] == ["dualops", "dualops"]
@@ -147,23 +189,6 @@ def test_peers_of_rows_refuse_other_axes(shape: tuple[int, ...], axis: int) -> N
         of_last_axis(bind(OPERATOR, spec.Case("toy", "float32", {"x": shape}, {"axis": axis})))
 
 
-@pytest.mark.parametrize(("causal", "Sk"), [(False, 9), (True, 7), ("top_left", 9)])
-def test_sdpa_computes_what_the_spec_says(causal: bool | str, Sk: int) -> None:
-    """torch has a flash backend for the CPU too; the masks are the same."""
-    shapes = {"q": (2, 4, 7, 8), "k": (2, 2, Sk, 8), "v": (2, 2, Sk, 8)}
-    case = spec.Case("toy", "float32", shapes, {"causal": causal, "scale": 0.5})
-    suite = cases.find("flash_attention")
-    work = workload.Workload(suite.operator, case, suite.sample, device="cpu")
-    assert work.check(suite.peers["SDPA flash"](work.problem), "forward").passed
-
-
-def test_sdpa_refuses_a_mask_that_is_aligned_at_the_last_key() -> None:
-    shapes = {"q": (1, 1, 7, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)}
-    problem = bind(spec.OPERATORS["flash_attention"], spec.Case("toy", "float32", shapes, {"causal": True}))
-    with pytest.raises(NotImplementedError, match="aligns the causal mask at the first key"):
-        cases.find("flash_attention").peers["SDPA flash"](problem)
-
-
 @pytest.mark.parametrize(("seconds", "text"), [(31.4e-6, "31.4 µs"), (1.2066e-3, "1.207 ms")])
 def test_durations_read_well(seconds: float, text: str) -> None:
     assert comparison.duration(seconds) == text
@@ -171,5 +196,27 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 def test_work_follows_the_specs_cost() -> None:
     assert Work.of(OPERATOR, CASE, "backward") == Work(4 * 240, 2 * 240 * 4, 240 * 4)
-    with pytest.raises(NotImplementedError, match="flash_attention has no backward"):
-        Work.of(spec.OPERATORS["flash_attention"], CASE, "backward")
+    forward_only = replace(OPERATOR, backward_cost=None)
+    with pytest.raises(NotImplementedError, match="softmax has no backward"):
+        Work.of(forward_only, CASE, "backward")
+
+
+def test_work_of_attention_reads_what_forward_saved_and_no_gradient_of_lse() -> None:
+    shapes = {"q": (2, 4, 7, 8), "k": (2, 2, 9, 8), "v": (2, 2, 9, 6), "sinks": (4,), "key_padding_mask": (2, 9)}
+    case = spec.Case("toy", "bfloat16", shapes, {"return_lse": True})
+    q, k, v, o, lse, sinks, mask = 2 * 448, 2 * 288, 2 * 216, 2 * 336, 4 * 56, 4 * 4, 18
+    pairs = 2 * 2 * 4 * 7 * 9
+    operator = spec.OPERATORS["flash_attention"]
+    assert Work.of(operator, case, "forward") == Work(pairs * 14, q + k + v + sinks + mask, o + lse)
+    read = q + k + v + o + lse + o + sinks + mask
+    assert Work.of(operator, case, "backward") == Work(pairs * (24 + 12), read, q + k + v + sinks)
+
+
+def test_work_of_sequences_is_that_of_each() -> None:
+    operator = spec.OPERATORS["flash_attention_varlen"]
+    shapes = {"q": (30, 2, 8), "k": (30, 1, 8), "v": (30, 1, 8), "cu_seqlens_q": (4,), "cu_seqlens_k": (4,)}
+    case = spec.Case("toy", "float32", shapes, {"max_seqlen_q": 20, "max_seqlen_k": 20})
+    arrays = operator.generate(operator, case, np.random.default_rng(case.seed))
+    pairs = (np.diff(arrays["cu_seqlens_q"]) * np.diff(arrays["cu_seqlens_k"])).sum()
+    assert 0 < pairs < 3 * 20 * 20
+    assert Work.of(operator, case, "forward").flops == 2 * 2 * pairs * 16

@@ -26,7 +26,7 @@ def record(results: Path, commit: str, day: int, seconds: float | None, *, dropp
 
     def row(operator: str) -> list[Any]:
         values: list[float | None] = [seconds] * len(BENCH[operator])
-        for i in range(dropped):
+        for i in range(min(dropped, len(values))):
             values[-1 - i] = None if i % 2 else float("nan")
         return [values, [[f"'{case}'" for case in BENCH[operator]]], "1", day * DAY + 1000, 2.5]
 
@@ -35,7 +35,7 @@ def record(results: Path, commit: str, day: int, seconds: float | None, *, dropp
         "date": day * DAY,
         "result_columns": COLUMNS,
         "results": {
-            f"{name}.{class_name(name)}.time_{direction}": row(name)
+            f"{operator.parent or name}.{class_name(name)}.time_{direction}": row(name)
             for name, operator in spec.OPERATORS.items()
             for direction in (*directions(operator), "a_way_that_is_gone")
         },
@@ -103,7 +103,8 @@ class TestTable:
         assert found["flash_attention", "s2048d128-bfloat16", "forward"][1] == "687.19 TFLOP/s"
 
     def test_peers_and_roof_are_of_the_run_beside_them(self, tree: Path) -> None:
-        record_peers(tree / "peers", {"dualops": 2e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}, 1e-4)
+        times = {"dualops": 2e-4, "dualops naive": 1e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}
+        record_peers(tree / "peers", times, 1e-4)
         table = plot.table(recordings(tree / "results", "h200")[-1], peer_runs(tree / "peers"))
         assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75"]
         assert table.endswith("Roof and peers of softmax: 1970-01-09, NVIDIA H200, commit `ffffffff`, one process.")
@@ -157,7 +158,8 @@ class TestPicture:
 
 class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
-        places = {"results": "results", "peer-results": "peers", "readme": "README.md", "docs": "docs"}
+        places = {name: name for name in ("results", "scaling", "docs")}
+        places |= {"peer-results": "peers", "readme": "README.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
     def test_plot_fills_the_readme_and_draws(self, tree: Path) -> None:
@@ -173,6 +175,17 @@ class TestCommand:
         drawn = {path.name for path in (tree / "docs").iterdir()}
         assert "softmax.png" in drawn
         assert "flash_attention.png" not in drawn  # it has no row length
+        assert "flash_attention_scaling.png" not in drawn  # nothing was recorded
+
+    def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
+        (tree / "README.md").write_text(f"{plot.BEGIN}\n{plot.END}\n")
+        point = {"who": "dualops simt", "dtype": "bfloat16", "S": 512, "flops": 10**12, "seconds": 1.0}
+        points = [{**point, "direction": direction, "extra_memory": 0} for direction in ("forward", "backward")]
+        content = {"operator": "flash_attention", "heads": 16, "width": 64, "date": "1970-01-09", "gpu": "NVIDIA H200"}
+        (tree / "scaling").mkdir()
+        (tree / "scaling" / "h200.json").write_text(json.dumps({**content, "commit": "f" * 40, "points": points}))
+        assert main(self.words(tree)) == 0
+        assert (tree / "docs" / "flash_attention_scaling.png").read_bytes().startswith(b"\x89PNG")
 
     def test_a_machine_that_is_not_known(self, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(self.words(tree, "other")) == 1

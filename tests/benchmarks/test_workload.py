@@ -12,6 +12,7 @@ from benchmarks import workload
 from benchmarks.contestant import Contestant
 from benchmarks.samples import one_head, rows
 from benchmarks.tree import spec
+from benchmarks.work import bind
 from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
 from dualops.spec.meta import numpy_dtype
 
@@ -111,7 +112,8 @@ class TestCheck:
 
     def test_rows_sampled_hold_the_first_and_the_last(self) -> None:
         shapes = {"x": (5000, 4096), "y": (5000, 4096)}
-        picked = rows(shapes, np.random.default_rng(0))
+        problem = bind(SOFTMAX, spec.Case("toy", "float32", {"x": shapes["x"]}))
+        picked = rows(problem, shapes, np.random.default_rng(0))
         assert picked["x"] is picked["y"]
         assert picked["x"][0] == 0
         assert picked["x"][-1] == 4999
@@ -132,13 +134,6 @@ class TestCheck:
         assert not work.check(wrong, "forward").passed
         assert not work.check(Contestant("swapped", lambda q, k, v: forward(q, k.flip(1), v)), "forward").passed
 
-    def test_the_head_sampled_belongs_to_its_group(self) -> None:
-        picked = one_head({"q": (3, 12, 5, 8), "k": (3, 4, 5, 8)}, np.random.default_rng(1))
-        (b, q_heads), (k_b, k_heads) = picked["q"], picked["k"]
-        assert b == k_b
-        assert (q_heads.start, q_heads.stop) == (3 * k_heads.start, 3 * k_heads.stop)
-        assert k_heads.stop - k_heads.start == 1
-
     def test_a_direction_that_is_not_there(self) -> None:
         with pytest.raises(NotImplementedError, match="spy has no backward"):
             softmax_workload().check(Contestant("spy", torch_softmax), "backward")
@@ -151,4 +146,8 @@ def test_every_bench_case_is_cut_to_what_is_generated_fast(monkeypatch: pytest.M
         for case in operator.tagged(spec.Tag.BENCH):
             largest = max(case.shapes.values(), key=lambda shape: int(np.prod(shape)))
             batch = workload.generated_batch(case)
-            assert batch == largest[0] or 2**23 < batch * int(np.prod(largest[1:])) <= 2**24
+            if batch is None:
+                assert int(np.prod(largest)) <= 2**24
+            else:
+                assert batch < largest[0]
+                assert 2**23 < batch * int(np.prod(largest[1:])) <= 2**24

@@ -11,21 +11,30 @@ import numpy as np
 from dualops import reference
 from dualops.spec import OPERATORS
 
+WORKSPACE_BYTES = 3 << 10
 
-def plan(
-    operator: str, *arrays: Any, kernel: str | None = None, backward: bool = False, **params: Any
-) -> SimpleNamespace:
-    """One block of 32 threads, on the rung asked for."""
-    assert operator in OPERATORS
+
+def plan(operator: str, *, kernel: str | None = None, backward: bool = False, **arguments: Any) -> SimpleNamespace:
+    """One block of 32 threads and 3 KiB of memory, on the rung asked for."""
+    spec = OPERATORS[operator]
+    inputs, params = (spec.inputs, spec.params)
+    if backward:
+        inputs, params = spec.gradient_inputs, spec.params + spec.gradient_params
+    assert arguments.keys() <= {entry.name for entry in (*inputs, *params)}
     step = SimpleNamespace(grid=(1,), kernel=SimpleNamespace(threads=32))
-    return SimpleNamespace(choice=SimpleNamespace(rung=kernel or "simt"), steps=[step])
+    workspace = {"scratch": SimpleNamespace(nbytes=WORKSPACE_BYTES)}
+    return SimpleNamespace(choice=SimpleNamespace(rung=kernel or "simt", workspace=workspace), steps=[step])
 
 
 def cuda(spoil: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> SimpleNamespace:
-    """`dualops.cuda` whose operators are the references, their results passed through `spoil`."""
+    """`dualops.cuda` whose operators are the references, their results passed through `spoil`; `calls` has the names
+    of those that were called.
+    """
+    calls: list[str] = []
 
     def operator(name: str) -> Callable[..., Any]:
         def call(*, out: Any = None, kernel: str | None = None, **arguments: Any) -> Any:
+            calls.append(name)
             results = getattr(reference, name)(**arguments)
             made = [spoil(x) for x in (results if isinstance(results, tuple) else (results,))]
             if out is not None:
@@ -36,4 +45,4 @@ def cuda(spoil: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> SimpleNames
         return call
 
     names = [name for op in OPERATORS for name in (op, f"{op}_backward") if hasattr(reference, name)]
-    return SimpleNamespace(plan=plan, **{name: operator(name) for name in names})
+    return SimpleNamespace(plan=plan, calls=calls, **{name: operator(name) for name in names})

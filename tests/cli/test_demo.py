@@ -17,9 +17,9 @@ from dualops.spec import OPERATORS
 def test_every_operator_is_shown_with_its_errors(run):
     code, out, err = run("demo", "--where", "reference")
     assert code == 0
-    for name in tasks():
-        assert re.search(rf"^ *{name} .*reference.*float32.*\d\.\de-\d\d", out, re.MULTILINE), name
-        assert re.search(rf"^ *{name} .*reference.*bfloat16.*\d\.\de-\d\d", out, re.MULTILINE), name
+    for name, task in tasks().items():
+        for dtype in ("float32",) if task.spec.parent else ("float32", "bfloat16"):
+            assert re.search(rf"^ *{name} .*reference.*{dtype}.*\d\.\de-\d\d", out, re.MULTILINE), (name, dtype)
     shown = re.findall(r"^ *(\w+) +reference", out, re.MULTILINE)
     assert shown[0] == next(iter(OPERATORS)) == "flash_attention"
     assert f"[1/{len(shown)}]" in err and f"[{len(shown)}/{len(shown)}]" in err  # plain progress: this is no terminal
@@ -31,6 +31,28 @@ def test_simulator_runs_every_rung(run, simulator):
     assert code == 0
     assert out.index("naive") < out.index("simt")
     assert "simulator" in out
+
+
+def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(run, simulator):
+    simulator()
+    code, out, _ = run("demo")
+    assert code == 0
+    shown = re.findall(r"^ *(\w+) +simulator", out, re.MULTILINE)
+    assert list(dict.fromkeys(shown)) == list(tasks())
+    for name in ("flash_attention", "flash_attention_backward"):
+        assert shown.count(name) == 3 * len(OPERATORS["flash_attention"].rungs)
+    for words in ("bias 2×2×5×19", "key_padding_mask 2×19", "softcap=1.5", "score_mod=bent"):
+        assert out.count(words) == 2  # once a direction, however many rungs
+    assert "3 KiB" in out  # what the kernels hold beside
+
+
+def test_the_reference_runs_once_for_all_rungs(run, simulator, monkeypatch):
+    simulator()
+    calls = []
+    right = reference.softmax
+    monkeypatch.setattr(reference, "softmax", lambda *args, **given: calls.append(given) or right(*args, **given))
+    assert run("demo", "softmax", "--dtype", "float32")[0] == 0
+    assert len(calls) == 2 + len(OPERATORS["softmax"].rungs)  # truth, baseline, and the stand-in for each rung
 
 
 def test_one_rung_can_be_forced(run, simulator):
@@ -149,7 +171,7 @@ def test_numba_switched_otherwise_before(run, simulator):
 
 
 def test_unknown_operator(run):
-    refused(run("demo", "sotfmax"), "no operator sotfmax", "flash_attention, softmax, softmax_backward")
+    refused(run("demo", "sotfmax"), "no operator sotfmax", f"expected one of {', '.join(tasks())}")
 
 
 @pytest.mark.parametrize("option", [("--input", "x.npz"), ("--param", "axis=0"), ("--kernel", "simt")])

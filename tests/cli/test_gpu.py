@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from dualops.cli import gpu
-from dualops.cli.gpu import BURSTS, CALLS, FLUSH, Bench, TwoBytes
-from dualops.cli.problems import Job, own_jobs, tasks
+from dualops.cli.gpu import BURST_SECONDS, BURSTS, CALLS, FLUSH, Bench, TwoBytes
+from dualops.cli.own import own_jobs
+from dualops.cli.problems import Job, tasks
 from dualops.spec import ArrayMeta
 from dualops.spec.meta import numpy_dtype
 
@@ -22,10 +23,10 @@ L2 = 1 << 20
 
 
 class Host:
-    """Arrays stay where they are; each event pair says one millisecond a call."""
+    """Arrays stay where they are; each event pair says a millisecond a call, or what `each` was set to."""
 
-    def __init__(self) -> None:
-        self.spans = 0
+    def __init__(self, calls: list[str]) -> None:
+        self.calls, self.each, self.spans = calls, 1.0, 0
 
     def upload(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
@@ -34,9 +35,10 @@ class Host:
         return array
 
     def milliseconds(self, work: Callable[[], None]) -> float:
+        before = len(self.calls)
         work()
         self.spans += 1
-        return CALLS * (1.0 if self.spans != 2 else 50.0)  # one span that somebody disturbed
+        return (len(self.calls) - before) * self.each * (1 if self.spans != 3 else 50)  # somebody disturbed the third
 
     def peak_bytes(self, work: Callable[[], None]) -> int | None:
         work()
@@ -46,8 +48,9 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     """A GPU that is not one: 1 MiB of L2, and a roof of 1e9 bytes a second for reading, half of that for writing."""
+    operators = cuda()
     stand_ins = {
-        "": cuda(),
+        "": operators,
         ".backend": SimpleNamespace(SIMULATED=False),
         ".device": SimpleNamespace(
             current=lambda: SimpleNamespace(
@@ -62,13 +65,13 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
     monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: True)
-    made = Host()
+    made = Host(operators.calls)
     monkeypatch.setattr(gpu, "library", lambda: made)
     return made
 
 
 def bench(name: str) -> Bench:
-    (job,) = own_jobs(tasks()[name], "simulator", {}, "float32", lambda job: True)
+    job = own_jobs(tasks()[name], "simulator", {}, "float32")[-1]
     return Bench(job, job.load(), None)
 
 
@@ -91,7 +94,24 @@ def test_small_problems_are_not_copied_without_end(host):
 
 def test_time_is_the_median_of_bursts(host):
     assert bench("softmax").seconds() == pytest.approx(1e-3)
-    assert host.spans == BURSTS
+    assert host.spans == 1 + BURSTS  # the first says how many calls make a burst
+    assert len(host.calls) == 2 + CALLS * (1 + BURSTS)
+
+
+def test_slow_calls_make_short_bursts(host):
+    host.each = 250.0
+    assert bench("softmax").seconds() == pytest.approx(0.25)
+    assert len(host.calls) == 2 + BURST_SECONDS / 0.25 * (1 + BURSTS)
+    host.each, host.spans = 5e3, 0
+    assert bench("softmax").seconds() == pytest.approx(5)
+
+
+def test_a_seed_stays_on_the_host_and_options_go_up(host):
+    made = bench("flash_attention_varlen")
+    (inputs,) = made.inputs[:1]
+    assert type(inputs["seed"]) is int
+    assert inputs["cu_seqlens_q"].dtype == np.int32
+    assert np.isfinite(made.results()["o"]).all()
 
 
 def test_roof_is_that_of_the_same_bytes(host):

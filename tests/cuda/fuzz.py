@@ -69,6 +69,14 @@ class Trial:
         return not plain and sum(size > 1 for i, size in enumerate(shape) if i != axis) > STRIDES_OF_ROWS
 
 
+def consistent(direction: Direction, layouts: dict[str, Layout]) -> dict[str, Layout]:
+    """The same, without broadcast axes where backward has what forward took and gave: lse belongs to these q and k."""
+    if not direction.backward:
+        return layouts
+    saved = direction.spec.saved
+    return {name: without_broadcast(own) if name in saved else own for name, own in layouts.items()}
+
+
 def trials(direction: Direction, seed: int, count: int, max_elements: int) -> Iterator[Trial]:
     """`count` trials, the same for the same arguments."""
     spec = direction.spec
@@ -78,7 +86,7 @@ def trials(direction: Direction, seed: int, count: int, max_elements: int) -> It
         rng = np.random.default_rng([case.seed, 4])
         shapes = shapes_of(direction, case)
         way = str(rng.choice(["given", "allocated", *(["in place"] if first.name in operation.inplace else [])]))
-        layouts = layouts_of(direction.inputs, shapes, rng)
+        layouts = consistent(direction, layouts_of(direction.inputs, shapes, rng))
         if way == "in place":
             layouts[first.name] = without_broadcast(layouts[first.name])
         out_layout = None

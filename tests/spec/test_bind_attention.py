@@ -23,15 +23,19 @@ ATTENTION_ERRORS = {
     "Hkv of v": ({"v": meta(2, 6, 7, 24)}, ValueError, "v has Hkv=6, k has Hkv=3"),
     "H not a multiple": (
         {"q": meta(2, 7, 5, 16)}, ValueError,
-        "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv",
+        "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0",
     ),
     "H less than Hkv": (
         {"q": meta(2, 2, 5, 16)}, ValueError,
-        "q has H=2, k has Hkv=3, expected H to be a multiple of Hkv",
+        "q has H=2, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0",
     ),
     "Hkv zero": (
         {"k": meta(2, 0, 7, 16), "v": meta(2, 0, 7, 24)}, ValueError,
-        "q has H=6, k has Hkv=0, expected H to be a multiple of Hkv",
+        "q has H=6, k has Hkv=0, expected H to be a multiple of Hkv, neither of them 0",
+    ),
+    "H zero": (
+        {"q": meta(2, 0, 5, 16)}, ValueError,
+        "q has H=0, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0",
     ),
     "D too large": (
         {"q": meta(2, 6, 5, 513), "k": meta(2, 3, 7, 513)}, ValueError,
@@ -227,7 +231,8 @@ VARLEN_ERRORS = {
     "tokens of v": ({"v": meta(29, 3, 24)}, ValueError, "v has total_k=29, k has total_k=30"),
     "D of k": ({"k": meta(30, 3, 8)}, ValueError, "k has D=8, q has D=16"),
     "H not a multiple": (
-        {"q": meta(20, 7, 16)}, ValueError, "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv",
+        {"q": meta(20, 7, 16)}, ValueError,
+        "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0",
     ),
     "ends of 64 bits": (
         {"cu_seqlens_q": meta(4, dtype="int64")}, TypeError, "cu_seqlens_q has dtype int64, expected one of int32",

@@ -567,11 +567,13 @@ def test_torchs_generator_draws_a_seed(form: str, device: str) -> None:
     equal(drawn[0], drawn[2])
     equal(drawn[1], drawn[3])
     assert not torch.equal(drawn[0], drawn[1])
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
+    state = torch.cuda.get_rng_state if device == "cuda" else torch.get_rng_state
+    before = state()
     arguments(function, dropout_p=0.0)
     arguments(function, seed=1)
-    assert torch.equal(torch.get_rng_state(), state), "nothing is drawn that is not needed"
+    assert torch.equal(state(), before), "nothing is drawn that is not needed"
+    arguments(function)
+    assert not torch.equal(state(), before)
 
 
 def test_backward_drops_what_forward_dropped(device: str) -> None:

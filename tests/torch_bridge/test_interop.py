@@ -209,6 +209,18 @@ def test_autocast_lowers() -> None:
             assert OPERATOR(x.double(), w.double(), None, *DEFAULTS)[0].dtype is torch.float64
 
 
+def test_autocast_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dtypes that are right under autocast alone are not what an error is about."""
+
+    def broken(*args: Any, **more: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(OPERATOR, "reference", broken)
+    x, w = values((3, 5), torch.bfloat16, "cpu"), values((5,), torch.float16, "cpu", seed=1)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="broken"):
+        OPERATOR(x, w, None, *DEFAULTS)
+
+
 def test_numbers_are_made_what_the_schema_has() -> None:
     """Whichever way a call takes, NumPy's numbers are as good as Python's."""
     x, w = arguments(True)

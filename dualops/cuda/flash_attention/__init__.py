@@ -49,7 +49,8 @@ def flash_attention(
     scale: of q @ k.T, 1 / sqrt(D) if None
     softcap: scores become softcap * tanh(score / softcap)
     score_mod: (score, b, h, i, j) -> score, a function of numbers that Numba can compile; or a pair of it and its
-        derivative by the score. The derivative is made from the source where none is given
+        derivative by the score. The derivative is made from the source where none is given. Variables that the
+        function refers to count as they are at its first call
     bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
     alibi_slopes [H]: - slope * |position - j| is added; float32 (float64 for float64) or q's dtype
     causal: key j is seen up to the query's position

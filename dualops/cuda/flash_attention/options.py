@@ -82,6 +82,7 @@ def _verbs(number: Any, gradient: bool) -> Verbs:
         _word if SIMULATED else u64,
         where,
         numbers(number).tanh,
+        numbers(number).exp,
         _reader,
         partial(typed, number=number),
         gradient,

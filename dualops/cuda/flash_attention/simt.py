@@ -31,7 +31,7 @@ def forward_configs(problem: Problem) -> Iterator[tuple[ForwardConfig, str]]:
         if p.Dv <= 256:
             yield ForwardConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"
     if p.Sq > 16:
-        yield ForwardConfig(2, 2), "32 x 32 scores a block: what fits for double precision or the widest heads"
+        yield ForwardConfig(2, 2), "32 x 32 scores a block: few queries, double precision, or the widest heads"
     yield ForwardConfig(1, 1), "16 x 16 scores a block: few queries, or little shared memory"
 
 

@@ -45,6 +45,7 @@ class Verbs(NamedTuple):
     word: Callable[[Any], Any]  # to an unsigned integer of 64 bits
     where: Callable[[Any, Any, Any], Any]  # (condition, a, b)
     tanh: Callable[[Any], Any]
+    exp: Callable[[Any], Any]
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
     function: Callable[[Any], Callable[..., Any]]  # a user's function of numbers, a UserFunction
     gradient: bool = False  # whether slopes are wanted, which not every function of a user has

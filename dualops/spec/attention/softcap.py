@@ -22,7 +22,7 @@ def positive(value: Any) -> float:
 
 
 def make(v: Verbs, facts: Any) -> Parts:
-    ONE, tanh = v.number(1), v.tanh
+    ONE, TWO, FOUR, tanh, exp = v.number(1), v.number(2), v.number(4), v.tanh, v.exp
 
     @v.verb
     def score(score, args, at):
@@ -30,8 +30,9 @@ def make(v: Verbs, facts: Any) -> Parts:
 
     @v.verb
     def slope(score, args, at):
-        bent = tanh(score * args.inverse)
-        return ONE - bent * bent
+        # 1 - tanh(x)**2, where that would cancel: 4 e / (1 + e)**2 with e = exp(-2 |x|)
+        e = exp(-TWO * abs(score * args.inverse))
+        return FOUR * e / ((ONE + e) * (ONE + e))
 
     return Parts(score=score, slope=slope)
 

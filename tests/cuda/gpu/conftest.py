@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,19 @@ def memory_from_torch_is_nan() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before)
     torch.cuda.synchronize()  # an error of a kernel belongs to the test that launched it
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile on all cores what the collected cases need."""
+    from tests.cuda.gpu.warm import Job, warm
+
+    found: list[dict[str, Any]] = [
+        item.callspec.params
+        for item in session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    warm(
+        Job(params["direction"].spec.name, params["direction"].backward, params.get("rung"), params["case"])
+        for params in found
+        if {"direction", "case"} <= params.keys()
+    )

@@ -27,7 +27,7 @@ _BITS = {
 def tensor(array: np.ndarray) -> torch.Tensor:
     """A contiguous copy of a NumPy array on the GPU, bit for bit (bfloat16 is ml_dtypes' here and torch's there)."""
     bits = np.ascontiguousarray(array).view(_BITS[array.itemsize][0])
-    return torch.from_numpy(bits.copy()).cuda().view(_TORCH[array.dtype.name])
+    return torch.from_numpy(bits.copy()).cuda().view(_TORCH[array.dtype.name]).reshape(array.shape)
 
 
 def numpy(array: torch.Tensor) -> np.ndarray:

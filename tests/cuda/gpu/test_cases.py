@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from math import prod
 
 import pytest
@@ -12,14 +13,15 @@ from dualops.spec import OPERATORS, Tag
 from tests.checks import check
 from tests.cuda.fuzz import trials
 from tests.cuda.gpu.library import NUMBA, TORCH
-from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, cases_on_rungs, every_direction, shapes_of
+from tests.cuda.gpu.warm import Job, warm
+from tests.cuda.kinds import others
+from tests.cuda.operators import GENERAL_RUNGS, cases_on_rungs, every_direction, shapes_of
 from tests.problems import Layout
 
 CASES = [*cases_on_rungs(Tag.TEST), *cases_on_rungs(Tag.SIM)]
 HOST = {entry.name for spec in OPERATORS.values() for entry in spec.inputs if entry.host}
-# a kernel of attention is compiled for each pair of widths and set of options, two seconds each
-SHARE = {"softmax": 1.0, "flash_attention": 0.1, "flash_attention_varlen": 0.05}
-MAX_ELEMENTS = {"softmax": 1 << 17, "flash_attention": 1 << 14, "flash_attention_varlen": 1 << 14}
+MAX_ELEMENTS = 1 << 15
+PROBLEMS_OF_A_KIND = 20  # a kernel of attention is built for its widths and options, which takes seconds
 
 
 @pytest.mark.parametrize(("direction", "rung", "case"), CASES)
@@ -85,12 +87,20 @@ def test_case_with_numba_device_arrays(direction, rung, case):
 
 @every_direction
 def test_random_problems(direction):
-    """DUALOPS_FUZZ of them over all directions (1,000 unless told)."""
-    wanted = int(os.environ.get("DUALOPS_FUZZ", "1000")) * SHARE[direction.spec.name] / len(DIRECTIONS)
+    """DUALOPS_FUZZ of them for each direction (250 unless told)."""
+    wanted = int(os.environ.get("DUALOPS_FUZZ", "250"))
+    spec = direction.spec
+    if spec.name == "softmax":
+        problems = trials(direction, 30, 10**9, MAX_ELEMENTS)
+    else:
+        kinds = list(trials(direction, 30, 2 * wanted // PROBLEMS_OF_A_KIND + 1, MAX_ELEMENTS))
+        warm(Job(spec.name, direction.backward, kind.rung, kind.case) for kind in kinds)
+        problems = chain.from_iterable(others(kind, PROBLEMS_OF_A_KIND) for kind in kinds)
     ran = refused = 0
-    for trial in trials(direction, 30, 10**9, MAX_ELEMENTS[direction.spec.name]):
+    for trial in problems:
         done = trial.run(TORCH)
         ran, refused = ran + done, refused + (not done)
         if ran >= wanted:
             break
     assert ran > 3 * refused
+    print(f"{direction.name}: {ran} random problems")

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cuda.core import LaunchConfig, ObjectCode, Stream
-from cuda.core import launch as core_launch
+from cuda.core import LaunchConfig, ObjectCode, Stream, launch as core_launch
 
 from dualops.cuda import device
 from dualops.cuda.backend import Kernel

@@ -1,0 +1,62 @@
+"""How often something is called for one figure. The clock is made up: a call says how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks import timing
+from benchmarks.timing import BURST_CALLS, BURSTS, SINGLES, WARM_UP_CALLS
+
+
+@pytest.fixture
+def bursts(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
+    """Makes every call take so many seconds; gives the list of how many calls each reading of the clock was of."""
+    found: list[int] = []
+
+    def of(seconds: float) -> list[int]:
+        now = 0.0
+
+        def stopwatch(call: timing.Call, calls: int) -> float:
+            found.append(calls)
+            return seconds
+
+        def clock() -> float:
+            nonlocal now
+            now += seconds
+            return now
+
+        monkeypatch.setattr(timing, "stopwatch", stopwatch)
+        monkeypatch.setattr(timing, "perf_counter", clock)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        return found
+
+    return of
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.01])
+def test_fast_calls_are_timed_in_full(seconds: float, bursts: Callable[[float], list[int]]) -> None:
+    found, warm = bursts(seconds), []
+    assert timing.burst(lambda: warm.append(1)) == seconds
+    assert found == [1] + [BURST_CALLS] * BURSTS
+    assert len(warm) == WARM_UP_CALLS
+    found.clear()
+    timing.single(lambda: None)
+    assert found == [1] * SINGLES
+
+
+@pytest.mark.parametrize(
+    ("seconds", "in_burst", "times", "alone", "warm"), [(0.05, 5, 4, 20, 5), (0.4, 1, 2, 2, 1), (7.0, 1, 1, 1, 1)]
+)
+def test_slow_calls_are_timed_less_often(
+    seconds: float, in_burst: int, times: int, alone: int, warm: int, bursts: Callable[[float], list[int]]
+) -> None:
+    found, warmed = bursts(seconds), []
+    assert timing.burst(lambda: warmed.append(1)) == seconds
+    assert found == [1] + [in_burst] * times
+    assert len(warmed) == warm
+    found.clear()
+    timing.single(lambda: None)
+    assert found == [1] * alone
