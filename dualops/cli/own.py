@@ -20,9 +20,9 @@ _TAGS = {"gpu": Tag.DEMO, "simulator": Tag.SIM, "reference": Tag.TEST}
 def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | None) -> list[Job]:
     """What the demo shows of a function, out of the cases that the place is meant for.
 
-    For each dtype the largest without optional inputs, then the one with most of them; of an operator that is another's
-    variant a single one. `params` go before those of a case, and leave out cases that can't have them. Raises
-    CommandError where nothing is left.
+    The case with most optional inputs, after the largest without any in each of the other dtypes, or in that which was
+    asked for; of an operator that is another's variant a single one. `params` go before those of a case, and leave out
+    cases that can't have them. Raises CommandError where nothing is left.
     """
     wanted = (dtype,) if dtype else SHOWN_DTYPES
     cases = [case for case in task.spec.tagged(_TAGS[place]) if case.dtype in wanted]
@@ -34,15 +34,19 @@ def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | Non
         except (TypeError, ValueError) as error:
             refused.append(str(error))
     found = [job for job in found if job.flops]  # empty arrays are for tests
+    optional = _largest(
+        [job for job in found if job.optional_inputs], lambda job: (len(job.optional_inputs), job.flops)
+    )
     jobs: list[Job] = []
     for name in wanted:
-        alike = [job for job in found if job.problem.dtype == name]
-        jobs += _largest([job for job in alike if not job.optional_inputs] or alike, lambda job: job.flops)
-    jobs += _largest(found, lambda job: (len(job.optional_inputs), job.flops))
+        if dtype or not optional or optional[0].problem.dtype != name:
+            plain = [job for job in found if job.problem.dtype == name and not job.optional_inputs]
+            jobs += _largest(plain, lambda job: job.flops)
+    jobs += optional
     if not jobs:
         none = f"{task.name} has no {_TAGS[place]} case in {' or '.join(wanted)}; bring arrays with --input"
         raise CommandError(refused[0] if refused else none)
-    return jobs[:1] if task.spec.parent else list(dict.fromkeys(jobs))
+    return jobs[-1:] if task.spec.parent else jobs
 
 
 def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:

@@ -53,15 +53,20 @@ def test_lse_has_a_gradient_where_it_was_asked_for_and_none_where_nothing_moves_
 
 
 class TestChoice:
-    def test_the_largest_plain_case_a_dtype_and_the_one_with_most_options(self):
+    @pytest.mark.parametrize("dtype", [None, "float32"])
+    def test_the_largest_plain_case_and_the_one_with_most_options(self, dtype):
         task = tasks()["flash_attention"]
-        jobs = own_jobs(task, "simulator", {}, None)
-        plain = [case for case in task.spec.tagged(Tag.SIM) if set(case.shapes) == {"q", "k", "v"}]
-        for job, dtype in zip(jobs[:2], ("float32", "bfloat16"), strict=True):
-            assert job.problem.dtype == dtype and not job.optional_inputs
-            assert job.flops == max(job_of_case(task, case).flops for case in plain if case.dtype == dtype)
-        most = max(len(set(case.shapes) - {"q", "k", "v"}) for case in task.spec.tagged(Tag.SIM))
-        assert [len(job.optional_inputs) for job in jobs] == [0, 0, most]
+        plain, options = own_jobs(task, "simulator", {}, dtype)
+        cases = task.spec.tagged(Tag.SIM)
+        assert plain.problem.dtype == (dtype or "bfloat16") and not plain.optional_inputs
+        alike = [case for case in cases if set(case.shapes) == {"q", "k", "v"}]
+        assert plain.flops == max(job_of_case(task, case).flops for case in alike if case.dtype == plain.problem.dtype)
+        assert options.problem.dtype == "float32"
+        assert len(options.optional_inputs) == max(len(set(case.shapes) - {"q", "k", "v"}) for case in cases)
+
+    def test_without_optional_inputs_there_is_one_of_each_dtype(self):
+        jobs = own_jobs(tasks()["softmax"], "simulator", {}, None)
+        assert [job.problem.dtype for job in jobs] == ["float32", "bfloat16"]
 
     def test_a_variant_has_one_that_is_not_empty(self):
         (job,) = own_jobs(tasks()["flash_attention_varlen_backward"], "simulator", {}, None)

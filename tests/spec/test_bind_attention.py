@@ -145,11 +145,11 @@ ATTENTION_ERRORS = {
         "sinks has dtype float64, q has dtype float32, expected float32",
     ),
     "mask of floats": (
-        {"key_padding_mask": meta(2, 7)}, TypeError, "key_padding_mask has dtype float32, expected one of bool",
+        {"key_padding_mask": meta(2, 7)}, TypeError, "key_padding_mask has dtype float32, expected bool",
     ),
     "mask of bytes": (
         {"key_padding_mask": meta(2, 7, dtype="uint8")}, TypeError,
-        "key_padding_mask has dtype uint8, expected one of bool",
+        "key_padding_mask has dtype uint8, expected bool",
     ),
     "mask of queries": (
         {"key_padding_mask": meta(2, 5, dtype="bool")}, ValueError, "key_padding_mask has Sk=5, k has Sk=7",
@@ -169,8 +169,8 @@ ATTENTION_ERRORS = {
     "dropout without a seed": (
         {"dropout_p": 0.5}, ValueError, "seed is None, expected an integer where dropout_p is 0.5",
     ),
-    "seed of 32 bits": ({"seed": meta(dtype="int32")}, TypeError, "seed has dtype int32, expected one of int64"),
-    "seed of a float": ({"seed": meta(dtype="float32")}, TypeError, "seed has dtype float32, expected one of int64"),
+    "seed of 32 bits": ({"seed": meta(dtype="int32")}, TypeError, "seed has dtype int32, expected int64"),
+    "seed of a float": ({"seed": meta(dtype="float32")}, TypeError, "seed has dtype float32, expected int64"),
     "seed with an axis": ({"seed": meta(1, dtype="int64")}, ValueError, "seed has 1 axes (1,), expected 0: []"),
     "seed on another device": (
         {"seed": meta(dtype="int64", device="cuda:0")}, ValueError, "seed is on cuda:0, q on cpu, expected one device",
@@ -235,9 +235,9 @@ VARLEN_ERRORS = {
         "q has H=7, k has Hkv=3, expected H to be a multiple of Hkv, neither of them 0",
     ),
     "ends of 64 bits": (
-        {"cu_seqlens_q": meta(4, dtype="int64")}, TypeError, "cu_seqlens_q has dtype int64, expected one of int32",
+        {"cu_seqlens_q": meta(4, dtype="int64")}, TypeError, "cu_seqlens_q has dtype int64, expected int32",
     ),
-    "ends of floats": ({"cu_seqlens_k": meta(4)}, TypeError, "cu_seqlens_k has dtype float32, expected one of int32"),
+    "ends of floats": ({"cu_seqlens_k": meta(4)}, TypeError, "cu_seqlens_k has dtype float32, expected int32"),
     "ends of two axes": (
         {"cu_seqlens_q": meta(4, 1, dtype="int32")}, ValueError, "cu_seqlens_q has 2 axes (4, 1), expected 1: [B+1]",
     ),

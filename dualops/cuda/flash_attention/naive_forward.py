@@ -27,6 +27,7 @@ from .call import Variant, array_type, size_types, spans, start, statistic_type,
 from .options import chain
 
 THREADS = 256  # of a block
+PIECE = 32  # terms of an inner product
 
 
 def naive_variant(problem: Problem) -> Variant:
@@ -48,15 +49,21 @@ def place(row, heads, tokens):
 
 @cache
 def dot(dtype: str) -> Callable[..., Any]:
-    """A verb (a, i, b, j, width) -> the inner product of `width` neighbours in a from i on and in b from j on."""
+    """A verb (a, i, b, j, width) -> the inner product of `width` neighbours in a from i on and in b from j on.
+
+    In pieces, which are then added: hundreds of terms one after another would lose too much in float32.
+    """
     number, load = storage(dtype).number, storage(dtype).load
     ZERO = number(0)
 
     @verb
     def product(a, i, b, j, width):
         total = ZERO
-        for d in range(width):
-            total += load(a, i + d) * load(b, j + d)
+        for first in range(0, width, PIECE):
+            piece = ZERO
+            for d in range(first, min(first + PIECE, width)):
+                piece += load(a, i + d) * load(b, j + d)
+            total += piece
         return total
 
     return product

@@ -43,6 +43,8 @@ PAIRS = (
     ("top_left", (6, 4), 1.5, "queries", 0, 0, 0, 1, 1, 1),
 )
 
+EVERYTHING = (True, (99, None), 1.5, "heads", 1, 1, 1, 1, 1, 1)
+
 
 def paired(row: Sequence[Any], q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[Shapes, dict[str, Any]]:
     """Shapes and parameters of a row of PAIRS. q: its shape; kv: Hkv and Sk."""
@@ -103,9 +105,9 @@ def _cases() -> tuple[Case, ...]:
     add("one_query", (2, 4, 1, 64), (1, 300), FLOATS, edge, causal=True)
     add("no_queries", (1, 2, 0, 16), (2, 8), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
     add("no_keys", (1, 2, 8, 16), (2, 0), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
-    add("sim_gqa_causal", (1, 2, 19, 16), (1, 37), FLOATS, sim, causal=True, return_lse=True)
-    add("sim_top_left", (1, 1, 35, 12), (1, 20), ("float32", "bfloat16"), sim, Dv=20, causal="top_left")
-    add("sim_plain", (2, 1, 17, 8), (1, 40), ("float64", "float16"), sim, scale=1.0)
+    add("sim_gqa_causal", (1, 2, 17, 8), (1, 21), FLOATS, sim, causal=True, return_lse=True)
+    add("sim_top_left", (1, 1, 18, 12), (1, 17), ("float32", "bfloat16"), sim, Dv=20, causal="top_left")
+    add("sim_plain", (2, 1, 5, 8), (1, 20), ("float64", "float16"), sim, scale=1.0)
     for number, row in enumerate(PAIRS):
         shapes, params = paired(row, (2, 4, 45, 24), (2, 53), 40)
         others = ("bfloat16", "float16", "float64")
@@ -117,12 +119,13 @@ def _cases() -> tuple[Case, ...]:
     # the pairs of tile, dtype, width and options for the offline compiler
     build = {Tag.COMPILE}
     add("d64", (1, 2, 256, 64), (1, 256), ("float32", "bfloat16"), build, causal=True, return_lse=True)
-    add("d128", (1, 2, 256, 128), (1, 256), ("float32",), build)
-    add("d512", (1, 2, 256, 512), (1, 256), ("float16", "float64"), build, causal=True)
-    add("d64short", (1, 2, 16, 64), (1, 256), ("float64",), build, causal=True)
-    for number, dtype in ((1, "float32"), (11, "bfloat16")):
-        shapes, params = paired(PAIRS[number], (1, 2, 256, 64), (1, 256), 64)
-        cases.append(Case(f"options_{number}_d64", dtype, shapes, params, frozenset(build)))
+    add("d128", (1, 2, 256, 128), (1, 256), ("float32",), build, causal=True, return_lse=True)
+    add("d512", (1, 2, 256, 512), (1, 256), ("float64",), build, causal=True)
+    add("d64short", (1, 2, 16, 64), (1, 256), ("float16",), build, causal=True)
+    shapes, params = paired(EVERYTHING, (1, 2, 256, 64), (1, 256), 64)
+    cases.append(Case("everything", "float32", shapes, params, frozenset(build)))
+    shapes, params = paired(EVERYTHING, (1, 8, 1024, 64), (2, 1024), 64)
+    cases.append(Case("everything_s1024d64", "float32", shapes, params, frozenset({Tag.DEMO})))
     return tuple(cases)
 
 
@@ -137,10 +140,9 @@ def _varlen_cases() -> tuple[Case, ...]:
         for option, shape in (("sinks", (q[1],)), ("alibi_slopes", (q[1],)), ("seed", ())):
             if params.pop(option, False):
                 shapes[option] = shape
-        dtypes = ("float32",) if Tag.COMPILE in tags else FLOATS
-        if Tag.BENCH in tags:
-            dtypes = ("bfloat16",)
-        cases.extend(Case(name, dtype, shapes, params, frozenset(tags)) for dtype in dtypes)
+        dtypes = {Tag.COMPILE: ("float32",), Tag.BENCH: ("bfloat16",), Tag.SIM: ("float32", "bfloat16")}
+        chosen = next((dtypes[tag] for tag in dtypes if tag in tags and Tag.TEST not in tags), FLOATS)
+        cases.extend(Case(name, dtype, shapes, params, frozenset(tags)) for dtype in chosen)
 
     test, edge = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
     add("varlen_s2048d128", 4, (8192, 16), (8192, 16), 128, {Tag.BENCH, Tag.DEMO}, causal=True)
@@ -177,8 +179,8 @@ def _varlen_cases() -> tuple[Case, ...]:
     add(
         "sim_varlen",
         3,
-        (20, 2),
-        (31, 1),
+        (12, 2),
+        (21, 1),
         8,
         {Tag.SIM},
         causal=True,

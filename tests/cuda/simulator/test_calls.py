@@ -14,7 +14,7 @@ from dualops.cuda import simulator
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.checks import check, gradient_inputs
+from tests.checks import call, check, gradient_inputs
 from tests.cuda.operators import GENERAL_RUNGS, every_direction, rows_cases
 from tests.problems import Layout, values
 
@@ -48,13 +48,13 @@ def untouched(monkeypatch):
 @every_direction
 def test_call_one_equals_call_two_bit_for_bit_in_either_order(direction):
     cases = [case for case in direction.spec.tagged(Tag.SIM) if case.backward or not direction.backward]
-    for case in cases[2::4]:
+    for case in cases[2::8]:
         spec = direction.spec
         inputs = gradient_inputs(spec, case) if direction.backward else values(spec, case)
         found = []
         for name in ("forward", "forward", "reversed"):
             with simulator.order(name):
-                results = direction.function()(*inputs.values(), **case.params)
+                results = call(direction.function(), direction.inputs, inputs, **case.params)
             found.append(results if isinstance(results, tuple) else (results,))
         for one, two, three in zip(*found, strict=True):
             assert same_bits(one, two) and same_bits(one, three)
@@ -64,9 +64,9 @@ def test_call_one_equals_call_two_bit_for_bit_in_either_order(direction):
 def test_out_is_what_comes_back(direction):
     case = next(case for case in direction.spec.tagged(Tag.SIM) if all(np.prod(s) for s in case.shapes.values()))
     inputs = gradient_inputs(direction.spec, case) if direction.backward else values(direction.spec, case)
-    results = direction.function()(*inputs.values(), **case.params)
+    results = call(direction.function(), direction.inputs, inputs, **case.params)
     out = tuple(map(np.empty_like, results)) if isinstance(results, tuple) else np.empty_like(results)
-    again = direction.function()(*inputs.values(), **case.params, out=out)
+    again = call(direction.function(), direction.inputs, inputs, **case.params, out=out)
     if isinstance(out, tuple):
         assert all(one is two for one, two in zip(again, out, strict=True))
     else:
@@ -165,7 +165,7 @@ def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
     [
         ([1.0, 2.0], {}, TypeError, "softmax: x is a builtins.list, expected a NumPy array"),
         (3.0, {}, TypeError, "softmax: x is a builtins.float"),
-        (None, {}, TypeError, "softmax: x is a builtins.NoneType"),
+        (None, {}, TypeError, "softmax: x is missing, expected an array"),
         (np.zeros(()), {}, ValueError, "x has no axes, expected at least one"),
         (np.zeros((2, 3), int), {}, TypeError, "x has dtype int64, expected one of float64"),
         (np.zeros((2, 3), ">f4"), {}, TypeError, "x has dtype >f4"),
@@ -248,7 +248,7 @@ def test_gradients_refuse_what_does_not_belong_together(untouched):
         (((2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "q has 3 axes"),
         (((1, 2, 4, 8),) * 3, {"causal": "left"}, ValueError, "causal is 'left'"),
         (((1, 2, 4, 8),) * 3, {"scale": float("inf")}, ValueError, "scale is inf, expected a finite number"),
-        (((1, 2, 4, 8),) * 3, {"kernel": "naive"}, ValueError, "kernel is 'naive', expected one of"),
+        (((1, 2, 4, 8),) * 3, {"kernel": "sm90"}, ValueError, "kernel is 'sm90', expected one of naive, simt"),
         (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 9))}, ValueError, "out o has shape"),
         (((1, 2, 4, 8),) * 3, {"return_lse": True, "out": np.zeros((1, 2, 4, 8))}, ValueError, "1 arrays, expected 2"),
         # the kernels write rows whose elements are neighbours, as they read them

@@ -133,6 +133,13 @@ def _bits():
         assert same(ptx.f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
+@of("bits_of_f64")
+def _bits_of_doubles():
+    for x in NUMBERS + EDGES:
+        bits = ptx.bits_of_f64(x)
+        assert bits == struct.unpack("<Q", struct.pack("<d", x))[0] and type(bits) is int
+
+
 # --- conversions -------------------------------------------------------------------------------------
 
 
