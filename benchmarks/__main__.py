@@ -82,6 +82,10 @@ def plot(arguments: argparse.Namespace) -> int:
         target = arguments.docs / "flash_attention_scaling.png"
         scaling_plot.picture(lengths, target)
         print(target)
+        page = arguments.page.read_text()
+        markers = "<!-- scaling:begin -->", "<!-- scaling:end -->"
+        arguments.page.write_text(drawing.fill(page, scaling_plot.table(lengths), *markers))
+        print(arguments.page)
     return 0
 
 
@@ -102,6 +106,8 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    page = ROOT / "dualops" / "cuda" / "flash_attention" / "README.md"
+    plotter.add_argument("--page", type=Path, default=page, help="whose table of attention against length is filled")
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md")

@@ -62,12 +62,12 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms"
 
 
-def fill(readme: str, content: str) -> str:
-    """`readme` with `content` between its two markers. Raises ValueError unless each is there once, in order."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise ValueError(f"expected {BEGIN} and {END}, once each and in this order")
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+def fill(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
+    """`page` with `content` between its two markers. Raises ValueError unless each is there once, in order."""
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"expected {begin} and {end}, once each and in this order")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
 
 
 def row_operators() -> list[str]:

@@ -42,6 +42,39 @@ def picture(source: Path, target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
+def table(source: Path) -> str:
+    """The float32 points as Markdown: a row for each length and direction, time and memory of each contestant."""
+    content = json.loads(source.read_text())
+    points = [point for point in content["points"] if point["dtype"] == "float32"]
+    names = list(dict.fromkeys(point["who"] for point in points))
+    found = {(point["direction"], point["S"], point["who"]): point for point in points}
+    sizes = f"float32, B=1, H={content['heads']}, D={content['width']}"
+    lines = [
+        f"{sizes}, on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`.",
+        "Time of a call, and memory at the peak beside inputs and results.",
+        "",
+        f"| direction | S | {' | '.join(names)} |",
+        f"| --- | --- |{' --- |' * len(names)}",
+    ]
+    for direction, S in sorted({key[:2] for key in found}, key=lambda row: (DIRECTIONS.index(row[0]), row[1])):
+        cells = [cell(found.get((direction, S, name))) for name in names]
+        lines.append(f"| {direction} | {S} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cell(point: Measured | None) -> str:
+    """As "3.41 ms, 1024 MiB", without what was not measured."""
+    if point is None or point["seconds"] is None:
+        return ""
+    memory = mebibytes(point)
+    return f"{short(1e3 * point['seconds'])} ms" + ("" if memory is None else f", {short(memory)} MiB")
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def teraflops(point: Measured) -> float | None:
     return None if point["seconds"] is None else point["flops"] / point["seconds"] / 1e12
 

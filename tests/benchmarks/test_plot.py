@@ -159,7 +159,7 @@ class TestPicture:
 class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
         places = {name: name for name in ("results", "scaling", "docs")}
-        places |= {"peer-results": "peers", "readme": "README.md"}
+        places |= {"peer-results": "peers", "readme": "README.md", "page": "page.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
     def test_plot_fills_the_readme_and_draws(self, tree: Path) -> None:
@@ -179,13 +179,16 @@ class TestCommand:
 
     def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
         (tree / "README.md").write_text(f"{plot.BEGIN}\n{plot.END}\n")
-        point = {"who": "dualops simt", "dtype": "bfloat16", "S": 512, "flops": 10**12, "seconds": 1.0}
+        (tree / "page.md").write_text("# Page\n<!-- scaling:begin -->\n<!-- scaling:end -->\n")
+        point = {"who": "dualops simt", "dtype": "float32", "S": 512, "flops": 10**12, "seconds": 1.0}
         points = [{**point, "direction": direction, "extra_memory": 0} for direction in ("forward", "backward")]
         content = {"operator": "flash_attention", "heads": 16, "width": 64, "date": "1970-01-09", "gpu": "NVIDIA H200"}
         (tree / "scaling").mkdir()
         (tree / "scaling" / "h200.json").write_text(json.dumps({**content, "commit": "f" * 40, "points": points}))
         assert main(self.words(tree)) == 0
         assert (tree / "docs" / "flash_attention_scaling.png").read_bytes().startswith(b"\x89PNG")
+        page = (tree / "page.md").read_text()
+        assert "| forward | 512 | 1000 ms, 0 MiB |" in page and "| backward | 512 | 1000 ms, 0 MiB |" in page
 
     def test_a_machine_that_is_not_known(self, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(self.words(tree, "other")) == 1

@@ -51,9 +51,9 @@ class BackwardConfigs(NamedTuple):
     dbias: BackwardConfig
 
     def shared_bytes(self, D: int, Dv: int, dtype: str) -> int:
-        """What the greediest of them needs."""
-        dkv, dq, dbias = self
-        return max(each.shared_bytes(D, Dv, dtype, count) for each, count in ((dkv, 2), (dq, 1), (dbias, 1)))
+        """What the greediest of them needs for all the blocks that an SM should hold."""
+        parts = ((self.dkv, 2), (self.dq, 1), (self.dbias, 1))
+        return max(each.min_blocks * each.shared_bytes(D, Dv, dtype, count) for each, count in parts)
 
 
 def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:

@@ -114,7 +114,7 @@ def _cases() -> tuple[Case, ...]:
         dtypes = ("float32", others[number % 3])  # each pair of options is a kernel to build, in each dtype
         cases += [Case(f"options_{number}", dtype, shapes, params, frozenset(edge)) for dtype in dtypes]
         B = 2 if number % 5 == 1 else 1
-        shapes, params = paired(row, (B, 2, 5, 8), (1, 19), 4)
+        shapes, params = paired(row, (B, 2, 5, 8), (1, 13 + 6 * (number % 3 == 0)), 4)
         cases.append(Case(f"sim_options_{number}", "float32", shapes, params, frozenset(sim)))
     # the pairs of tile, dtype, width and options for the offline compiler
     build = {Tag.COMPILE}
