@@ -41,7 +41,9 @@ def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(
     assert list(dict.fromkeys(shown)) == list(tasks())
     for name in ("flash_attention", "flash_attention_backward"):
         assert shown.count(name) == 2 * len(OPERATORS["flash_attention"].rungs)
-    for words in ("bias 2×2×5×19", "key_padding_mask 2×19", "softcap=1.5", "score_mod=bent"):
+    shapes = next(case.shapes for case in OPERATORS["flash_attention"].cases if case.name == "sim_options_1")
+    arrays = [f"{name} {'×'.join(map(str, shapes[name]))}" for name in ("bias", "key_padding_mask")]
+    for words in (*arrays, "softcap=1.5", "score_mod=bent"):
         assert out.count(words) == 2  # once a direction, however many rungs
     assert "3 KiB" in out  # what the kernels hold beside
 

@@ -282,7 +282,7 @@ def test_bad_parameters_get_the_specs_words(params: dict[str, Any], error: type[
 
 
 def test_parameter_of_unknown_kind() -> None:
-    with pytest.raises(ValueError, match="affine: parameter power is of kind NoneType, expected bool, int"):
+    with pytest.raises(ValueError, match="affine: parameter power is of kind NoneType, expected one of bool, int"):
         register(SPEC, affine, affine_backward, namespace="dualops_test_kinds")
 
 
