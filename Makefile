@@ -13,7 +13,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-simulator test-compile test-gpu lint format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,12 +27,15 @@ help:
 demo: $(VENV)/.base $(if $(GPU),$(VENV)/.gpu)
 	$(PY) -m dualops demo
 
-# three processes on two cores; what each says comes when it is done
+# four processes on two cores, the longest first; what each says comes when it is done
 test: $(VENV)/.test
-	$(MAKE) --jobs=2 --output-sync=target test-cpu test-simulator test-compile
+	$(MAKE) --jobs=2 --output-sync=target test-simulator test-compile test-torch test-cpu
 
 test-cpu: $(VENV)/.test
-	$(PYTEST) tests --ignore=tests/cuda/simulator --ignore=tests/cuda/compile --ignore=tests/cuda/gpu
+	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
+
+test-torch: $(VENV)/.test
+	$(PYTEST) tests/torch_bridge
 
 # its own process: Numba reads the switch when it is first imported
 test-simulator: $(VENV)/.test
