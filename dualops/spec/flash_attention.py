@@ -85,7 +85,7 @@ def visible_pairs(problem: Problem) -> int:
     return int(np.maximum(seen, 0).sum())
 
 
-def _elements(problem: Problem, *names: str) -> int:
+def _nbytes(problem: Problem, *names: str) -> int:
     """Bytes of some of the arrays and results that the problem has."""
     metas = {**problem.arrays, **problem.outputs(), **problem.outputs(problem.spec.gradients)}
     return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
@@ -98,14 +98,14 @@ def _scores_flops(problem: Problem) -> int:
 INPUT_NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "key_padding_mask")
 FORWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
-    bytes_read=lambda p: _elements(p, *INPUT_NAMES),
-    bytes_written=lambda p: _elements(p, "o", "lse"),
+    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES),
+    bytes_written=lambda p: _nbytes(p, "o", "lse"),
 )
 BACKWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (3 * p.D + 2 * p.Dv),
-    bytes_read=lambda p: _elements(p, *INPUT_NAMES, "o", "lse", "do", "dlse"),
-    bytes_written=lambda p: _elements(p, "dq", "dk", "dv", "dbias", "dsinks"),
-    extra_memory=lambda p: _elements(p, "lse"),  # delta
+    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES, "o", "lse", "do", "dlse"),
+    bytes_written=lambda p: _nbytes(p, "dq", "dk", "dv", "dbias", "dsinks"),
+    extra_memory=lambda p: _nbytes(p, "lse"),  # delta
 )
 
 

@@ -64,7 +64,8 @@ def flash_attention(
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
     float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
     NaN in a key or value that it does not see does not reach it. A score of -inf is a masked one. Bit-equal from run to
-    run. Beside its results the rung simt needs no memory, naive B * H * Sq * Sk scores.
+    run. Beside its results the rung simt needs no memory, naive B * H * Sq * Sk scores; naive serves where shared
+    memory is too small for simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
@@ -204,9 +205,9 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     yield Choice(
         "naive",
         None,
-        "all scores in memory",
+        "all scores in memory: what is left where shared memory is too small for simt",
         partial(naive.forward_steps, problem, results),
-        naive.forward_workspace(problem, results),
+        naive.forward_workspace(problem),
     )
 
 
@@ -223,9 +224,9 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     yield Choice(
         "naive",
         None,
-        "all scores in memory",
+        "all scores in memory: what is left where shared memory is too small for simt",
         partial(naive.backward_steps, problem, results),
-        naive.backward_workspace(problem, results),
+        naive.backward_workspace(problem),
     )
 
 

@@ -26,6 +26,7 @@ class Variant:
 
 
 def variant(problem: Problem) -> Variant:
+    """What kernels for this problem are built for."""
     return Variant(problem.dtype, problem.D, problem.Dv, having(problem), is_varlen(problem))
 
 

@@ -24,7 +24,7 @@ from .naive_forward import THREADS, build_product, build_scores, build_softmax, 
 from .options import chain
 
 
-def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
+def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """All scores, and a sum for each row."""
     return {"scores": _scores(problem), "row_sums": _rows(problem)}
 
@@ -42,7 +42,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
     ]
 
 
-def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
+def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """Scores that become probabilities, their gradient, and a number for each row."""
     return {"probs": _scores(problem), "d_scores": _scores(problem), "delta": _rows(problem)}
 

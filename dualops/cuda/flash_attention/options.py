@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...spec import Problem
-from ...spec.attention import OPTIONS, Chain, Strided, Variant, Verbs, compose, variants
+from ...spec.attention import OPTIONS, Chain, OptionVariant, Strided, Verbs, compose, variants
 from ..backend import SIMULATED, i32, i64, pointer, types, u8, u64, verb
 from ..tile import numbers, storage
 from .user import typed
@@ -18,7 +18,7 @@ from .user import typed
 class Having(NamedTuple):
     """What a kernel is built for: the options that a problem has, and the types of their arguments."""
 
-    variants: tuple[Variant, ...]
+    variants: tuple[OptionVariant, ...]
     argtypes: Any
 
     def __repr__(self) -> str:

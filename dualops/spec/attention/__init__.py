@@ -6,7 +6,7 @@ from .bias import BIAS, broadcast_strides
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD
-from .option import UNBOUNDED, At, Chain, Option, Strided, Variant, Verbs, compose, variants
+from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Strided, Verbs, compose, variants
 from .padding import PADDING
 from .sinks import SINKS
 from .softcap import SOFTCAP
@@ -22,9 +22,9 @@ __all__ = [
     "At",
     "Chain",
     "Option",
+    "OptionVariant",
     "Strided",
     "UserFunction",
-    "Variant",
     "Verbs",
     "band",
     "broadcast_strides",

@@ -89,7 +89,7 @@ class Option:
     )
 
 
-class Variant(NamedTuple):
+class OptionVariant(NamedTuple):
     """An option that a problem has, as a kernel is built for it."""
 
     option: Option
@@ -116,13 +116,13 @@ class Chain(NamedTuple):
     sinks: bool = False  # and rows a sink
 
 
-def variants(options: Sequence[Option], problem: Problem) -> tuple[Variant, ...]:
+def variants(options: Sequence[Option], problem: Problem) -> tuple[OptionVariant, ...]:
     """The options that the problem has, in order."""
     found = ((option, option.variant(problem)) for option in options)
-    return tuple(Variant(option, facts) for option, facts in found if facts is not None)
+    return tuple(OptionVariant(option, facts) for option, facts in found if facts is not None)
 
 
-def compose(having: Sequence[Variant], verbs: Verbs) -> Chain:
+def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
     """The chain of the options that a problem has, made of functions for the place that `verbs` are for."""
     chain = _nothing(verbs)
     for index, (option, facts) in enumerate(having):
