@@ -163,7 +163,7 @@ def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[st
         if special and gradient.size and rng.random() < 0.5:
             gradient.reshape(-1)[rng.integers(gradient.size)] = rng.choice(_SPECIAL_GRADIENTS[spec.name])
         saved[f"d{name}"] = np.where(results[name] == -np.inf, 0, gradient).astype(results[name].dtype)
-    saved |= results
+    saved |= results | {name: results[out] for name, out in spec.saved_instead.items() if out in results}
     return {wanted.name: saved[wanted.name] for wanted in spec.gradient_inputs if wanted.name in saved}
 
 

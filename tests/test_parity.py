@@ -31,24 +31,24 @@ from tests.problems import domains
 ROOT = Path(__file__).parent.parent
 
 
-def missing(root: Path, op: str, *, differentiable: bool) -> list[str]:
-    """The files of operator `op` that `root` lacks, or has too many."""
-    single = [f"dualops/spec/{op}.py", f"dualops/reference/{op}.py", f"benchmarks/{op}.py"]
+def missing(root: Path, op: str) -> list[str]:
+    """The files of operator `op` that `root` lacks."""
+    single = [
+        f"{folder}/{op}.py" for folder in ("dualops/spec", "dualops/reference", "dualops/torch_bridge", "benchmarks")
+    ]
     found = [f"no {name}" for name in single if not (root / name).is_file()]
     if not (root / f"dualops/cuda/{op}.py").is_file() and not (root / f"dualops/cuda/{op}/__init__.py").is_file():
         found.append(f"no dualops/cuda/{op}.py and no package of that name")
     if not list(root.glob(f"tests/reference/**/test_{op}*.py")):
         found.append(f"no tests/reference/**/test_{op}*.py")
-    if (root / f"dualops/torch_bridge/{op}.py").is_file() != differentiable:
-        found.append(f"{'no' if differentiable else 'a'} dualops/torch_bridge/{op}.py")
-    if differentiable and not list(root.glob(f"tests/torch_bridge/**/test_{op}*.py")):
+    if not list(root.glob(f"tests/torch_bridge/**/test_{op}*.py")):
         found.append(f"no tests/torch_bridge/**/test_{op}*.py")
     return found
 
 
 @pytest.mark.parametrize("op", [op for op, spec in OPERATORS.items() if not spec.parent])
 def test_every_operator_has_its_files(op):
-    found = missing(ROOT, op, differentiable=bool(OPERATORS[op].gradients))
+    found = missing(ROOT, op)
     assert not found, "\n".join(found)
 
 
@@ -76,14 +76,13 @@ def plant(root: Path, names: list[str]) -> None:
 
 def test_a_complete_operator_lacks_nothing(tmp_path):
     plant(tmp_path, COMPLETE)
-    assert missing(tmp_path, "x", differentiable=True) == []
-    assert missing(tmp_path, "x", differentiable=False) == ["a dualops/torch_bridge/x.py"]
+    assert missing(tmp_path, "x") == []
 
 
 @pytest.mark.parametrize("left_out", COMPLETE)
 def test_each_missing_file_is_found(tmp_path, left_out):
     plant(tmp_path, [name for name in COMPLETE if name != left_out])
-    (complaint,) = missing(tmp_path, "x", differentiable=True)
+    (complaint,) = missing(tmp_path, "x")
     folder = str(Path(left_out).parent).removesuffix("/x")
     assert complaint.startswith(f"no {folder}/")
 

@@ -100,4 +100,4 @@ def _saved_and_incoming(spec: Spec, case: Case, arrays: Arrays, rng: np.random.G
         incoming = rng.standard_normal(x.shape, dtype=np.float64 if x.dtype == np.float64 else np.float32)
         # what nothing moves, lse of a query that sees no key, has no gradient
         gradients[f"d{name}"] = np.where(x == -np.inf, 0, incoming).astype(x.dtype)
-    return results | gradients
+    return results | {x: results[y] for x, y in spec.saved_instead.items() if y in results} | gradients

@@ -176,6 +176,9 @@ class Spec:
     gradient_params: tuple[Param, ...] = ()  # what backward takes beyond `params`
     values: Callable[[str, Mapping[str, np.ndarray], Problem], None] | None = None  # checks values that are on the host
     parent: str = ""  # the operator in whose files this variant lives
+    # a saved input -> the result that is saved in its place by a call that has it: x + residual for x
+    saved_instead: Mapping[str, str] = field(default_factory=dict)
+    gradient_shared: Mapping[str, str] = field(default_factory=dict)  # an input -> the input whose gradient is its own
 
     def tagged(self, tag: Tag) -> list[Case]:
         return [case for case in self.cases if tag in case.tags]

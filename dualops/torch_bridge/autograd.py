@@ -22,21 +22,26 @@ def rules(forward: Direction, backward: Direction) -> Rules:
     incoming = {wanted.name: wanted for wanted in backward.inputs}
     derived = [output.name for output in backward.outputs]
 
+    def owner(name: str) -> str:
+        return f"d{spec.gradient_shared.get(name, name)}"
+
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
         known = dict(zip(forward.names, inputs)) | {out.name: x for out, x in zip(forward.outputs, results)}
+        having = forward.having(inputs)
+        there = {out.name for out, has in zip(forward.outputs, having) if has}
+        known |= {name: known[result] for name, result in spec.saved_instead.items() if result in there}
         ctx.save_for_backward(*(known[name] for name in spec.saved))
         ctx.params = inputs[count:]
         ctx.results = [
-            (result.shape, result.dtype, result.device) if has else None
-            for result, has in zip(results, forward.having(inputs))
+            (result.shape, result.dtype, result.device) if has else None for result, has in zip(results, having)
         ]
         ctx.set_materialize_grads(False)  # backward need not read zeros for a result that was not used
 
     def differentiate(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         wants = dict(zip(forward.names, ctx.needs_input_grad))
         for wanted in forward.inputs:
-            if wants[wanted.name] and f"d{wanted.name}" not in derived:
+            if wants[wanted.name] and owner(wanted.name) not in derived:
                 raise NotImplementedError(
                     f"{backward.name}: {wanted.name} requires a gradient, which is not implemented; detach it"
                 )
@@ -47,7 +52,7 @@ def rules(forward: Direction, backward: Direction) -> Rules:
         asked = (wants[param.name.removesuffix("_gradient")] for param in spec.gradient_params)
         found = backward(*(known[wanted.name] for wanted in backward.inputs), *ctx.params, *asked)
         by_name = dict(zip(derived, found if isinstance(found, tuple) else (found,)))
-        return tuple(by_name[f"d{name}"] if needed else None for name, needed in wants.items())
+        return tuple(by_name[owner(name)] if needed else None for name, needed in wants.items())
 
     return keep, differentiate
 
