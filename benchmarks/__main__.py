@@ -57,7 +57,7 @@ def scaling(arguments: argparse.Namespace) -> int:
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Draw README's table and pictures from what is committed; 1 where nothing has been recorded."""
+    """Fill both READMEs' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
     from . import plot as drawing, scaling_plot
     from .recorded import peer_runs, recordings
 
@@ -70,10 +70,16 @@ def plot(arguments: argparse.Namespace) -> int:
         print(f"asv recorded no times on {arguments.machine} in {arguments.results}", file=sys.stderr)
         return 1
     peers = peer_runs(arguments.peer_results)
-    readme = arguments.readme.read_text()
-    arguments.readme.write_text(drawing.fill(readme, drawing.table(history[-1], peers)))
-    print(arguments.readme)
+    for page, content in (
+        (arguments.readme, drawing.summary(peers)),
+        (arguments.every_case, drawing.table(history, peers)),
+    ):
+        page.write_text(drawing.fill(page.read_text(), content))
+        print(page)
+    timed = {key.operator for one in history for key in one.seconds}
     for operator in drawing.row_operators():
+        if operator not in timed:
+            continue
         target = arguments.docs / f"{operator}.png"
         drawing.picture(operator, history, peers.get(operator), target)
         print(target)
@@ -110,7 +116,9 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter.add_argument("--page", type=Path, default=page, help="whose table of attention against length is filled")
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
-    plotter.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator and dtype")
+    every_case = ROOT / "benchmarks" / "README.md"
+    plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")
     plotter.add_argument("--docs", type=Path, default=ROOT / "docs")
     plotter.set_defaults(command=plot)
     arguments = parser.parse_args(words)

@@ -1,60 +1,121 @@
-"""README's table and pictures, drawn from committed JSON: what asv recorded, and the runs beside peers."""
+"""The tables of both READMEs and the pictures, from committed JSON: what asv recorded, and the runs beside peers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .recorded import Key, PeerRun, Recording, keys, known_cases, work_of
 from .tree import spec
-from .work import Work, bind, directions
+from .work import DIRECTIONS, Work, bind, directions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-COLUMNS = ("operator", "case", "direction", "time", "rate", "of the roof", "fastest peer", "its time over ours")
+COLUMNS = ("operator", "case", "direction", "time", "rate", "of the roof", "fastest peer", "its time over ours", "at")
+SUMMARY_COLUMNS = (
+    "operator",
+    "dtype",
+    "of the roof, forward",
+    "backward",
+    "error / baseline's",
+    "fastest peer's time over ours, forward",
+    "backward",
+)
 MARKERS = {"dualops": "o", "torch eager": "v", "torch.compile": "^", "Liger": "s", "QuACK": "D"}
 
 
-def table(newest: Recording, peers: Mapping[str, PeerRun]) -> str:
-    """A Markdown table of every known case that `newest` has a time of, and a line on where the figures come from.
+class Beside(NamedTuple):
+    """dualops in a run beside its peers, on one direction of one case."""
+
+    share: float  # of the roof
+    error: float | None  # largest error over the baseline's; None where the baseline has none
+    peer: str | None  # the fastest
+    ratio: float | None  # its time over ours: above 1 dualops is faster
+
+
+def beside(key: Key, peers: Mapping[str, PeerRun]) -> Beside | None:
+    """What was recorded of it, or None."""
+    run = peers.get(key.operator)
+    everybody = run.measurements.get(key, {}) if run else {}
+    timed = {name: measurement for name, measurement in everybody.items() if measurement["burst"]}
+    if "dualops" not in timed:
+        return None
+    ours = timed["dualops"]
+    others = {
+        name: one["burst"] for name, one in timed.items() if name.split()[0] != "dualops"
+    }  # our rungs are no peers
+    peer = min(others, key=lambda name: others[name], default=None)
+    error = ours["error"] / ours["baseline_error"] if ours["baseline_error"] else None
+    return Beside(ours["roof"] / ours["burst"], error, peer, others[peer] / ours["burst"] if peer else None)
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return head + ["| " + " | ".join(cells) + " |" for cells in rows]
+
+
+def sources(operators: Collection[str], peers: Mapping[str, PeerRun]) -> list[str]:
+    """A line for each run beside peers: when, where, at which commit, and of which operators."""
+    runs: dict[str, list[str]] = {}
+    for operator in operators:
+        run = peers[operator]
+        runs.setdefault(f"{run.day}, one {run.device}, commit `{run.commit[:8]}`", []).append(operator)
+    return [f"{', '.join(found)}: {told}." for told, found in runs.items()]
+
+
+def summary(peers: Mapping[str, PeerRun]) -> str:
+    """A row for each operator and dtype: its worst and its best case, from the runs beside the peers."""
+    found: dict[tuple[str, str], dict[str, list[Beside]]] = {}
+    for key in keys():
+        measured = beside(key, peers)
+        if measured:
+            dtype = known_cases(key.operator)[key.case].dtype
+            found.setdefault((key.operator, dtype), {}).setdefault(key.direction, []).append(measured)
+    rows = []
+    for (operator, dtype), by_direction in found.items():
+        ways = [by_direction.get(direction, []) for direction in DIRECTIONS]
+        errors = [one.error for way in ways for one in way if one.error is not None]
+        shares = [span([one.share for one in way], ".0%") for way in ways]
+        ratios = [span([one.ratio for one in way if one.ratio], ".2f") for way in ways]
+        rows.append((operator, dtype, *shares, f"{max(errors):.2f}" if errors else "–", *ratios))
+    return "\n".join([*markdown(SUMMARY_COLUMNS, rows), "", *sources(dict.fromkeys(name for name, _ in found), peers)])
+
+
+def span(values: Sequence[float], form: str) -> str:
+    """The smallest to the largest."""
+    ends = dict.fromkeys(format(value, form) for value in (min(values), max(values))) if values else ["–"]
+    return " to ".join(ends)
+
+
+def table(history: Sequence[Recording], peers: Mapping[str, PeerRun]) -> str:
+    """Every known case that was timed, at the newest commit that it was timed at; and where the figures come from.
 
     The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
     dualops is faster. Slower cases are shown like all others.
     """
-    lines = [
-        f"Measured {newest.measured:%Y-%m-%d} on one {newest.device} at commit `{newest.commit[:8]}`: asv, median over "
-        "bursts of 20 calls.",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|" + " --- |" * len(COLUMNS),
-    ]
-    used: set[str] = set()
+    newest = {key: recording for recording in history for key in recording.seconds}
+    rows, used = [], {}
     for key in keys():
-        if key not in newest.seconds:
+        if key not in newest:
             continue
-        seconds, work = newest.seconds[key], work_of(key)
+        seconds, work, measured = newest[key].seconds[key], work_of(key), beside(key, peers)
         share = peer = ratio = "–"
-        run = peers.get(key.operator)
-        everybody = run.measurements.get(key, {}) if run else {}
-        beside = {name: measurement for name, measurement in everybody.items() if measurement["burst"]}
-        if "dualops" in beside:
-            used.add(key.operator)
-            ours = beside.pop("dualops")
-            share = f"{ours['roof'] / ours['burst']:.0%}"
-            others = {name: one["burst"] for name, one in beside.items() if not name.startswith("dualops ")}
-            if others:  # another rung of ours is no peer
-                peer = min(others, key=lambda name: others[name])
-                ratio = f"{others[peer] / ours['burst']:.2f}"
-        rate = f"{work.rate(seconds):.2f} {work.unit}"
-        cells = (key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio)
-        lines.append("| " + " | ".join(cells) + " |")
-    for operator in sorted(used):
-        run = peers[operator]
-        lines += ["", f"Roof and peers of {operator}: {run.day}, {run.device}, commit `{run.commit[:8]}`, one process."]
-    return "\n".join(lines)
+        if measured:
+            used[key.operator] = True
+            share, peer = f"{measured.share:.0%}", measured.peer or "–"
+            ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
+        rate, commit = f"{work.rate(seconds):.2f} {work.unit}", f"`{newest[key].commit[:8]}`"
+        rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, commit))
+    commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
+    measured_at = [
+        f"Times: asv, median over bursts of 20 calls, {told}, one {device}." for told, device in commits.items()
+    ]
+    lines = [*measured_at, "Roof and peers, one process each:", *sources(used, peers)]
+    return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
 
 
 def milliseconds(seconds: float) -> str:
@@ -71,25 +132,23 @@ def fill(page: str, content: str, begin: str = BEGIN, end: str = END) -> str:
 
 
 def row_operators() -> list[str]:
-    """The operators whose picture is rate against row length: those whose problems have an N."""
-    return [
-        name
-        for name, operator in spec.OPERATORS.items()
-        if all("N" in bind(operator, case).dims for case in known_cases(name).values())
-    ]
+    """The operators whose picture is rate against row length: those whose problems have rows and no K."""
+    dims = {name: [bind(op, case).dims for case in known_cases(name).values()] for name, op in spec.OPERATORS.items()}
+    return [name for name, each in dims.items() if all({"M", "N"} <= one.keys() and "K" not in one for one in each)]
 
 
 def picture(operator: str, history: Sequence[Recording], peers: PeerRun | None, target: Path) -> None:
     """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
 
-    history: oldest first, at least one; the last is the curve. With `peers`, theirs and the roof are drawn too,
-    wherever they win. Raises ValueError if the last recording has no time of the operator.
+    history: recordings, oldest first; the last with the operator is the curve. With `peers`, theirs and the roof are
+    drawn too, wherever they win. Raises ValueError if no recording has a time of the operator.
     """
     from matplotlib.figure import Figure
 
+    history = [one for one in history if any(key.operator == operator for key in one.seconds)]
+    if not history:
+        raise ValueError(f"no commit has a time of {operator}")
     newest, ways = history[-1], directions(spec.OPERATORS[operator])
-    if not any(key.operator == operator for key in newest.seconds):
-        raise ValueError(f"commit {newest.commit[:8]} has no times of {operator}")
     lines = 2 if len(history) > 1 else 1
     figure = Figure(figsize=(6.2 * len(ways), 4.2 * lines), layout="constrained")
     axes = figure.subplots(lines, len(ways), squeeze=False, sharey="row")

@@ -51,6 +51,7 @@ def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> N
     """A run of softmax beside peers: the same times for each case and direction; None is a peer that failed."""
     measurements = [
         {"case": case, "direction": direction, "name": name, "roof": roof, "burst": seconds, "single": seconds}
+        | {"error": 3e-3 if case == NARROW.case else 2e-3, "baseline_error": 2e-3}
         for case in BENCH["softmax"]
         for direction in ("forward", "backward")
         for name, seconds in times.items()
@@ -92,22 +93,42 @@ class TestRecorded:
 
 class TestTable:
     def test_rates_follow_from_the_specs_cost(self, tree: Path) -> None:
-        table = plot.table(recordings(tree / "results", "h200")[-1], {})
-        assert table.startswith("Measured 1970-01-08 on one NVIDIA H200 at commit `bbbbbbbb`")
+        table = plot.table(recordings(tree / "results", "h200"), {})
+        told = "Times: asv, median over bursts of 20 calls, `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
+        assert table.startswith(f"{told}\nRoof and peers, one process each:\n\n|")
         found = rows_of(table)
         assert len(found) == len(keys())
         # 32768 x 1024 bfloat16: 2 x 64 MiB forward, 3 x 64 MiB backward, in 0.1 ms
-        assert found[NARROW.operator, NARROW.case, "forward"] == ["0.1 ms", "1.34 TB/s", "–", "–", "–"]
-        assert found[NARROW.operator, NARROW.case, "backward"] == ["0.1 ms", "2.01 TB/s", "–", "–", "–"]
+        assert found[NARROW.operator, NARROW.case, "forward"] == ["0.1 ms", "1.34 TB/s", "–", "–", "–", "`bbbbbbbb`"]
+        assert found[NARROW.operator, NARROW.case, "backward"][:2] == ["0.1 ms", "2.01 TB/s"]
         # 4 x 2 x 16 x 2048 x 2048 x 128 flops
         assert found["flash_attention", "s2048d128-bfloat16", "forward"][1] == "687.19 TFLOP/s"
 
     def test_peers_and_roof_are_of_the_run_beside_them(self, tree: Path) -> None:
         times = {"dualops": 2e-4, "dualops naive": 1e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}
         record_peers(tree / "peers", times, 1e-4)
-        table = plot.table(recordings(tree / "results", "h200")[-1], peer_runs(tree / "peers"))
-        assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75"]
-        assert table.endswith("Roof and peers of softmax: 1970-01-09, NVIDIA H200, commit `ffffffff`, one process.")
+        table = plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers"))
+        assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75", "`bbbbbbbb`"]
+        assert "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`." in table.splitlines()
+
+    def test_a_case_counts_at_the_newest_commit_that_timed_it(self, tree: Path) -> None:
+        newest = json.loads((tree / "results" / "h200" / "bbbbbbbb-checkout-py3.12.json").read_text())
+        only = {name: row for name, row in newest["results"].items() if not name.startswith("softmax")}
+        (tree / "results" / "h200" / "bbbbbbbb-checkout-py3.12.json").write_text(json.dumps(newest | {"results": only}))
+        rows = rows_of(plot.table(recordings(tree / "results", "h200"), {}))
+        assert rows[NARROW.operator, NARROW.case, "forward"][-1] == "`aaaaaaaa`"
+        assert rows["flash_attention", "s2048d128-bfloat16", "forward"][-1] == "`bbbbbbbb`"
+
+    def test_the_summary_has_the_worst_and_the_best_of_a_dtype(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4, "dualops naive": 1e-4, "QuACK": 1.5e-4}, 1e-4)
+        path = tree / "peers" / "softmax.json"
+        content = json.loads(path.read_text())
+        content["measurements"][0]["burst"] = 1e-4  # the first case, forward, bfloat16
+        path.write_text(json.dumps(content))
+        summary = plot.summary(peer_runs(tree / "peers")).splitlines()
+        assert summary[2] == "| softmax | bfloat16 | 50% to 100% | 50% | 1.50 | 0.75 to 1.50 | 0.75 |"
+        assert summary[3] == "| softmax | float32 | 50% | 50% | 1.00 | 0.75 | 0.75 |"
+        assert summary[-1] == "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`."
 
     def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
         readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"
@@ -152,21 +173,26 @@ class TestPicture:
     def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
         only = recordings(tree / "results", "h200")[-1]
         nothing = only._replace(seconds={key: 1.0 for key in only.seconds if key.operator != "softmax"})
-        with pytest.raises(ValueError, match="commit bbbbbbbb has no times of softmax"):
+        with pytest.raises(ValueError, match="no commit has a time of softmax"):
             plot.picture("softmax", [nothing], None, tree / "softmax.png")
 
 
 class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
         places = {name: name for name in ("results", "scaling", "docs")}
-        places |= {"peer-results": "peers", "readme": "README.md", "page": "page.md"}
+        places |= {"peer-results": "peers", "readme": "README.md", "every-case": "all.md", "page": "page.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
-    def test_plot_fills_the_readme_and_draws(self, tree: Path) -> None:
+    def pages(self, tree: Path) -> None:
+        for name in ("README.md", "all.md"):
+            (tree / name).write_text(f"# dualops\n{plot.BEGIN}\n{plot.END}\n")
+
+    def test_plot_fills_the_pages_and_draws(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
-        (tree / "README.md").write_text(f"# dualops\n{plot.BEGIN}\n{plot.END}\n")
+        self.pages(tree)
         assert main(self.words(tree)) == 0
-        assert len(rows_of((tree / "README.md").read_text())) == len(keys())
+        assert len(rows_of((tree / "all.md").read_text())) == len(keys())
+        assert len(rows_of((tree / "README.md").read_text())) == 3  # softmax in three dtypes
         png = (tree / "docs" / "softmax.png").read_bytes()
         assert png.startswith(b"\x89PNG")
         width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
@@ -178,7 +204,7 @@ class TestCommand:
         assert "flash_attention_scaling.png" not in drawn  # nothing was recorded
 
     def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
-        (tree / "README.md").write_text(f"{plot.BEGIN}\n{plot.END}\n")
+        self.pages(tree)
         (tree / "page.md").write_text("# Page\n<!-- scaling:begin -->\n<!-- scaling:end -->\n")
         point = {"who": "dualops simt", "dtype": "float32", "S": 512, "flops": 10**12, "seconds": 1.0}
         points = [{**point, "direction": direction, "extra_memory": 0} for direction in ("forward", "backward")]
