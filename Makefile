@@ -13,13 +13,14 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu lint format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu check lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
 	@echo 'make test-gpu   all of that and the tests on the GPU'
+	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part; no GPU needed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
@@ -42,12 +43,19 @@ test-simulator: $(VENV)/.test
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator
 
 ifdef COMPILER
-# builds what `python -m dualops check` builds, and looks closer
+# builds a part of what `make check` builds, and looks closer
 test-compile: $(VENV)/.test
 	$(PYTEST) tests/cuda/compile
 else
 test-compile:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
+endif
+
+check: $(VENV)/.test
+ifdef COMPILER
+	$(PY) -m dualops check --jobs 2
+else
+	@echo 'NVIDIA publishes no compiler for this system'
 endif
 
 test-gpu: test

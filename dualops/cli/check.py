@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch", nargs="+", default=DEFAULT, metavar="ARCH", help=f'such as sm_80, or "all"; default: {DEFAULT[0]}'
     )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="processes that compile side by side; default: 1"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a kernel and line")
 
 
@@ -40,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if import_module("dualops.cuda.backend").SIMULATED:
         raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
     refused = total = 0
-    for report in _reports(_architectures(arguments.arch)):
+    for report in _reports(_architectures(arguments.arch), arguments.jobs):
         if not (total or arguments.json):
             print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
         total += 1
@@ -63,11 +68,25 @@ def _architectures(wanted: list[str]) -> list[str]:
     return wanted
 
 
-def _reports(architectures: list[str]) -> Iterator[Any]:
+def _reports(architectures: list[str], jobs: int) -> Iterator[Any]:
+    """The reports as they come, those of several processes in turns."""
+    if jobs < 2:
+        for arch in architectures:
+            yield from _builds(arch, 0, 1)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        parts = [pool.submit(_part, arch, part, 8 * jobs) for arch in architectures for part in range(8 * jobs)]
+        for done in as_completed(parts):
+            yield from done.result()
+
+
+def _part(arch: str, part: int, parts: int) -> list[Any]:
+    return list(_builds(arch, part, parts))
+
+
+def _builds(arch: str, part: int, parts: int) -> Iterator[Any]:
     import_module("dualops.cuda")  # registers the operators
-    check_builds = import_module("dualops.cuda.launch").check_builds
-    for arch in architectures:
-        yield from check_builds(arch)
+    return import_module("dualops.cuda.launch").check_builds(arch, part, parts)
 
 
 def _line(report: Any) -> str:

@@ -307,8 +307,17 @@ def plan(
     return operation.plan(values[0], values[1], given, kernel)
 
 
-def check_builds(arch: str) -> Iterator[Report]:
-    """Compile the COMPILE cases of every operator for `arch`, each kernel once, and report. Needs no GPU."""
+def check_builds(arch: str, part: int = 0, parts: int = 1) -> Iterator[Report]:
+    """Compile the COMPILE cases of every operator for `arch`, each kernel once, and report. Needs no GPU.
+
+    Of `parts` processes each does its part.
+    """
+    for step in steps_to_check(arch, part, parts):
+        yield compile_kernel(step.kernel, arch, step.shared_bytes).report
+
+
+def steps_to_check(arch: str, part: int = 0, parts: int = 1) -> Iterator[Step]:
+    """A launch of every kernel of the COMPILE cases, or every `parts`-th of them."""
     seen: set[str] = set()
     for name, spec in OPERATORS.items():
         for case in spec.tagged(Tag.COMPILE):
@@ -317,8 +326,9 @@ def check_builds(arch: str) -> Iterator[Report]:
                     continue
                 for step in operation.every_step(case, devices.known(arch)):
                     if step.kernel.identity not in seen:
+                        if len(seen) % parts == part:
+                            yield step
                         seen.add(step.kernel.identity)
-                        yield compile_kernel(step.kernel, arch, step.shared_bytes).report
 
 
 def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -33,9 +33,10 @@ def rejections(
     backward: bool = False,
     blocks: Callable[[int], int] = lambda rows: rows,
     library: Library = NUMPY,
+    dtypes: Sequence[str] = FLOATS,
 ) -> Iterator[str]:
     """Why the checker rejects the kernel: a message for each call that it does not let pass."""
-    for number, (shape, dtype) in enumerate(product(SHAPES, FLOATS)):
+    for number, (shape, dtype) in enumerate(product(SHAPES, dtypes)):
         for layout in [PADDED_BACKWARD] if backward else LAYOUTS.values():
             for seed, special in enumerate((False, True, True)):
                 case = Case("wrong", dtype, {"x": shape}, seed=3 * number + seed)

@@ -1,4 +1,4 @@
-"""The COMPILE list, built as it would be for the GPU: registers, stack, spills, and what the PTX is made of."""
+"""A part of the COMPILE list, built as for a GPU: registers, stack, spills, the PTX. `make check` builds all of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 import dualops.cuda  # noqa: F401  registers the operators
 from dualops.cuda import device
-from dualops.cuda.backend import Kernel
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda.launch import check_builds
+from dualops.cuda.launch import steps_to_check
+from dualops.cuda.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list, ptx_of
 
@@ -19,43 +19,38 @@ MOST_BUILDS = 60  # of an operator
 OTHERS = [arch for arch in device.ARCHITECTURES if arch != ARCH]
 
 
-def looked_into(operator: str) -> list[tuple[Kernel, str]]:
-    """The builds whose PTX is read; of attention's, which take seconds, the last float32 of each build function."""
-    builds = [(step.kernel, dtype) for step, dtype in compile_list(operator, ARCH).values()]
-    if not operator.startswith("flash_attention"):
-        return builds
-    single = [(kernel, dtype) for kernel, dtype in builds if dtype == "float32" and not OPERATORS[operator].parent]
-    return list({kind_of(kernel.identity): (kernel, dtype) for kernel, dtype in single}.values())
-
-
 def kind_of(identity: str) -> str:
     """The build function of a kernel."""
     return identity.partition("(")[0]
 
 
-BUILDS = [
-    pytest.param(kernel, dtype, id=kernel.identity.removeprefix("dualops.cuda."))
-    for operator in OPERATORS
-    for kernel, dtype in looked_into(operator)
-]
+def sample(dtypes: tuple[str, ...]) -> dict[str, tuple[Step, str]]:
+    """The last build of each build function in each of these dtypes, by the kernel's identity."""
+    found = {}
+    for operator in OPERATORS:
+        for step, dtype in compile_list(operator, ARCH).values():
+            if dtype in dtypes:
+                found[kind_of(step.kernel.identity), dtype] = step, dtype
+    return {step.kernel.identity: (step, dtype) for step, dtype in found.values()}
 
 
-@pytest.fixture(scope="module")
-def reports():
-    return list(check_builds(ARCH))
+BUILDS = [pytest.param(step, id=identity) for identity, (step, _) in sample(("float32", "bfloat16")).items()]
+TEXTS = [pytest.param(step.kernel, dtype, id=identity) for identity, (step, dtype) in sample(("float32",)).items()]
 
 
-def test_every_build_is_allowed_and_keeps_its_values_in_registers(reports):
-    refused = [report for report in reports if not report.allowed or report.stack_bytes or report.spill_bytes]
-    assert not refused
-    for report in reports:
-        assert 0 < report.registers <= 255 and report.cubin_bytes > 0, report
-        assert report.static_shared + report.dynamic_shared <= device.known(ARCH).shared_memory_per_block, report
+@pytest.mark.parametrize("step", BUILDS)
+def test_a_build_is_allowed_and_keeps_its_values_in_registers(step):
+    report = compile_kernel(step.kernel, ARCH, step.shared_bytes).report
+    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
+    assert 0 < report.registers <= 255 and report.cubin_bytes > 0, report
+    assert report.static_shared + report.dynamic_shared <= device.known(ARCH).shared_memory_per_block, report
 
 
-def test_every_kernel_is_reported_once(reports):
-    names = [report.name for report in reports]
-    assert len(names) == len(set(names)) == sum(len(compile_list(operator, ARCH)) for operator in OPERATORS)
+def test_the_check_lists_every_kernel_once_in_however_many_parts():
+    whole = [step.kernel.identity for step in steps_to_check(ARCH)]
+    parts = [step.kernel.identity for part in range(3) for step in steps_to_check(ARCH, part, 3)]
+    assert len(whole) == len(set(whole)) == len(parts)
+    assert set(whole) == set(parts) == {name for operator in OPERATORS for name in compile_list(operator, ARCH)}
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -66,7 +61,7 @@ def test_the_list_is_short_and_not_empty(operator):
         assert {dtype for _, dtype in steps.values()} == {"float64", "float32", "float16", "bfloat16"}
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), BUILDS)
+@pytest.mark.parametrize(("kernel", "dtype"), TEXTS)
 def test_ptx(kernel, dtype):
     """No double precision but in float64's kernels, no local memory, and 16 bytes at a time where rows are aligned."""
     text = ptx_of(kernel, ARCH)
@@ -83,17 +78,16 @@ def test_ptx(kernel, dtype):
 @pytest.mark.parametrize("arch", OTHERS)
 @pytest.mark.parametrize("operator", [name for name, spec in OPERATORS.items() if not spec.parent])
 def test_a_sample_for_other_architectures(operator, arch):
-    """A kernel of each build function, at a different place in its list for each; of attention on one of them alone."""
+    """Each build function on one of them, with a build from another place of its list each time."""
     steps = compile_list(operator, arch)
     kinds: dict[str, list[str]] = {}
     for identity in steps:
         kinds.setdefault(kind_of(identity), []).append(identity)
     for i, identities in enumerate(kinds.values()):
-        if operator.startswith("flash_attention") and i % len(OTHERS) != OTHERS.index(arch):
-            continue
-        step, _ = steps[identities[i % len(identities)]]
-        report = compile_kernel(step.kernel, arch, step.shared_bytes).report
-        assert report.arch == arch and report.allowed, report
+        if i % len(OTHERS) == OTHERS.index(arch):
+            step, _ = steps[identities[i % len(identities)]]
+            report = compile_kernel(step.kernel, arch, step.shared_bytes).report
+            assert report.arch == arch and report.allowed, report
 
 
 def test_no_two_architectures_share_a_limit_by_mistake():

@@ -90,12 +90,10 @@ def test_random_problems(direction):
     """DUALOPS_FUZZ of them for each direction (250 unless told)."""
     wanted = int(os.environ.get("DUALOPS_FUZZ", "250"))
     spec = direction.spec
-    if spec.name == "softmax":
-        problems = trials(direction, 30, 10**9, MAX_ELEMENTS)
-    else:
-        kinds = list(trials(direction, 30, 2 * wanted // PROBLEMS_OF_A_KIND + 1, MAX_ELEMENTS))
-        warm(Job(spec.name, direction.backward, kind.rung, kind.case) for kind in kinds)
-        problems = chain.from_iterable(others(kind, PROBLEMS_OF_A_KIND) for kind in kinds)
+    attention = "flash_attention" in (spec.name, spec.parent)
+    drawn = list(trials(direction, 30, 2 * wanted // PROBLEMS_OF_A_KIND + 1 if attention else 2 * wanted, MAX_ELEMENTS))
+    warm(Job(spec.name, direction.backward, trial.rung, trial.case) for trial in drawn)
+    problems = chain.from_iterable(others(kind, PROBLEMS_OF_A_KIND) for kind in drawn) if attention else iter(drawn)
     ran = refused = 0
     for trial in problems:
         done = trial.run(TORCH)

@@ -74,7 +74,7 @@ def test_out_is_what_comes_back(direction):
 
 
 @every_rung
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_softmax_in_place(dtype, axis, rung, order):
     for case in rows_cases({"x": (7, 64)}, (dtype,), axis=axis):
         odd = Layout((1, 0), (2, 0), misalignment=1) if rung in GENERAL_RUNGS else Layout((0, 1), (0, 16))
