@@ -6,7 +6,8 @@
     environment                asv's environment: a commit's checkout on the path of the running interpreter
     comparison                 python -m benchmarks run: dualops beside its peers, in one process
     scaling_run                python -m benchmarks scaling: attention's time and memory against length
-    recorded, plot, scaling_plot   python -m benchmarks plot: README's table and pictures, from committed JSON alone
+    ladder_run, profiler       python -m benchmarks ladder: the steps of softmax's page, timed and profiled
+    recorded, plot, scaling_plot, ladder_table    python -m benchmarks plot: tables, pictures, from committed JSON alone
 
 README.md in this folder has the commands.
 """

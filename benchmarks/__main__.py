@@ -2,6 +2,7 @@
 
 python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
+python -m benchmarks ladder softmax [--json FILE]
 python -m benchmarks plot
 """
 
@@ -56,9 +57,34 @@ def scaling(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def ladder(arguments: argparse.Namespace) -> int:
+    """Time and profile softmax's ladder; 1 where a step is wrong or nothing can be timed."""
+    try:
+        from . import ladder_run
+        from .comparison import save
+        from .workload import WrongResult
+    except ImportError as missing:
+        print(f"python -m benchmarks ladder needs torch: {missing}", file=sys.stderr)
+        return 1
+    show = partial(print, flush=True)
+    try:
+        if arguments.once:
+            show(", ".join(ladder_run.launch_once()))
+            return 0
+        found = ladder_run.run(show)
+    except (NotImplementedError, WrongResult) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    there = [point.who for point in found if point.columns == ladder_run.COUNTED and point.seconds is not None]
+    content = ladder_run.document(found, ladder_run.counters(there, show))
+    if arguments.json:
+        save(arguments.json, content)
+    return 0
+
+
 def plot(arguments: argparse.Namespace) -> int:
-    """Fill both READMEs' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import plot as drawing, scaling_plot
+    """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
+    from . import ladder_table, plot as drawing, scaling_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -92,6 +118,9 @@ def plot(arguments: argparse.Namespace) -> int:
         markers = "<!-- scaling:begin -->", "<!-- scaling:end -->"
         arguments.page.write_text(drawing.fill(page, scaling_plot.table(lengths), *markers))
         print(arguments.page)
+    page, steps = arguments.softmax_page, ladder_table.tables(arguments.ladder / f"{arguments.machine}.json")
+    page.write_text(drawing.fill(page.read_text(), steps, *ladder_table.MARKERS))
+    print(page)
     return 0
 
 
@@ -109,13 +138,22 @@ def main(words: Sequence[str] | None = None) -> int:
     lengths.add_argument("--up-to", type=int, default=16384, metavar="S", help="the longest; default: 16384")
     lengths.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     lengths.set_defaults(command=scaling)
+    steps = commands.add_parser("ladder", help="time the steps of softmax's ladder, and count what they do")
+    steps.add_argument("operator", choices=["softmax"])
+    steps.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
+    steps.set_defaults(command=ladder)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    page = ROOT / "dualops" / "cuda" / "flash_attention" / "README.md"
+    pages = ROOT / "dualops" / "cuda"
+    page = pages / "flash_attention" / "README.md"
     plotter.add_argument("--page", type=Path, default=page, help="whose table of attention against length is filled")
+    page = pages / "softmax" / "README.md"
+    plotter.add_argument("--softmax-page", type=Path, default=page, help="whose tables of softmax's ladder are filled")
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
+    plotter.add_argument("--ladder", type=Path, default=ROOT / "benchmarks" / "ladder")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator and dtype")
     every_case = ROOT / "benchmarks" / "README.md"
     plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")

@@ -18,10 +18,24 @@ Sample = Callable[[spec.Problem, Shapes, np.random.Generator], Selection]
 
 
 def rows(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """Whole rows, the first and the last among them: every array has one row for each index of axis 0."""
+    """Whole rows, the first and the last among them: every array has one row for each index of axis 0.
+
+    Weights are taken whole; where their gradient is wanted, a sum over rows, so are all rows.
+    """
     shape = next(iter(shapes.values()))
     count = min(shape[0], max(8, SAMPLED_ELEMENTS // int(np.prod(shape[1:]))))
-    return dict.fromkeys(shapes, np.union1d(rng.choice(shape[0], count, replace=False), [0, shape[0] - 1]))
+    taken = np.union1d(rng.choice(shape[0], count, replace=False), [0, shape[0] - 1])
+    whole = shared(problem.spec)
+    gradients = {output.name for output in problem.spec.gradients}
+    if gradients & whole & shapes.keys():
+        return dict.fromkeys(shapes, slice(None))
+    return {name: slice(None) if name in whole else taken for name in shapes}
+
+
+def shared(operator: spec.Spec) -> set[str]:
+    """Weights and their gradients: what has no axis of rows, as an input of any shape has."""
+    weights = [entry.name for entry in operator.inputs if entry.role is spec.base.Role.WEIGHT and entry.axes]
+    return {*weights, *(f"d{name}" for name in weights)}
 
 
 def one_head(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
@@ -56,7 +70,7 @@ def _taken(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> d
     several = "B" in shared or "cu_seqlens_q" in shapes
     taken: dict[str, slice] = {}
     if not several:
-        b = 0 if placed else int(rng.integers(problem.B))
+        b = 0 if placed else int(rng.integers(shapes["q"][0]))
         taken["B"] = slice(b, b + 1)
     counted = problem.dropout_p and several  # dropout counts the heads of all batches
     if "H" not in shared and not counted:
@@ -64,3 +78,27 @@ def _taken(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> d
         taken["Hkv"] = slice(head, head + 1)
         taken["H"] = slice(head * problem.group, (head + 1) * problem.group)
     return taken
+
+
+def matrices(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
+    """Some rows of a with all of b; of one batch, where every array has its own.
+
+    Gradients are sums over all rows and over all columns: of them, and of a and b, some of the K terms of forward.
+    """
+    sizes = {"M": problem.M, "N": problem.N, "K": problem.K}
+    axis = "K" if "dy" in shapes else "M"
+    across = max(size for name, size in sizes.items() if name != axis)
+    count = min(sizes[axis], max(8, SAMPLED_ELEMENTS // max(across, 1)))
+    taken = np.union1d(rng.choice(sizes[axis], count, replace=False), [0, sizes[axis] - 1])
+
+    of_a, of_b = ("MK", "KM")[problem.transpose_a], ("KN", "NK")[problem.transpose_b]
+    axes = {"a": of_a, "da": of_a, "b": of_b, "db": of_b}
+    vectors = {"bias", "dbias"}
+    batches = {shape[:-2] for name, shape in shapes.items() if name not in vectors}
+    one = len(batches) == 1 and "dbias" not in shapes  # which is a sum over all batches
+    batch = tuple(slice(b, b + 1) for b in rng.integers(next(iter(batches)))) if one else (...,)
+    whole = slice(None)
+    return {
+        name: whole if name in vectors else (*batch, *(taken if own == axis else whole for own in axes.get(name, "MN")))
+        for name in shapes
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,12 +19,12 @@ INTENSE = 32
 def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", device: str = "cuda:0") -> spec.Problem:
     """The problem of a case with contiguous inputs, as yet without memory.
 
-    A gradient has what it can't be without: gradients that are optional, that of lse, are left out.
+    A gradient is given those of all results that are returned unasked; that of lse is left out.
     """
     shapes = dict(case.shapes)
 
     def metas(inputs: Sequence[spec.base.Input]) -> dict[str, spec.ArrayMeta]:
-        there = {entry.name: entry.dtype_for(case.dtype) for entry in inputs if entry.name in shapes}
+        there = {entry.name: case.dtype_of(entry) for entry in inputs if entry.name in shapes}
         strides = spec.meta.contiguous_strides
         return {
             name: spec.ArrayMeta(shapes[name], dtype, strides(shapes[name]), device, 0) for name, dtype in there.items()
@@ -38,8 +39,13 @@ def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", devic
 
 
 def gradient_inputs(operator: spec.Spec, case: spec.Case) -> list[spec.base.Input]:
-    """What the gradient of a case is given."""
-    return [entry for entry in operator.gradient_inputs if not entry.optional or entry.name in case.shapes]
+    """What the gradient of a case is given: inputs, results that it needs, gradients of what is returned unasked."""
+    unasked = {output.name for output in operator.outputs if not operator.request(output)}
+    problem = bind(operator, replace(case, params={**case.params, **operator.requests}))
+    results = problem.outputs()
+    kept = {name for name in operator.saved if operator.saved_when.get(name, lambda p: True)(problem)}
+    there = {*case.shapes, *(results.keys() & kept), *(f"d{name}" for name in results if name in unasked)}
+    return [entry for entry in operator.gradient_inputs if not entry.optional or entry.name in there]
 
 
 def directions(operator: spec.Spec) -> tuple[str, ...]:

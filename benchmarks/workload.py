@@ -1,8 +1,9 @@
 """One BENCH case on a device: its data, the calls that are timed, and the check that comes first.
 
-Data. The spec's generator fills the case, or where that would take minutes and all inputs have one shape, the first few
-rows of it, which then repeat along axis 0 (a batch axis in every such BENCH case). A kernel must give repeated rows the
-same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result.
+Data. The spec's generator fills the case, or where that would take minutes and all inputs but weights have one axis 0,
+the first few rows of it, which then repeat along axis 0 (a batch axis in every such BENCH case). `Case.orders` says in
+which order axes lie in memory; gradients of results lie as the inputs that those are like. A kernel must give repeated
+rows the same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result.
 
 Rotation. Calls take turns over copies of the data, and results are kept as long as their copy waits, so that what one
 call touches is more than four times the L2 cache away from what touched it last.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 
 from .contestant import Contestant
-from .samples import Sample, Selection, Shapes
+from .samples import Sample, Selection, Shapes, shared
 from .tree import reference, spec
 from .work import bind, gradient_inputs
 
@@ -41,10 +43,12 @@ class Workload:
     def __init__(self, operator: spec.Spec, case: spec.Case, sample: Sample, device: str = "cuda"):
         self.operator, self.case, self.sample, self.device = operator, case, sample, device
         self.problem = bind(operator, case)
-        self._batch = generated_batch(case)
-        shapes = {name: self._tile(shape) for name, shape in case.shapes.items()}
+        self._shared = shared(operator)
+        self._batch = generated_batch(operator, case)
+        shapes = {name: self._tile(name, shape) for name, shape in case.shapes.items()}
         self._host = operator.generate(operator, replace(case, shapes=shapes), np.random.default_rng(case.seed))
         self._inputs = self._rotation(self._host, case.shapes)
+        self._gradient_host: Arrays = {}
         self._gradient_inputs: list[Tensors] = []
         self._expected: dict[str, tuple[Selection, Arrays, Arrays]] = {}
 
@@ -53,10 +57,10 @@ class Workload:
 
         Results that forward returns on request alone are asked for: backward needs them.
         """
-        asked = {f"return_{output.name}" for output in self.operator.outputs}
-        asked &= {param.name for param in self.operator.params}
-        returned = contestant.forward(**self._inputs[0], **dict.fromkeys(asked, True))
-        results = dict(zip((output.name for output in self.operator.outputs), _tuple(returned)))
+        requests = self.operator.requests
+        returned = contestant.forward(**self._inputs[0], **requests)
+        names = self.operator.bind(self.problem.arrays, {**self.case.params, **requests}).outputs()
+        results = dict(zip(names, _tuple(returned)))
         rng = np.random.default_rng(self.case.seed + 1)
         shapes, host = {}, {}
         for wanted in gradient_inputs(self.operator, self.case):
@@ -69,13 +73,13 @@ class Workload:
             host[name] = to_numpy(result[: self._batch])
             if name not in results and name not in self.case.shapes:  # the gradient of a result
                 host[name] = rng.standard_normal(host[name].shape, np.float32).astype(host[name].dtype)
-        self._host = {**self._host, **host}
+        self._gradient_host = host
         self._gradient_inputs = self._rotation(host, shapes)
         self._expected.pop("backward", None)
 
     def arguments(self, direction: str) -> Arrays:
         """What the calls of a direction are given, on the host, as far as it was generated."""
-        return {name: self._host[name] for name in self._sets(direction)[0]}
+        return self._host if direction == "forward" else self._gradient_host
 
     def call(self, contestant: Contestant, direction: str) -> Callable[[], object]:
         """A call without arguments, on the next copy of the data each time."""
@@ -101,12 +105,13 @@ class Workload:
         A contestant may return less than dualops does (lse). Returns the worst accuracy over the results. Raises
         WrongResult where rows that repeat differ.
         """
-        returned = self._function(contestant, direction)(**self._sets(direction)[0])
+        returned = self._function(contestant, direction)(**self._unspoiled(direction))
         results = dict(zip(self._results(direction), _tuple(returned)))
         picked, truth, baseline = self.expected(direction)
         found = []
         for name, result in results.items():
-            first = result if self._batch is None else self._first_batch(contestant, direction, name, result)
+            repeats = self._batch is not None and name not in self._shared
+            first = self._first_batch(contestant, direction, name, result) if repeats else result
             actual = to_numpy(first)[picked[name]]
             dtype, floor = self.problem.dtype, self.operator.floor
             found.append(spec.compare(actual, truth[name], baseline[name], dtype=dtype, floor=floor, name=name))
@@ -117,14 +122,22 @@ class Workload:
         if direction not in self._expected:
             arguments, results = self.arguments(direction), self._results(direction)
             shapes = {name: array.shape for name, array in arguments.items()}
-            shapes |= {name: self._tile(meta.shape) for name, meta in results.items()}
+            shapes |= {name: self._tile(name, meta.shape) for name, meta in results.items()}
             picked = self.sample(self.problem, shapes, np.random.default_rng(self.case.seed + 2))
             host = {name: array[picked[name]] for name, array in arguments.items()}
             function = self.reference(direction)
             wide = {name: x.astype(np.float64) if x.dtype.name in spec.meta.FLOATS else x for name, x in host.items()}
-            truth, baseline = (dict(zip(results, _tuple(function(**given)))) for given in (wide, host))
+            wide |= self.operator.wide
+            truth, baseline = (self._of_all_rows(dict(zip(results, _tuple(function(**x))))) for x in (wide, host))
             self._expected[direction] = picked, truth, baseline
         return self._expected[direction]
+
+    def _of_all_rows(self, results: Arrays) -> Arrays:
+        """Results of the generated rows; sums over rows are as many times as large as these repeat."""
+        if self._batch is None:
+            return results
+        times = self.problem.arrays[self.operator.inputs[0].name].shape[0] // self._batch
+        return {name: x * np.float64(times) if name in self._shared else x for name, x in results.items()}
 
     def reference(self, direction: str) -> Callable[..., Any]:
         """NumPy's function of the case."""
@@ -144,13 +157,19 @@ class Workload:
                 )
         return first
 
-    def _tile(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape if self._batch is None else (min(shape[0], self._batch), *shape[1:])
+    def _tile(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self._batch is None or not shape or name in self._shared:
+            return shape
+        return min(shape[0], self._batch), *shape[1:]
 
     def _rotation(self, host: Mapping[str, np.ndarray], shapes: Shapes) -> list[Tensors]:
+        like = {f"{d}{output.name}": output.like for output in self.operator.outputs for d in ("", "d")}
+        orders = {name: self.case.orders.get(like.get(name, name)) for name in host}
         first = {name: to_torch(array, self.device) for name, array in host.items()}
         if self._batch is not None:
-            first = {name: repeated(tensor, shapes[name][0]) for name, tensor in first.items()}
+            rows = {name: shape[0] for name, shape in shapes.items() if shape and name not in self._shared}
+            first = {name: repeated(x, rows[name]) if name in rows else x for name, x in first.items()}
+        first = {name: in_order(tensor, orders[name]) for name, tensor in first.items()}  # repeat makes it row-major
         nbytes = sum(tensor.nbytes for tensor in first.values())
         copies = max(1, -(-ROTATION_BYTES // max(nbytes, 1)))
         return [first] + [{name: tensor.clone() for name, tensor in first.items()} for _ in range(copies - 1)]
@@ -160,6 +179,11 @@ class Workload:
         if function is None:
             raise NotImplementedError(f"{contestant.name} has no {direction}")
         return function
+
+    def _unspoiled(self, direction: str) -> Tensors:
+        """The first copy of the data, with copies of what a call overwrites."""
+        overwritten = self.operator.updates.values() if direction == "forward" else ()
+        return {name: x.clone() if name in overwritten else x for name, x in self._sets(direction)[0].items()}
 
     def _sets(self, direction: str) -> list[Tensors]:
         return self._inputs if direction == "forward" else self._gradient_inputs
@@ -173,22 +197,36 @@ def _tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def generated_batch(case: spec.Case) -> int | None:
+def generated_batch(operator: spec.Spec, case: spec.Case) -> int | None:
     """How many indices of axis 0 the generator fills in good time; None if it fills all.
 
-    Inputs of several shapes are filled whole: not all of them have an axis of rows that may repeat.
+    Inputs with another axis 0 than the first are filled whole: not all of them have an axis of rows that may repeat.
+    Weights are those of all rows, and so is a number without axes, unless it is a seed.
     """
-    shape, *others = set(case.shapes.values())
-    if others:
+    weights = shared(operator) & case.shapes.keys()
+    of_rows = {name: shape for name, shape in case.shapes.items() if name not in weights}
+    shapes = {shape for name, shape in of_rows.items() if shape or name == "seed"}
+    if len({(len(shape), shape[:1]) for shape in shapes}) > 1:
         return None
+    shape = max(shapes, key=prod)
     batch = max(1, GENERATED_ELEMENTS // int(np.prod(shape[1:])))
-    return None if batch >= shape[0] else batch
+    if batch >= shape[0]:
+        return None
+    # sums over all rows, gradients of weights, are then a whole number of sums over the generated ones
+    return next(count for count in range(batch, 0, -1) if shape[0] % count == 0) if weights else batch
 
 
 def repeated(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """`tensor` repeated along axis 0 to `size` indices."""
     times = -(-size // tensor.shape[0])
     return tensor if times == 1 else tensor.repeat(times, *[1] * (tensor.dim() - 1))[:size]
+
+
+def in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The same tensor, its axes in memory in this order, from the slowest to the fastest."""
+    if order is None:
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(axis) for axis in range(len(order))])
 
 
 def to_torch(array: np.ndarray, device: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from math import exp
 from pathlib import Path
@@ -336,10 +336,10 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
-def draw(folder: Path) -> Iterator[Path]:
+def draw(folder: Path, pictures: Mapping[str, Callable[[], Figure]] = PICTURES) -> Iterator[Path]:
     """Write every picture; yields where."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in PICTURES.items():
+    for name, make in pictures.items():
         make().savefig(folder / name, dpi=DPI, pil_kwargs={"optimize": True})
         yield folder / name
 

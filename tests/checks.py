@@ -21,10 +21,10 @@ from dualops import reference
 from dualops.spec import ArrayMeta, Case, Problem, Spec, compare
 from dualops.spec.base import Input, Role
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests import attention
+from tests import attention, matmul, norms, retention, rope
 from tests.problems import Guarded, Layout, values
 
-WAYS = ("given", "allocated")  # out= an array of ours; no out=. A third is "in place": out= the first input
+WAYS = ("given", "allocated")  # out= an array of ours; no out=. A third is "in place": out= inputs
 
 
 class Rejected(AssertionError):
@@ -110,12 +110,16 @@ def check(
         placed = {name: Placed(Guarded.of(array, layouts.get(name)), library) for name, array in arrays.items()}
         given = {name: each.array for name, each in placed.items()}
         if host:
-            given |= {entry.name: int(arrays[entry.name]) for entry in inputs if entry.host and entry.name in arrays}
+            given |= {entry.name: arrays[entry.name].item() for entry in inputs if entry.host and entry.name in arrays}
         try:
-            first = next(iter(placed.values())) if way == "in place" else None
-            actual = _call(partial(call, run, inputs, given, **params), outputs, library, way, out_layout, first)
+            like = {output.name: output.like for output in (spec.gradients if backward else spec.outputs)}
+            over = {name: placed[like[name]] for name in outputs} if way == "in place" else {}
+            changed = way == "allocated" and not backward
+            updated = {name: placed[spec.updates[name]] for name in outputs if changed and name in spec.updates}
+            calling = partial(call, run, inputs, given, **params)
+            actual = _call(calling, outputs, library, way, out_layout, over, updated)
             for name, each in placed.items():
-                if each is not first and not each.unchanged():
+                if each not in (*over.values(), *updated.values()) and not each.unchanged():
                     raise AssertionError(f"input {name}, or memory around it, was written")
         except AssertionError as error:
             raise Rejected(f"{where}: {error}") from error
@@ -131,6 +135,8 @@ def check(
             )
             if not found.passed:
                 raise Rejected(f"{where}: {found.message}")
+            if spec.exact and (differing := _differing(actual[name], baseline)):
+                raise Rejected(f"{where}: {name} differs from the reference in the bits of {differing} elements")
 
 
 def call(function: Callable[..., Any], inputs: Sequence[Input], arrays: Mapping[str, Any], **options: Any) -> Any:
@@ -153,8 +159,7 @@ def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[st
     those that it asks for. Where a result is -inf, and no change of an input would move it, its gradient is 0.
     """
     saved = values(spec, case, special=special, backward=True)
-    on_request = {f"return_{output.name}" for output in spec.outputs if output.name in spec.saved}
-    params = {**case.params, **{param.name: True for param in spec.params if param.name in on_request}}
+    params = {**case.params, **spec.requests}
     names = list(bind(spec, saved, params, False).outputs())
     results = _named(call(getattr(reference, spec.name), spec.inputs, saved, **params), names)
     rng = np.random.default_rng([case.seed, 3])
@@ -170,8 +175,14 @@ def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[st
 # a probability that is tiny in float64 and 0 in float32 makes of an infinity one here and a NaN there
 _SPECIAL_GRADIENTS = {
     "softmax": (np.nan, np.inf, 0.0),
+    "rope": (np.nan, np.inf, 0.0),
     "flash_attention": (np.nan, 0.0),
     "flash_attention_varlen": (np.nan, 0.0),
+    "matmul": (np.nan, 0.0),
+    "retention": (np.nan, 0.0),
+    "retention_varlen": (np.nan, 0.0),
+    "rms_norm": (np.nan, 0.0),
+    "layer_norm": (np.nan, 0.0),
 }
 
 
@@ -196,7 +207,7 @@ def _expected(
     function = getattr(reference, f"{spec.name}_backward" if backward else spec.name)
     inputs = spec.gradient_inputs if backward else spec.inputs
     with np.errstate(over="ignore", invalid="ignore"):
-        truth = _named(call(function, inputs, widened(arrays), **params), names)
+        truth = _named(call(function, inputs, widened(arrays), **{**params, **spec.wide}), names)
         baseline = _named(call(function, inputs, arrays, **params), names)
     return {name: (truth[name], baseline[name]) for name in names}
 
@@ -213,10 +224,24 @@ def _softmax_backward_terms(arrays: Mapping[str, np.ndarray], problem: Problem) 
 _TERMS: dict[tuple[str, bool], Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]] = {
     ("softmax", False): lambda arrays, problem: {},
     ("softmax", True): _softmax_backward_terms,
+    ("rope", False): lambda arrays, problem: {},  # a pair keeps its length: one of the two is as large as the terms
+    ("rope", True): lambda arrays, problem: {},
+    ("rope_tables", False): rope.tables_terms,
     ("flash_attention", False): attention.result_terms,
     ("flash_attention", True): attention.gradient_terms,
     ("flash_attention_varlen", False): attention.result_terms,
     ("flash_attention_varlen", True): attention.gradient_terms,
+    ("matmul", False): matmul.result_terms,
+    ("matmul", True): matmul.gradient_terms,
+    ("retention", False): retention.result_terms,
+    ("retention", True): retention.gradient_terms,
+    ("retention_varlen", False): retention.result_terms,
+    ("retention_varlen", True): retention.gradient_terms,
+    ("rms_norm", False): norms.result_terms,
+    ("rms_norm", True): norms.gradient_terms,
+    ("lion", False): lambda arrays, problem: {},  # the bits are checked
+    ("layer_norm", False): norms.result_terms,
+    ("layer_norm", True): norms.gradient_terms,
 }
 
 
@@ -226,13 +251,21 @@ def _call(
     library: Library,
     way: str,
     out_layout: Layout | None,
-    first: Placed | None,
+    over: Mapping[str, Placed],
+    updated: Mapping[str, Placed],
 ) -> dict[str, np.ndarray]:
-    """The results of `run(out=...)` or `run()`; `first` is the input that is written over in the way "in place"."""
-    if first is not None:
-        (name,) = wanted
-        run(out=first.array)
-        return {name: first.result()}
+    """The results of `run(out=...)` or `run()`; over: the input that each is written over in the way "in place";
+    updated: those that `run()` overwrites.
+    """
+    if updated:
+        returned = _named(run(), list(wanted))
+        for name, each in updated.items():
+            assert returned[name] is each.array, f"{name} is not the array that was to be overwritten"
+        return {name: each.result() for name, each in updated.items()}
+    if over:
+        given = tuple(each.array for each in over.values())
+        run(out=given[0] if len(given) == 1 else given)
+        return {name: each.result() for name, each in over.items()}
     if way == "given":
         results = {}
         for name, meta in wanted.items():
@@ -251,6 +284,13 @@ def _call(
         assert actual[name].shape == meta.shape, f"{name} has shape {actual[name].shape}, expected {meta.shape}"
         assert _same_strides(meta, told), f"{name} has strides {told}, expected {meta.strides}"
     return actual
+
+
+def _differing(one: np.ndarray, two: np.ndarray) -> int:
+    """In how many elements two arrays of one dtype differ, be it by the sign of a zero; a NaN is like any other."""
+    bits = np.dtype(f"u{one.itemsize}")
+    unlike = np.ascontiguousarray(one).view(bits) != np.ascontiguousarray(two).view(bits)
+    return int((unlike & ~(np.isnan(one.astype(np.float64)) & np.isnan(two.astype(np.float64)))).sum())
 
 
 def _same_strides(meta: ArrayMeta, told: Sequence[int]) -> bool:

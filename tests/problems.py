@@ -22,7 +22,7 @@ import numpy as np
 from dualops.spec import OPERATORS, Case, Spec, Tag
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
-from tests import attention
+from tests import attention, lion, matmul, norms, retention, rope
 from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
@@ -255,6 +255,8 @@ def random_problems(
         rng = np.random.default_rng([seed, i])
         dtype = str(rng.choice(list(dtypes)))
         shapes, params = _DOMAINS[op](rng, max_elements)
+        if any(param.name == "dtype" for param in OPERATORS[op].params):  # of results, where no input says it
+            params["dtype"] = dtype
         backward = bool(OPERATORS[op].gradients)
         yield Case(f"fuzz{seed}_{i}", dtype, shapes, params, _FUZZED, backward, seed=int(rng.integers(1 << 31)))
 
@@ -273,8 +275,16 @@ def _softmax(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[
 # shapes and parameters of a problem whose arrays have so many elements
 _DOMAINS: dict[str, Callable[[np.random.Generator, int], tuple[Shapes, dict[str, Any]]]] = {
     "softmax": _softmax,
+    "rope": rope.problem,
+    "rope_tables": rope.tables_problem,
     "flash_attention": attention.plain_problem,
     "flash_attention_varlen": attention.varlen_problem,
+    "lion": lion.problem,
+    "matmul": matmul.problem,
+    "retention": retention.plain_problem,
+    "retention_varlen": retention.varlen_problem,
+    "rms_norm": norms.rms_problem,
+    "layer_norm": norms.layer_problem,
 }
 
 # a quarter of the largest number; in float64 what can still be squared
@@ -285,6 +295,14 @@ def _softmax_limits(name: str, case: Case, backward: bool) -> tuple[float, bool]
     return _HUGE[case.dtype], True
 
 
+def _rope_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    return rope.special_limits(name, case, backward, _HUGE[case.dtype])
+
+
+def _lion_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    return lion.special_limits(name, case, backward, _HUGE[case.dtype])
+
+
 def _attention_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
     return attention.special_limits(name, case, backward, _HUGE[case.dtype])
 
@@ -292,8 +310,16 @@ def _attention_limits(name: str, case: Case, backward: bool) -> tuple[float, boo
 # (input, case, backward) -> its largest special value and whether it may be infinite; None: it has none
 _SPECIAL_LIMITS: dict[str, Callable[[str, Case, bool], tuple[float, bool] | None]] = {
     "softmax": _softmax_limits,
+    "rope": _rope_limits,
+    "rope_tables": _rope_limits,
     "flash_attention": _attention_limits,
     "flash_attention_varlen": _attention_limits,
+    "lion": _lion_limits,
+    "matmul": matmul.special_limits,
+    "retention": retention.special_limits,
+    "retention_varlen": retention.special_limits,
+    "rms_norm": norms.special_limits,
+    "layer_norm": norms.special_limits,
 }
 
 
@@ -303,8 +329,9 @@ def domains() -> frozenset[str]:
 
 
 def elements(case: Case) -> int:
-    """Of the case's largest array, the scores of an attention included."""
+    """Of the case's largest array, the scores of an attention and of a parallel retention included."""
     sizes = [prod(shape) for shape in case.shapes.values()]
-    if {"q", "k"} <= case.shapes.keys():
-        sizes.append(attention.scores_of(case))
+    if {"q", "k", "v"} <= case.shapes.keys():
+        of_retention = "form" in case.params or "cu_seqlens" in case.shapes
+        sizes.append((retention if of_retention else attention).scores_of(case))
     return max(sizes)

@@ -10,6 +10,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ class Row:
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator", "dualops.cuda.backend", "dualops.cuda.roof"
+# kernels that operators share: a package of their own, which no other operator may import
+SHARED = {"rms_norm": ("dualops.cuda.norm",), "layer_norm": ("dualops.cuda.norm",)}
 
 LAW = (
     Row("dualops", (), ()),
@@ -59,7 +62,8 @@ LAW = (
     Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step"), (*NUMBERS, *TOOLKIT)),
-    *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for op in OPERATORS),
+    *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
+    *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
     Row("dualops.cuda", ("dualops.cuda.*",), ()),
@@ -224,6 +228,9 @@ LAWFUL = {
     "dualops/cuda/softmax/__init__.py": "from ...spec import SPEC\nfrom . import rows\nfrom ..launch import x\n",
     "dualops/cuda/softmax/rows.py": "from ..tile import x\n",
     "dualops/cuda/flash_attention.py": "from .tile import x\n",
+    "dualops/cuda/norm/__init__.py": "from ..launch import x\nfrom . import rows\n",
+    "dualops/cuda/norm/rows.py": "from ..tile import x\n",
+    "dualops/cuda/rms_norm.py": "from .norm import x\n",
     "dualops/torch_bridge/__init__.py": "import torch\nfrom .. import reference\nfrom ..cuda import softmax\n",
     "dualops/cli/__init__.py": "import rich\nfrom .. import cuda\nfrom ..cuda import device, roof\n",
     "benchmarks/__init__.py": "",
@@ -258,6 +265,9 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/softmax/rows.py", "from ..ptx import asm", 1, "dualops.cuda.ptx.asm"),
     ("dualops/cuda/softmax/rows.py", "from ..flash_attention import x", 1, "dualops.cuda.flash_attention"),
     ("dualops/cuda/softmax/rows.py", "from ... import reference", 1, "dualops.reference"),
+    ("dualops/cuda/softmax/rows.py", "from ..norm import x", 1, "dualops.cuda.norm"),
+    ("dualops/cuda/norm/rows.py", "from ..rms_norm import x", 1, "dualops.cuda.rms_norm"),
+    ("dualops/cuda/norm/rows.py", "from ..ptx import x", 1, "dualops.cuda.ptx"),
     ("dualops/cuda/softmax/rows.py", "from ..roof import x", 1, "dualops.cuda.roof"),
     ("dualops/cuda/flash_attention.py", "import_module('torch')", 1, "torch"),
     ("dualops/cuda/flash_attention.py", "importlib.import_module('..reference', __package__)", 1, "dualops.reference"),

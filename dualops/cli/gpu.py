@@ -129,9 +129,9 @@ class Bench:
         self.outs = [self._up(self._poisoned()) for _ in self.inputs]
 
     def _up(self, arrays: Arrays) -> dict[str, Any]:
-        """On the GPU, but for what may be a number on the host: a seed."""
+        """On the GPU, but for what may be a number on the host: a seed, or lr."""
         numbers = {given.name for given in self.job.task.inputs if given.host}
-        return {name: int(x) if name in numbers else self.library.upload(x) for name, x in arrays.items()}
+        return {name: x.item() if name in numbers else self.library.upload(x) for name, x in arrays.items()}
 
     def _poisoned(self) -> Arrays:
         """Arrays for the results, all bits set: what a kernel leaves out shows as NaN."""

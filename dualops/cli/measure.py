@@ -47,8 +47,10 @@ def on_simulator(job: Job, arrays: Arrays, kernel: str | None) -> Measurement:
     """The kernels, in Python. Memory is what they ask for: the simulator's own is not theirs."""
     call = getattr(import_module("dualops.cuda"), job.task.name)
     plan = plan_of(job, arrays, kernel)
+    overwritten = job.task.spec.updates.values()
+    own = {name: x.copy() if name in overwritten else x for name, x in arrays.items()}
     start = time.perf_counter()
-    results = job.named(call(**arrays, **job.params, kernel=kernel))
+    results = job.named(call(**own, **job.params, kernel=kernel))
     seconds = time.perf_counter() - start
     return Measurement(results, plan.choice.rung, seconds, workspace_bytes(plan))
 
@@ -90,7 +92,8 @@ class Judge:
 
     @cached_property
     def truth(self) -> Arrays:
-        return self.job.named(self.job.task.lean_reference(**as_float64(self.arrays), **self.job.params))
+        params = {**self.job.params, **self.job.task.spec.wide}
+        return self.job.named(self.job.task.lean_reference(**as_float64(self.arrays), **params))
 
     @cached_property
     def baseline(self) -> Arrays:

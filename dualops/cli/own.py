@@ -46,7 +46,7 @@ def own_jobs(task: Task, place: str, params: Mapping[str, Any], dtype: str | Non
     if not jobs:
         none = f"{task.name} has no {_TAGS[place]} case in {' or '.join(wanted)}; bring arrays with --input"
         raise CommandError(refused[0] if refused else none)
-    return jobs[-1:] if task.spec.parent else jobs
+    return (optional or jobs)[:1] if task.spec.parent else jobs
 
 
 def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:
@@ -57,15 +57,18 @@ def _largest(jobs: Sequence[Job], size: Callable[[Job], Any]) -> list[Job]:
 def job_of_case(task: Task, case: Case) -> Job:
     shapes = dict(case.shapes)
     if task.backward:
-        forward = task.spec.bind(_metas(task.spec.inputs, shapes, case.dtype), _forward_params(task.spec, case))
-        shapes |= {output.name: output.shape(forward) for output in task.spec.outputs}  # also what it may leave out
-        shapes |= {f"d{name}": meta.shape for name, meta in forward.outputs().items()}
-    problem = task.bind(_metas(task.inputs, shapes, case.dtype), case.params)
+        asked, everything = (
+            task.spec.bind(_metas(task.spec.inputs, shapes, case), _forward_params(task.spec, case, everything=wanted))
+            for wanted in (False, True)
+        )
+        shapes |= {name: meta.shape for name, meta in everything.outputs().items()}
+        shapes |= {f"d{name}": meta.shape for name, meta in asked.outputs().items()}
+    problem = task.bind(_metas(task.inputs, shapes, case), case.params)
     return Job(task, case.id, problem, case.params, lambda: case_arrays(task, case))
 
 
-def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, ArrayMeta]:
-    there = {given.name: given.dtype_for(dtype) for given in inputs if given.name in shapes}
+def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], case: Case) -> dict[str, ArrayMeta]:
+    there = {given.name: case.dtype_of(given) for given in inputs if given.name in shapes}
     return {
         name: ArrayMeta(shapes[name], wanted, contiguous_strides(shapes[name]), "cpu", 0)
         for name, wanted in there.items()
@@ -75,8 +78,8 @@ def _metas(inputs: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], dtype: 
 def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict[str, Any]:
     """The case's, for forward; with those that ask for every result that backward needs."""
     names = [param.name for param in spec.params]
-    asked = {f"return_{output.name}" for output in spec.outputs} & set(names) if everything else ()
-    return {name: value for name, value in case.params.items() if name in names} | dict.fromkeys(asked, True)
+    asked = spec.requests if everything else {}
+    return {name: value for name, value in case.params.items() if name in names} | asked
 
 
 def case_arrays(task: Task, case: Case) -> Arrays:

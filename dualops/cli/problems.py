@@ -114,8 +114,10 @@ class Job:
 
     @property
     def optional_inputs(self) -> list[str]:
-        """Those of its arrays that a call may be without."""
-        return [given.name for given in self.task.inputs if given.optional and given.name in self.problem.arrays]
+        """Those of its arrays that a call may be without, but for what forward made."""
+        made = {output.name for output in self.task.spec.outputs}
+        there = self.problem.arrays.keys() - made
+        return [given.name for given in self.task.inputs if given.optional and given.name in there]
 
     def parts(self) -> list[str]:
         """The shapes of the inputs, those that are equal said once, and the parameters that are not as by default:

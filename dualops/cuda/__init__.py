@@ -1,6 +1,15 @@
 """The kernels: operators on GPU arrays, compiled by Numba; with NUMBA_ENABLE_CUDASIM=1 on NumPy arrays, simulated."""
 
-from . import flash_attention as _flash_attention, softmax as _softmax
+from . import (
+    flash_attention as _flash_attention,
+    layer_norm as _layer_norm,
+    lion as _lion,
+    matmul as _matmul,
+    retention as _retention,
+    rms_norm as _rms_norm,
+    rope as _rope,
+    softmax as _softmax,
+)
 from .flash_attention import (
     flash_attention,
     flash_attention_backward,
@@ -8,11 +17,25 @@ from .flash_attention import (
     flash_attention_varlen_backward,
 )
 from .launch import plan
+from .layer_norm import layer_norm, layer_norm_backward
+from .lion import lion
+from .matmul import matmul, matmul_backward
+from .retention import retention, retention_backward, retention_varlen, retention_varlen_backward
+from .rms_norm import rms_norm, rms_norm_backward
+from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward
 
 RUNGS: dict[str, tuple[str, ...]] = {
     "flash_attention": _flash_attention.RUNGS,
     "flash_attention_varlen": _flash_attention.RUNGS,
+    "layer_norm": _layer_norm.RUNGS,
+    "lion": _lion.RUNGS,
+    "matmul": _matmul.RUNGS,
+    "retention": _retention.RUNGS,
+    "retention_varlen": _retention.RUNGS,
+    "rms_norm": _rms_norm.RUNGS,
+    "rope": _rope.RUNGS,
+    "rope_tables": _rope.RUNGS_TABLES,
     "softmax": _softmax.RUNGS,
 }
 
@@ -22,7 +45,21 @@ __all__ = [
     "flash_attention_backward",
     "flash_attention_varlen",
     "flash_attention_varlen_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "lion",
+    "matmul",
+    "matmul_backward",
     "plan",
+    "retention",
+    "retention_backward",
+    "retention_varlen",
+    "retention_varlen_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "rope",
+    "rope_backward",
+    "rope_tables",
     "softmax",
     "softmax_backward",
 ]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +19,8 @@ import numpy as np
 from ..spec import ArrayMeta
 from ..spec.meta import contiguous_strides, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
+
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 class Adapter(Protocol):
@@ -39,8 +42,26 @@ class Adapter(Protocol):
         """Handle of the stream that work on this array goes to."""
         ...
 
-    def used_on(self, array: Any, handle: int) -> None:
-        """Its memory is read or written on this stream, and may not be given to anybody before that is done."""
+    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
+        """Its memory is read or written on this stream, and may not be given to anybody before that is done.
+
+        home: the stream that was current when it was allocated, if that is not the current one.
+        """
+        ...
+
+    def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """The addresses of many arrays, quickly."""
+        ...
+
+    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+        """Shapes, strides and dtypes of many arrays, quickly: where these and addresses are equal, `meta` is too.
+
+        But for what makes `meta` fail, such as a lazily negated view, which is refused when it is first seen.
+        """
+        ...
+
+    def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        """What `layouts` has of many arrays beside shapes and alignment: devices, lazy negation."""
         ...
 
     def on_device(self, index: int) -> AbstractContextManager[Any] | None:
@@ -81,6 +102,16 @@ class TorchAdapter:
     def pointer(self, array: Any) -> int:
         return array.data_ptr()
 
+    def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(map(self.torch.Tensor.data_ptr, arrays))
+
+    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+        return list(map(_SHAPE, arrays)), list(map(self.torch.Tensor.stride, arrays)), list(map(_DTYPE, arrays))
+
+    def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        tensor = self.torch.Tensor
+        return tuple(map(tensor.get_device, arrays)), tuple(map(tensor.is_neg, arrays))
+
     def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
         device, dtype = self.torch.device(meta.device), self.dtypes[meta.dtype]
         return partial(self.torch.empty_strided, meta.shape, meta.strides, dtype=dtype, device=device)
@@ -91,8 +122,8 @@ class TorchAdapter:
     def stream(self, array: Any) -> int:
         return self.raw_stream(array.get_device())
 
-    def used_on(self, array: Any, handle: int) -> None:
-        if handle != self.stream(array):
+    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
+        if handle != (self.stream(array) if home is None else home):
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
 
 
@@ -133,8 +164,17 @@ class InterfaceAdapter:
     def stream(self, array: Any) -> int:
         return array.__cuda_array_interface__.get("stream") or 0
 
-    def used_on(self, array: Any, handle: int) -> None:
+    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass  # Numba's memory is freed when the device is done with everything
+
+    def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(map(self.pointer, arrays))
+
+    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+        return ([(f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)],)
+
+    def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        return tuple(map(_ordinal, pointers))
 
 
 class CupyAdapter(InterfaceAdapter):
@@ -159,10 +199,11 @@ class CupyAdapter(InterfaceAdapter):
     def stream(self, array: Any) -> int:
         return self.cupy.cuda.get_current_stream().ptr
 
-    def used_on(self, array: Any, handle: int) -> None:
-        if handle != self.stream(array):  # its pool hands memory on at once, in the order of the current stream
+    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
+        owner = self.stream(array) if home is None else home
+        if handle != owner:  # its pool hands memory on at once, in the order of the stream that it was made on
             done = self.cupy.cuda.ExternalStream(handle).record()
-            self.cupy.cuda.get_current_stream().wait_event(done)
+            self.cupy.cuda.ExternalStream(owner).wait_event(done)
 
 
 class NumpyAdapter:
@@ -193,8 +234,17 @@ class NumpyAdapter:
     def stream(self, array: Any) -> int:
         return 0
 
-    def used_on(self, array: Any, handle: int) -> None:
+    def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass
+
+    def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(map(self.pointer, arrays))
+
+    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+        return ([(a.shape, a.strides, a.dtype) for a in arrays],)
+
+    def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
+        return ()
 
 
 ADAPTERS: dict[type, Adapter] = {}

@@ -9,6 +9,7 @@ GPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.attention import UserFunction
 from ..spec.base import Input
-from ..spec.meta import contiguous_strides, number_meta
+from ..spec.meta import FLOATS, contiguous_strides, number_meta, take_turns
 from . import device as devices
 from .arrays import ADAPTERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
@@ -24,6 +25,7 @@ from .compile import Report, compile_kernel
 from .device import Device
 from .step import Step, handle_of, prepare
 
+NUMBERS = (int, float)  # on the host, as a launch passes them on
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
 
 
@@ -56,7 +58,7 @@ class Plan:
         adapter: Adapter,
         results: tuple[Result, ...],
         device: Device,
-        inplace: tuple[str, ...],
+        inplace: frozenset[tuple[str, str]],
     ):
         self.op, self.problem, self.choice, self.adapter, self.results = op, problem, choice, adapter, results
         self.device_index = device.index
@@ -65,18 +67,18 @@ class Plan:
         self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
         self.steps = choice.steps()
         self.launches = [prepare(step, names, device) for step in self.steps]
+        self.names = [*problem.arrays, *(result.name for result in results)]
         self.apart = list(self._pairs(inplace))
 
-    def _pairs(self, inplace: tuple[str, ...]) -> Iterator[tuple[int, int, int, int, bool]]:
+    def _pairs(self, inplace: frozenset[tuple[str, str]]) -> Iterator[tuple[int, int, int, int, bool]]:
         """Results and arrays before them that may not meet in memory: i, j, their bytes, if one place is allowed."""
-        metas = self.metas
+        metas, names = self.metas, self.names
         nbytes = [meta.nbytes for meta in metas]
-        allowed = [name in inplace for name in self.problem.arrays]
-        for i in range(len(allowed), len(metas)):
+        for i in range(len(self.problem.arrays), len(metas)):
             for j in range(i):
                 if metas[j].device == "host":
                     continue
-                same = j < len(allowed) and allowed[j] and metas[i].strides == metas[j].strides
+                same = (names[i], names[j]) in inplace and metas[i].strides == metas[j].strides
                 yield i, j, nbytes[i], nbytes[j], same
 
     def check_overlap(self, pointers: Sequence[int]) -> None:
@@ -86,8 +88,18 @@ class Plan:
             if same_place_allowed and mine == theirs:
                 continue
             if mine < theirs + their_bytes and theirs < mine + my_bytes:
-                names = [*self.problem.arrays, *(f"out {result.name}" for result in self.results)]
-                raise ValueError(f"{self.op}: {names[i]} overlaps {names[j]} in memory, expected memory of its own")
+                if take_turns(self.metas[i]._replace(pointer=mine), self.metas[j]._replace(pointer=theirs)):
+                    continue
+                mine, theirs = (self._told(k, pointers) for k in (i, j))
+                raise ValueError(f"{self.op}: {mine} overlaps {theirs} in memory, expected memory of its own")
+
+    def _told(self, i: int, pointers: Sequence[int]) -> str:
+        """What a message calls an array: a result that overwrites its input by the input's name."""
+        name, inputs = self.names[i], len(self.problem.arrays)
+        source = self.problem.spec.updates.get(name)
+        if i < inputs:
+            return name
+        return source if source and pointers[i] == pointers[self.names.index(source)] else f"out {name}"
 
     def run(self, arrays: Sequence[Any], pointers: Sequence[int], stream: Any) -> None:
         """Launch on all arrays, results last, whose addresses are `pointers`."""
@@ -125,17 +137,32 @@ class Operation:
     """A direction of an operator, callable on arrays. See the module's docstring.
 
     `choices(problem, results, device)`: results are the arrays to write, as the caller gave them or as they will be
-    made.
+    made. Where the spec says that results update inputs, those are the arrays to write unless out= is given.
+    inplace: inputs that out= may be; or of each result the one input that it may be.
     """
 
-    def __init__(self, spec: Spec, choices: Choices, *, backward: bool = False, inplace: tuple[str, ...] = ()):
-        self.spec, self.choices, self.backward, self.inplace = spec, choices, backward, inplace
+    def __init__(
+        self,
+        spec: Spec,
+        choices: Choices,
+        *,
+        backward: bool = False,
+        inplace: tuple[str, ...] | Mapping[str, str] = (),
+    ):
+        self.spec, self.choices, self.backward = spec, choices, backward
         self.op = f"{spec.name}_backward" if backward else spec.name
         inputs = spec.gradient_inputs if backward else spec.inputs
         self.inputs = [wanted.name for wanted in inputs]
         self.plain = not any(wanted.optional or wanted.host for wanted in inputs)  # every input is an array
-        self.host = {wanted.name for wanted in inputs if wanted.host}
+        self.host = {wanted.name: wanted.dtypes for wanted in inputs if wanted.host}
         self.outputs = spec.gradients if backward else spec.outputs
+        updates = {} if backward else spec.updates
+        self.updated = [self.inputs.index(updates[output.name]) for output in self.outputs if output.name in updates]
+        self.inplace = tuple(inplace.values()) if isinstance(inplace, Mapping) else inplace
+        # (result, input) that may be one place
+        any_place = product([output.name for output in self.outputs], self.inplace)
+        places = inplace.items() if isinstance(inplace, Mapping) else any_place
+        self.same_place = frozenset({*places, *updates.items()})
         accepted = (*spec.params, *(spec.gradient_params if backward else ()))
         self.defaults = {param.name: param.default for param in accepted}
         self.plans: dict[Any, Plan] = {}
@@ -146,6 +173,9 @@ class Operation:
     ) -> Any:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         given = () if out is None else _results_of(out)
+        if self.updated and out is None:
+            given = self._overwritten(arrays)
+            out = given[0] if len(given) == 1 else given
         present, which = (arrays, ()) if self.plain else self._present(arrays)
         everything = (*present, *given)
         pointers: list[int] = []
@@ -176,10 +206,14 @@ class Operation:
         plan.run((*present, *results), pointers, stream)
         return results[0] if len(results) == 1 else tuple(results)
 
+    def _overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs that results are written to where there is no out=."""
+        return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
+
     def _present(self, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        """The arrays that are there, numbers on the host as Python integers; and of each whether it is there."""
+        """The arrays that are there, numbers on the host as Python's; and of each whether it is there."""
         present = [
-            _on_host(array, self.op, name) if name in self.host else array
+            on_host(array, self.op, name, self.host[name]) if name in self.host else array
             for name, array in zip(self.inputs, arrays, strict=True)
         ]
         return tuple(array for array in present if array is not None), tuple(array is not None for array in present)
@@ -203,28 +237,30 @@ class Operation:
         names = [name for name, there in zip(self.inputs, which, strict=True) if there]
         adapter = self._one_library(names, present)
         metas = {
-            name: number_meta(array, self.op, name) if isinstance(array, int) else adapter.meta(array)
+            name: number_meta(array, self.op, name, self.host[name]) if type(array) in NUMBERS else adapter.meta(array)
             for name, array in zip(names, present, strict=True)
         }
         bind = self.spec.bind_backward if self.backward else self.spec.bind
         problem = bind(metas, dict(zip(self.defaults, params, strict=True)))
         if SIMULATED:
             self._check_values(problem, present)
-        device = self._device(problem)
+        device = device_of(self.op, *next(iter(problem.arrays.items())))
         wanted = problem.outputs(self.outputs)
-        placed = wanted if out is None else self._check_out(wanted, out, adapter)
+        if self.updated and out is None:
+            out = self._overwritten(arrays)
+        placed = wanted if out is None else self._check_out(wanted, out, adapter, problem)
         choice = self._choose(problem, placed, device, kernel)
         allocators = [_given if out is not None else adapter.allocator(meta) for meta in placed.values()]
         results = tuple(Result(name, placed[name], make) for name, make in zip(placed, allocators, strict=True))
         try:
-            return Plan(self.op, problem, choice, adapter, results, device, self.inplace)
+            return Plan(self.op, problem, choice, adapter, results, device, self.same_place)
         except NumbaError as error:
             raise TypeError(f"{self.op}: {_not_compiled(problem, error)}") from error
 
     def _one_library(self, names: Sequence[str], arrays: Sequence[Any]) -> Adapter:
         found: Adapter | None = None
         for name, array in zip(names, arrays, strict=True):
-            if isinstance(array, int) and name in self.host:
+            if type(array) in NUMBERS and name in self.host:
                 continue
             adapter = adapter_of(array, self.op, name)
             found = found or adapter
@@ -238,7 +274,7 @@ class Operation:
         return found
 
     def _check_out(
-        self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter
+        self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter, problem: Problem
     ) -> dict[str, ArrayMeta]:
         if len(out) != len(wanted):
             raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
@@ -246,17 +282,10 @@ class Operation:
             if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
                 raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
         metas = {name: adapter.meta(array) for name, array in zip(wanted, out, strict=True)}
-        self.spec.bind_out(self.op, wanted, metas)
+        updates = {} if self.backward else self.spec.updates
+        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        self.spec.bind_out(self.op, wanted, metas, told)
         return metas
-
-    def _device(self, problem: Problem) -> Device:
-        name, meta = next(iter(problem.arrays.items()))
-        if SIMULATED:
-            return devices.current()
-        kind, _, index = meta.device.partition(":")
-        if kind != "cuda":
-            raise TypeError(f"{self.op}: {name} is on {meta.device}, expected an array on a GPU")
-        return devices.at(int(index or 0))
 
     def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
         if rung is not None and rung not in self.spec.rungs:
@@ -335,16 +364,16 @@ def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:
     """The problem of a case, on arrays that do not exist."""
 
     def absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta]:
-        there = {wanted.name: wanted.dtype_for(case.dtype) for wanted in inputs if wanted.name in shapes}
+        there = {wanted.name: case.dtype_of(wanted) for wanted in inputs if wanted.name in shapes}
         return {
             name: ArrayMeta(shapes[name], dtype, contiguous_strides(shapes[name]), "cuda:0", 0)
             for name, dtype in there.items()
         }
 
-    forward = spec.bind(absent(spec.inputs, case.shapes), case.params)
+    arrays = absent(spec.inputs, case.shapes)
     if not backward:
-        return forward
-    results = {output.name: output.shape(forward) for output in spec.outputs}  # those too that forward may leave out
+        return spec.bind(arrays, case.params)
+    results = {name: meta.shape for name, meta in spec.bind(arrays, {**case.params, **spec.requests}).outputs().items()}
     shapes = {**case.shapes, **results, **{f"d{name}": shape for name, shape in results.items()}}
     return spec.bind_backward(absent(spec.gradient_inputs, shapes), case.params)
 
@@ -363,25 +392,36 @@ def _not_compiled(problem: Problem, error: NumbaError) -> str:
     return reason
 
 
-def _on_host(value: Any, op: str, name: str) -> Any:
-    """A number on the host as a Python integer; None and an array on the device as they are."""
+def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
+    """The GPU that an array is on. Raises TypeError for one that is on none."""
+    if SIMULATED:
+        return devices.current()
+    kind, _, index = meta.device.partition(":")
+    if kind != "cuda":
+        raise TypeError(f"{op}: {name} is on {meta.device}, expected an array on a GPU")
+    return devices.at(int(index or 0))
+
+
+def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:
+    """A number on the host as Python's; None and an array on the device as they are."""
     if value is None or (SIMULATED and isinstance(value, np.ndarray)):
         return value
     device = getattr(value, "device", None)
-    if hasattr(value, "__index__") and (device is None or str(device) == "cpu"):
-        return number_meta(value, op, name).pointer
+    method = "__float__" if dtypes[0] in FLOATS else "__index__"
+    if hasattr(value, method) and (device is None or str(device) == "cpu"):
+        return number_meta(value, op, name, dtypes).pointer
     return value
 
 
 def _pointers(adapter: Adapter, arrays: Sequence[Any]) -> list[int]:
     """The address of every array; of a number on the host its value."""
-    return [array if type(array) is int else adapter.pointer(array) for array in arrays]
+    return [array if type(array) in NUMBERS else adapter.pointer(array) for array in arrays]
 
 
 def _layouts(adapter: Adapter, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
     """What a plan depends on; the value of a number on the host is nothing of it."""
-    devices = [(array, pointer) for array, pointer in zip(arrays, pointers) if type(array) is not int]
-    places = tuple(place for place, array in enumerate(arrays) if type(array) is int)
+    devices = [(array, pointer) for array, pointer in zip(arrays, pointers) if type(array) not in NUMBERS]
+    places = tuple((place, type(array)) for place, array in enumerate(arrays) if type(array) in NUMBERS)
     return adapter.layouts(*zip(*devices)), places
 
 

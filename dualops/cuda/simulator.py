@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import cache
 from math import prod
 from types import FunctionType
 from typing import Any, NamedTuple, NoReturn
@@ -148,6 +149,28 @@ class Thread(greenlet.greenlet):
         self.waiting: Event | None = None  # what it waits for now
         self.in_cluster = False  # it knows that every block of the cluster runs
         self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
+
+
+_reachable: dict[int, Pointer] = {}
+
+
+@contextmanager
+def reachable(arrays: Mapping[int, Pointer]) -> Iterator[None]:
+    """Let kernels that run inside the with statement find arrays by their addresses, as they read them from a table."""
+    global _reachable
+    before, _reachable = _reachable, dict(arrays)
+    try:
+        yield
+    finally:
+        _reachable = before
+
+
+def located(address: int) -> Pointer:
+    """The array whose first element lies at `address`. Raises IndexError where the launch has none."""
+    found = _reachable.get(int(address)) if address else Pointer(np.empty(0), "null pointer")
+    if found is None:
+        raise IndexError(f"{int(address):#x} is the address of no array of this launch")
+    return found
 
 
 def current() -> Thread:
@@ -306,6 +329,7 @@ def placed(size: int, dtype: np.dtype, alignment: int) -> np.ndarray:
     return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
+@cache
 def _dtype(numba_type: Any) -> np.dtype:
     return numpy_support.as_dtype(numba_type) if isinstance(numba_type, types.Type) else np.dtype(numba_type)
 

@@ -20,7 +20,8 @@ Argument = str | int | float | tuple[Any, ...]
 class Step(NamedTuple):
     """One launch. An argument that is a string is the array of that name, or a null pointer if there is none.
 
-    Arguments may be tuples of arguments, named or not: the kernel gets them so.
+    Arguments may be tuples of arguments, named or not: the kernel gets them so. An integer parameter that is given an
+    array gets its address.
     """
 
     kernel: Kernel
@@ -40,6 +41,7 @@ def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., N
     from cuda.core import LaunchConfig, launch
 
     function, casts = load(step.kernel, device.arch, step.shared_bytes)
+    narrow = [(place, which, casts[place]) for place, which in places if casts[place] is not int]
     template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
     cluster, (blocks, *rest) = step.kernel.cluster, step.grid
     options = {"block": step.kernel.threads, "shmem_size": step.shared_bytes}
@@ -53,6 +55,8 @@ def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., N
         args = template.copy()
         for place, which in places:
             args[place] = pointers[which]
+        for place, which, cast in narrow:
+            args[place] = cast(pointers[which])
         launch(_stream(handle), config, function, *args)
 
     return run
@@ -92,28 +96,38 @@ def _simulated(
 ) -> Callable[[Sequence[Any]], None]:
     # Python ints and typed floats reach the simulator as they would reach the compiled kernel
     typed = {f32: np.float32, f64: np.float64}
-    kinds = leaves(step.kernel.argtypes)
+    kinds = list(leaves(step.kernel.argtypes))
     scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, kinds, strict=True)]
 
     grid = step.grid
     if step.resident:  # one cluster, which has to take every piece of work
         grid = (step.kernel.cluster, *grid[1:])
 
+    def argument(value: Any, kind: Any, name: str) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.ctypes.data if isinstance(kind, types.Integer) else flat(value, name)
+        return typed[kind](value) if kind in typed else value
+
     def run(arrays: Sequence[Any]) -> None:
         args = list(scalars)
         for place, which in places:
-            array = arrays[which]
-            args[place] = array if isinstance(array, int) else flat(array, names[which])
-        simulator.launch(
-            step.kernel.function,
-            grid,
-            (step.kernel.threads,),
-            nested(step.args, iter(args)),
-            cluster=step.kernel.cluster,
-            shared_bytes=step.shared_bytes,
-        )
+            args[place] = argument(arrays[which], kinds[place], names[which])
+        there = {array.ctypes.data: flat(array, name) for array, name in zip(arrays, names) if _has_place(array)}
+        with simulator.reachable(there):
+            simulator.launch(
+                step.kernel.function,
+                grid,
+                (step.kernel.threads,),
+                nested(step.args, iter(args)),
+                cluster=step.kernel.cluster,
+                shared_bytes=step.shared_bytes,
+            )
 
     return run
+
+
+def _has_place(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.size > 0
 
 
 def flat(array: np.ndarray, name: str) -> simulator.Pointer:
@@ -151,6 +165,43 @@ def _stream(handle: int) -> Any:
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
+
+
+def is_capturing(handle: int) -> bool:
+    """Whether what is launched on a stream goes into a CUDA graph."""
+    from cuda.bindings import driver
+
+    _, status = driver.cuStreamIsCapturing(handle)  # an error says that another stream's capture forbids the question
+    return status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+class Mark:
+    """A place in a stream's work."""
+
+    def __init__(self, handle: int):
+        from cuda.bindings import driver
+
+        self.driver, self.over = driver, False
+        _, self.event = driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        driver.cuEventRecord(self.event, handle)
+
+    def is_over(self) -> bool:
+        """Whether what was launched before it is done. Does not wait, nor disturb a stream that is being captured."""
+        if not self.over:
+            driver = self.driver
+            relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
+            (answer,) = driver.cuEventQuery(self.event)
+            driver.cuThreadExchangeStreamCaptureMode(before)
+            self.over = answer == driver.CUresult.CUDA_SUCCESS
+        return self.over
+
+    def hold_up(self, handle: int) -> None:
+        """Let what is launched on a stream from now on wait for it."""
+        self.driver.cuStreamWaitEvent(handle, self.event, 0)
+
+    def __del__(self) -> None:
+        self.driver.cuEventDestroy(self.event)
 
 
 def handle_of(stream: Any) -> int:

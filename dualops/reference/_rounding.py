@@ -26,7 +26,7 @@ def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tu
         if isinstance(array, np.ndarray):
             metas[wanted.name] = ArrayMeta.of_numpy(abs_strides(array))
         elif wanted.host:
-            metas[wanted.name] = number_meta(array, op, wanted.name)
+            metas[wanted.name] = number_meta(array, op, wanted.name, wanted.dtypes)
         else:
             raise TypeError(f"{op}: {wanted.name} is a {type(array).__name__}, expected a numpy.ndarray")
         arrays[wanted.name] = array

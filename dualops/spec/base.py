@@ -38,6 +38,7 @@ class Role(StrEnum):
     DATA = "data"  # the problem's dtype, which is that of the first input
     WEIGHT = "weight"  # the problem's dtype, or the one that it is computed in
     STATISTIC = "statistic"  # the dtype that the problem is computed in
+    STATE = "state"  # kept from call to call, in any dtype that the arithmetic holds: momenta
     OTHER = "other"  # one of its own dtypes: masks, positions, seeds
 
 
@@ -51,13 +52,13 @@ class Input:
     optional: bool = False
     contiguous_last: bool = False  # the last axis must have stride 1
     role: Role = Role.DATA
-    host: bool = False  # may be a Python integer, whose value a launch passes on
+    host: bool = False  # may be a Python number (an integer, or a float where dtypes are): a launch passes its value on
 
     def dtype_for(self, dtype: str) -> str:
         """What a generator makes of it in a problem of this dtype."""
         if self.role is Role.OTHER:
             return self.dtypes[0]
-        return dtype if self.role is Role.DATA else compute_dtype(dtype)
+        return dtype if self.role in (Role.DATA, Role.STATE) else compute_dtype(dtype)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Output:
     # whether this problem has it: a matter of which inputs are there, and of parameters, alone
     when: Callable[[Problem], bool] = lambda problem: True
     contiguous_last: bool = False  # the last axis must have stride 1
+    row_major: bool = False  # its axes lie in their own order, not in that of `like`
+    asked_by: str = ""  # the parameter that asks for it, where that is not return_<name>
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,17 @@ class Case:
     tags: frozenset[Tag] = frozenset({Tag.TEST})
     backward: bool = True  # gradients are wanted too
     seed: int = 0
+    # of an input that is timed in another order of axes in memory than its own: they, from the slowest to the fastest
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # of inputs that have another than `Input.dtype_for` says
 
     @property
     def id(self) -> str:
         return f"{self.name}-{self.dtype}"
+
+    def dtype_of(self, wanted: Input) -> str:
+        """What a generator makes of an input."""
+        return self.dtypes.get(wanted.name) or wanted.dtype_for(self.dtype)
 
 
 class Problem:
@@ -131,8 +141,10 @@ class Problem:
             if not output.when(self):
                 continue
             shape, like = output.shape(self), self.arrays[output.like]
-            same_rank = len(shape) == len(like.shape)
-            strides = dense_strides_like(shape, like) if same_rank else contiguous_strides(shape)
+            follows = len(shape) == len(like.shape) and not output.row_major
+            strides = dense_strides_like(shape, like) if follows else contiguous_strides(shape)
+            if output.contiguous_last and strides[-1] != 1 and shape[-1] > 1:  # overlapping rows, of a sliding window
+                strides = contiguous_strides(shape)
             metas[output.name] = ArrayMeta(shape, output.dtype(self), strides, like.device, 0)
         return metas
 
@@ -178,10 +190,29 @@ class Spec:
     parent: str = ""  # the operator in whose files this variant lives
     # a saved input -> the result that is saved in its place by a call that has it: x + residual for x
     saved_instead: Mapping[str, str] = field(default_factory=dict)
+    # a saved input or result -> whether this problem's backward needs it, a matter of parameters; all others it does
+    saved_when: Mapping[str, Callable[[Problem], bool]] = field(default_factory=dict)
     gradient_shared: Mapping[str, str] = field(default_factory=dict)  # an input -> the input whose gradient is its own
+    updates: Mapping[str, str] = field(default_factory=dict)  # a result -> the input that is overwritten without out=
+    exact: bool = False  # kernels must give the reference's bits (a NaN counts as any other)
 
     def tagged(self, tag: Tag) -> list[Case]:
         return [case for case in self.cases if tag in case.tags]
+
+    def request(self, output: Output) -> str | None:
+        """The parameter that asks for a result; None for one that is returned unasked."""
+        name = output.asked_by or f"return_{output.name}"
+        return name if any(param.name == name for param in self.params) else None
+
+    @property
+    def requests(self) -> dict[str, bool]:
+        """The parameters that ask for results which forward returns on request alone and backward needs."""
+        return {name: True for out in self.outputs if out.name in self.saved and (name := self.request(out))}
+
+    @property
+    def wide(self) -> dict[str, Any]:
+        """Parameters of the float64 truth, beside those of a call: the results' dtype, where one says that."""
+        return {param.name: "float64" for param in self.params if param.name == "dtype"}
 
     def bind(self, arrays: Mapping[str, ArrayMeta | None], params: Mapping[str, Any] | None = None) -> Problem:
         """The problem that a forward call states, or the error that the caller made.
@@ -232,11 +263,16 @@ class Spec:
                 )
             if wanted.axes is not None:
                 self._measure_axes(op, wanted, meta, dims, owner)
+            if wanted.contiguous_last and meta.shape and meta.strides[-1] != 1 and meta.shape[-1] > 1 and meta.size:
+                axis = f" {wanted.axes[-1]}" if wanted.axes else ""
+                raise ValueError(
+                    f"{op}: {wanted.name} has stride {meta.strides[-1]} along its last axis{axis}, expected 1"
+                )
             if any(stride < 0 for stride in meta.strides):
                 raise NotImplementedError(f"{op}: {wanted.name} has a negative stride in {meta.strides}")
-        params = self._normal_params(accepted, given, op)
+        params = self.normal_params(accepted, given, op)
         dims |= self.measure(op, present, params, dims)
-        return Problem(self, dtype, dims, params, present)
+        return Problem(self, params.get("dtype", dtype), dims, params, present)  # a parameter, where no input says it
 
     @staticmethod
     def _check_dtype(op: str, wanted: Input, meta: ArrayMeta, first: Input, dtype: str) -> None:
@@ -245,6 +281,7 @@ class Spec:
             Role.DATA: (dtype,),
             Role.WEIGHT: tuple({dtype: None, computed: None}),
             Role.STATISTIC: (computed,),
+            Role.STATE: tuple(name for name in FLOATS if (name == "float64") == (dtype == "float64")),
             Role.OTHER: wanted.dtypes,
         }[wanted.role]
         if meta.dtype not in allowed:
@@ -266,13 +303,10 @@ class Spec:
             if dims.setdefault(axis, size) != size:
                 raise ValueError(f"{op}: {wanted.name} has {axis}={size}, {owner[axis]} has {axis}={dims[axis]}")
             owner.setdefault(axis, wanted.name)
-        if wanted.contiguous_last and meta.strides[-1] != 1 and meta.shape[-1] > 1 and meta.size:
-            raise ValueError(
-                f"{op}: {wanted.name} has stride {meta.strides[-1]} along its last axis {axes[-1]}, expected 1"
-            )
 
     @staticmethod
-    def _normal_params(accepted: tuple[Param, ...], given: Mapping[str, Any], op: str) -> dict[str, Any]:
+    def normal_params(accepted: tuple[Param, ...], given: Mapping[str, Any], op: str) -> dict[str, Any]:
+        """The normal forms of parameters, defaults for those that are not given, or the error of one of them."""
         params = {}
         for param in accepted:
             value = given.get(param.name, param.default)
@@ -285,23 +319,32 @@ class Spec:
             raise TypeError(f"{op}: unknown parameter {unknown}, expected {', '.join(params) or 'none'}")
         return params
 
-    def bind_out(self, op: str, wanted: Mapping[str, ArrayMeta], out: Mapping[str, ArrayMeta]) -> None:
-        """Check arrays that the caller gave for the results (`out=`) against what they must be."""
+    def bind_out(
+        self,
+        op: str,
+        wanted: Mapping[str, ArrayMeta],
+        out: Mapping[str, ArrayMeta],
+        told: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check arrays that the caller gave for the results (`out=`) against what they must be.
+
+        told: what messages call them, where not "out y": those that are an input too.
+        """
         dense = {output.name for output in (*self.outputs, *self.gradients) if output.contiguous_last}
         for name, meta in out.items():
-            expected = wanted[name]
+            expected, called = wanted[name], (told or {}).get(name, f"out {name}")
             if meta.shape != expected.shape:
-                raise ValueError(f"{op}: out {name} has shape {meta.shape}, expected {expected.shape}")
+                raise ValueError(f"{op}: {called} has shape {meta.shape}, expected {expected.shape}")
             if meta.dtype != expected.dtype:
-                raise TypeError(f"{op}: out {name} has dtype {meta.dtype}, expected {expected.dtype}")
+                raise TypeError(f"{op}: {called} has dtype {meta.dtype}, expected {expected.dtype}")
             if meta.device != expected.device:
-                raise ValueError(f"{op}: out {name} is on {meta.device}, expected {expected.device}")
+                raise ValueError(f"{op}: {called} is on {meta.device}, expected {expected.device}")
             if any(stride < 0 for stride in meta.strides):
-                raise NotImplementedError(f"{op}: out {name} has a negative stride in {meta.strides}")
+                raise NotImplementedError(f"{op}: {called} has a negative stride in {meta.strides}")
             if name in dense and meta.strides[-1] != 1 and meta.shape[-1] > 1 and meta.size:
-                raise ValueError(f"{op}: out {name} has stride {meta.strides[-1]} along its last axis, expected 1")
+                raise ValueError(f"{op}: {called} has stride {meta.strides[-1]} along its last axis, expected 1")
             if meta.overlaps_itself:
-                raise ValueError(f"{op}: out {name} has strides {meta.strides}: its elements overlap one another")
+                raise ValueError(f"{op}: {called} has strides {meta.strides}: its elements overlap one another")
 
 
 def standard_normal(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -309,6 +352,6 @@ def standard_normal(spec: Spec, case: Case, rng: np.random.Generator) -> dict[st
     inputs = {wanted.name: wanted for wanted in spec.inputs}
     drawn = np.float32 if case.dtype != "float64" else np.float64
     return {
-        name: rng.standard_normal(shape, dtype=drawn).astype(numpy_dtype(inputs[name].dtype_for(case.dtype)))
+        name: rng.standard_normal(shape, dtype=drawn).astype(numpy_dtype(case.dtype_of(inputs[name])))
         for name, shape in case.shapes.items()
     }

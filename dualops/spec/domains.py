@@ -34,6 +34,12 @@ def finite(value: Any) -> float:
     return number
 
 
+def non_negative(value: Any) -> float:
+    if (number := finite(value)) < 0:
+        raise ValueError("expected 0 or more")
+    return number
+
+
 def optional(domain: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """`domain`, or None."""
     return lambda value: None if value is None else domain(value)

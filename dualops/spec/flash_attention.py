@@ -26,6 +26,7 @@ from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, integer, optional
+from .lengths import check_ends
 from .meta import ArrayMeta, compute_dtype, itemsize
 
 MAX_HEAD_DIM = 512
@@ -58,22 +59,9 @@ def measure_varlen(
 def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
     """cu_seqlens begin at 0, never fall and end at the number of tokens; no sequence is longer than was said."""
     for side in ("q", "k"):
-        name, longest, total = f"cu_seqlens_{side}", problem.params[f"max_seqlen_{side}"], problem.dims[f"total_{side}"]
-        ends = arrays[name].astype(np.int64)
-        lengths = np.diff(ends)
-        if ends[0] != 0:
-            raise ValueError(f"{op}: {name} starts at {ends[0]}, expected 0")
-        if (lengths < 0).any():
-            place = int(np.argmax(lengths < 0))
-            raise ValueError(
-                f"{op}: {name} falls from {ends[place]} to {ends[place + 1]} at {place + 1}, expected it not to fall"
-            )
-        if ends[-1] != total:
-            raise ValueError(f"{op}: {name} ends at {ends[-1]}, {side} has total_{side}={total}, expected the same")
-        if lengths.size and lengths.max() > longest:
-            raise ValueError(
-                f"{op}: max_seqlen_{side} is {longest}, expected {lengths.max()} or more, as {name} has it"
-            )
+        tokens = (side, f"total_{side}", problem.dims[f"total_{side}"])
+        longest = (f"max_seqlen_{side}", problem.params[f"max_seqlen_{side}"])
+        check_ends(op, f"cu_seqlens_{side}", arrays[f"cu_seqlens_{side}"], tokens, longest)
 
 
 def visible_pairs(problem: Problem) -> int:

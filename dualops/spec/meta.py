@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -68,7 +68,7 @@ class ArrayMeta(NamedTuple):
     dtype: str
     strides: tuple[int, ...]  # in elements
     device: str  # "cpu", "cuda:0", "meta" ...
-    pointer: int  # address of element 0; 0 if there is none
+    pointer: int | float  # address of element 0; 0 if there is none; of a number on the host its value
 
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
@@ -124,11 +124,41 @@ class ArrayMeta(NamedTuple):
         return self.extent * itemsize(self.dtype)
 
 
-def number_meta(value: Any, op: str, name: str) -> ArrayMeta:
-    """Of an integer of 64 bits that stays on the host: its "address" is its value."""
+def take_turns(one: ArrayMeta, other: ArrayMeta) -> bool:
+    """Whether two arrays whose extents overlap lie in each other's gaps: parts of the same rows, as q and k are of one
+    projection. Tried is each stride as the length of a row; False where none tells them apart.
+    """
+    both = [
+        (meta.pointer, size, [(n - 1, step * size) for n, step in zip(meta.shape, meta.strides) if n > 1])
+        for meta, size in ((one, itemsize(one.dtype)), (other, itemsize(other.dtype)))
+    ]
+    for row in {step for _, _, axes in both for _, step in axes if step}:
+        (mine, my_reach), (theirs, their_reach) = (
+            (pointer, size + sum(last * step for last, step in axes if step % row)) for pointer, size, axes in both
+        )
+        if (theirs - mine) % row >= my_reach and (mine - theirs) % row >= their_reach:
+            return True
+    return False
+
+
+def number_meta(value: Any, op: str, name: str, dtypes: Sequence[str] = ("int64",)) -> ArrayMeta:
+    """Of a number that stays on the host, an integer of 64 bits or, for `dtypes` of floats, a finite float: its
+    "address" is its value.
+    """
+    if dtypes[0] in FLOATS:
+        return _float_meta(value, op, name)
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected an integer, or an array without axes")
     number = value.__index__()
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{op}: {name} is {number}, expected an integer of 64 bits")
     return ArrayMeta((), "int64", (), "host", number)
+
+
+def _float_meta(value: Any, op: str, name: str) -> ArrayMeta:
+    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a number, or an array without axes")
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError(f"{op}: {name} is {number}, expected a finite number")
+    return ArrayMeta((), "float64", (), "host", number)

@@ -9,7 +9,28 @@ try:
 except ImportError as error:
     raise ImportError("dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'") from error
 
+from . import nn, optim
 from .flash_attention import flash_attention, flash_attention_varlen
+from .layer_norm import layer_norm
+from .lion import lion
+from .matmul import matmul
+from .retention import retention, retention_varlen
+from .rms_norm import rms_norm
+from .rope import rope, rope_tables
 from .softmax import softmax
 
-__all__ = ["flash_attention", "flash_attention_varlen", "softmax"]
+__all__ = [
+    "flash_attention",
+    "flash_attention_varlen",
+    "layer_norm",
+    "lion",
+    "matmul",
+    "nn",
+    "optim",
+    "retention",
+    "retention_varlen",
+    "rms_norm",
+    "rope",
+    "rope_tables",
+    "softmax",
+]

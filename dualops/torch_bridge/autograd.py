@@ -31,7 +31,9 @@ def rules(forward: Direction, backward: Direction) -> Rules:
         having = forward.having(inputs)
         there = {out.name for out, has in zip(forward.outputs, having) if has}
         known |= {name: known[result] for name, result in spec.saved_instead.items() if result in there}
-        ctx.save_for_backward(*(known[name] for name in spec.saved))
+        needed = forward.needed(inputs)
+        ctx.save_for_backward(*(known[name] if name in needed else None for name in spec.saved))
+        ctx.mark_non_differentiable(*(x for out, x in zip(forward.outputs, results) if f"d{out.name}" not in incoming))
         ctx.params = inputs[count:]
         ctx.results = [
             (result.shape, result.dtype, result.device) if has else None for result, has in zip(results, having)
@@ -47,7 +49,8 @@ def rules(forward: Direction, backward: Direction) -> Rules:
                 )
         known: dict[str, Any] = dict(zip(spec.saved, ctx.saved_tensors))
         for out, result, gradient in zip(forward.outputs, ctx.results, gradients):
-            known[f"d{out.name}"] = _readable(gradient, incoming[f"d{out.name}"], result)
+            if f"d{out.name}" in incoming:
+                known[f"d{out.name}"] = _readable(gradient, incoming[f"d{out.name}"], result)
         # what a parameter x_gradient says is whether the gradient of x is wanted
         asked = (wants[param.name.removesuffix("_gradient")] for param in spec.gradient_params)
         found = backward(*(known[wanted.name] for wanted in backward.inputs), *ctx.params, *asked)

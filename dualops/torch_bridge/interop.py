@@ -334,9 +334,20 @@ class Direction:
 
     def having(self, args: tuple[Any, ...]) -> list[bool]:
         """Which results a right call has: parameters say so, and which inputs are there, so nothing is bound for it."""
-        arrays, params = self.split(args)
-        problem = Problem(self.spec, "", {}, params, arrays)
+        problem = self.unbound(args)
         return [output.when(problem) for output in self.outputs]
+
+    def needed(self, args: tuple[Any, ...]) -> list[str]:
+        """Which of the inputs and results that forward keeps the backward of a right call reads."""
+        if not self.spec.saved_when:
+            return list(self.spec.saved)
+        problem, when = self.unbound(args), self.spec.saved_when
+        return [name for name in self.spec.saved if name not in when or when[name](problem)]
+
+    def unbound(self, args: tuple[Any, ...]) -> Problem:
+        """A right call's parameters, and which inputs are there."""
+        arrays, params = self.split(args)
+        return Problem(self.spec, "", {}, params, arrays)
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:

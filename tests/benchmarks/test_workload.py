@@ -140,14 +140,14 @@ class TestCheck:
 
 
 def test_every_bench_case_is_cut_to_what_is_generated_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 2^24 elements of the largest input, unless the case itself has no more than that."""
+    """At most 2^24 elements of the largest input; 2^27, drawn in seconds, where no axis is common to all."""
     monkeypatch.setattr(workload, "GENERATED_ELEMENTS", 2**24)
     for operator in spec.OPERATORS.values():
         for case in operator.tagged(spec.Tag.BENCH):
             largest = max(case.shapes.values(), key=lambda shape: int(np.prod(shape)))
-            batch = workload.generated_batch(case)
+            batch = workload.generated_batch(operator, case)
             if batch is None:
-                assert int(np.prod(largest)) <= 2**24
+                assert int(np.prod(largest)) <= 2**27
             else:
                 assert batch < largest[0]
-                assert 2**23 < batch * int(np.prod(largest[1:])) <= 2**24
+                assert 2**23 < batch * int(np.prod(largest[1:])) <= 2**24 or batch == 1

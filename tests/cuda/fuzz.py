@@ -77,18 +77,26 @@ def consistent(direction: Direction, layouts: dict[str, Layout]) -> dict[str, La
     return {name: without_broadcast(own) if name in saved else own for name, own in layouts.items()}
 
 
+def goes_in_place(direction: Direction) -> bool:
+    """Whether each result may be written over an input of its own."""
+    likes = [output.like for output in direction.outputs]
+    operation = OPERATIONS[direction.spec.name][direction.backward]
+    return len(set(likes)) == len(likes) and set(likes) <= set(operation.inplace)
+
+
 def trials(direction: Direction, seed: int, count: int, max_elements: int) -> Iterator[Trial]:
     """`count` trials, the same for the same arguments."""
     spec = direction.spec
-    operation = OPERATIONS[spec.name][direction.backward]
-    first = direction.inputs[0]
+    first, in_place = direction.inputs[0], goes_in_place(direction)
     for case in random_problems(spec.name, seed, count, max_elements):
         rng = np.random.default_rng([case.seed, 4])
         shapes = shapes_of(direction, case)
-        way = str(rng.choice(["given", "allocated", *(["in place"] if first.name in operation.inplace else [])]))
+        way = str(rng.choice(["given", "allocated", *(["in place"] if in_place else [])]))
         layouts = consistent(direction, layouts_of(direction.inputs, shapes, rng))
         if way == "in place":
-            layouts[first.name] = without_broadcast(layouts[first.name])
+            layouts |= {output.like: without_broadcast(layouts[output.like]) for output in direction.outputs}
+        if way == "allocated" and not direction.backward:
+            layouts |= {name: without_broadcast(layouts[name]) for name in spec.updates.values() if name in layouts}
         out_layout = None
         if way == "given":
             out_layout = random_layout(shapes[first.name], rng, contiguous_last=first.contiguous_last, broadcast=False)

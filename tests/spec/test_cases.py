@@ -90,7 +90,7 @@ def test_values_have_the_cases_shapes_and_dtypes_and_repeat(spec, case):
     arrays = values(spec, case)
     again = values(spec, case)
     assert {name: array.shape for name, array in arrays.items()} == dict(case.shapes)
-    dtypes = {entry.name: entry.dtype_for(case.dtype) for entry in spec.inputs}
+    dtypes = {entry.name: case.dtype_of(entry) for entry in spec.inputs}
     for name, array in arrays.items():
         assert array.dtype == numpy_dtype(dtypes[name])
         assert array.tobytes() == again[name].tobytes()

@@ -11,7 +11,15 @@ from hypothesis import given, strategies as st
 
 from dualops.spec import ArrayMeta, flash_attention, softmax
 from dualops.spec.flash_attention import visible_pairs
-from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
+from dualops.spec.meta import (
+    FLOATS,
+    compute_dtype,
+    contiguous_strides,
+    dense_strides_like,
+    itemsize,
+    numpy_dtype,
+    take_turns,
+)
 
 SHAPES = [(), (3,), (2, 3), (1, 3), (3, 1), (2, 1, 3), (2, 3, 4), (1, 1, 3), (2, 3, 1, 4), (2, 2, 2, 2)]
 SHAPES += [(0, 3, 2), (3, 0, 2)]
@@ -82,6 +90,36 @@ def test_extent_overlap_and_density_by_brute_force(drawn):
     assert meta.is_dense == (sorted(taken) == list(range(len(taken))))
     if meta.is_dense:
         assert not meta.overlaps_itself
+
+
+@given(strided, strided, st.integers(-40, 40), st.sampled_from(["float32", "float16"]))
+def test_arrays_that_take_turns_share_no_byte(one, other, apart, dtype):
+    metas = [
+        ArrayMeta(*one_of, "cpu", pointer)
+        for one_of, pointer in (((one[0], "float32", one[1]), 4096), ((other[0], dtype, other[1]), 4096 + apart))
+    ]
+    bytes_of = [
+        {
+            meta.pointer + itemsize(meta.dtype) * place + byte
+            for place in places(meta)
+            for byte in range(itemsize(meta.dtype))
+        }
+        for meta in metas
+    ]
+    assert take_turns(*metas) == take_turns(*reversed(metas))
+    if take_turns(*metas):
+        assert not bytes_of[0] & bytes_of[1]
+
+
+def test_parts_of_one_projection_take_turns():
+    """q, k and v of 4, 2 and 2 heads of 16, as they lie after one product, and seen as [B, H, S, D]."""
+    for B, S in ((3, 5), (3, 1), (1, 5)):
+        q, k, v = (
+            ArrayMeta((B, heads, S, 16), "bfloat16", (S * 128, 16, 128, 1), "cpu", 4096 + 2 * first)
+            for heads, first in ((4, 0), (2, 64), (2, 96))
+        )
+        assert take_turns(q, k) and take_turns(k, v) and take_turns(q, v) and not take_turns(q, q)
+        assert not take_turns(q, v._replace(pointer=v.pointer - 66))
 
 
 @given(st.permutations(range(3)), st.lists(st.integers(1, 4), min_size=3, max_size=3), st.integers(0, 3))

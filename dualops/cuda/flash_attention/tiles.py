@@ -15,16 +15,7 @@ from typing import Any, NamedTuple
 from ...spec.attention import At, Chain
 from ..arrays import align_up
 from ..backend import cuda, i32, i64, verb
-from ..tile import numbers, storage
-
-LANES = 16  # threads that share a row; also the lines of threads in a block
-THREADS = LANES * LANES
-PAD = 4  # numbers between rows
-
-
-def row_of(width: int) -> int:
-    """Numbers from one row to the next in shared memory."""
-    return align_up(width, 4) + PAD
+from ..tile import LANES, PAD, THREADS, numbers, row_of as row_of, storage
 
 
 def columns_of(width: int) -> int:

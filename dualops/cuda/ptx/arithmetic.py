@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from ..backend import SIMULATED
@@ -52,6 +55,30 @@ def add_rn(a, b):
     return np.float32(a) + np.float32(b)
 
 
+@instruction("(f32, f32) -> f32", "sub.rn.f32 {d}, {a}, {b};", section="9.7.3.4", pure=True)
+def sub_rn(a, b):
+    """a - b rounded to nearest, never contracted into a fused multiply-add."""
+    return np.float32(a) - np.float32(b)
+
+
+@instruction("(f64, f64) -> f64", "mul.rn.f64 {d}, {a}, {b};", section="9.7.3.5", pure=True)
+def mul_rn_f64(a, b):
+    """a * b in double precision, rounded by itself."""
+    return np.float64(a) * np.float64(b)
+
+
+@instruction("(f64, f64) -> f64", "add.rn.f64 {d}, {a}, {b};", section="9.7.3.3", pure=True)
+def add_rn_f64(a, b):
+    """a + b in double precision, rounded by itself."""
+    return np.float64(a) + np.float64(b)
+
+
+@instruction("(f64, f64) -> f64", "sub.rn.f64 {d}, {a}, {b};", section="9.7.3.4", pure=True)
+def sub_rn_f64(a, b):
+    """a - b in double precision, rounded by itself."""
+    return np.float64(a) - np.float64(b)
+
+
 @instruction("(f32, f32, f32) -> f32", "fma.rn.f32 {d}, {a}, {b}, {c};", section="9.7.3.6", pure=True)
 def fma_rn(a, b, c):
     """a * b + c, rounded once."""
@@ -78,6 +105,16 @@ def f32_of_bits(x):
     return np.uint32(x).view(np.float32)
 
 
+@instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
+def opaque_i32(x):
+    """x, but the compiler sees 32 bits that come from nowhere.
+
+    An index into shared memory that is a constant away from such a one costs nothing: the constant is part of the
+    access. Otherwise Numba's 64 bits reach it, and every access computes its own address.
+    """
+    return int(x)
+
+
 @instruction("(f64) -> u64", "mov.b64 {d}, {x};", section="9.7.9.5", pure=True)
 def bits_of_f64(x):
     """The 64 bits of a double."""
@@ -102,6 +139,26 @@ if SIMULATED:
         """tanh(x) to the last bit or two, where tanh.approx has eleven bits."""
         return np.tanh(np.float32(x))
 
+    def erfc_f64(x) -> Any:
+        """1 - erf(x) in double precision, also where erf(x) is nearly 1."""
+        return np.float64(math.erfc(x))
+
+    def erfc_f32(x) -> Any:
+        """1 - erf(x) to the last bits."""
+        return np.float32(math.erfc(x))
+
+    def pow_f64(x, y):
+        """x ** y in double precision."""
+        return np.power(np.float64(x), np.float64(y))
+
+    def cospi_f64(x):
+        """cos(pi * x) in double precision, whole turns left out exactly."""
+        return np.cos(np.pi * (x - 2.0 * np.rint(np.float64(x) / 2.0)))
+
+    def sinpi_f64(x):
+        """sin(pi * x) in double precision, whole turns left out exactly."""
+        return np.sin(np.pi * (x - 2.0 * np.rint(np.float64(x) / 2.0)))
+
 else:
     from numba.cuda import libdevice
 
@@ -109,3 +166,8 @@ else:
     log_f64 = libdevice.log
     tanh_f64 = libdevice.tanh
     tanh_f32 = libdevice.tanhf
+    erfc_f64 = libdevice.erfc
+    erfc_f32 = libdevice.erfcf
+    pow_f64 = libdevice.pow
+    cospi_f64 = libdevice.cospi
+    sinpi_f64 = libdevice.sinpi

@@ -27,6 +27,7 @@ from llvmlite import ir
 from numba.core import types
 
 from ..backend import SIMULATED
+from ..simulator import located
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ _SCALARS = {
     "u64": _Scalar(types.uint64, ir.IntType(64), "l"),
     "u16": _Scalar(types.uint16, ir.IntType(16), "h"),
 }
-_ADDRESSES = {"global[i64]": ir.IntType(64), "shared[i32]": ir.IntType(32)}
-_I64 = ir.IntType(64)
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_ADDRESSES = {"global[i64]": _I64, "shared[i32]": _I32}
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,12 @@ def _intrinsic(record: Instruction) -> Any:
                     address = builder.gep(value, [rest.pop(0)[1]])
                     operands.append(builder.ptrtoint(address, _I64))
                 elif kind == "shared[i32]":
-                    data = context.make_array(numba_type)(context, builder, value).data
-                    address = builder.gep(data, [rest.pop(0)[1]])
-                    element = address.type.pointee
-                    shared = builder.addrspacecast(address, ir.PointerType(element, addrspace=3), "addrspacecast")
-                    operands.append(builder.ptrtoint(shared, ir.IntType(32)))
+                    # in 32 bits, of which shared memory needs no more: else its addresses are computed in 64
+                    array = context.make_array(numba_type)(context, builder, value)
+                    there = ir.PointerType(array.data.type.pointee, addrspace=3)
+                    first = builder.ptrtoint(builder.addrspacecast(array.data, there, "addrspacecast"), _I32)
+                    distance = builder.mul(rest.pop(0)[1], _I32(numba_type.dtype.bitwidth // 8))
+                    operands.append(builder.add(first, distance))
                 else:
                     operands.append(value)
             result = builder.call(body, operands, attrs=attributes)
@@ -200,3 +202,23 @@ def _argument_types(record: Instruction, arguments: tuple[Any, ...]) -> list[Any
         else:
             wanted.append(_SCALARS[kind].numba)
     return wanted
+
+
+def array_at(element: Any) -> Callable[..., Any]:
+    """What makes an array of `element`, a Numba scalar type, out of the address of its first one in global memory.
+
+    No instruction: compiled, it is the same 64 bits. In the simulator it is the array of the launch that lies there.
+    """
+    if SIMULATED:
+        return located
+    from numba.cuda.extending import intrinsic
+
+    def array_at(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            generic = context.get_value_type(signature.return_type)
+            in_global = ir.PointerType(generic.pointee, addrspace=1)
+            return builder.addrspacecast(builder.inttoptr(values[0], in_global), generic)
+
+        return types.CPointer(element)(types.int64), generate
+
+    return intrinsic(array_at)

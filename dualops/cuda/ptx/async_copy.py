@@ -42,15 +42,26 @@ def mbarrier_arrive_expect_tx(bar, index, nbytes):
     thread.block.mbarrier(bar.key, index).arrive(thread.scheduler, nbytes)
 
 
-@instruction(
-    "(shared[i32], u32) -> void",
+_WAIT = (
     "{ .reg .pred done; "
-    "WAIT_${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{bar}], {parity}; "
-    "@done bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }",
-    section="9.7.13.15.16",
+    "WAIT_${:uid}: mbarrier.try_wait.parity.acquire.%s.shared::cta.b64 done, [{bar}], {parity}; "
+    "@done bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }"
 )
+
+
+@instruction("(shared[i32], u32) -> void", _WAIT % "cluster", section="9.7.13.15.16")
 def mbarrier_wait(bar, index, parity):
     """Wait for the end of the phase of this parity: 0 for the first, then 1, then 0, ..."""
+    _wait(bar, index, parity)
+
+
+@instruction("(shared[i32], u32) -> void", _WAIT % "cta", section="9.7.13.15.16")
+def mbarrier_wait_cta(bar, index, parity):
+    """The same for what this block alone has written or copied; the other empties L1."""
+    _wait(bar, index, parity)
+
+
+def _wait(bar, index, parity):
     thread = current()
     barrier = thread.block.mbarrier(bar.key, index)
     while barrier.phase & 1 == parity:

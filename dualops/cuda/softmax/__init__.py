@@ -1,10 +1,11 @@
-"""softmax on the GPU: which kernel serves which problem, and the public functions.
+"""softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
-rows.py       contiguous rows kept in registers: a few warps or a block a row
+rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      one thread a row: three readings
+ladder.py     the steps between naive.py and rows.py, for README.md; nothing here uses them
 """
 
 from __future__ import annotations
@@ -110,10 +111,13 @@ def _choices(
     problem: Problem,
     metas: Mapping[str, ArrayMeta],
     builds: Sequence[Callable[..., Kernel]],
-    ladder: tuple[tuple[int, int, int], ...],
+    row_shapes: tuple[tuple[int, int, int], ...],
     device: Device,
 ) -> Iterator[Choice]:
-    """Ways for the arrays `metas`, results first; builds: of kept rows, rings, long rows, strided rows, and naive."""
+    """Ways for the arrays `metas`, results first.
+
+    builds: of kept rows, rings, long rows, strided rows, and naive; row_shapes: FORWARD_ROWS or BACKWARD_ROWS.
+    """
     axis, M, N, dtype = problem.axis, problem.M, problem.N, problem.dtype
     if M * N == 0:
         for rung in RUNGS:
@@ -130,7 +134,7 @@ def _choices(
         aligned = all(value % vector == 0 for value in (N, *row_strides))
         aligned = aligned and all(meta.pointer % 16 == 0 for meta in metas.values())
         args = (*metas, M, N, *row_strides)
-        config = _rows_config(N, dtype, ladder if aligned else UNALIGNED_ROWS, aligned)
+        config = _rows_config(N, dtype, row_shapes if aligned else UNALIGNED_ROWS, aligned)
         if config is not None:
             make = partial(_step, build_rows, config, dtype, -(-M // config.rows), args)
             yield Choice("simt", config, "a row fits in registers", make)
@@ -155,15 +159,15 @@ def _choices(
 
 
 @cache
-def _ladder(steps: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
-    """Configs with the longest row that each keeps in registers."""
-    configs = [RowsConfig(*step, aligned) for step in steps]
+def _row_configs(shapes: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
+    """The longest row that each config keeps in registers, and the config, by rising length."""
+    configs = [RowsConfig(*shape, aligned) for shape in shapes]
     return [(config.columns(dtype), config) for config in configs]
 
 
-def _rows_config(N: int, dtype: str, steps: tuple[tuple[int, int, int], ...], aligned: bool) -> RowsConfig | None:
-    """The first config of the ladder that keeps a row of N elements in registers."""
-    return next((config for columns, config in _ladder(steps, dtype, aligned) if columns >= N), None)
+def _rows_config(N: int, dtype: str, shapes: tuple[tuple[int, int, int], ...], aligned: bool) -> RowsConfig | None:
+    """The first config that keeps a row of N elements in registers, None if none does."""
+    return next((config for columns, config in _row_configs(shapes, dtype, aligned) if columns >= N), None)
 
 
 def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device) -> Iterator[RingConfig]:

@@ -4,7 +4,8 @@
     2  sum of exp(x - maximum), compensated
     3  y = exp(x - maximum) / sum
 
-Neighbouring threads read addresses a row apart, so that of every 32 bytes fetched one element is used.
+Neighbouring threads read addresses a row apart, so that of every 32 bytes that a load brings one element was asked for.
+Rows and elements are found as in strided.py, by three strides and a fourth.
 """
 
 from __future__ import annotations

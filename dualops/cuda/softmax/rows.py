@@ -1,8 +1,8 @@
 """softmax of rows that lie side by side, each kept in registers between its one reading and its writing.
 
     1  a row is shared by `row_threads` threads of a block; a thread loads `vectors` times 16 bytes
-    2  every warp: the maximum of its part, e = exp(x - maximum), the sum of e           (shuffles)
-    3  every warp shares (maximum, sum); all read all parts of their row                 (one barrier)
+    2  every warp, of its part of the row: the maximum, e = exp(x - maximum), the sum of e      (shuffles)
+    3  every warp shares (maximum, sum); all read those of all parts of their row               (one barrier)
     4  row maximum, row sum = sum over parts of exp(part maximum - row maximum) * part sum
     5  y = e * exp(warp maximum - row maximum) / row sum
 

@@ -20,8 +20,8 @@ from ..tile import numbers, storage
 class StridedConfig:
     """How rows are dealt to a block of `lanes * columns` threads."""
 
-    lanes: int
-    columns: int
+    lanes: int  # rows that a block works on, side by side
+    columns: int  # threads that share one row
     batch: int = 8  # elements a thread has under way, and sums before it adds them to its total
 
     @property

@@ -11,6 +11,8 @@ from ..backend import f32, f64, u32, u64, verb
 from ..ptx import (
     bits_of_f32,
     bits_of_f64,
+    erfc_f32,
+    erfc_f64,
     ex2_approx_ftz,
     exp_f64,
     ld_shared_v2_f64,
@@ -23,6 +25,10 @@ from ..ptx import (
     shfl_bfly_f64,
     st_async_v2_f32,
     st_async_v2_f64,
+    st_shared_f32,
+    st_shared_f64,
+    st_shared_v2_f64,
+    st_shared_v4_f32,
     tanh_f32,
     tanh_f64,
 )
@@ -36,13 +42,18 @@ class Numbers(NamedTuple):
     maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
     base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
     exp: Callable[..., Any]
+    exp2: Callable[..., Any]
     log: Callable[..., Any]
     tanh: Callable[..., Any]
+    erfc: Callable[..., Any]
     minus_zero: Callable[..., Any]  # (x): whether it is -0, which kernels keep for what does not count
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
+    store_shared: Callable[..., None]  # (shared, index, x)
+    vector: int  # numbers in 16 bytes
+    store_vector: Callable[..., None]  # (shared, index, frag, at): so many neighbours; index a multiple of that
 
 
 @cache
@@ -75,10 +86,20 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
 
 
 def _double() -> Numbers:
+    LN_2 = f64(1 / LOG2_E)
+
+    @verb
+    def exp2(x):
+        return exp_f64(x * LN_2)
+
     @verb
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
         frag[at + 2], frag[at + 3] = ld_shared_v2_f64(shared, index + 2)
+
+    @verb
+    def store_vector(shared, index, frag, at):
+        st_shared_v2_f64(shared, index, frag[at], frag[at + 1])
 
     MINUS_ZERO = u64(1 << 63)
 
@@ -90,13 +111,18 @@ def _double() -> Numbers:
         maximum=max_f64,
         base=_base(f64),
         exp=exp_f64,
+        exp2=exp2,
         log=log_f64,
         tanh=tanh_f64,
+        erfc=erfc_f64,
         minus_zero=minus_zero,
         shuffle=shfl_bfly_f64,
         add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
         load_four=load_four,
+        store_shared=st_shared_f64,
+        vector=2,
+        store_vector=store_vector,
     )
 
 
@@ -119,15 +145,24 @@ def _single() -> Numbers:
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(shared, index)
 
+    @verb
+    def store_vector(shared, index, frag, at):
+        st_shared_v4_f32(shared, index, frag[at], frag[at + 1], frag[at + 2], frag[at + 3])
+
     return Numbers(
         maximum=max_f32,
         base=_base(f32),
         exp=exp,
+        exp2=ex2_approx_ftz,
         log=log,
         tanh=tanh_f32,
+        erfc=erfc_f32,
         minus_zero=minus_zero,
         shuffle=shfl_bfly_f32,
         add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,
         load_four=load_four,
+        store_shared=st_shared_f32,
+        vector=4,
+        store_vector=store_vector,
     )

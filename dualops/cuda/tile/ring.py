@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import cuda, i32, verb
+from ..backend import cuda, i32, u32, verb
 from ..ptx import (
     bar_sync,
     bar_warp_sync,
@@ -25,6 +25,7 @@ from ..ptx import (
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_wait,
+    mbarrier_wait_cta,
 )
 from .rows import FULL_WARP
 
@@ -42,18 +43,18 @@ class Ring(NamedTuple):
 @cache
 def ring(stages: int, warps: int) -> Ring:
     """The verbs of a ring that `warps` warps read."""
-    STAGES, WARPS = stages, warps
+    STAGES, COUNT, WARPS = u32(stages), stages, warps  # u32: no sign to look after in what follows
 
     @verb
     def init(full, empty):
-        for stage in range(STAGES):
+        for stage in range(COUNT):
             mbarrier_init(full, stage, 1)
             mbarrier_init(empty, stage, WARPS)
 
     @verb
     def acquire(full, empty, i, nbytes):
-        stage = i % STAGES
-        mbarrier_wait(empty, stage, (i // STAGES & 1) ^ 1)  # the round before; a new barrier's is over
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(empty, stage, u32(i) // STAGES & 1 ^ 1)  # the round before; a new barrier's is over
         mbarrier_arrive_expect_tx(full, stage, nbytes)
         return stage
 
@@ -63,8 +64,8 @@ def ring(stages: int, warps: int) -> Ring:
 
     @verb
     def wait(full, i):
-        stage = i % STAGES
-        mbarrier_wait(full, stage, i // STAGES & 1)
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
         return stage
 
     @verb
@@ -88,23 +89,24 @@ class Parts(NamedTuple):
     """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
 
     `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds
-    two mbarriers, for parts from other blocks; `row_round` numbers the rows.
+    two mbarriers, for parts from other blocks; `row_round` numbers the rows. A block may have several rows at once,
+    each with warps and a barrier of its own.
     """
 
-    size: int  # pairs of a row
+    size: int  # pairs of a row, or of all the rows of a block
     init: Callable[..., None]  # (bells)
     send: Callable[..., None]  # (pairs, bells, row_round, rank, warp, lane, a, b): my warp's pair, to every block
     wait: Callable[..., Any]  # (bells, row_round) -> where this row's parts begin in `pairs`
 
 
 @cache
-def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
-    """The verbs for `warps` warps in each of `cluster` blocks."""
-    return _parts_in_block(warps) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
+def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1) -> Parts:
+    """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once."""
+    return _parts_in_block(warps, rows) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
 
 
-def _parts_in_block(warps: int) -> Parts:
-    WARPS, THREADS = warps, 32 * warps
+def _parts_in_block(warps: int, rows: int) -> Parts:
+    WARPS, SIZE, THREADS = warps, warps * rows, 32 * warps
 
     @verb
     def init(bells):
@@ -113,15 +115,16 @@ def _parts_in_block(warps: int) -> Parts:
     @verb
     def send(pairs, bells, row_round, rank, warp, lane, a, b):
         if lane == 0:
-            pairs[((row_round & 1) * WARPS + warp) * 2] = a
-            pairs[((row_round & 1) * WARPS + warp) * 2 + 1] = b
+            pairs[((row_round & 1) * SIZE + warp) * 2] = a
+            pairs[((row_round & 1) * SIZE + warp) * 2 + 1] = b
 
     @verb
     def wait(bells, row_round):
-        bar_sync(1, THREADS)  # the copying warp goes on
-        return (row_round & 1) * WARPS * 2
+        row = cuda.threadIdx.x // THREADS if SIZE > WARPS else 0
+        bar_sync(1 + row, THREADS)  # the copying warp goes on
+        return ((row_round & 1) * SIZE + row * WARPS) * 2
 
-    return Parts(WARPS, init, send, wait)
+    return Parts(SIZE, init, send, wait)
 
 
 def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:

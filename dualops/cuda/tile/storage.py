@@ -18,6 +18,8 @@ from ..ptx import (
     f32_of_bf16,
     f32_of_bits,
     f32_of_f16,
+    ld_global_ca_v2_f64,
+    ld_global_ca_v4_b32,
     ld_global_v2_f64,
     ld_global_v4_b32,
     ld_shared_v2_f64,
@@ -44,6 +46,7 @@ class Storage(NamedTuple):
     load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
     store_vector: Callable[..., None]  # (y, index, keep, frag, at)
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
+    load_cached: Callable[..., None]  # load_vector of what other blocks read too: it is kept in L1
 
 
 @cache
@@ -99,11 +102,14 @@ def _same(value):
 
 
 def _float64() -> Storage:
-    @verb
-    def load_vector(frag, at, x, index, keep, fill):
-        a, b = ld_global_v2_f64(x, index, i32(keep), f64(fill))
-        frag[at] = a
-        frag[at + 1] = b
+    def loading(load_two: Any) -> Callable[..., None]:
+        @verb
+        def load_vector(frag, at, x, index, keep, fill):
+            a, b = load_two(x, index, i32(keep), f64(fill))
+            frag[at] = a
+            frag[at + 1] = b
+
+        return load_vector
 
     @verb
     def store_vector(y, index, keep, frag, at):
@@ -113,17 +119,21 @@ def _float64() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(smem, index)
 
-    return Storage(f64, f64, 2, _load_element, _store_element, _same, load_vector, store_vector, load_shared)
+    wide = loading(ld_global_v2_f64), store_vector, load_shared, loading(ld_global_ca_v2_f64)
+    return Storage(f64, f64, 2, _load_element, _store_element, _same, *wide)
 
 
 def _float32() -> Storage:
-    @verb
-    def load_vector(frag, at, x, index, keep, fill):
-        a, b, c, d = ld_global_v4_b32(x, index, i32(keep), bits_of_f32(f32(fill)))
-        frag[at] = f32_of_bits(a)
-        frag[at + 1] = f32_of_bits(b)
-        frag[at + 2] = f32_of_bits(c)
-        frag[at + 3] = f32_of_bits(d)
+    def loading(load_words: Any) -> Callable[..., None]:
+        @verb
+        def load_vector(frag, at, x, index, keep, fill):
+            a, b, c, d = load_words(x, index, i32(keep), bits_of_f32(f32(fill)))
+            frag[at] = f32_of_bits(a)
+            frag[at + 1] = f32_of_bits(b)
+            frag[at + 2] = f32_of_bits(c)
+            frag[at + 3] = f32_of_bits(d)
+
+        return load_vector
 
     @verb
     def store_vector(y, index, keep, frag, at):
@@ -141,7 +151,8 @@ def _float32() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(smem, index)
 
-    return Storage(f32, f32, 4, _load_element, _store_element, _same, load_vector, store_vector, load_shared)
+    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_ca_v4_b32)
+    return Storage(f32, f32, 4, _load_element, _store_element, _same, *wide)
 
 
 def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> Storage:
@@ -157,13 +168,16 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
     def rounded(value):
         return number_of_bits(bits_of_number(value))
 
-    @verb
-    def load_vector(frag, at, x, index, keep, fill):
-        a, b, c, d = ld_global_v4_b32(x, index, i32(keep), pack(f32(fill), f32(fill)))
-        frag[at], frag[at + 1] = unpack(a)
-        frag[at + 2], frag[at + 3] = unpack(b)
-        frag[at + 4], frag[at + 5] = unpack(c)
-        frag[at + 6], frag[at + 7] = unpack(d)
+    def loading(load_words: Any) -> Callable[..., None]:
+        @verb
+        def load_vector(frag, at, x, index, keep, fill):
+            a, b, c, d = load_words(x, index, i32(keep), pack(f32(fill), f32(fill)))
+            frag[at], frag[at + 1] = unpack(a)
+            frag[at + 2], frag[at + 3] = unpack(b)
+            frag[at + 4], frag[at + 5] = unpack(c)
+            frag[at + 6], frag[at + 7] = unpack(d)
+
+        return load_vector
 
     @verb
     def store_vector(y, index, keep, frag, at):
@@ -185,7 +199,8 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         frag[at + 4], frag[at + 5] = unpack(c)
         frag[at + 6], frag[at + 7] = unpack(d)
 
-    return Storage(u16, f32, 8, load, store, rounded, load_vector, store_vector, load_shared)
+    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_ca_v4_b32)
+    return Storage(u16, f32, 8, load, store, rounded, *wide)
 
 
 def _float16() -> Storage:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..base import Case, Spec, Tag, standard_normal
+from ..lengths import random_ends
 from ..meta import FLOATS, itemsize
 
 Shapes = dict[str, tuple[int, ...]]
@@ -210,18 +211,8 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
             made[name] = np.array(rng.integers(-(2**63), 2**63), np.int64)
         elif name.startswith("cu_seqlens"):
             side = name[-1]
-            made[name] = _ends(case.shapes[side][0], shape[0] - 1, case.params[f"max_seqlen_{side}"], rng)
+            made[name] = random_ends(case.shapes[side][0], shape[0] - 1, case.params[f"max_seqlen_{side}"], rng)
     return {name: made[name] for name in case.shapes}
-
-
-def _ends(total: int, B: int, longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Where B sequences of at most `longest` tokens, `total` in all, end; the first one begins at 0."""
-    lengths = np.zeros(B, np.int64)
-    for others, place in zip(reversed(range(B)), rng.permutation(B)):  # others: still without a length
-        rest = total - int(lengths.sum())
-        least = max(0, rest - others * longest)
-        lengths[place] = rest if others == 0 else rng.integers(least, min(longest, rest) + 1)
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 CASES = _cases()

@@ -16,6 +16,7 @@ from tests.cuda.compile.ptx import compile_list, ptx_of
 
 ARCH = "sm_90a"
 MOST_BUILDS = 60  # of an operator
+IN_DOUBLE = ("dualops.cuda.rope.tables.build",)  # angles are computed in float64, whatever the result's dtype is
 OTHERS = [arch for arch in device.ARCHITECTURES if arch != ARCH]
 
 
@@ -67,7 +68,7 @@ def test_ptx(kernel, dtype):
     text = ptx_of(kernel, ARCH)
     assert text.count(".visible .entry") == 1
     assert ".local" not in text
-    if dtype != "float64":
+    if dtype != "float64" and kind_of(kernel.identity) not in IN_DOUBLE:
         found = [line.strip() for line in text.splitlines() if ".f64" in line]
         assert not found, found[:5]
     if "aligned=True" in kernel.identity:

@@ -8,10 +8,9 @@ from math import prod
 
 import pytest
 
-from dualops.cuda.launch import OPERATIONS
 from dualops.spec import OPERATORS, Tag
 from tests.checks import check
-from tests.cuda.fuzz import trials
+from tests.cuda.fuzz import goes_in_place, trials
 from tests.cuda.gpu.library import NUMBA, TORCH
 from tests.cuda.gpu.warm import Job, warm
 from tests.cuda.kinds import others
@@ -36,8 +35,7 @@ def test_special_values(direction, rung, case):
 
 @pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
 def test_in_place(direction, rung, case):
-    operation = OPERATIONS[direction.spec.name][direction.backward]
-    ways = ["in place"] if operation.inplace else ["given"]
+    ways = ["in place"] if goes_in_place(direction) else ["given"]
     check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, ways=ways)
 
 

@@ -31,6 +31,11 @@ def inputs_of(direction, seed=0):
     return {name: tensor(array) for name, array in arrays.items()}, case.params
 
 
+def copies(inputs: dict[str, Any]) -> dict[str, Any]:
+    """For a call that overwrites some of them."""
+    return {name: x.clone() for name, x in inputs.items()}
+
+
 def several(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
@@ -45,7 +50,7 @@ def as_returned(results: tuple[Any, ...]) -> Any:
 def test_a_kernel_waits_for_what_its_stream_did_before(direction, named):
     """The inputs are written late on a side stream: a kernel on any other stream reads zeros."""
     source, params = inputs_of(direction)
-    expected = several(direction.function()(**source, **params))
+    expected = several(direction.function()(**copies(source), **params))
     torch.cuda.synchronize()
     inputs = {name: torch.zeros_like(x) for name, x in source.items()}
     out = tuple(torch.zeros_like(y) for y in expected)
@@ -103,7 +108,7 @@ def test_a_stream_that_is_none():
 @every_direction
 def test_a_captured_call_is_replayed_after_its_plan_is_forgotten(direction):
     inputs, params = inputs_of(direction)
-    expected = [several(direction.function()(**inputs, **params))]
+    expected = [several(direction.function()(**copies(inputs), **params))]
     out = tuple(torch.zeros_like(y) for y in expected[0])
     given = as_returned(out)
     direction.function()(**inputs, out=given, **params)
@@ -111,10 +116,11 @@ def test_a_captured_call_is_replayed_after_its_plan_is_forgotten(direction):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         direction.function()(**inputs, out=given, **params)
-        allocated = several(direction.function()(**inputs, **params))
+        updates = direction.spec.updates and not direction.backward  # nothing is allocated
+        allocated = () if updates else several(direction.function()(**inputs, **params))
     # other numbers; where sequences end stays as it is
     other = {name: x.flip(0).contiguous() if x.is_floating_point() else x.clone() for name, x in inputs.items()}
-    expected.append(several(direction.function()(**other, **params)))
+    expected.append(several(direction.function()(**copies(other), **params)))
     for operation in OPERATIONS[direction.spec.name]:
         operation.plans.clear()
     gc.collect()
@@ -126,4 +132,4 @@ def test_a_captured_call_is_replayed_after_its_plan_is_forgotten(direction):
             y.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        assert all(map(same_bits, out, wanted)) and all(map(same_bits, allocated, wanted))
+        assert all(map(same_bits, out, wanted)) and all(map(same_bits, allocated, wanted[: len(allocated)]))

@@ -46,7 +46,7 @@ def numbered(count: int, dtype: Any = np.float32) -> np.ndarray:
     return memory[start : start + count]
 
 
-@of("mbarrier_init", "fence_mbarrier_init", "mbarrier_arrive", "mbarrier_wait")
+@of("mbarrier_init", "fence_mbarrier_init", "mbarrier_arrive", "mbarrier_wait", "mbarrier_wait_cta")
 def _arrivals() -> None:
     def phases(seen):
         tid, bars = cuda.threadIdx.x, cuda.shared.array(2, u64)
@@ -61,7 +61,8 @@ def _arrivals() -> None:
             if tid:
                 board[0] += 1
                 ptx.mbarrier_arrive(bars, 1)
-            ptx.mbarrier_wait(bars, 1, phase & 1)
+            wait = ptx.mbarrier_wait_cta if tid % 2 else ptx.mbarrier_wait
+            wait(bars, 1, phase & 1)
             seen[32 * phase + tid] = board[0]
             cuda.syncthreads()
 

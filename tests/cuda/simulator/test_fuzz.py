@@ -10,8 +10,25 @@ from dualops.cuda import simulator
 from tests.cuda.fuzz import Trial, trials
 from tests.cuda.operators import DIRECTIONS, every_direction
 
-MAX_ELEMENTS = {"softmax": 2000, "flash_attention": 400, "flash_attention_varlen": 400}
-SHARE = {"softmax": 1.0, "flash_attention": 0.2, "flash_attention_varlen": 0.2}  # a trial of attention takes a second
+MAX_ELEMENTS = {
+    "softmax": 2000,
+    "matmul": 400,
+    "lion": 300,
+    "rope": 600,
+    "rope_tables": 300,
+    "flash_attention": 400,
+    "flash_attention_varlen": 400,
+}
+# of the problems that are asked for: a trial of attention takes a second
+SHARE = {
+    "softmax": 1.0,
+    "matmul": 0.3,
+    "lion": 1.0,
+    "rope": 1.0,
+    "rope_tables": 1.0,
+    "flash_attention": 0.2,
+    "flash_attention_varlen": 0.2,
+}
 MOST_ROWS = 40  # a block each at worst, and a simulated thread takes some 20 microseconds between two barriers
 SEED = 20
 
@@ -24,9 +41,9 @@ def rows(trial: Trial) -> int:
 
 @every_direction
 def test_random_problems(direction, fuzz_count):
-    many = trials(direction, SEED, 100 * fuzz_count, MAX_ELEMENTS[direction.spec.name])
+    many = trials(direction, SEED, 100 * fuzz_count, MAX_ELEMENTS.get(direction.spec.name, 400))
     small = (trial for trial in many if rows(trial) <= MOST_ROWS)
-    wanted = SHARE[direction.spec.name] * fuzz_count / len(DIRECTIONS)
+    wanted = SHARE.get(direction.spec.name, 1.0) * fuzz_count / len(DIRECTIONS)
     ran, refused = 0, 0
     for trial in small:
         with simulator.order(trial.order):

@@ -103,15 +103,32 @@ def _max():
     assert float(ptx.max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
 
 
-@of("mul_rn", "add_rn")
+@of("mul_rn", "add_rn", "sub_rn")
 def _rounded_once():
     for a, b in zip(NUMBERS, NUMBERS[7:] + EDGES[:3], strict=False):
         x, y = Fraction(a), Fraction(b)
         if abs(x * y) < 2**127:
             assert same(ptx.mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
         assert same(ptx.add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
+        assert same(ptx.sub_rn(a, b), nearest_f32(x - y) if x - y else a - b), (a, b)
     assert ptx.mul_rn(3e38, 2.0) == INF and ptx.add_rn(3e38, 3e38) == INF
     assert math.isnan(ptx.mul_rn(INF, 0.0)) and math.isnan(ptx.add_rn(INF, -INF))
+
+
+@of("mul_rn_f64", "add_rn_f64", "sub_rn_f64")
+def _doubles_rounded_once():
+    """Python's division of fractions rounds once."""
+    for a, b in zip(NUMBERS, NUMBERS[7:], strict=False):
+        a, b = a / 3, b * 7  # more bits than a float32 has
+        x, y = Fraction(a), Fraction(b)
+        for result, exact in (
+            (ptx.mul_rn_f64(a, b), x * y),
+            (ptx.add_rn_f64(a, b), x + y),
+            (ptx.sub_rn_f64(a, b), x - y),
+        ):
+            assert float(result) == exact.numerator / exact.denominator, (a, b)
+    assert same(ptx.sub_rn_f64(-0.0, 0.0), -0.0) and same(ptx.sub_rn_f64(0.0, 0.0), 0.0)
+    assert math.isnan(ptx.mul_rn_f64(INF, 0.0)) and math.isnan(ptx.sub_rn_f64(INF, INF))
 
 
 @of("fma_rn")
@@ -131,6 +148,12 @@ def _bits():
         bits = struct.unpack("<I", struct.pack("<f", x))[0]
         assert ptx.bits_of_f32(x) == bits and type(ptx.bits_of_f32(x)) is int
         assert same(ptx.f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
+@of("opaque_i32")
+def _opaque():
+    for x in (0, -1, 7, np.int64(2**31 - 1), -(2**31)):
+        assert ptx.opaque_i32(x) == x and type(ptx.opaque_i32(x)) is int
 
 
 @of("bits_of_f64")
@@ -206,13 +229,14 @@ def aligned(count: int, dtype: Any, offset: int = 0) -> np.ndarray:
     return array
 
 
-@of("ld_global_v4_b32", "st_global_v4_b32")
+@of("ld_global_v4_b32", "ld_global_ca_v4_b32", "st_global_v4_b32")
 def _words():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<4I", x[each : 2 * each].tobytes())
-        assert ptx.ld_global_v4_b32(Pointer(x, "x"), each, 1, 0) == words
-        assert ptx.ld_global_v4_b32(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
+        for load in (ptx.ld_global_v4_b32, ptx.ld_global_ca_v4_b32):
+            assert load(Pointer(x, "x"), each, 1, 0) == words
+            assert load(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
         ptx.st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
         assert y[3 * each : 4 * each].tobytes() == struct.pack("<4I", *words)
         before = y.tobytes()
@@ -220,11 +244,26 @@ def _words():
         assert y.tobytes() == before
 
 
-@of("ld_global_v2_f64", "st_global_v2_f64")
+@of("ld_global_v2_b32", "st_global_v2_b32")
+def _two_words():
+    for dtype, each in ((np.float32, 2), (np.uint16, 4)):
+        x, y = aligned(32, dtype), aligned(32, dtype)
+        words = struct.unpack("<2I", x[each : 2 * each].tobytes())
+        assert ptx.ld_global_v2_b32(Pointer(x, "x"), each, 1, 0) == words
+        assert ptx.ld_global_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
+        ptx.st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
+        assert y[3 * each : 4 * each].tobytes() == struct.pack("<2I", *words)
+        before = y.tobytes()
+        ptx.st_global_v2_b32(Pointer(y, "y"), -(10**9), 0, 1, 2)
+        assert y.tobytes() == before
+
+
+@of("ld_global_v2_f64", "ld_global_ca_v2_f64", "st_global_v2_f64")
 def _doubles():
     x, y = aligned(8, np.float64), aligned(8, np.float64)
-    assert ptx.ld_global_v2_f64(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
-    assert ptx.ld_global_v2_f64(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
+    for load in (ptx.ld_global_v2_f64, ptx.ld_global_ca_v2_f64):
+        assert load(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
+        assert load(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
     ptx.st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
     ptx.st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
     assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
@@ -238,6 +277,18 @@ def _shared():
         assert ptx.ld_shared_v4_b32(Pointer(shared, "s"), each) == words
     assert ptx.ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
     assert ptx.ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+
+
+@of("st_shared_f32", "st_shared_f64", "st_shared_v4_f32", "st_shared_v2_f64")
+def _shared_stores():
+    floats, doubles = aligned(12, np.float32), aligned(8, np.float64)
+    ptx.st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
+    assert floats.tolist() == [1, 2, 3, 4, 0.5, -2, INF, 2.0**-149, 9, 10, 11, 12]
+    ptx.st_shared_v2_f64(Pointer(doubles, "s"), 2, 0.1, -2.0)
+    assert doubles.tolist() == [1, 2, 0.1, -2, 5, 6, 7, 8]
+    ptx.st_shared_f32(Pointer(floats, "s"), 3, 0.25)
+    ptx.st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
+    assert floats[2:5].tolist() == [3, 0.25, 0.5] and doubles[6:].tolist() == [7, 0.3]
 
 
 @of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_wait")

@@ -1,0 +1,98 @@
+"""Counters of the kernels that a command launches, by Nsight Compute (`ncu`).
+
+Clocks are left alone; caches are flushed before each kernel. The profiler runs a kernel as often as it takes to count
+everything, so its times are not those of a plain run, and are not asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .tree import ROOT
+
+MOST_SECONDS = 300
+SCALES = {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}  # an old ncu that does not know of base units
+
+
+class NoCounters(RuntimeError):
+    """Nothing was counted, and why."""
+
+
+class Profiled(NamedTuple):
+    """One launch of a kernel."""
+
+    kernel: str
+    grid: str
+    block: str
+    metrics: dict[str, float | None]  # None: not to be had of this kernel
+
+
+def profile(command: Sequence[str], kernels: str, metrics: Sequence[str]) -> list[Profiled]:
+    """The launches, in their order, of the kernels whose names match the regular expression `kernels`.
+
+    Metrics that this profiler says it does not know are left out. Raises NoCounters where there is no profiler, where
+    it may not count, or where the command fails.
+    """
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise NoCounters("ncu (Nsight Compute) is not on PATH")
+    options = ["--csv", "--print-units", "base", "--clock-control", "none", "--target-processes", "all"]
+    options += ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{kernels}"]
+    words = [ncu, *options, "--metrics", ",".join(metrics), *command]
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired as slow:
+        raise NoCounters(f"ncu did not end in {MOST_SECONDS} s") from slow
+    found = parse(done.stdout)
+    if found:
+        return found
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("==ERR", "==WARN"))]
+    known = [metric for metric in metrics if not any(metric in line for line in complaints)]
+    if known and len(known) < len(metrics):
+        return profile(command, kernels, known)
+    told = complaints or (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
+    raise NoCounters(f"ncu ended with {done.returncode}: {'; '.join(told[:3])}")
+
+
+def version() -> str | None:
+    """The profiler's version, None where there is none."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return None
+    told = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"Version (\S+)", told)
+    return found[1] if found else None
+
+
+def parse(output: str) -> list[Profiled]:
+    """The launches in what `ncu --csv --metrics ...` prints: a line for each launch and metric.
+
+    Lines that are no CSV are the profiler's own (`==PROF== ...`), or the command's.
+    """
+    rows = list(csv.reader(line for line in output.splitlines() if line.startswith('"')))
+    heads = [i for i, row in enumerate(rows) if row[0] == "ID" and "Metric Name" in row]
+    if not heads:
+        return []
+    found: dict[int, Profiled] = {}
+    for values in rows[heads[0] + 1 :]:
+        row: dict[str, Any] = dict(zip(rows[heads[0]], values))
+        if row["ID"].isdigit() and "Metric Value" in row:
+            new = Profiled(row["Kernel Name"], row.get("Grid Size", ""), row.get("Block Size", ""), {})
+            launch = found.setdefault(int(row["ID"]), new)
+            launch.metrics[row["Metric Name"]] = number(row["Metric Value"], row["Metric Unit"])
+    return [found[launch] for launch in sorted(found)]
+
+
+def number(text: str, unit: str) -> float | None:
+    """`268,435,456` as a number, None if it is none (`n/a`)."""
+    try:
+        value = float(text.replace(",", "")) * SCALES.get(unit, 1)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,82 @@
+"""retention: its asv classes and their peers, flash-linear-attention's forms of it.
+
+fla has tokens before heads in memory, as the cases have, its states in bfloat16 on the way forward, and its products of
+float32 in TF32.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from .cases import suite
+from .contestant import Contestant, with_autograd
+from .samples import Selection, Shapes
+from .tree import spec
+
+
+def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
+    """One batch with all of its heads, whose decays go by their numbers; of sequences one after another, all."""
+    entries = (*problem.spec.inputs, *problem.spec.gradient_inputs)
+    axes = {entry.name: entry.axes for entry in entries}
+    b = None if "cu_seqlens" in shapes else int(rng.integers(shapes["q"][0]))
+
+    def taken(name: str) -> tuple[slice, ...]:
+        own = next(axes[known] for known in (name, f"d{name}", name.removeprefix("d")) if known in axes)
+        assert own is not None
+        return tuple(slice(b, b + 1) if axis == "B" and b is not None else slice(None) for axis in own)
+
+    return {name: taken(name) for name in shapes}
+
+
+def plain(problem: spec.Problem) -> None:
+    """Raise NotImplementedError for what fla has not, or returns otherwise."""
+    known = {"form", "scale", "max_seqlen"}
+    defaults = {param.name: param.default for param in problem.spec.params}
+    options = [name for name, value in problem.params.items() if name not in known and value != defaults[name]]
+    options += [entry.name for entry in problem.spec.inputs if entry.optional and entry.name in problem.arrays]
+    if options:
+        raise NotImplementedError(f"fla is not asked for {', '.join(options)}")
+    if "cu_seqlens" not in problem.arrays and problem.Sq != problem.Sk:
+        raise NotImplementedError("fla has as many queries as keys")
+
+
+def fla(problem: spec.Problem, *, name: str, function: str) -> Contestant:
+    """One of its functions, which take q, k [B, S, H, D] and v [B, S, H, Dv]."""
+    plain(problem)
+    theirs = getattr(import_module("fla.ops.retention"), function)
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        o, _ = theirs(*(x.transpose(1, 2) for x in (q, k, v)), scale=problem.scale)
+        return o.transpose(1, 2)
+
+    return with_autograd(name, problem, forward)
+
+
+def fla_varlen(problem: spec.Problem) -> Contestant:
+    """chunk_retention of a batch of one, with the ends of the sequences in it."""
+    plain(problem)
+    theirs = import_module("fla.ops.retention").chunk_retention
+
+    def forward(q: Any, k: Any, v: Any, cu_seqlens: Any) -> Any:
+        o, _ = theirs(*(x.unsqueeze(0) for x in (q, k, v)), scale=problem.scale, cu_seqlens=cu_seqlens)
+        return o.squeeze(0)
+
+    return with_autograd("fla chunk", problem, forward)
+
+
+FUNCTIONS = {
+    "fla chunk": "chunk_retention",
+    "fla fused chunk": "fused_chunk_retention",
+    "fla parallel": "parallel_retention",
+}
+
+Retention = suite(
+    "retention",
+    sample=one_batch,
+    peers={name: partial(fla, name=name, function=function) for name, function in FUNCTIONS.items()},
+)
+RetentionVarlen = suite("retention_varlen", sample=one_batch, peers={"fla chunk": fla_varlen})

@@ -1,0 +1,136 @@
+"""Lion on the GPU: which kernel serves which problem, and the public function.
+
+formula.py  what happens to an element
+dense.py    tensors that lie densely: one, or a table of them, 16 bytes at a time
+strided.py  arrays of any layout; the rung naive
+lists.py    lists of tensors: their tables, kept from call to call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...spec import ArrayMeta, Problem, lion as SPEC
+from ..arrays import collapse
+from ..device import Device
+from ..launch import Choice, Operation
+from ..step import Step
+from . import dense, strided
+from .dense import DenseConfig
+from .formula import array_names, dtypes_of, lr_of, rates_of
+from .lists import ListOperation
+from .strided import StridedConfig
+
+RUNGS = SPEC.rungs
+
+
+def lion(
+    params: Any,
+    grads: Any,
+    momenta: Any,
+    lr: Any,
+    *,
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+    master: Any = None,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """One step of Lion, in place: params, momenta and master are overwritten. Chen et al. 2023, arXiv:2302.06675.
+
+        c = beta1 * m + (1 - beta1) * g
+        p = p * (1 - lr * weight_decay) - lr * sign(c)
+        m = beta2 * m + (1 - beta2) * g
+
+    params: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides, or a list of
+    them; grads, momenta and master are then lists of the same length, and each combination of dtypes is one launch.
+    grads: in the params' dtype or in float32. momenta: in float32, float16 or bfloat16. master: the params in float32,
+    which p is read from; params get it rounded. With float64 params all are float64.
+    lr: a number, or a float array without axes on the device, which a captured CUDA graph reads again at each replay.
+
+    Returns what was written: (params, momenta) or (params, momenta, master). The bits are those of the reference: each
+    operation is rounded by itself, in float32 (float64 for float64 params).
+    out: arrays (or lists of them) for the same two or three, which are then written in place of the inputs. kernel:
+    "naive", "simt" or "table", how lists are done, instead of the best. stream: a stream object or handle instead of
+    the library's current one.
+
+    A list's tensors are found by a table on the device, made in the first call with these addresses and kept, as are
+    tables that a captured graph may read. What does not lie densely, all its arrays in one order of axes, takes a
+    launch of its own. Raises TypeError and ValueError for a wrong call, NotImplementedError for arrays that lie in
+    memory along more than four strides.
+    """
+    both: Any = tuple(betas) if isinstance(betas, list) else betas  # a key for what is kept
+    if isinstance(params, (list, tuple)):
+        given = {"params": params, "grads": grads, "momenta": momenta, "master": master}
+        return of_lists(given, lr, both, weight_decay, out, kernel, stream)
+    return forward((params, grads, momenta, lr, master), (both, weight_decay), out, kernel, stream)
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do one tensor, best first."""
+    if problem.N == 0:
+        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
+        return
+    metas = {**problem.arrays, **results}
+    there = [metas[name] for name in array_names(problem) if name in metas]
+    if dense.is_dense(there):
+        config, tables_config = (dense.config_of(dtypes_of(problem), device, table=table) for table in (False, True))
+        yield Choice("simt", config, "dense: groups of 16 bytes", partial(_dense_steps, problem, metas, config))
+        table = ArrayMeta((dense.WORDS,), "int64", (1,), there[0].device, 0)
+        make = partial(_table_steps, problem, metas, tables_config)
+        yield Choice("table", tables_config, "the kernel of lists, on one tensor", make, {"table": table})
+    sizes, _ = collapse(there[0].shape, *(meta.strides for meta in there))
+    if len(sizes) > strided.MOST_AXES:
+        return
+    told, both = "some array has gaps, or an order of its own", [StridedConfig()]
+    yield Choice("simt", both[0], told, partial(_strided_steps, problem, metas, both))
+    parts = [StridedConfig(momenta=False), StridedConfig(params=False)]
+    yield Choice("naive", parts, "formula by formula", partial(_strided_steps, problem, metas, parts))
+
+
+def _numbers(problem: Problem) -> tuple[Any, Any]:
+    return lr_of(problem), rates_of(problem.betas, problem.weight_decay)
+
+
+def _head(problem: Problem, metas: Mapping[str, ArrayMeta]) -> int:
+    pointers = [int(metas[name].pointer) for name in array_names(problem) if name in metas]
+    return int(dense.heads(dtypes_of(problem), [pointers])[0])
+
+
+def _dense_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DenseConfig) -> Sequence[Step]:
+    dtypes, head = dtypes_of(problem), _head(problem, metas)
+    blocks = int(dense.chunks(config, dtypes, problem.N, head))
+    args = (*array_names(problem), *_numbers(problem), problem.N, head)
+    return [Step(dense.build_one(config, dtypes), (blocks,), args)]
+
+
+def _table_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DenseConfig) -> Sequence[Step]:
+    dtypes, head = dtypes_of(problem), _head(problem, metas)
+    blocks = int(dense.chunks(config, dtypes, problem.N, head))
+    words = (0, *array_names(problem), problem.N, head)
+    words += (0,) * (dense.WORDS - len(words))
+    return [
+        Step(dense.build_writer(), (1,), ("table", 0, words)),
+        Step(dense.build_table(config, dtypes), (blocks,), ("table", 1, *_numbers(problem))),
+    ]
+
+
+def _strided_steps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], configs: Sequence[StridedConfig]
+) -> Sequence[Step]:
+    names, dtypes = array_names(problem), dtypes_of(problem)
+    there = [name for name in names if name in metas]
+    sizes, collapsed = collapse(problem.arrays["params"].shape, *(metas[name].strides for name in there))
+    missing = strided.MOST_AXES - len(sizes)
+    strides = {name: (0,) * missing + own for name, own in zip(there, collapsed, strict=True)}
+    layout = (1,) * missing + sizes, tuple(strides.get(name, (0,) * strided.MOST_AXES) for name in names)
+    args = (*names, *_numbers(problem), problem.N, *layout)
+    blocks = -(-problem.N // configs[0].threads)
+    return [Step(strided.build(config, dtypes), (blocks,), args) for config in configs]
+
+
+forward = Operation(SPEC, forward_choices)
+of_lists = ListOperation(forward)

@@ -1,0 +1,129 @@
+"""What all of Lion's kernels do to an element, and what they are built for. Chen et al. 2023, arXiv:2302.06675, Alg. 2.
+
+    c = beta1 * m + (1 - beta1) * g
+    p = p * (1 - lr * weight_decay) - lr * sign(c)
+    m = beta2 * m + (1 - beta2) * g
+
+Each operation is rounded by itself (`tile.rounded`), so that the bits are those of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ...spec import Problem
+from ..backend import f32, f64, i32, pointer, types, verb
+from ..tile import rounded, storage
+
+ROLES = ("new_params", "new_momenta", "new_master", "source", "grads", "momenta")  # arrays, as every kernel takes them
+
+
+class Dtypes(NamedTuple):
+    """What kernels are built for, beside their Config."""
+
+    params: str
+    source: str  # of what p is read from: params, or master where there is one
+    grads: str
+    momenta: str
+    master: bool  # whether p is also written to a master
+    lr: str  # of an lr on the device
+
+    @property
+    def number(self) -> Any:
+        """Numba type of the arithmetic."""
+        return f64 if self.params == "float64" else f32
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Of the arrays in the order of ROLES; a master is in the dtype of the arithmetic."""
+        wide = "float64" if self.params == "float64" else "float32"
+        return (self.params, self.momenta, wide, self.source, self.grads, self.momenta)
+
+
+class Rates(NamedTuple):
+    """The numbers of a step, as the host has them: rest1 is 1 - beta1."""
+
+    beta1: Any
+    rest1: Any
+    beta2: Any
+    rest2: Any
+    weight_decay: Any
+
+
+class Lr(NamedTuple):
+    """lr as a kernel is given it: a number, or where `on_device` is not 0 an array of one."""
+
+    number: Any
+    array: Any
+    on_device: Any
+
+
+def dtypes_of(problem: Problem) -> Dtypes:
+    """What kernels for this problem are built for."""
+    metas = problem.arrays
+    source = metas[source_of(problem)]
+    lr = metas["lr"].dtype if metas["lr"].device != "host" else "float32"
+    return Dtypes(problem.dtype, source.dtype, metas["grads"].dtype, metas["momenta"].dtype, "master" in metas, lr)
+
+
+def source_of(problem: Problem) -> str:
+    """The input that p is read from."""
+    return "master" if "master" in problem.arrays else "params"
+
+
+def array_names(problem: Problem) -> tuple[str, ...]:
+    """The arrays in the order of ROLES, as a launch knows them; what is not there becomes a null pointer."""
+    return tuple(source_of(problem) if name == "source" else name for name in ROLES)
+
+
+def rates_of(betas: tuple[float, float], weight_decay: float) -> Rates:
+    """The numbers of a step, before they are rounded to the type of the arithmetic."""
+    beta1, beta2 = betas
+    return Rates(beta1, 1 - beta1, beta2, 1 - beta2, weight_decay)
+
+
+def lr_of(problem: Problem) -> Lr:
+    """lr as an argument of a launch."""
+    on_device = problem.arrays["lr"].device != "host"
+    return Lr(0.0, "lr", 1) if on_device else Lr("lr", "no lr", 0)
+
+
+def array_types(dtypes: Dtypes) -> tuple[Any, ...]:
+    """Of the arrays, in the order of ROLES."""
+    return tuple(pointer(storage(dtype).element) for dtype in dtypes.arrays)
+
+
+def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
+    """Of lr and of the rates."""
+    number = dtypes.number
+    array = pointer(storage(dtypes.lr).element)
+    return types.NamedTuple((number, array, i32), Lr), types.NamedUniTuple(number, 5, Rates)
+
+
+class Steps(NamedTuple):
+    """The verbs of a step."""
+
+    rate: Callable[..., Any]  # (lr) -> the number
+    step: Callable[..., Any]  # (p, g, m, rate, rates) -> p, m
+
+
+@cache
+def steps(number: Any) -> Steps:
+    """The verbs for f32 or f64."""
+    mul, add, sub = rounded(number)
+    ZERO, ONE, MINUS_ONE = number(0), number(1), number(-1)
+
+    @verb
+    def rate(lr):
+        return number(lr.array[0]) if lr.on_device != 0 else lr.number
+
+    @verb
+    def step(p, g, m, rate, rates):
+        c = add(mul(rates.beta1, m), mul(rates.rest1, g))
+        sign = ONE if c > ZERO else (MINUS_ONE if c < ZERO else (ZERO if c == ZERO else c))  # a NaN stays one
+        kept = sub(ONE, mul(rate, rates.weight_decay))
+        return sub(mul(p, kept), mul(rate, sign)), add(mul(rates.beta2, m), mul(rates.rest2, g))
+
+    return Steps(rate, step)

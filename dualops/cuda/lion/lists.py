@@ -1,0 +1,265 @@
+"""Lion on lists of tensors: one launch for each combination of dtypes, however many tensors it has.
+
+A call looks for its tables by the addresses of its tensors and then compares shapes, strides and dtypes. Tables depend
+on nothing else, so it does not matter whose memory that was before. MOST_KEPT calls' tables are kept, and the oldest
+are freed in the order of the streams that used them. Those that were used or made while a stream was captured are kept
+for ever, since a graph may read them at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...spec import ArrayMeta, Problem, lion as SPEC
+from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
+from ...spec.meta import number_meta
+from ..arrays import Adapter, adapter_of
+from ..backend import SIMULATED
+from ..device import Device
+from ..launch import Operation, device_of, on_host
+from ..step import handle_of, is_capturing
+from . import dense
+from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
+from .tables import Group, Streams, Tables
+
+MOST_KEPT = 64
+LR_DTYPES = next(entry.dtypes for entry in SPEC.inputs if entry.name == "lr")
+
+Lists = dict[str, Sequence[Any]]
+
+
+class Call(NamedTuple):
+    """What a call is about."""
+
+    lists: Lists  # of inputs
+    out: Lists  # of results that the caller gave, "out new_params" and so on
+    lr: Any  # a float, or an array
+    params: dict[str, Any]
+    kernel: str | None
+
+    @property
+    def everything(self) -> Lists:
+        return {**self.lists, **self.out}
+
+    def target(self, result: str) -> str:
+        """The list that a result is written to."""
+        return f"out {result}" if self.out else SPEC.updates[result]
+
+    def one(self, i: int) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        """Arrays, parameters and out= of tensor number i alone."""
+        params, grads, momenta, master = (self.lists[name][i] if name in self.lists else None for name in LISTS)
+        out = tuple(each[i] for each in self.out.values()) or None
+        return (params, grads, momenta, self.lr, master), tuple(self.params.values()), out
+
+
+class Bound(NamedTuple):
+    """What is known of a call by its shapes, strides and dtypes."""
+
+    adapter: Adapter
+    device: Device
+    device_name: str
+    groups: list[Group]
+    alone: list[int]  # tensors that have no place in a table
+    names: list[str]  # of the call's arrays, for messages
+    nbytes: list[int]  # of them
+    written: list[bool]  # which of them are
+    source: list[int]  # of a result the array that it may overwrite, of all others themselves
+
+
+class Ready(NamedTuple):
+    """A call that was checked, with its tables."""
+
+    bound: Bound
+    shapes: Any  # of its arrays, as the adapter has them
+    tables: Tables
+
+
+class ListOperation:
+    """The operation on lists; `one` is that on single tensors, for those that have no place in a table."""
+
+    def __init__(self, one: Operation):
+        self.one, self.op = one, one.op
+        self.bounds: dict[Hashable, Bound] = {}
+        self.ready: dict[Hashable, Ready] = {}
+        self.captured: list[Ready] = []
+
+    def __call__(
+        self,
+        given: Mapping[str, Any],
+        lr: Any,
+        betas: Any,
+        weight_decay: Any,
+        out: Any,
+        kernel: str | None,
+        stream: Any,
+    ) -> tuple[Any, ...]:
+        """One step; `given` has each of LISTS. Returns the lists that were written."""
+        lists, results = self._lists(given, out)
+        if kernel is not None and kernel not in SPEC.rungs:
+            raise ValueError(f"{self.op}: kernel is {kernel!r}, expected one of {', '.join(SPEC.rungs)}")
+        rates = _rates(self.op, betas, weight_decay)
+        if not lists["params"]:
+            return tuple(results.values())
+        params = {"betas": betas, "weight_decay": weight_decay}
+        call = Call(lists, {} if out is None else results, on_host(lr, self.op, "lr", LR_DTYPES), params, kernel)
+        arrays = list(chain(*call.everything.values()))
+        ready, streams = self._find(call, arrays, stream)
+        adapter, device = ready.bound.adapter, ready.bound.device
+        address = call.lr if SIMULATED or type(call.lr) is float else adapter.pointer(call.lr)
+        with adapter.on_device(device.index) or nullcontext():
+            ready.tables.launch(address, rates, arrays, streams)
+        for i in ready.bound.alone:
+            self.one(*call.one(i), kernel, stream)
+        return tuple(results.values())
+
+    def _lists(self, given: Mapping[str, Any], out: Any) -> tuple[Lists, Lists]:
+        """The lists that there are, and those that are written, by the names that messages have for them."""
+        lists = {name: each for name, each in given.items() if each is not None}
+        results = {name: lists[name] for name in SPEC.updates.values() if name in lists}
+        if out is not None:
+            names = [f"out {result}" for result, name in SPEC.updates.items() if name in lists]
+            if not isinstance(out, (list, tuple)) or len(out) != len(names):
+                raise ValueError(f"{self.op}: out is {out!r:.60}, expected {len(names)} lists: {', '.join(names)}")
+            results = dict(zip(names, out, strict=True))
+        for name, each in {**lists, **results}.items():
+            if not isinstance(each, (list, tuple)):
+                raise TypeError(f"{self.op}: {name} is a {type(each).__name__}, params is a list, expected a list")
+        check_lengths(self.op, {**lists, **results})
+        return lists, results
+
+    def _find(self, call: Call, arrays: list[Any], stream: Any) -> tuple[Ready, Streams]:
+        """The call with its tables, from before or new. Raises the spec's errors."""
+        adapter = adapter_of(arrays[0], self.op, "params[0]")
+        try:
+            pointers, shapes = adapter.pointers(arrays), adapter.shapes(arrays)
+            lr = None if type(call.lr) is float else adapter.meta(call.lr)._replace(pointer=0)
+        except (TypeError, AttributeError, RuntimeError):
+            self._bind(call)  # says whose fault it is
+            raise
+        key = (pointers, tuple(call.everything), lr, call.kernel)
+        ready = self.ready.get(key)
+        known = ready if ready is not None and ready.shapes == shapes else None
+        bound = known.bound if known else self._bound(call, adapter, (lr, shapes, adapter.origins(arrays, pointers)))
+        home = 0 if SIMULATED else adapter.stream(arrays[0])
+        handle = home if stream is None or SIMULATED else handle_of(stream)
+        streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
+        if known is None or not known.tables.are_written(streams):
+            check_apart(self.op, bound.names, pointers, bound.nbytes, bound.written, bound.source)
+            where = bound.adapter, bound.device, bound.device_name, streams
+            with adapter.on_device(bound.device.index) or nullcontext():
+                tables = Tables(bound.groups, bound.names, pointers, lr is not None, *where)
+            known = Ready(bound, shapes, tables)
+            if not streams.captured:  # what is captured is written when the graph is launched
+                while len(self.ready) >= MOST_KEPT:
+                    self.ready.pop(next(iter(self.ready)))
+                self.ready[key] = known
+        if streams.captured and not any(known is kept for kept in self.captured):
+            self.captured.append(known)
+        return known, streams
+
+    def _bound(self, call: Call, adapter: Adapter, seen: tuple[Any, ...]) -> Bound:
+        """What is known of the call, from before or new; seen: all of its arrays but addresses."""
+        lr, shapes, origins = seen
+        key = (type(adapter), *map(tuple, shapes), origins, tuple(call.everything), lr, call.kernel)
+        bound = self.bounds.get(key)
+        if bound is None:
+            if len(self.bounds) >= MOST_KEPT:
+                self.bounds.clear()
+            bound = self.bounds[key] = self._bind(call)
+        return bound
+
+    def _bind(self, call: Call) -> Bound:
+        """Check a call by the spec, and part it into groups."""
+        adapter, metas = self._metas(call)
+        if type(call.lr) is float:
+            lr = number_meta(call.lr, self.op, "lr", LR_DTYPES)
+        else:
+            lr = adapter_of(call.lr, self.op, "lr").meta(call.lr)
+        problems = bind_list(self.op, {name: metas[name] for name in call.lists}, lr, call.params)
+        first = metas["params"][0]
+        device = device_of(self.op, "params[0]", first)
+        number = {(name, i): k for k, (name, i) in enumerate((name, i) for name in metas for i in range(len(problems)))}
+        groups: dict[Dtypes, list[int]] = {}
+        alone = []
+        for i, problem in enumerate(problems):
+            if self._fits(call, i, problem, metas):
+                if problem.N:
+                    groups.setdefault(dtypes_of(problem), []).append(i)
+            else:
+                alone.append(i)
+
+        def group(dtypes: Dtypes, members: Sequence[int]) -> Group:
+            roles = [call.target(role) if role in SPEC.updates else role for role in array_names(problems[members[0]])]
+            places = np.array([[number.get((role, i), -1) for role in roles] for i in members])
+            return Group(
+                dtypes, dense.config_of(dtypes, device, table=True), places, np.array([problems[i].N for i in members])
+            )
+
+        source = {number[f"out {result}", i]: number[name, i] for result, name, i in self._overwriting(call)}
+        targets = {call.target(result) for result in SPEC.updates}
+        return Bound(
+            adapter,
+            device,
+            first.device,
+            [group(dtypes, members) for dtypes, members in groups.items()],
+            alone,
+            [f"{name}[{i}]" for name, i in number],
+            [meta.nbytes for each in metas.values() for meta in each],
+            [name in targets for name, _ in number],
+            [source.get(k, k) for k in number.values()],
+        )
+
+    def _metas(self, call: Call) -> tuple[Adapter, dict[str, list[ArrayMeta]]]:
+        """What is known of each array. Raises TypeError for what is no array of the first one's library."""
+        one = call.lists["params"][0]
+        adapter = adapter_of(one, self.op, "params[0]")
+        metas: dict[str, list[ArrayMeta]] = {}
+        for name, each in call.everything.items():
+            metas[name] = []
+            for i, array in enumerate(each):
+                found = adapter_of(array, self.op, f"{name}[{i}]")
+                if type(found) is not type(adapter):
+                    told = f"{name}[{i}] is a {type(array).__qualname__}, params[0] a {type(one).__qualname__}"
+                    raise TypeError(f"{self.op}: {told}, expected arrays of one library")
+                try:
+                    metas[name].append(found.meta(array))
+                except TypeError as error:
+                    raise TypeError(f"{self.op}: {name}[{i}]: {error}") from None
+        return adapter, metas
+
+    def _fits(self, call: Call, i: int, problem: Problem, metas: Mapping[str, Sequence[ArrayMeta]]) -> bool:
+        """Whether a tensor has a place in a table. Raises the spec's errors about what is written, and those of the
+        operation on single tensors for one that has none.
+        """
+        wanted = problem.outputs()
+        results = {result: metas[call.target(result)][i] for result in wanted}
+        SPEC.bind_out(self.op, wanted, results, {result: f"{call.target(result)}[{i}]" for result in wanted})
+        there = {**problem.arrays, **results}
+        roles = [there[role] for role in array_names(problem) if role in there]
+        if call.kernel in (None, "table") and dense.is_dense(roles):
+            return True
+        try:
+            self.one.plan(*call.one(i), call.kernel)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise numbered(error, self.op, i) from None
+        return False
+
+    @staticmethod
+    def _overwriting(call: Call) -> Iterator[tuple[str, str, int]]:
+        """(result, input, tensor) where out= has the result."""
+        for result, name in SPEC.updates.items() if call.out else ():
+            if name in call.lists:
+                yield from ((result, name, i) for i in range(len(call.lists[name])))
+
+
+@lru_cache(1000)
+def _rates(op: str, betas: Any, weight_decay: Any) -> Rates:
+    """The numbers of a step, or the spec's error."""
+    params = SPEC.normal_params(SPEC.params, {"betas": betas, "weight_decay": weight_decay}, op)
+    return rates_of(params["betas"], params["weight_decay"])

@@ -1,0 +1,64 @@
+"""Lion on arrays of any layout, a thread an element: fused, or as the two formulas that it is (the rung naive).
+
+Element number i of the tensor lies at i3 * s3 + i2 * s2 + i1 * s1 + i0 * s0 in each array, by strides of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..backend import Kernel, builds, cuda, i64, kernel, types, verb
+from ..tile import storage
+from .formula import Dtypes, array_types, rate_types, steps
+
+MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
+
+
+@dataclass(frozen=True)
+class StridedConfig:
+    """What a launch does, in blocks of `threads` threads."""
+
+    threads: int = 256
+    params: bool = True  # whether it writes params and master
+    momenta: bool = True
+
+
+@verb
+def place(i, sizes, strides):
+    """Where element number i lies."""
+    inner, rest = i % sizes[3], i // sizes[3]
+    at = inner * strides[3] + rest % sizes[2] * strides[2]
+    rest = rest // sizes[2]
+    return at + rest % sizes[1] * strides[1] + rest // sizes[1] * strides[0]
+
+
+@builds
+def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
+    """lion_strided(six arrays in the order of ROLES, lr, rates, N, four sizes, the strides of each of the six)."""
+    new_p, new_m, new_w, source, grads, momenta = map(storage, dtypes.arrays)
+    load_p, load_g, load_m = source.load, grads.load, momenta.load
+    store_p, store_m, store_w = new_p.store, new_m.store, new_w.store
+    step_rate, step = steps(dtypes.number)
+    THREADS, HAS_MASTER, PARAMS, MOMENTA = config.threads, dtypes.master, config.params, config.momenta
+    four: Any = types.UniTuple(i64, MOST_AXES)
+
+    @kernel(*array_types(dtypes), *rate_types(dtypes), i64, four, types.UniTuple(four, 6), threads=config.threads)
+    def lion_strided(to_p, to_m, to_w, p, g, m, lr, rates, N, sizes, strides):
+        i = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        if i < N:
+            p_new, m_new = step(
+                load_p(p, place(i, sizes, strides[3])),
+                load_g(g, place(i, sizes, strides[4])),
+                load_m(m, place(i, sizes, strides[5])),
+                step_rate(lr),
+                rates,
+            )
+            if PARAMS:
+                store_p(to_p, place(i, sizes, strides[0]), p_new)
+                if HAS_MASTER:
+                    store_w(to_w, place(i, sizes, strides[2]), p_new)
+            if MOMENTA:
+                store_m(to_m, place(i, sizes, strides[1]), m_new)
+
+    return lion_strided

@@ -1,0 +1,296 @@
+"""A matrix product as every kernel here takes it, by axes and strides; forward and both gradients are such products.
+
+    y[batch, m, n] = sum over outer and k of  a[batch, outer, m, k] * b[batch, outer, k, n]
+
+An axis is how many places it has and how far apart these lie in each array, 0 where the array is broadcast along it:
+a transpose is a change of strides. Outer axes are batch axes that a gradient is summed over. `folded` merges what lies
+in memory as one axis: a batch of matrices that meet one and the same b is one taller matrix (a linear layer), and a
+batch that db is summed over makes one longer sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from math import prod
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ..backend import i64, pointer, types, verb
+from ..tile import storage
+
+
+class Axis(NamedTuple):
+    """Places, and the elements between them in the result, the preactivation and both factors."""
+
+    size: int
+    y: int = 0
+    z: int = 0
+    a: int = 0
+    b: int = 0
+
+
+class Product(NamedTuple):
+    """See the module's docstring. names: of the arrays y, z, a, b and bias, "" for one that is not there."""
+
+    names: tuple[str, str, str, str, str]
+    batch: tuple[Axis, ...]
+    outer: tuple[Axis, ...]
+    m: Axis
+    n: Axis
+    k: Axis
+    bias_stride: int = 0
+
+    @property
+    def batches(self) -> int:
+        return prod(axis.size for axis in self.batch)
+
+    @property
+    def rounds(self) -> int:
+        """How many products of matrices an element of the result is the sum of."""
+        return prod(axis.size for axis in self.outer)
+
+
+class _Matrices(NamedTuple):
+    """Strides of an array along the batch axes of the result, rows and columns after its transpose."""
+
+    batch: tuple[int, ...]
+    row: int
+    column: int
+
+
+def _matrices(meta: ArrayMeta | None, rank: int, transposed: bool = False) -> _Matrices:
+    if meta is None:
+        return _Matrices((0,) * rank, 0, 0)
+    own = [0 if size == 1 else stride for size, stride in zip(meta.shape[:-2], meta.strides[:-2], strict=True)]
+    row, column = reversed(meta.strides[-2:]) if transposed else meta.strides[-2:]
+    return _Matrices((0,) * (rank - len(own)) + tuple(own), row, column)
+
+
+def forward_product(p: Problem, metas: Mapping[str, ArrayMeta]) -> Product:
+    """y = op(a) @ op(b)."""
+    rank = len(p.batch)
+    y, z = _matrices(metas["y"], rank), _matrices(metas.get("preactivation"), rank)
+    a, b = _matrices(metas["a"], rank, p.transpose_a), _matrices(metas["b"], rank, p.transpose_b)
+    bias = metas.get("bias")
+    return folded(
+        Product(
+            ("y", "preactivation" if "preactivation" in metas else "", "a", "b", "bias" if bias else ""),
+            tuple(Axis(*axis) for axis in zip(p.batch, y.batch, z.batch, a.batch, b.batch, strict=True)),
+            (),
+            Axis(p.M, y=y.row, z=z.row, a=a.row),
+            Axis(p.N, y=y.column, z=z.column, b=b.column),
+            Axis(p.K, a=a.column, b=b.row),
+            bias.strides[0] if bias else 0,
+        )
+    )
+
+
+def a_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str) -> Product:
+    """op(da) [M, K] = dz [M, N] @ op(b).T, summed over what a was broadcast along."""
+    rank = len(p.batch)
+    da, dz = _matrices(metas["da"], rank, p.transpose_a), _matrices(metas[dz_name], rank)
+    b = _matrices(metas["b"], rank, p.transpose_b)
+    return folded(
+        Product(
+            ("da", "", dz_name, "b", ""),
+            *_kept_and_summed(p, metas["da"], da, dz, b),
+            Axis(p.M, y=da.row, a=dz.row),
+            Axis(p.K, y=da.column, b=b.row),
+            Axis(p.N, a=dz.column, b=b.column),
+        )
+    )
+
+
+def b_gradient_product(p: Problem, metas: Mapping[str, ArrayMeta], dz_name: str) -> Product:
+    """op(db) [K, N] = op(a).T @ dz [M, N], summed over what b was broadcast along."""
+    rank = len(p.batch)
+    db, dz = _matrices(metas["db"], rank, p.transpose_b), _matrices(metas[dz_name], rank)
+    a = _matrices(metas["a"], rank, p.transpose_a)
+    return folded(
+        Product(
+            ("db", "", "a", dz_name, ""),
+            *_kept_and_summed(p, metas["db"], db, a, dz),
+            Axis(p.K, y=db.row, a=a.column),
+            Axis(p.N, y=db.column, b=dz.column),
+            Axis(p.M, a=a.row, b=dz.row),
+        )
+    )
+
+
+def _kept_and_summed(
+    p: Problem, meta: ArrayMeta, y: _Matrices, a: _Matrices, b: _Matrices
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """The batch axes that a gradient has, and those that it is summed over."""
+    own = (1,) * (len(p.batch) + 2 - len(meta.shape)) + meta.shape[:-2]
+    kept, summed = [], []
+    for size, its_size, y_step, a_step, b_step in zip(p.batch, own, y.batch, a.batch, b.batch, strict=True):
+        (kept if its_size == size else summed).append(Axis(size, y=y_step, a=a_step, b=b_step))
+    return tuple(kept), tuple(summed)
+
+
+# --- folding -------------------------------------------------------------------------------------
+
+
+def folded(given: Product) -> Product:
+    """The same product with as few axes as its strides allow; columns are what lies side by side in the result."""
+    batch, k = _merged(given.batch), given.k
+    outer = _merged(given.outer)
+    if any(axis.size == 0 for axis in outer):
+        outer, k = (), k._replace(size=0)
+    # rows of a batch that all meet the same b
+    batch, m = _absorbed(batch, given.m, lambda axis: axis.b == 0)
+    outer, k = _absorbed(outer, k, lambda axis: True)
+    found = given._replace(batch=batch, outer=outer, m=m, k=k)
+    upright = found.m.y == 1 and found.n.y != 1 and not found.names[4]  # a bias goes along the columns
+    return _transposed(found) if upright else found
+
+
+def _merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """Neighbours that every array lays out as one axis are one; those of one place vanish."""
+    found: list[Axis] = []
+    for axis in axes:
+        if axis.size == 1:
+            continue
+        whole = _as_one(found[-1], axis) if found else None
+        if whole:
+            found[-1] = whole
+        else:
+            found.append(axis)
+    return tuple(found)
+
+
+def _absorbed(axes: tuple[Axis, ...], inner: Axis, may: Callable[[Axis], bool]) -> tuple[tuple[Axis, ...], Axis]:
+    """What is left of the axes when `inner` has taken in those that it can."""
+    left = list(axes)
+    while whole := next(((a, one) for a in reversed(left) if may(a) and (one := _as_one(a, inner))), None):
+        left.remove(whole[0])
+        inner = whole[1]
+    return tuple(left), inner
+
+
+def _as_one(outer: Axis, inner: Axis) -> Axis | None:
+    """Two axes as one, if that is how all arrays lie."""
+    if inner.size == 1:
+        return outer
+    if outer.size == 1:
+        return inner
+    if all(step == inner.size * own for step, own in zip(outer[1:], inner[1:], strict=True)):
+        return inner._replace(size=outer.size * inner.size)
+    return None
+
+
+def _transposed(given: Product) -> Product:
+    """y.T = b.T @ a.T."""
+
+    def swapped(axis: Axis) -> Axis:
+        return axis._replace(a=axis.b, b=axis.a)
+
+    y, z, a, b, bias = given.names
+    return Product(
+        (y, z, b, a, bias),
+        tuple(map(swapped, given.batch)),
+        tuple(map(swapped, given.outer)),
+        swapped(given.n),
+        swapped(given.m),
+        swapped(given.k),
+    )
+
+
+# --- arguments of kernels ------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """An array that a product is written to, and its strides along batch axes, rows and columns."""
+
+    data: Any
+    batch: tuple[Any, ...]
+    row: Any
+    column: Any
+
+
+class Factor(NamedTuple):
+    """An array that a product is made of, and its strides: along its own rows (of b: columns), and along the sum."""
+
+    data: Any
+    batch: tuple[Any, ...]
+    outer: tuple[Any, ...]
+    row: Any
+    depth: Any
+
+
+def arguments(given: Product) -> tuple[Any, ...]:
+    """y, z, a, b, bias, bias_stride, sizes of batch and outer axes (at least one each), B, rounds, M, N, K."""
+    nothing = Axis(1)
+    batch, outer = given.batch or (nothing,), given.outer or (nothing,)
+    y, z, a, b, bias = given.names
+    m, n, k = given.m, given.n, given.k
+    return (
+        Result(y, tuple(axis.y for axis in batch), m.y, n.y),
+        Result(z, tuple(axis.z for axis in batch), m.z, n.z),
+        Factor(a, tuple(axis.a for axis in batch), tuple(axis.a for axis in outer), m.a, k.a),
+        Factor(b, tuple(axis.b for axis in batch), tuple(axis.b for axis in outer), n.b, k.b),
+        bias,
+        given.bias_stride,
+        tuple(axis.size for axis in batch),
+        tuple(axis.size for axis in outer),
+        given.batches,
+        given.rounds,
+        m.size,
+        n.size,
+        k.size,
+    )
+
+
+class Variant(NamedTuple):
+    """What kernels are built for, beside their Config and how factors are read."""
+
+    dtype: str
+    bias_dtype: str | None = None
+    activation: str | None = None
+    preactivation: bool = False  # is a result too
+    batch_axes: int = 1
+    outer_axes: int = 0
+
+
+def variant(given: Product, p: Problem) -> Variant:
+    """What kernels for this product are built for; gradients have no activation."""
+    forward = given.names[0] == "y"
+    return Variant(
+        p.dtype,
+        p.dtype_of("bias") if given.names[4] else None,
+        p.activation if forward else None,
+        bool(given.names[1]),
+        max(len(given.batch), 1),
+        len(given.outer),
+    )
+
+
+def argument_types(found: Variant) -> tuple[Any, ...]:
+    """The types of `arguments`."""
+    array = pointer(storage(found.dtype).element)
+    batch, outer = types.UniTuple(i64, found.batch_axes), types.UniTuple(i64, max(found.outer_axes, 1))
+    result = types.NamedTuple((array, batch, i64, i64), Result)
+    factor = types.NamedTuple((array, batch, outer, i64, i64), Factor)
+    bias = pointer(storage(found.bias_dtype or found.dtype).element)
+    return (result, result, factor, factor, bias, i64, batch, outer, *[i64] * 5)
+
+
+@cache
+def offsets(axes: int) -> Callable[..., Any]:
+    """A verb (index, sizes, strides) -> where place number `index` of a grid of so many axes begins."""
+    AXES, LAST = axes, axes - 1
+
+    @verb
+    def along_one(index, sizes, strides):
+        return index * strides[0]
+
+    @verb
+    def along_several(index, sizes, strides):
+        total = i64(0)
+        for axis in range(AXES):
+            total += index % sizes[LAST - axis] * strides[LAST - axis]
+            index = index // sizes[LAST - axis]
+        return total
+
+    return along_one if axes == 1 else along_several

@@ -1,0 +1,142 @@
+"""What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
+
+rows.py       rows kept in registers: a few lanes, warps or a block a row
+ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
+long_rows.py  rows too long for that: read twice or three times
+naive.py      one thread a row
+sums.py       dw and db from the partial sums of blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import compute_dtype
+from ..arrays import align_up, cdiv
+from ..backend import Kernel
+from ..device import Device
+from ..launch import Choice
+from ..step import Step
+from ..tile import storage
+from . import long_rows, naive, ring, ring_backward, rows
+from .call import Call
+from .configs import ring_config, rows_config, sums_config
+from .long_rows import LongRowsConfig
+from .naive import NaiveConfig
+from .ring import RingConfig
+from .sums import LANES, build_sums
+
+RUNGS = ("naive", "simt", "sm90")
+BLOCKS = 4  # of norm_long_rows_backward on an SM
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do rms_norm or layer_norm, best first."""
+    if not any(meta.size for meta in results.values()):
+        yield from (Choice(rung, None, "nothing to do", tuple) for rung in RUNGS)
+        return
+    call = Call(problem, results, backward=False)
+    M, N, aligned = problem.M, problem.N, call.aligned
+    config = rows_config(N, call.variant, aligned)
+    if config is not None:
+        make = partial(_step, rows.build_forward, config, call, cdiv(M, config.rows))
+        yield Choice("simt", config, "a row fits in registers", make)
+    config = ring_config(N, call.variant, device) if aligned and N else None
+    if config is not None:
+        make = partial(_ring_step, ring.build_forward, config, call, cdiv(M, config.rows) * config.cluster)
+        yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
+    config = LongRowsConfig(512, 2 if aligned else 8, aligned)
+    make = partial(_step, long_rows.build_forward, config, call, M)
+    yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
+    config = NaiveConfig()
+    make = partial(_step, naive.build_forward, config, call, cdiv(M, config.threads))
+    yield Choice("naive", config, "one thread a row", make)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do the gradient, best first."""
+    call = Call(problem, results, backward=True)
+    M, N, dtype, aligned = problem.M, problem.N, problem.dtype, call.aligned
+    if not any(meta.size for meta in results.values()):
+        yield from (Choice(rung, None, "nothing to do", tuple) for rung in RUNGS)
+        return
+    if M == 0:
+        steps, space = _with_sums(call, device, 0, list)
+        yield from (Choice(rung, None, "sums over no rows", steps, space) for rung in RUNGS)
+        return
+    config = ring_config(N, call.variant, device) if aligned and N else None
+    if config is not None:
+        slots = min(cdiv(M, config.rows), max(device.sms * config.min_blocks // config.cluster, 1))
+        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
+        yield Choice("sm90", config, "rows are copied to shared memory ahead", *_with_sums(call, device, slots, make))
+    config = rows_config(N, call.variant, aligned)
+    if config is not None:
+        slots = min(cdiv(M, config.rows), device.sms * config.min_blocks)
+        make = partial(_step, rows.build_backward, config, call, slots, slots, resident=True)
+        yield Choice("simt", config, "a row fits in registers", *_with_sums(call, device, slots, make))
+    config = LongRowsConfig(512, 2 if aligned else 8, aligned)
+    tiles = cdiv(N, config.columns(dtype))
+    slots = min(M, cdiv(device.sms * BLOCKS, tiles))
+    make = partial(_long_rows_steps, config, call, tiles * slots, slots)
+    steps, space = _with_sums(call, device, slots, make)
+    reason = "a row is too long to be kept, and is read twice"
+    yield Choice("simt", config, reason, steps, {"means": call.numbers(2, M), **space})
+    config = NaiveConfig()
+    yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
+
+
+def _with_sums(
+    call: Call, device: Device, slots: int, steps: Callable[[], list[Step]]
+) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
+    """Steps whose kernels leave partial sums in so many slots, with the one that sums them; and their workspace."""
+    wanted, N, config = call.variant.sums, call.N, sums_config(device)
+    if not wanted:
+        return steps, {}
+
+    def all_steps() -> list[Step]:
+        kernel = build_sums(config, compute_dtype(call.dtype), *call.sums_dtypes)
+        blocks = wanted * cdiv(N, LANES)
+        return [*steps(), Step(kernel, (blocks,), ("dw", "db", "partials", slots, N), resident=True)]
+
+    return all_steps, {"partials": call.numbers(wanted, slots, N)}
+
+
+def _step(
+    build: Callable[..., Kernel], config: Any, call: Call, blocks: int, *more: int, resident: bool = False
+) -> list[Step]:
+    return [Step(build(config, call.variant), (blocks,), (*call.args, *more), resident=resident)]
+
+
+def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blocks: int, *more: int) -> list[Step]:
+    line = 8 * storage(call.dtype).vector  # elements of 128 bytes: few enough that every block has columns
+    share = min(align_up(cdiv(call.N, config.cluster), line), config.columns(call.dtype))
+    args = (*call.args, *more, share)
+    return [
+        Step(
+            build(config, call.variant),
+            (blocks,),
+            args,
+            config.shared_bytes(call.variant.staged, call.dtype),
+            resident=True,
+        )
+    ]
+
+
+def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:
+    args = ("means", *call.args, slots)
+    return [
+        Step(long_rows.build_means(config, call.variant), (call.M,), args),
+        Step(long_rows.build_backward(config, call.variant), (blocks,), args),
+    ]
+
+
+def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
+    """The sums come first: dx may be written over dy."""
+    sums = []
+    if call.variant.sums:
+        kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)
+        sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args, 0))]
+    return [*sums, *_step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0)]

@@ -1,0 +1,137 @@
+"""The Configs of the norms' kernels, best first, with what was measured.
+
+A ladder is climbed by rising length of row, in 16-byte vectors: the first Config that holds the row is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...spec.meta import compute_dtype, itemsize
+from ..device import Device
+from .ring import RingConfig
+from .rows import RowsConfig
+from .sums import SumsConfig
+from .variant import Variant
+
+# Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 32768 rows,
+# 8192 of 65536. w and b early, before the sums, cost registers and with them blocks: 0.90 in place of 0.99 at 4096
+FORWARD_ROWS = (
+    RowsConfig(8, 1, 16, early=False),
+    RowsConfig(16, 1, 8, early=False),
+    RowsConfig(32, 1, 4, early=False),
+    RowsConfig(32, 2, 4, early=False),
+    RowsConfig(64, 2, 2, early=False),  # 1024 columns: 1.00
+    RowsConfig(128, 2, 1, early=False),
+    RowsConfig(256, 2, 1, early=False),  # 4096: 0.99; 128 threads with 4 vectors 0.97, a ring 0.90
+    RowsConfig(256, 4, 1, early=False),
+    RowsConfig(512, 4, 1, early=False),  # 16384: 0.97; a ring of two blocks 0.89
+)
+# a warp's two sums cost more than another vector a thread
+CENTRED_ROWS = (
+    *FORWARD_ROWS[:3],
+    RowsConfig(16, 4, 8, early=False),
+    RowsConfig(32, 4, 4, early=False),  # 1024 columns: 0.95; 64 threads with 2 vectors 0.90
+    RowsConfig(64, 4, 2, early=False),
+    RowsConfig(128, 4, 1, early=False),  # 4096: 0.95; 256 threads with 2 vectors 0.84, a ring 0.86
+    RowsConfig(256, 4, 1, early=False),
+    RowsConfig(256, 8, 1, min_blocks=2, early=False),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
+)
+BACKWARD_ROWS = (
+    RowsConfig(8, 1, 32, min_blocks=2),
+    RowsConfig(16, 1, 16, min_blocks=2),
+    RowsConfig(32, 1, 8, min_blocks=2),
+    RowsConfig(32, 2, 8, min_blocks=2),
+    RowsConfig(64, 2, 4, min_blocks=2),
+    RowsConfig(128, 2, 2, min_blocks=2),
+    RowsConfig(256, 2, 1, min_blocks=2),
+    RowsConfig(512, 2, 1),
+)
+# rows that are not aligned: one element a load, so more loads a thread
+FORWARD_UNALIGNED = (
+    RowsConfig(32, 4, 4, aligned=False),
+    RowsConfig(32, 16, 4, aligned=False),
+    RowsConfig(128, 16, 1, aligned=False),
+    RowsConfig(512, 16, 1, aligned=False),
+)
+BACKWARD_UNALIGNED = (
+    RowsConfig(32, 4, 8, aligned=False, min_blocks=2),
+    RowsConfig(32, 16, 8, aligned=False, min_blocks=2),
+    RowsConfig(128, 16, 2, aligned=False, min_blocks=2),
+    RowsConfig(512, 16, 1, aligned=False),
+)
+
+# at most so many stages, 0: as many as there is shared memory for
+FORWARD_RING = (
+    RingConfig(8, 1, 32, 0, min_blocks=2),
+    RingConfig(16, 1, 16, 0, min_blocks=2),
+    RingConfig(32, 1, 8, 0, min_blocks=2),
+    RingConfig(32, 2, 8, 0, min_blocks=2),
+    RingConfig(64, 2, 4, 0, min_blocks=2),
+    RingConfig(128, 2, 2, 0, min_blocks=2),
+    RingConfig(256, 2, 1, 0, min_blocks=2),
+    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 65536 columns: 0.91; layer_norm 0.73
+)
+BACKWARD_RING = (
+    RingConfig(8, 1, 32, 0, min_blocks=2),
+    RingConfig(16, 1, 16, 0, min_blocks=2),
+    RingConfig(32, 1, 8, 0, min_blocks=2),
+    RingConfig(32, 2, 8, 0, min_blocks=2),
+    RingConfig(
+        64, 2, 2, 8, min_blocks=3
+    ),  # 1024 columns: 0.78 to 0.80; four rows a block 0.77, a row's threads alone 0.76
+    RingConfig(128, 2, 2, 0, min_blocks=2),
+    RingConfig(128, 4, 2, 6),  # 4096: 0.89 to 0.92; 256 threads a row 0.88 to 0.91, without a ring 0.80
+    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4)),  # 16384: 0.93
+    RingConfig(256, 4, 1, 3, 8),  # 65536: 0.95, with 6 stages 0.94
+)
+CENTRED_BACKWARD_RING = (
+    *BACKWARD_RING[:3],
+    RingConfig(16, 4, 8, 2, min_blocks=2),
+    RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024 columns: 0.82; as rms_norm 0.76
+    RingConfig(128, 2, 2, 0, min_blocks=2),
+    RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
+    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 16384: 0.94, 65536: 0.91
+)
+# so small that a simulator can do them
+SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
+MOST_STAGES = 16
+STATIC = 4 << 10  # bytes of shared memory for barriers and parts, at most
+KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
+
+
+def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
+    """The first that keeps a row of N elements in registers; None where there is none."""
+    if aligned:
+        ladder = BACKWARD_ROWS if variant.backward else CENTRED_ROWS if variant.centred else FORWARD_ROWS
+    else:
+        ladder = BACKWARD_UNALIGNED if variant.backward else FORWARD_UNALIGNED
+    return next((config for config in ladder if config.columns(variant.dtype) >= N), None)
+
+
+def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
+    """The first that holds a row of N elements, and two stages; None where there is none."""
+    if device.compute_capability < (9, 0):
+        return None
+    backward, dtype = CENTRED_BACKWARD_RING if variant.centred else BACKWARD_RING, variant.dtype
+    ladder = backward if variant.backward else FORWARD_RING
+    for config in ladder if device.name != "simulator" else SIMULATED_RING:
+        if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
+            continue
+        config = replace(config, w_shared=variant.sums > 1)  # dw and db leave no registers for w
+        config = with_stages(config, variant, device)
+        if config.stages > 1:
+            return config
+    return None
+
+
+def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingConfig:
+    """With as many stages as it asks for and as there is room for."""
+    one, none = (replace(config, stages=stages).shared_bytes(variant.staged, variant.dtype) for stages in (1, 0))
+    own = config.columns(variant.dtype) * itemsize(compute_dtype(variant.dtype)) if config.rows > 1 else 0
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - none
+    return replace(config, stages=max(min(room // (one - none), config.stages or MOST_STAGES), 0))
+
+
+def sums_config(device: Device) -> SumsConfig:
+    return SumsConfig(16) if device.name != "simulator" else SumsConfig(2)

@@ -1,0 +1,214 @@
+"""The arguments that every kernel of retention has, and the verbs that read them.
+
+All kernels do one thing, retention of a pass (see `passes`): rows look at columns that stand before them,
+
+    out_r = sum_c scale * (q_r . k_c) * gamma^(r + offset - c) * v_c  +  state_scale * gamma^(r + later) * q_r @ state
+
+with q of a row, k and v of a column. A pass of the gradient walks from the last token to the first: its row 0 is the
+last one, and `direction` is -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import e, log2
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import compute_dtype, contiguous_strides
+from ..arrays import cdiv
+from ..backend import i32, i64, pointer, types, verb
+from ..tile import numbers, storage
+
+LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
+NO_CHUNK = 2**30  # as a chunk's number or length: beyond all tokens
+SIGNED, ABS = 1, 2  # by what a row is divided: max(1, |sum|) or max(1, sum of magnitudes)
+OF_ROWS, OF_COLUMNS = 1, 2  # a norm [D] meets q and is of a row's sum, a norm [Dv] is one more row of the state
+
+
+class Strided(NamedTuple):
+    """An array argument with its strides in elements."""
+
+    data: Any
+    strides: Any
+
+
+class Call(NamedTuple):
+    """The numbers that a kernel is told. Sizes of varlen are those of the longest sequence."""
+
+    H: Any
+    rows: Any
+    columns: Any
+    D: Any
+    Dv: Any
+    offset: Any  # column at which row 0 stands
+    direction: Any  # 1: row 0 is the first token, -1: the last
+    chunk: Any  # rows that see one another; what stands before them they see through a state
+    first_chunk: Any  # the first one that has a state before it: 0, 1, or NO_CHUNK
+    state_chunk: Any  # tokens from one state in the workspace to the next
+    slots: Any  # states of a sequence there
+    later: Any  # tokens from the state before a chunk to its first row: 1 for a state that holds the token before
+    has_gamma: Any
+    varlen: Any
+    row_weighted: Any  # whether a row's result is multiplied by its weight, and its scores are more by its term
+    row_term: Any
+    column_weighted: Any  # the same for a column's scores
+    column_term: Any
+    normed: Any  # 0, or what the norms beside the states are for: OF_ROWS or OF_COLUMNS
+    normalize: Any  # 0, SIGNED or ABS: rows are summed and divided
+    sums: Any  # whether the rows' sums are wanted
+    scale: Any  # of scores
+    kept_scale: Any  # of what is added to a state
+    state_scale: Any  # of what a state gives
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What kernels are built for, beside their Config."""
+
+    dtype: str
+    aligned: bool = False  # rows are whole 16-byte vectors
+    mask: str = ""  # its dtype; a dense mask is in place of the decay
+    normalized: bool = False  # there may be sums of rows, weights, terms and norms
+
+
+def strided(dtype: str, rank: int) -> Any:
+    """The type of a Strided argument."""
+    element = {"int32": i32}.get(dtype) or storage(dtype).element
+    return types.NamedTuple((pointer(element), types.UniTuple(i64, rank)), Strided)
+
+
+@cache
+def call_type(dtype: str) -> Any:
+    """The type of `Call`."""
+    number = storage(dtype).number
+    return types.NamedTuple((*[i32] * (len(Call._fields) - 3), number, number, number), Call)
+
+
+def number_type(dtype: str, rank: int) -> Any:
+    """The type of an array of what is computed with: a state, a row's sum, weight or term."""
+    return strided(compute_dtype(dtype), rank)
+
+
+def array(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
+    """[B, H, S, width], or of varlen [total, H, width], with strides along batch, head and token; nothing if absent."""
+    if name not in metas:
+        return Strided("", (0, 0, 0))
+    strides = metas[name].strides
+    return Strided(name, strides[:3] if len(strides) == 4 else (0, strides[1], strides[0]))
+
+
+def row_array(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
+    """[B, H, S], or of varlen [H, total], likewise."""
+    if name not in metas:
+        return Strided("", (0, 0, 0))
+    strides = metas[name].strides
+    return Strided(name, strides if len(strides) == 3 else (0, *strides))
+
+
+def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
+    """An array with all its strides."""
+    return Strided(name, metas[name].strides) if name in metas else Strided("", (0,) * rank)
+
+
+def is_varlen(problem: Problem) -> bool:
+    return "cu_seqlens" in problem.arrays
+
+
+def slots_of(problem: Problem, chunk: int) -> tuple[int, int]:
+    """States of a sequence, and of all sequences, in the workspace: one before each chunk.
+
+    Sequence b of varlen begins at slot cu_seqlens[b] // chunk + b, which leaves room for all of its own.
+    """
+    each = cdiv(problem.Sk, chunk)
+    return each, problem.total // chunk + problem.B if is_varlen(problem) else problem.B * each
+
+
+def workspace(problem: Problem, shape: tuple[int, ...]) -> ArrayMeta:
+    """An array of what is computed with, on q's device."""
+    return ArrayMeta(shape, compute_dtype(problem.dtype), contiguous_strides(shape), problem.arrays["q"].device, 0)
+
+
+# --- verbs -----------------------------------------------------------------------------------------
+
+
+@verb
+def start(x, b, h, token):
+    """Where a token's row of an array begins; b, h and token are 64 bits wide."""
+    return b * x.strides[0] + h * x.strides[1] + token * x.strides[2]
+
+
+@verb
+def span(ends, call, b):
+    """First token of sequence b, its rows and its columns."""
+    first, rows, columns = 0, call.rows, call.columns
+    if call.varlen != 0:
+        first = i64(ends.data[b * ends.strides[0]])
+        rows = min(i64(ends.data[(b + 1) * ends.strides[0]]) - first, rows)
+        columns = rows
+    return first, rows, columns
+
+
+@verb
+def origin(call, first, count):
+    """The token that row or column 0 is."""
+    return first if call.direction > 0 else first + count - 1
+
+
+@verb
+def slot_of(call, first, b, chunk):
+    """Where the state before chunk number `chunk` of sequence b lies; `first`: its first token."""
+    if call.varlen != 0:
+        return first // call.state_chunk + b + chunk
+    return b * call.slots + chunk
+
+
+class Decay(NamedTuple):
+    """Verbs on the decay of a head."""
+
+    log2: Callable[..., Any]  # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
+    power: Callable[..., Any]  # (log2, n) -> gamma^n
+
+
+@cache
+def decay(dtype: str) -> Decay:
+    """The verbs for the arithmetic of problems of this dtype."""
+    number = storage(dtype).number
+    exp2, log = numbers(number).exp2, numbers(number).log
+    ZERO, HALF, ONE, TWO, SQRT_HALF, LOG2_E = (number(x) for x in (0, 0.5, 1, 2, 0.5**0.5, log2(e)))
+    # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is less than any rounding
+    C0, C1, C2, C3, C4, C5 = (number(2 * log2(e) / (2 * k + 1)) for k in range(6))
+
+    @verb
+    def less_than_one(h):
+        """gamma - 1 where none is given: -2^(-5 - h)."""
+        less = -ONE
+        for _ in range(5 + h):
+            less *= HALF
+        return less
+
+    @verb
+    def log2_double(gamma, call, h):
+        return log(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else ONE + less_than_one(h)) * LOG2_E
+
+    @verb
+    def log2_single(gamma, call, h):
+        exponent = ZERO  # gamma = 2^exponent * (1 + less)
+        if call.has_gamma != 0:
+            value = gamma.data[h * gamma.strides[0]]
+            while (value > ZERO) & (value < SQRT_HALF):
+                value, exponent = value * TWO, exponent - ONE
+            less = value - ONE
+        else:
+            less = less_than_one(h)
+        s = less / (TWO + less)
+        s2 = s * s
+        return exponent + s * (C0 + s2 * (C1 + s2 * (C2 + s2 * (C3 + s2 * (C4 + s2 * C5)))))
+
+    @verb
+    def power(log2_gamma, n):
+        return exp2(log2_gamma * number(n))
+
+    return Decay(log2_double if dtype == "float64" else log2_single, power)

@@ -1,0 +1,69 @@
+"""The naive rung: its launches and the arrays that live between them, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
+from ..backend import Kernel
+from ..step import Argument, Step
+from .call import NO_CHUNK, OF_COLUMNS, workspace
+from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
+from .passes import Pass, as_state, backward_passes, forward_pass
+from .weights import weights_steps, weights_workspace
+
+
+def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """All scores, and the sums of their rows where rows are divided by them."""
+    sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
+    return _scores(problem) | sums
+
+
+def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """Scores, sums, product, states."""
+    return _steps(problem, forward_pass(problem, results, NO_CHUNK))
+
+
+def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """All scores, of one pass after another; a weight and a term for each query."""
+    return _scores(problem) | weights_workspace(problem)
+
+
+def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """The weights of the queries, then dq, dv and dk."""
+    passes = backward_passes(problem, results, weights_workspace(problem), NO_CHUNK)
+    return [*weights_steps(problem), *(step for each in passes for step in _steps(problem, each))]
+
+
+def _scores(problem: Problem) -> dict[str, ArrayMeta]:
+    return {"scores": workspace(problem, (problem.B, problem.H, problem.Sq, problem.Sk))}
+
+
+def _steps(problem: Problem, each: Pass) -> list[Step]:
+    p, call, states = problem, each.call, each.states
+    heads, known = p.B * p.H, (each.gamma, each.ends, call, p.B)
+    begins, norm_begins = int(bool(states.initial.data)), int(bool(states.initial_norm.data))
+    sums = "sums" if call.normalize else ""
+
+    def step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:
+        """A launch with `count` threads, or none where there is nothing to do."""
+        return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []
+
+    args = ("scores", each.q, each.k, each.weights, each.terms, each.mask, *known)
+    steps = step(build_scores(p.dtype, each.variant.mask), heads * call.rows * call.columns, *args)
+    if sums:
+        args = (sums, each.row_sum, "scores", each.q, states.initial_norm, *known, norm_begins)
+        steps += step(build_sums(p.dtype), heads * call.rows, *args)
+    args = (each.out, "scores", sums, each.q, each.v, states.initial, states.initial_norm, each.weights, each.terms)
+    product = build_product(p.dtype)
+    steps += step(product, heads * call.rows * call.Dv, *args, *known, begins, norm_begins)
+
+    finals = [(states.final, states.initial, each.k, each.v, call.D, call.Dv, 0)]
+    width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
+    finals.append((as_state(states.final_norm), as_state(states.initial_norm), each.k, x, 1, width, 1))
+    for final, initial, k, v, rows, width, alone in finals:
+        if final.data:
+            args = (final, initial, k, v, each.weights, each.terms, *known, rows, width, alone, int(bool(initial.data)))
+            steps += step(build_state(p.dtype), heads * rows * width, *args)
+    return steps

@@ -1,0 +1,242 @@
+"""Retention, the first idea: all scores lie in memory, and an element has a thread. Where a reader starts.
+
+    1  scores [B, H, rows, columns] = scale * (q_r . k_c) * gamma^(r + offset - c), or times the mask;  -0: not seen
+    2  sums [B, H, rows] = their sums, or sums of magnitudes, where rows are divided by max(1, |sum|)
+    3  out = scores @ v + state_scale * gamma^(r + later) * q_r @ state,  divided
+    4  state = gamma^T * state + kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
+
+with the state that a sequence of T tokens begins with; the norm is the state for k = 1, or for v = 1. That is the
+parallel form, and as all forms agree, it serves every problem. The gradient is three such passes (`passes`), where
+columns may have weights and scores terms.
+
+Memory beside the results: itemsize * B * H * rows * columns, with an itemsize of 4 (8 for float64). A pair that is not
+seen is left out of the products, so that a NaN behind a row does not reach it. All sums are compensated: a thread adds
+up as many terms as there are tokens.
+"""
+
+from __future__ import annotations
+
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..tile import numbers, storage
+from .call import ABS, OF_COLUMNS, call_type, decay, number_type, origin, span, start, strided
+
+THREADS = 256  # of a block
+
+
+@verb
+def my_index():
+    """Which element is mine: neighbouring threads have neighbours."""
+    return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+
+
+@builds
+def build_scores(dtype: str, mask_dtype: str) -> Kernel:
+    """retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B). A score a thread."""
+    number, load = storage(dtype).number, storage(dtype).load
+    load_mask, add = storage(mask_dtype or dtype).load, numbers(number).add_compensated
+    log2_gamma, power = decay(dtype)
+    MASKED, ZERO, MINUS_ZERO = bool(mask_dtype), number(0), number(-0.0)
+
+    @kernel(
+        pointer(number),
+        *[strided(dtype, 3)] * 2,
+        *[number_type(dtype, 3)] * 2,
+        strided(mask_dtype or dtype, 3),
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        i64,
+        threads=THREADS,
+    )
+    def retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B):
+        index = my_index()
+        head, r, c = index // call.columns // call.rows, index // call.columns % call.rows, index % call.columns
+        b, h = head // call.H, head % call.H
+        if b < B:
+            first, rows, columns = span(ends, call, b)
+            seen = (r < rows) & (c < columns)
+            if not MASKED:
+                seen &= c <= r + call.offset
+            score = MINUS_ZERO
+            if seen:
+                row = origin(call, first, rows) + call.direction * r
+                column = origin(call, first, columns) + call.direction * c
+                q_row, k_row = start(q, b, h, row), start(k, b, h, column)
+                score, lost = ZERO, ZERO
+                for d in range(call.D):
+                    score, lost = add(score, lost, load(q.data, q_row + d) * load(k.data, k_row + d))
+                if call.row_term != 0:
+                    score += terms.data[start(terms, b, h, row)]
+                if call.column_term != 0:
+                    score += terms.data[start(terms, b, h, column)]
+                if call.column_weighted != 0:
+                    score *= weights.data[start(weights, b, h, column)]
+                if MASKED:
+                    at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
+                    score *= number(load_mask(mask.data, at))
+                else:
+                    score *= power(log2_gamma(gamma, call, h), r + call.offset - c)
+                score = score * call.scale + ZERO  # it counts
+            scores[index] = score
+
+    return retention_naive_scores
+
+
+@builds
+def build_sums(dtype: str) -> Kernel:
+    """retention_naive_sums(sums, row_sum, scores, q, norm, gamma, ends, call, B, begins). A row a thread.
+
+    norm [B, H, D]: what the sequence begins with, if `begins`.
+    """
+    number, load, add = storage(dtype).number, storage(dtype).load, numbers(storage(dtype).number).add_compensated
+    log2_gamma, power = decay(dtype)
+    ZERO = number(0)
+
+    @kernel(
+        pointer(number),
+        number_type(dtype, 3),
+        pointer(number),
+        strided(dtype, 3),
+        number_type(dtype, 3),
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        i64,
+        i64,
+        threads=THREADS,
+    )
+    def retention_naive_sums(sums, row_sum, scores, q, norm, gamma, ends, call, B, begins):
+        index = my_index()
+        head, r = index // call.rows, index % call.rows
+        b, h = head // call.H, head % call.H
+        if b < B:
+            first, rows, columns = span(ends, call, b)
+            if r < rows:
+                total, lost = ZERO, ZERO
+                for c in range(columns):
+                    score = scores[index * call.columns + c]
+                    total, lost = add(total, lost, abs(score) if call.normalize == ABS else score)
+                row = origin(call, first, rows) + call.direction * r
+                if begins != 0:
+                    factor = power(log2_gamma(gamma, call, h), r + call.later) * call.state_scale
+                    q_row, n_row = start(q, b, h, row), start(norm, b, h, 0)
+                    for d in range(call.D):
+                        more = factor * load(q.data, q_row + d) * norm.data[n_row + d * norm.strides[2]]
+                        total, lost = add(total, lost, more)
+                sums[index] = total
+                if call.sums != 0:
+                    row_sum.data[start(row_sum, b, h, row)] = total
+
+    return retention_naive_sums
+
+
+@builds
+def build_product(dtype: str) -> Kernel:
+    """retention_naive_product(out, scores, sums, q, v, state, norm, weights, terms, gamma, ends, call, B, begins,
+    norm_begins). An element of the result a thread. state [B, H, D, Dv] and norm [B, H, Dv], if they are there."""
+    number, load, store = storage(dtype).number, storage(dtype).load, storage(dtype).store
+    add, minus_zero = numbers(number).add_compensated, numbers(number).minus_zero
+    log2_gamma, power = decay(dtype)
+    ZERO, ONE = number(0), number(1)
+
+    @kernel(
+        strided(dtype, 3),
+        *[pointer(number)] * 2,
+        *[strided(dtype, 3)] * 2,
+        number_type(dtype, 4),
+        *[number_type(dtype, 3)] * 3,
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        *[i64] * 3,
+        threads=THREADS,
+    )
+    def retention_naive_product(
+        out, scores, sums, q, v, state, norm, weights, terms, gamma, ends, call, B, begins, norm_begins
+    ):
+        index = my_index()
+        place, e = index // call.Dv, index % call.Dv
+        head, r = place // call.rows, place % call.rows
+        b, h = head // call.H, head % call.H
+        if b < B:
+            first, rows, columns = span(ends, call, b)
+            if r < rows:
+                total, lost = ZERO, ZERO
+                token0 = origin(call, first, columns)
+                for c in range(columns):
+                    score = scores[place * call.columns + c]
+                    if not minus_zero(score):
+                        value = load(v.data, start(v, b, h, token0 + call.direction * c) + e)
+                        total, lost = add(total, lost, score * value)
+                row = origin(call, first, rows) + call.direction * r
+                factor = ZERO
+                if (begins != 0) | (norm_begins != 0):
+                    factor = power(log2_gamma(gamma, call, h), r + call.later) * call.state_scale
+                if begins != 0:
+                    q_row, at = start(q, b, h, row), start(state, b, h, 0) + e * state.strides[3]
+                    for d in range(call.D):
+                        more = factor * load(q.data, q_row + d) * state.data[at + d * state.strides[2]]
+                        total, lost = add(total, lost, more)
+                if (norm_begins != 0) & (call.normed == OF_COLUMNS):
+                    if call.row_term != 0:
+                        factor *= terms.data[start(terms, b, h, row)]
+                    more = factor * norm.data[start(norm, b, h, e)]
+                    total, lost = add(total, lost, more)
+                if call.row_weighted != 0:
+                    total *= weights.data[start(weights, b, h, row)]
+                if call.normalize != 0:
+                    size = abs(sums[place])
+                    if not size <= ONE:  # a NaN too
+                        total /= size
+                store(out.data, start(out, b, h, row) + e, total)
+
+    return retention_naive_product
+
+
+@builds
+def build_state(dtype: str) -> Kernel:
+    """retention_naive_state(final, initial, k, v, weights, terms, gamma, ends, call, B, D, Dv, alone, begins).
+
+    An element of the state [B, H, D, Dv] a thread. alone: there is no k, it is 1, or the column's term.
+    """
+    number, load, add = storage(dtype).number, storage(dtype).load, numbers(storage(dtype).number).add_compensated
+    log2_gamma, power = decay(dtype)
+    ZERO, ONE = number(0), number(1)
+
+    @kernel(
+        *[number_type(dtype, 4)] * 2,
+        *[strided(dtype, 3)] * 2,
+        *[number_type(dtype, 3)] * 2,
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        *[i64] * 5,
+        threads=THREADS,
+    )
+    def retention_naive_state(final, initial, k, v, weights, terms, gamma, ends, call, B, D, Dv, alone, begins):
+        index = my_index()
+        head, d, e = index // Dv // D, index // Dv % D, index % Dv
+        b, h = head // call.H, head % call.H
+        if b < B:
+            first, _, count = span(ends, call, b)
+            log2 = log2_gamma(gamma, call, h)
+            total, lost = ZERO, ZERO
+            if begins != 0:
+                at = start(initial, b, h, d) + e * initial.strides[3]
+                total = initial.data[at] * power(log2, count)
+            for t in range(count):
+                token = origin(call, first, count) + call.direction * t
+                factor = power(log2, count - t - call.later) * call.kept_scale
+                if alone == 0:
+                    factor *= load(k.data, start(k, b, h, token) + d)
+                weight = ONE
+                if call.column_weighted != 0:
+                    weight = weights.data[start(weights, b, h, token)]
+                if (alone != 0) & (call.column_term != 0):
+                    term = terms.data[start(terms, b, h, token)]
+                    weight = weight * term if term != ZERO else ZERO
+                factor *= weight
+                total, lost = add(total, lost, factor * load(v.data, start(v, b, h, token) + e))
+            final.data[start(final, b, h, d) + e * final.strides[3]] = total
+
+    return retention_naive_state

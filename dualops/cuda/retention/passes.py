@@ -1,0 +1,197 @@
+"""Retention and its gradient as passes of one kind: what is a row's, what a column's, in which direction time goes.
+
+    o  = pass(q, k, v)      with the state of k and v, from the first token on
+    dq = pass(do, v, k)     the same state, transposed
+    dv = pass(k, q, do)     from the last token on, with the gradient of the state: it begins as dstate
+    dk = pass(v, do, q)     the same, transposed
+
+since dq_i = sum_j gamma^(i - j) (do_i . v_j) k_j is retention itself, and dv and dk are with the time reversed. Where
+results were divided by n_i, do_i has the weight 1 / n_i, and a score do_i . v_j is more by the term
+-sign(r_i) * (do_i . o_i), which is as if v had one more column of ones: the state of that column is the norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...spec import ArrayMeta, Problem
+from .call import (
+    ABS,
+    LONGEST_CHUNK,
+    NO_CHUNK,
+    OF_COLUMNS,
+    OF_ROWS,
+    SIGNED,
+    Call,
+    Strided,
+    Variant,
+    array,
+    is_varlen,
+    row_array,
+    slots_of,
+    whole,
+)
+
+NOTHING, NO_STATE, NO_NORM = Strided("", (0, 0, 0)), Strided("", (0,) * 4), Strided("", (0,) * 3)
+TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
+
+
+@dataclass(frozen=True)
+class States:
+    """What a pass begins with and what it leaves: states [B, H, D, Dv] and norms [B, H, width] of its roles."""
+
+    initial: Strided = NO_STATE
+    final: Strided = NO_STATE
+    initial_norm: Strided = NO_NORM
+    final_norm: Strided = NO_NORM
+
+    @property
+    def begin(self) -> bool:
+        return bool(self.initial.data or self.initial_norm.data)
+
+    @property
+    def end(self) -> bool:
+        return bool(self.final.data or self.final_norm.data)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass: its arrays by the role that they play, and what a kernel is told."""
+
+    out: Strided
+    q: Strided
+    k: Strided
+    v: Strided
+    variant: Variant
+    call: Call
+    states: States
+    gamma: Strided
+    ends: Strided
+    mask: Strided  # [H, rows, columns]
+    row_sum: Strided = NOTHING
+    weights: Strided = NOTHING
+    terms: Strided = NOTHING
+
+    @property
+    def has_states(self) -> bool:
+        return self._kept(self.states.final)
+
+    @property
+    def has_norms(self) -> bool:
+        return self.call.normed != 0 and self._kept(self.states.final_norm)
+
+    def _kept(self, final: Strided) -> bool:
+        """Whether states are needed, between chunks or at an end."""
+        return self.call.chunk < self.call.columns or self.states.begin or bool(final.data)
+
+    def chunks(self, final: Strided) -> int:
+        """Chunks of a sequence whose contribution to a state is wanted: the last one's only in the final state."""
+        return self.call.slots if final.data else max(self.call.slots - 1, 0)
+
+
+def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
+    """o, and the states and sums that are asked for. chunk: rows that see one another."""
+    p, metas = problem, {**problem.arrays, **results}
+    o, q, k, v = (array(metas, name) for name in ("o", "q", "k", "v"))
+    begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
+    states = States(begin, end, whole(p.arrays, "initial_norm", 3), whole(results, "state_norm", 3))
+    normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
+    return Pass(
+        o,
+        q,
+        k,
+        v,
+        _variant(p),
+        _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum)),
+        states,
+        *_common(p),
+        row_sum=row_array(results, "row_sum"),
+    )
+
+
+def backward_passes(
+    problem: Problem, results: Mapping[str, ArrayMeta], extra: Mapping[str, ArrayMeta], chunk: int
+) -> tuple[Pass, Pass, Pass]:
+    """dq, dv and dk. extra: the arrays `weights` and `terms`, a number a query, where the call was normalized."""
+    p, metas = problem, {**problem.arrays, **results, **extra}
+    q, k, v, do, dq, dk, dv = (array(metas, name) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
+    initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
+    norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
+    signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
+    normed, variant = OF_COLUMNS * signed, _variant(p)
+    gamma, ends, mask = _common(p)
+
+    forth = States(_transposed(initial), initial_norm=norm)
+    call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
+    rows = {"weights": row_array(extra, "weights"), "terms": row_array(extra, "terms")}
+    pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
+
+    mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))
+    back = States(dstate, dinitial)
+    call = _call(p, chunk, back)._replace(rows=p.Sk, columns=p.Sq, offset=0, direction=-1, later=0)
+    call = call._replace(kept_scale=p.scale, state_scale=1.0, column_weighted=weighted)
+    pass_dv = Pass(dv, k, q, do, variant, call, back, gamma, ends, mask, **rows)
+
+    back = States(_transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
+    first = _call(p, chunk, back).first_chunk
+    call = call._replace(D=p.Dv, Dv=p.D, first_chunk=first, column_term=signed, normed=normed)
+    pass_dk = Pass(dk, v, do, q, variant, call, back, gamma, ends, mask, **rows)
+    return pass_dq, pass_dv, pass_dk
+
+
+def as_state(norm: Strided) -> Strided:
+    """A norm [B, H, width] as a state of one row."""
+    b, h, e = norm.strides
+    return norm._replace(strides=(b, h, 0, e))
+
+
+def _common(problem: Problem) -> tuple[Strided, Strided, Strided]:
+    arrays = problem.arrays
+    return whole(arrays, "gamma", 1), whole(arrays, "cu_seqlens", 1), whole(arrays, "mask", 3)
+
+
+def _call(problem: Problem, chunk: int, states: States) -> Call:
+    """What a pass of queries over keys is told."""
+    p, state_chunk = problem, min(chunk, LONGEST_CHUNK)
+    alone = chunk >= p.Sk
+    return Call(
+        H=p.H,
+        rows=p.Sq,
+        columns=p.Sk,
+        D=p.D,
+        Dv=p.Dv,
+        offset=p.Sk - p.Sq,
+        direction=1,
+        chunk=chunk,
+        first_chunk=0 if states.begin else NO_CHUNK if alone else 1,
+        state_chunk=state_chunk,
+        slots=slots_of(p, state_chunk)[0],
+        later=1,
+        has_gamma=int("gamma" in p.arrays),
+        varlen=int(is_varlen(p)),
+        row_weighted=0,
+        row_term=0,
+        column_weighted=0,
+        column_term=0,
+        normed=0,
+        normalize=0,
+        sums=0,
+        scale=p.scale,
+        kept_scale=1.0,
+        state_scale=p.scale,
+    )
+
+
+def _transposed(state: Strided) -> Strided:
+    b, h, d, v = state.strides
+    return state._replace(strides=(b, h, v, d))
+
+
+def _variant(problem: Problem) -> Variant:
+    """Aligned: all rows that go by tiles are whole 16-byte vectors."""
+    p, vector = problem, 16 // problem.itemsize
+    metas = [p.arrays[name] for name in TILED if name in p.arrays]
+    sizes = [p.D, p.Dv, *(stride for meta in metas for stride in meta.strides[:-1])]
+    aligned = all(size % vector == 0 for size in sizes) and all(meta.pointer % 16 == 0 for meta in metas)
+    return Variant(p.dtype, aligned, p.dtype_of("mask") or "", p.normalize is not None)

@@ -1,0 +1,294 @@
+"""Rows of retention without tensor cores: any GPU, any dtype. Sun et al. 2023, arXiv:2307.08621, equations 5 and 7.
+
+A block of 16 x 16 threads takes BLOCK_Q rows and BLOCK_V columns of the result. In the chunk form the rows see the
+columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk.
+
+    1  acc [BLOCK_Q, BLOCK_V] = state_scale * gamma^(r - first row of the chunk + later) * Q @ state
+    2  for each tile of BLOCK_KV columns of the chunk, up to the last that is seen:
+    3      P [BLOCK_Q, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask
+    4      acc += P @ V
+    5  out = acc / n
+
+Q stays in shared memory; K comes DEPTH numbers of a row at a time, the state BLOCK_KV rows at a time. Products of a
+tile are summed before they are added to acc. A pair that is not seen is -0 in P: it adds nothing, and where V holds a
+NaN or an infinity, it says what to leave out, so that nothing reaches a row from behind it. Where scores have terms, Q
+and K have one more column: the terms in one of them, ones in the other; and the state has one more row, the norm.
+
+Shared memory: itemsize * (BLOCK_Q * (D' + BLOCK_KV + 4) + BLOCK_KV * (max(DEPTH, BLOCK_V) + 5)), D' being DEPTH + 4
+for each DEPTH columns of Q.
+Registers: tile_q * (BLOCK_V / 16 + max(tile_kv, 4)) numbers and about 50 more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..arrays import cdiv
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
+from ..tile import LANES, THREADS, lane_reductions, numbers, products, row_of, storage, tile_load
+from .call import (
+    ABS,
+    OF_COLUMNS,
+    OF_ROWS,
+    Variant,
+    call_type,
+    decay,
+    number_type,
+    origin,
+    slot_of,
+    span,
+    start,
+    strided,
+)
+
+
+@dataclass(frozen=True)
+class RowsConfig:
+    """A thread holds tile_q x tile_kv scores, and of the result tile_q rows of `groups` times `near` columns."""
+
+    tile_q: int
+    tile_kv: int
+    groups: int
+    depth: int  # a multiple of block_kv
+    near: int = 4
+    min_blocks: int = 1
+
+    @property
+    def block_q(self) -> int:
+        return LANES * self.tile_q
+
+    @property
+    def block_kv(self) -> int:
+        return LANES * self.tile_kv
+
+    @property
+    def block_v(self) -> int:
+        return LANES * self.near * self.groups
+
+    def shared_bytes(self, dtype: str, D: int) -> int:
+        widest = max(row_of(self.depth), row_of(self.block_v))
+        q_rows = cdiv(D, self.depth) * row_of(self.depth)
+        count = self.block_q * (q_rows + row_of(self.block_kv)) + self.block_kv * (widest + 1)
+        return count * (8 if dtype == "float64" else 4)
+
+
+@builds
+def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
+    """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call)."""
+    dtype = variant.dtype
+    number, store = storage(dtype).number, storage(dtype).store
+    load_mask = storage(variant.mask or dtype).load
+    log2_gamma, power = decay(dtype)
+    exp2 = numbers(number).exp2
+    _, lanes_sum = lane_reductions(number, LANES)
+    TILE_Q, TILE_KV, GROUPS, DEPTH = config.tile_q, config.tile_kv, config.groups, config.depth
+    BLOCK_Q, BLOCK_KV, BLOCK_V = config.block_q, config.block_kv, config.block_v
+    abt, ab, ab_counted = products(number, TILE_Q, TILE_KV, config.near)
+    wide = "float64" if dtype == "float64" else "float32"
+    loads = {
+        "q": tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH),
+        "k": tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH),
+        "v": tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, weighted=variant.normalized, checked=True),
+        "state": tile_load(wide, variant.aligned, BLOCK_KV, BLOCK_V),
+    }
+    load_q, load_k, load_v, load_state = (verb for _, verb in loads.values())
+    N_LOAD = max(count for count, _ in loads.values())
+    K_ROW, V_ROW, P_ROW = row_of(DEPTH), row_of(BLOCK_V), row_of(BLOCK_KV)
+    K, P = 0, BLOCK_KV * max(K_ROW, V_ROW)
+    W = P + BLOCK_Q * P_ROW
+    Q = W + BLOCK_KV
+    SLICE = BLOCK_Q * K_ROW  # Q lies in slices of DEPTH columns
+    NEAR, COLUMNS = config.near, config.near * GROUPS
+    N_SCORES, N_ACC, N_PIECE, N_FRAGS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, NEAR * TILE_Q, max(4 * TILE_KV, 16)
+    MASKED, NORMALIZED = bool(variant.mask), variant.normalized
+    ZERO, MINUS_ZERO, ONE = number(0), number(-0.0), number(1)
+
+    @verb
+    def q_place(d, D):
+        """Where column d of Q lies; column D beside the last one."""
+        part = min(d, D - 1) // DEPTH
+        return part * SLICE + d - part * DEPTH
+
+    @verb
+    def append(smem, at, term):
+        """One more column, and zeros for the rest of four."""
+        smem[u32(at)] = term
+        for i in range(1, 4):
+            smem[u32(at + i)] = ZERO
+
+    @kernel(
+        strided(dtype, 3),
+        number_type(dtype, 3),
+        *[strided(dtype, 3)] * 3,
+        *[number_type(dtype, 3)] * 4,
+        strided(variant.mask or dtype, 3),
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
+    def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call):
+        smem = cuda.shared.array(0, number, alignment=16)
+        tid = cuda.threadIdx.x
+        lane, line = tid % LANES, tid // LANES
+        q_blocks, v_blocks = (call.rows + BLOCK_Q - 1) // BLOCK_Q, (call.Dv + BLOCK_V - 1) // BLOCK_V
+        place, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
+        e0 = i64(cuda.blockIdx.x % v_blocks * BLOCK_V)
+        m0 = i64(q_blocks - 1 - place % q_blocks) * BLOCK_Q  # the last first: in the parallel form the longest
+        b, h = i64(head // call.H), i64(head % call.H)
+        first, rows, columns = span(ends, call, b)
+        if m0 >= rows:
+            return
+        row0, column0 = origin(call, first, rows), origin(call, first, columns)
+        chunk = (q_blocks - 1 - place % q_blocks) * BLOCK_Q // call.chunk
+        n_first = i64(chunk) * call.chunk
+        log2 = ZERO
+        if not MASKED:
+            log2 = log2_gamma(gamma, call, h)
+
+        m = m0 + line * TILE_Q  # my first row
+        sums = cuda.local.array(TILE_Q, number)  # my share of a row's sum; the lanes meet at the end
+        seen_by = cuda.local.array(TILE_Q, i32)  # columns of the chunk that a row of mine sees
+        for i in range(TILE_Q):
+            end = columns
+            if not MASKED:
+                end = min(m + i + call.offset + 1, columns)
+            seen_by[i] = i32(end - n_first if m + i < rows else 0)
+            sums[i] = ZERO
+        acc = cuda.local.array(N_ACC, number)
+        for i in range(N_ACC):
+            acc[i] = ZERO
+        scores = cuda.local.array(N_SCORES, number)
+        piece = cuda.local.array(N_PIECE, number)
+        loading = cuda.local.array(N_LOAD, number)
+        frag = cuda.local.array(4, number)
+        frags = cuda.local.array(N_FRAGS, number)
+
+        q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
+        for d in range(0, call.D, DEPTH):
+            load_q(smem, Q + d // DEPTH * SLICE, K_ROW, loading, q.data, q_start + d, q_step, rows - m0, call.D - d, 0)
+        more = 0  # columns that Q and K have beyond D: of terms, or of ones
+        if NORMALIZED and call.normed == OF_COLUMNS:
+            more = 1
+        if more != 0:
+            cuda.syncthreads()
+            for r in range(tid, BLOCK_Q, THREADS):
+                term = ONE
+                if (call.row_term != 0) & (m0 + r < rows):
+                    term = terms.data[start(terms, b, h, row0 + call.direction * (m0 + r))]
+                append(smem, Q + q_place(call.D, call.D) + r * K_ROW, term)
+
+        if chunk >= call.first_chunk:
+            slot = slot_of(call, first, b, chunk)
+            state = slot * states.strides[0] + h * states.strides[1] + e0
+            norm = slot * norms.strides[0] + h * norms.strides[1]
+            for d in range(0, call.D + more, BLOCK_KV):
+                cuda.syncthreads()
+                at, left = state + d * call.Dv, call.D - d
+                load_state(smem, K, V_ROW, loading, states.data, at, call.Dv, left, call.Dv - e0, 0)
+                cuda.syncthreads()
+                if (more != 0) & (left < BLOCK_KV):
+                    for e in range(tid, min(call.Dv - e0, BLOCK_V), THREADS):
+                        smem[u32(K + left * V_ROW + e)] = norms.data[norm + e0 + e]
+                    cuda.syncthreads()
+                count = min((left + more + 3) // 4 * 4, BLOCK_KV)
+                q_at = Q + q_place(d, call.D)
+                ab(acc, piece, frag, frags, smem, q_at, K_ROW, K, V_ROW, count, GROUPS, line, lane)
+            if NORMALIZED and call.normed == OF_ROWS:
+                for d in range(lane, call.D, LANES):
+                    for i in range(TILE_Q):
+                        sums[i] += (
+                            smem[u32(Q + q_place(d, call.D) + (line * TILE_Q + i) * K_ROW)] * norms.data[norm + d]
+                        )
+            for i in range(TILE_Q):
+                factor = power(log2, m + i - n_first + call.later) * call.state_scale
+                sums[i] *= factor
+                for c in range(COLUMNS):
+                    acc[i * COLUMNS + c] *= factor
+
+        n_end = columns
+        if not MASKED:
+            n_end = min(m0 + BLOCK_Q + call.offset, columns)
+        k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
+        for n0 in range(n_first, n_end, BLOCK_KV):
+            token = column0 + call.direction * n0
+            k_start, v_start = start(k, b, h, token), start(v, b, h, token) + e0
+            for e in range(N_SCORES):
+                scores[e] = ZERO
+            for d in range(0, call.D, DEPTH):
+                left = call.D - d
+                cuda.syncthreads()
+                load_k(smem, K, K_ROW, loading, k.data, k_start + d, k_step, columns - n0, left, 0)
+                cuda.syncthreads()
+                depth = DEPTH
+                if left <= DEPTH:
+                    depth = (left + more + 3) // 4 * 4
+                    if more != 0:
+                        for r in range(tid, BLOCK_KV, THREADS):
+                            term = ONE
+                            if (call.column_term != 0) & (n0 + r < columns):
+                                term = terms.data[start(terms, b, h, token + call.direction * r)]
+                            append(smem, K + r * K_ROW + left, term)
+                        cuda.syncthreads()
+                abt(scores, frag, frags, smem, Q + d // DEPTH * SLICE, K_ROW, K, K_ROW, depth, line, lane)
+
+            if NORMALIZED:
+                for r in range(tid, BLOCK_KV, THREADS):
+                    weight = ONE
+                    if (call.column_weighted != 0) & (n0 + r < columns):
+                        weight = weights.data[start(weights, b, h, token + call.direction * r)]
+                    smem[u32(W + r)] = weight
+            apart = number(m + call.offset - n0 - lane)  # of my first row and column
+            for i in range(TILE_Q):
+                share = ZERO
+                for j in range(TILE_KV):
+                    n = n0 + lane + LANES * j
+                    seen = i32(n - n_first) < seen_by[i]
+                    if MASKED:
+                        factor = ZERO
+                        if seen:
+                            row, column = row0 + call.direction * (m + i), column0 + call.direction * n
+                            at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
+                            factor = number(load_mask(mask.data, at))
+                    else:
+                        factor = exp2(log2 * (apart + number(i - LANES * j)))
+                    score = scores[i * TILE_KV + j] * call.scale * factor + ZERO  # no -0
+                    if not seen:
+                        score = MINUS_ZERO
+                    smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + LANES * j)] = score
+                    if NORMALIZED:
+                        share += abs(score) if call.normalize == ABS else score
+                if NORMALIZED:
+                    sums[i] += share
+
+            cuda.syncthreads()
+            strange = load_v(smem, K, V_ROW, loading, v.data, v_start, v_step, columns - n0, call.Dv - e0, W)
+            count = min((n_end - n0 + 3) // 4 * 4, BLOCK_KV)
+            if cuda.syncthreads_or(strange):
+                ab_counted(acc, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+            else:
+                ab(acc, piece, frag, frags, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+
+        e_mine = e0 + lane * NEAR  # my first column of the result
+        left = i32(call.Dv - e_mine)
+        for i in range(TILE_Q):
+            inverse = ONE
+            row = row0 + call.direction * (m + i)
+            if NORMALIZED and call.normalize != 0:
+                total = lanes_sum(sums[i])
+                size = abs(total)
+                if not size <= ONE:  # a NaN too
+                    inverse = ONE / size
+                if (call.sums != 0) & (m + i < rows) & (lane == 0) & (e0 == 0):
+                    row_sum.data[start(row_sum, b, h, row)] = total
+            if m + i < rows:
+                if NORMALIZED and call.row_weighted != 0:
+                    inverse = weights.data[start(weights, b, h, row)]
+                to = start(out, b, h, row) + e_mine
+                for c in range(COLUMNS):
+                    e = c // NEAR * LANES * NEAR + c % NEAR
+                    if i32(e) < left:
+                        store(out.data, to + e, acc[i * COLUMNS + c] * inverse)
+
+    return retention_rows

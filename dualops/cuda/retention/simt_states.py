@@ -1,0 +1,253 @@
+"""The states between the chunks: what each chunk adds, all chunks at once, and then a walk from chunk to chunk.
+
+    1  for each chunk of T tokens, at once:    A [D, Dv] = kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
+    2  for each element, chunk after chunk:    its place in A takes the state before the chunk,
+                                               state = gamma^T * state + A
+
+A state is written once, read once and written once more; then the rows of its chunk read it. The norm [D] is the state
+for v = 1, or, where scores have terms, what a column of ones gets. A block of 16 x 16 threads takes a tile of a state
+in step 1, and a thread an element in step 2. Sums over chunks are compensated: there are as many as S / T.
+
+Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V + 8)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..backend import Kernel, builds, cuda, i64, kernel
+from ..tile import LANES, THREADS, access, neighbours, numbers, opaque_i32, row_of, storage, tile_load
+from .call import (
+    LONGEST_CHUNK,
+    OF_COLUMNS,
+    Variant,
+    call_type,
+    decay,
+    number_type,
+    origin,
+    slot_of,
+    span,
+    start,
+    strided,
+)
+
+AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
+NORM_THREADS = 64
+
+
+@dataclass(frozen=True)
+class StatesConfig:
+    """A tile of a state: a thread holds tile_d rows of `groups` times `near` columns."""
+
+    tile_d: int
+    groups: int
+    near: int = 4
+    tokens: int = 32  # in shared memory at a time
+    min_blocks: int = 1
+
+    @property
+    def block_d(self) -> int:
+        return LANES * self.tile_d
+
+    @property
+    def block_v(self) -> int:
+        return LANES * self.near * self.groups
+
+    def shared_bytes(self, dtype: str) -> int:
+        count = LONGEST_CHUNK + self.tokens * (row_of(self.block_d) + row_of(self.block_v))
+        return count * (8 if dtype == "float64" else 4)
+
+
+@builds
+def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
+    """retention_contributions(states, k, v, weights, gamma, ends, call, chunks): step 1, of so many of a sequence."""
+    number = storage(variant.dtype).number
+    log2_gamma, power = decay(variant.dtype)
+    wide = "float64" if variant.dtype == "float64" else "float32"
+    VECTOR, _, store = access(wide, variant.aligned and config.near == 4)
+    TILE_D, GROUPS, BLOCK_D, BLOCK_V, TOKENS = (
+        config.tile_d,
+        config.groups,
+        config.block_d,
+        config.block_v,
+        config.tokens,
+    )
+    k_frag, load_k = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D)
+    v_frag, load_v = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, weighted=True)
+    K_ROW, V_ROW, K = row_of(BLOCK_D), row_of(BLOCK_V), LONGEST_CHUNK
+    V = K + TOKENS * K_ROW
+    NEAR, N_V, N_LOAD = config.near, config.near * GROUPS, max(k_frag, v_frag)
+    N_ACC = TILE_D * N_V
+    load_d, load_near = neighbours(number, TILE_D), neighbours(number, NEAR)
+    ZERO = number(0)
+
+    @kernel(
+        number_type(variant.dtype, 3),
+        *[strided(variant.dtype, 3)] * 2,
+        number_type(variant.dtype, 3),
+        number_type(variant.dtype, 1),
+        strided("int32", 1),
+        call_type(variant.dtype),
+        i64,
+        threads=THREADS,
+        min_blocks=config.min_blocks,
+    )
+    def retention_contributions(states, k, v, weights, gamma, ends, call, chunks):
+        smem = cuda.shared.array(0, number, alignment=16)
+        tid = cuda.threadIdx.x
+        lane, line = tid % LANES, tid // LANES
+        d_blocks, v_blocks = (call.D + BLOCK_D - 1) // BLOCK_D, (call.Dv + BLOCK_V - 1) // BLOCK_V
+        tile, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
+        d0, e0 = tile // v_blocks * BLOCK_D, tile % v_blocks * BLOCK_V
+        chunk, head = place % chunks, place // chunks
+        b, h = head // call.H, head % call.H
+        first, _, count = span(ends, call, b)
+        t0 = chunk * call.state_chunk
+        if t0 >= count:
+            return
+        end = min(t0 + call.state_chunk, count)
+        token0 = origin(call, first, count)
+        log2 = log2_gamma(gamma, call, h)
+        for n in range(tid, LONGEST_CHUNK, THREADS):
+            t, factor = t0 + n, ZERO
+            if t < end:
+                factor = power(log2, end - t - call.later) * call.kept_scale
+                if call.column_weighted != 0:
+                    factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
+            smem[n] = factor
+
+        acc = cuda.local.array(N_ACC, number)
+        for i in range(N_ACC):
+            acc[i] = ZERO
+        k_rows = cuda.local.array(TILE_D, number)
+        v_row = cuda.local.array(N_V, number)
+        loading = cuda.local.array(N_LOAD, number)
+        for t in range(t0, end, TOKENS):
+            token = token0 + call.direction * t
+            k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
+            cuda.syncthreads()
+            load_k(smem, K, K_ROW, loading, k.data, start(k, b, h, token) + d0, k_step, end - t, call.D - d0, 0)
+            load_v(smem, V, V_ROW, loading, v.data, start(v, b, h, token) + e0, v_step, end - t, call.Dv - e0, t - t0)
+            cuda.syncthreads()
+            n = 0
+            while n < TOKENS:  # a range would count beside it
+                k_mine, v_mine = opaque_i32(K + n * K_ROW + line * TILE_D), opaque_i32(V + n * V_ROW + lane * NEAR)
+                load_d(k_rows, 0, smem, k_mine)
+                for g in range(GROUPS):
+                    load_near(v_row, NEAR * g, smem, v_mine + g * LANES * NEAR)
+                for i in range(TILE_D):
+                    for c in range(N_V):
+                        acc[i * N_V + c] += k_rows[i] * v_row[c]
+                n += 1
+
+        state = slot_of(call, first, b, chunk) * states.strides[0] + h * states.strides[1]
+        for i in range(TILE_D):
+            d = d0 + line * TILE_D + i
+            for c in range(0, N_V, VECTOR):
+                e = e0 + (c // NEAR * LANES + lane) * NEAR + c % NEAR
+                store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
+
+    return retention_contributions
+
+
+@builds
+def build_norms(dtype: str) -> Kernel:
+    """retention_norms(norms, x, weights, terms, gamma, ends, call, chunks): step 1 of the norms; x is k, or v."""
+    number, load = storage(dtype).number, storage(dtype).load
+    log2_gamma, power = decay(dtype)
+    ZERO = number(0)
+
+    @kernel(
+        number_type(dtype, 3),
+        strided(dtype, 3),
+        *[number_type(dtype, 3)] * 2,
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        i64,
+        threads=NORM_THREADS,
+    )
+    def retention_norms(norms, x, weights, terms, gamma, ends, call, chunks):
+        width = call.Dv if call.normed == OF_COLUMNS else call.D
+        blocks = (width + NORM_THREADS - 1) // NORM_THREADS
+        place = i64(cuda.blockIdx.x) // blocks
+        e = i64(cuda.blockIdx.x) % blocks * NORM_THREADS + cuda.threadIdx.x
+        chunk, head = place % chunks, place // chunks
+        b, h = head // call.H, head % call.H
+        first, _, count = span(ends, call, b)
+        t0 = chunk * call.state_chunk
+        if (t0 >= count) | (e >= width):
+            return
+        end = min(t0 + call.state_chunk, count)
+        token0 = origin(call, first, count)
+        log2 = log2_gamma(gamma, call, h)
+        total = ZERO
+        for t in range(t0, end):
+            token = token0 + call.direction * t
+            factor = power(log2, end - t - call.later)
+            if call.column_term != 0:
+                term = terms.data[start(terms, b, h, token)]
+                factor *= weights.data[start(weights, b, h, token)] * term if term != ZERO else ZERO
+            total += factor * load(x.data, start(x, b, h, token) + e)
+        slot = slot_of(call, first, b, chunk)
+        norms.data[slot * norms.strides[0] + h * norms.strides[1] + e] = total * call.kept_scale
+
+    return retention_norms
+
+
+@builds
+def build_walk(dtype: str) -> Kernel:
+    """retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes): step 2, in place.
+
+    States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
+    """
+    number = storage(dtype).number
+    add = numbers(number).add_compensated
+    log2_gamma, power = decay(dtype)
+    AHEAD_OF, ZERO = AHEAD, number(0)
+
+    @kernel(
+        number_type(dtype, 3),
+        *[number_type(dtype, 4)] * 2,
+        number_type(dtype, 1),
+        strided("int32", 1),
+        call_type(dtype),
+        *[i64] * 4,
+        threads=THREADS,
+    )
+    def retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes):
+        blocks = (size + THREADS - 1) // THREADS
+        head = i64(cuda.blockIdx.x) // blocks
+        e = i64(cuda.blockIdx.x) % blocks * THREADS + cuda.threadIdx.x
+        b, h = head // call.H, head % call.H
+        first, _, count = span(ends, call, b)
+        if e >= size:
+            return
+        row, column = e // width, e % width
+        log2 = log2_gamma(gamma, call, h)
+        full = power(log2, call.state_chunk)
+        state, lost = ZERO, ZERO
+        if begins != 0:
+            step = initial.strides
+            state = initial.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]]
+        chunks = (count + call.state_chunk - 1) // call.state_chunk
+        added = chunks if finishes != 0 else chunks - 1  # those whose contribution is there
+        place = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e
+        contributions = cuda.local.array(AHEAD_OF, number)
+        for chunk in range(0, chunks, AHEAD_OF):
+            for i in range(AHEAD_OF):
+                contributions[i] = ZERO
+                if chunk + i < added:
+                    contributions[i] = states.data[place + (chunk + i) * states.strides[0]]
+            for i in range(AHEAD_OF):
+                if chunk + i < chunks:
+                    states.data[place + (chunk + i) * states.strides[0]] = state
+                    factor = full
+                    if chunk + i == chunks - 1:
+                        factor = power(log2, count - (chunks - 1) * call.state_chunk)
+                    state, lost = add(state * factor, lost * factor, contributions[i])
+        if finishes != 0:
+            step = final.strides
+            final.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]] = state
+
+    return retention_walk

@@ -1,0 +1,70 @@
+"""What the gradient of a normalized call needs of each query, before anything else.
+
+    weight = 1 / n,  n = max(1, |row_sum|)
+    term = -sign(row_sum) * (do . o)  where "signed" and |row_sum| > 1, else 0        16 lanes a query
+
+A NaN in row_sum makes a NaN of the weight and 0 of the term: the norms get weight * term, of which nothing is left.
+"""
+
+from __future__ import annotations
+
+from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
+from ..backend import Kernel, builds, cuda, i32, i64, kernel
+from ..step import Step
+from ..tile import LANES, THREADS, lane_reductions, storage
+from .call import array, is_varlen, number_type, row_array, start, strided, workspace
+
+ROWS = THREADS // LANES  # queries of a block
+
+
+@builds
+def build_weights(dtype: str, signed: bool) -> Kernel:
+    """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): of all tokens, in whatever sequence."""
+    number, load = storage(dtype).number, storage(dtype).load
+    _, lanes_sum = lane_reductions(number, LANES)
+    SIGNED, ZERO, ONE = signed, number(0), number(1)
+
+    @kernel(*[number_type(dtype, 3)] * 3, *[strided(dtype, 3)] * 2, *[i32] * 3, threads=THREADS)
+    def retention_weights(weights, terms, row_sum, o, do, H, S, Dv):
+        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        blocks = (S + ROWS - 1) // ROWS
+        head, row = i64(cuda.blockIdx.x) // blocks, i64(cuda.blockIdx.x) % blocks * ROWS + line
+        b, h = head // H, head % H
+        product = ZERO
+        if SIGNED:
+            if row < S:
+                o_row, do_row = start(o, b, h, row), start(do, b, h, row)
+                for e in range(lane, Dv, LANES):
+                    product += load(o.data, o_row + e) * load(do.data, do_row + e)
+            product = lanes_sum(product)
+        if (row < S) & (lane == 0):
+            total = row_sum.data[start(row_sum, b, h, row)]
+            weight, term = ONE, ZERO
+            if not abs(total) <= ONE:  # a NaN too
+                weight = ONE / abs(total)
+            if abs(total) > ONE:
+                term = -product if total > ZERO else product
+            weights.data[start(weights, b, h, row)] = weight
+            terms.data[start(terms, b, h, row)] = term
+
+    return retention_weights
+
+
+def weights_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """A weight and a term for each query, if the call was normalized."""
+    if problem.normalize is None:
+        return {}
+    shape = problem.arrays["row_sum"].shape
+    return {"weights": workspace(problem, shape), "terms": workspace(problem, shape)}
+
+
+def weights_steps(problem: Problem) -> list[Step]:
+    p, extra = problem, weights_workspace(problem)
+    if not extra or not extra["weights"].size:
+        return []
+    batches, tokens = (1, p.total) if is_varlen(p) else (p.B, p.Sq)
+    rows = (row_array({**p.arrays, **extra}, name) for name in ("weights", "terms", "row_sum"))
+    args = (*rows, array(p.arrays, "o"), array(p.arrays, "do"), p.H, tokens, p.Dv)
+    kernel = build_weights(p.dtype, p.normalize == "signed")
+    return [Step(kernel, (batches * p.H * cdiv(tokens, ROWS),), args)]

@@ -1,0 +1,235 @@
+"""rope on the GPU: which kernel serves which problem, and the public functions.
+
+simt.py     a thread turns the same pairs in several heads of a token
+naive.py    one thread a pair
+tables.py   cos and sin of angles, computed in float64
+call.py     the arguments of both kernels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...spec import ArrayMeta, Problem, rope as SPEC, rope_tables as SPEC_TABLES
+from ..arrays import cdiv
+from ..device import Device
+from ..launch import Choice, Operation
+from ..step import Step
+from ..tile import storage
+from . import naive, simt, tables
+from .call import arguments, variant, width
+from .naive import NaiveConfig
+from .simt import SimtConfig
+from .tables import TablesConfig
+
+RUNGS = SPEC.rungs
+RUNGS_TABLES = SPEC_TABLES.rungs
+
+
+def rope(
+    q: Any,
+    k: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    positions: Any = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """q and k with their first R dimensions rotated, in one launch; Su et al. 2021, arXiv:2104.09864.
+
+    q [B, H, S, D], k [B, Hkv, S, D]: device arrays of one dtype (float64, float32, float16, bfloat16), any strides with
+    a contiguous last axis. cos, sin of that dtype or of float32 (float64 for float64), with R/2 columns, R at most D,
+    in one of two forms: [Smax, R/2] has a row for each position, [B, S, R/2] one for each token, or [1, S, R/2].
+
+    positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
+    On a GPU they are not looked at, which would wait for it: a token whose position has no row becomes NaN in its
+    first R dimensions, and nothing is read outside the tables.
+    interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
+    inplace: write over q and k, and return them; they may take turns in memory, as parts of one projection do
+
+    Returns (q, k) rotated, of their shapes, dtypes and orders of axes. Arithmetic is float32 (float64 for float64),
+    rounded once. out: a pair of arrays to write to, which may be q and k. kernel: "naive" or "simt" instead of the
+    best. stream: a stream object or handle instead of the library's current one.
+    Raises TypeError and ValueError for a wrong call. No gradient is recorded: see dualops.torch_bridge.
+    """
+    given = _results(SPEC.name, inplace, (q, k), out)
+    return forward((q, k, cos, sin, positions), (interleaved, inplace), given, kernel, stream)
+
+
+def rope_backward(
+    dq_rotated: Any,
+    dk_rotated: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    positions: Any = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """The gradient of `rope` with respect to q and k: the rotation by the opposite angles.
+
+    dq_rotated, dk_rotated: the gradients of what rope returned; the other arguments as rope had them. Returns (dq, dk)
+    of their shapes, dtypes and orders of axes; with inplace themselves, written over. out, kernel, stream and errors as
+    for `rope`. cos and sin get no gradient.
+    """
+    given = _results(f"{SPEC.name}_backward", inplace, (dq_rotated, dk_rotated), out)
+    arrays = (dq_rotated, dk_rotated, cos, sin, positions)
+    return backward(arrays, (interleaved, inplace), given, kernel, stream)
+
+
+def rope_tables(
+    positions: Any,
+    dim: int | None = None,
+    *,
+    base: float = 10000.0,
+    scaling: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    dtype: str = "float32",
+    out: Any = None,
+    kernel: str | None = None,
+    stream: Any = None,
+) -> Any:
+    """cos and sin of the angles that positions stand for, as `rope` takes them.
+
+    positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
+    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
+    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+
+    ("linear", factor): all are divided by the factor
+    ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
+    by the factor, those that turn more than `high` times stay, and those between are mixed of both
+
+    Returns (cos, sin) [S, dim/2] or [B, S, dim/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
+    cos and sin are computed in float64, and then rounded. out: a pair of arrays to write to. kernel, stream and errors
+    as for `rope`.
+    """
+    return forward_tables((positions,), (dim, base, scaling, dtype), out, kernel, stream)
+
+
+def _results(op: str, inplace: Any, inputs: tuple[Any, Any], out: Any) -> Any:
+    """Where the results go. That inplace is a truth value at all is for the spec to say."""
+    if not isinstance(inplace, (bool, np.bool_)) or not inplace:
+        return out
+    if out is not None:
+        raise TypeError(f"{op}: inplace is True and out is given, expected one of them")
+    return inputs
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do rope, best first."""
+    return _choices(problem, results, device, 1.0)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Ways to do its gradient, best first."""
+    return _choices(problem, results, device, -1.0)
+
+
+def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
+    p = problem
+    if p.B * p.S * (p.H + p.Hkv) * width(p) == 0:
+        for rung in RUNGS:
+            yield Choice(rung, None, "nothing to do", tuple)
+        return
+    config = simt_config(problem, results)
+    lanes = head_lanes(problem, config, device)
+    reason = f"{lanes} threads share a token's heads"
+    yield Choice("simt", config, reason, partial(simt_steps, problem, results, turn, config, lanes))
+    naive_config = NaiveConfig()
+    make = partial(naive_steps, problem, results, turn, naive_config)
+    yield Choice("naive", naive_config, "one thread a pair", make)
+
+
+# Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 4 x 8192
+# tokens, 32 and 8 heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
+THREADS = 128
+HEADS = {
+    True: 4,  # neighbours in memory: 0.97 in two rounds, 0.93 in one; 2 heads a round 0.96, 8 heads 0.96
+    False: 2,  # apart: 0.94; 4 heads 0.93, one 0.94 with twice the threads
+}
+ROUNDS = 2
+WAVES, THREADS_PER_SM = 2, 640  # that the registers leave room for
+
+
+def simt_config(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfig:
+    """16 bytes at a time where every piece of every head begins at a multiple of that."""
+    p, tables = problem, [problem.arrays[name] for name in ("cos", "sin")]
+    vector, table_vector = storage(p.dtype).vector, storage(tables[0].dtype).vector
+    heads = [*list(p.arrays.values())[:2], *results.values()]
+    pieces = p.half % vector == 0 and (p.inplace or p.D % vector == 0)
+    aligned = pieces and all(_aligned(meta, vector) for meta in heads)
+    wide = all(_aligned(meta, table_vector) for meta in tables)
+    return SimtConfig(THREADS, 1, HEADS[_neighbours(problem)], aligned, wide)
+
+
+def _neighbours(problem: Problem) -> bool:
+    """Whether the heads of a token lie side by side in memory."""
+    q = next(iter(problem.arrays.values()))
+    return problem.S == 1 or (problem.H > 1 and q.strides[1] < q.strides[2])
+
+
+def _aligned(meta: ArrayMeta, vector: int) -> bool:
+    """Whether every row of an array begins at a multiple of 16 bytes, which are `vector` elements."""
+    steps = (stride for size, stride in zip(meta.shape[:-1], meta.strides[:-1], strict=True) if size > 1)
+    return meta.pointer % 16 == 0 and all(step % vector == 0 for step in steps)
+
+
+def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
+    """How many threads share the heads of a token.
+
+    Two rounds of heads for each where heads are neighbours in memory. Elsewhere one thread for all, so that cos and sin
+    are fetched seldom. More where it takes them to give every SM its threads.
+    """
+    p = problem
+    most = cdiv(p.H + p.Hkv, config.heads)
+    fewest = cdiv(most, ROUNDS) if _neighbours(p) else 1
+    wanted = WAVES * device.sms * THREADS_PER_SM
+    return max(fewest, min(most, cdiv(wanted, p.B * p.S * simt_columns(p, config))))
+
+
+def simt_columns(problem: Problem, config: SimtConfig) -> int:
+    """Columns of a head."""
+    return width(problem) // (storage(problem.dtype).vector if config.aligned else 1)
+
+
+def simt_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: SimtConfig, lanes: int
+) -> list[Step]:
+    """The launch, with so many threads to the heads of a token."""
+    columns = simt_columns(problem, config)
+    blocks = cdiv(problem.B * problem.S * columns * lanes, config.threads)
+    args = (*arguments(problem, results, turn), columns, lanes)
+    return [Step(simt.build(config, variant(problem)), (blocks,), args)]
+
+
+def naive_steps(problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: NaiveConfig) -> list[Step]:
+    """The launch."""
+    p = problem
+    blocks = cdiv(p.B * p.S * (p.H + p.Hkv) * width(p), config.threads)
+    args = (*arguments(problem, results, turn), width(p))
+    return [Step(naive.build(config, variant(problem)), (blocks,), args)]
+
+
+def tables_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to make tables."""
+    p, config = problem, TablesConfig()
+    if p.tokens == 0:
+        yield Choice("simt", None, "nothing to do", tuple)
+        return
+    yield Choice("simt", config, "a thread has a frequency", partial(tables.steps, problem, results, config))
+
+
+PLACES, PLACES_BACKWARD = ({o.name: o.like for o in outputs} for outputs in (SPEC.outputs, SPEC.gradients))
+forward = Operation(SPEC, forward_choices, inplace=PLACES)
+backward = Operation(SPEC, backward_choices, backward=True, inplace=PLACES_BACKWARD)
+forward_tables = Operation(SPEC_TABLES, tables_choices)

@@ -1,0 +1,120 @@
+"""The arguments that both kernels of rope have, and the verbs that find a token's row and a head's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ..backend import i32, i64, pointer, types, verb
+from ..tile import storage
+
+
+class Heads(NamedTuple):
+    """q or k, or what they become, [B, heads, S, D]: the memory, and strides in elements."""
+
+    data: Any
+    batch: Any
+    head: Any
+    token: Any
+
+
+class Rows(NamedTuple):
+    """cos, sin or positions: the memory, and strides in elements, 0 along what they do not have."""
+
+    data: Any
+    batch: Any
+    token: Any  # of the tables: from one row to the next
+
+
+class Sizes(NamedTuple):
+    S: Any
+    tokens: Any  # B * S
+    H: Any
+    heads: Any  # H + Hkv: q's, then k's
+    half: Any  # R / 2
+    rows: Any  # of the tables
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What kernels are built for, beside their Config."""
+
+    dtype: str
+    table_dtype: str
+    positions: str  # their dtype; "" where there are none
+    interleaved: bool
+    partial: bool  # there is something to copy: dimensions from R on, and not in place
+
+
+def variant(problem: Problem) -> Variant:
+    """What kernels for this problem are built for."""
+    cos, positions = problem.arrays["cos"], problem.arrays.get("positions")
+    partial = 2 * problem.half < problem.D and not problem.inplace
+    return Variant(problem.dtype, cos.dtype, positions.dtype if positions else "", problem.interleaved, partial)
+
+
+def width(problem: Problem) -> int:
+    """Pairs of a head, and elements that are copied."""
+    return problem.half if problem.inplace else problem.D - problem.half
+
+
+def arguments(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> tuple[Any, ...]:
+    """q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn: 1 for the rotation, -1 for the one back."""
+    p, metas = problem, {**results, **problem.arrays}
+    inputs = list(p.arrays)[:2]
+    sizes = Sizes(p.S, p.B * p.S, p.H, p.H + p.Hkv, p.half, p.rows)
+    heads = [Heads(name, *metas[name].strides[:3]) for name in (*results, *inputs)]
+    return (*heads, *(_rows(metas, name) for name in ("cos", "sin", "positions")), sizes, turn)
+
+
+def _rows(metas: Mapping[str, ArrayMeta], name: str) -> Rows:
+    if name not in metas:
+        return Rows(name, 0, 0)
+    *batch, token = metas[name].strides[:-1] if name != "positions" else metas[name].strides
+    shared = not batch or metas[name].shape[0] == 1
+    return Rows(name, 0 if shared else batch[0], token)
+
+
+def argument_types(variant: Variant) -> tuple[Any, ...]:
+    """The types of `arguments`."""
+
+    def typed(kind: Any, element: Any) -> Any:
+        strides = [i64] * (len(kind._fields) - 1)
+        return types.NamedTuple((pointer(element), *strides), kind)
+
+    heads = typed(Heads, storage(variant.dtype).element)
+    table = typed(Rows, storage(variant.table_dtype).element)
+    positions = typed(Rows, i32 if variant.positions == "int32" else i64)
+    sizes = types.NamedUniTuple(i64, len(Sizes._fields), Sizes)
+    return (*[heads] * 4, table, table, positions, sizes, storage(variant.dtype).number)
+
+
+@verb
+def start(x, b, s):
+    """Where the heads of a token begin; of the tables or of positions, the row of a token."""
+    return b * x.batch + s * x.token
+
+
+def table_row(positions: str) -> Callable[..., Any]:
+    """A verb (positions, b, s, sizes) -> the row of the tables that token (b, s) uses, and whether there is one."""
+
+    @verb
+    def of_token(positions, b, s, sizes):
+        return s, s < sizes.rows
+
+    @verb
+    def of_position(positions, b, s, sizes):
+        row = i64(positions.data[start(positions, b, s)])
+        return row, (row >= 0) & (row < sizes.rows)
+
+    return of_position if positions else of_token
+
+
+@verb
+def find(q, k, q_start, k_start, h, sizes):
+    """The memory of head number h of a token, of all of q's and then k's, and where in it the head begins."""
+    if h < sizes.H:
+        return q.data, q_start + h * q.head
+    return k.data, k_start + (h - sizes.H) * k.head

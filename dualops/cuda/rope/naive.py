@@ -1,0 +1,58 @@
+"""rope, the first idea: one thread a pair, which fetches its own cos and sin. Where a reader starts.
+
+    1  x1, x2 = the pair's two elements; cos, sin = those of the token's row
+    2  x1' = x1 * cos - x2 * sin
+       x2' = x2 * cos + x1 * sin
+
+Elements from R on have a thread each, which copies them. All heads of a token read the same row of the tables, each
+for itself, and a thread moves as few as two bytes at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+from ..backend import Kernel, builds, cuda, i64, kernel
+from ..tile import storage
+from .call import Variant, argument_types, find, start, table_row
+
+
+@dataclass(frozen=True)
+class NaiveConfig:
+    """A thread a pair."""
+
+    threads: int = 256
+
+
+@builds
+def build(config: NaiveConfig, variant: Variant) -> Kernel:
+    """rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width): width is D - R/2."""
+    kept, table = storage(variant.dtype), storage(variant.table_dtype)
+    load, store, load_table, row_of = kept.load, kept.store, table.load, table_row(variant.positions)
+    INTERLEAVED, NAN = variant.interleaved, kept.number(nan)
+
+    @kernel(*argument_types(variant), i64, threads=config.threads)
+    def rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width):
+        index = i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+        i = index % width
+        token = index // width % sizes.tokens
+        h = index // width // sizes.tokens
+        if h < sizes.heads:
+            b, s = token // sizes.S, token % sizes.S
+            x, x_at = find(q, k, start(q, b, s), start(k, b, s), h, sizes)
+            y, y_at = find(q_rotated, k_rotated, start(q_rotated, b, s), start(k_rotated, b, s), h, sizes)
+            if i < sizes.half:
+                first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + sizes.half)
+                row, there = row_of(positions, b, s, sizes)
+                c, d = NAN, NAN
+                if there:
+                    c = load_table(cos.data, start(cos, b, row) + i)
+                    d = load_table(sin.data, start(sin, b, row) + i) * turn
+                x1, x2 = load(x, x_at + first), load(x, x_at + second)
+                store(y, y_at + first, x1 * c - x2 * d)
+                store(y, y_at + second, x2 * c + x1 * d)
+            else:
+                store(y, y_at + i + sizes.half, load(x, x_at + i + sizes.half))
+
+    return rope_naive

@@ -1,0 +1,329 @@
+"""softmax as a ladder: each step is a kernel with one idea more than the one before. README.md goes up, step by step.
+
+    thread_a_row   a thread takes a row, which it reads three times                        naive.py
+    tree           a block takes a row; its threads agree through shared memory
+    shuffles       they agree within a warp first, without shared memory
+    registers      a thread keeps what it has read: x is read once
+    vectors        a load brings 16 bytes
+    online         maximum and sum in one reading, for rows too long to be kept            long_rows.py
+
+For learning, tests and benchmarks: `run_step("tree", x)` on contiguous rows, forward only, wherever kernels run. What
+`dualops.cuda.softmax` takes instead, rows.py and ring.py, goes on from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import inf
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem, softmax as SPEC
+from ...spec.meta import contiguous_strides
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..device import Device
+from ..launch import Choice, Operation
+from ..step import Step
+from ..tile import access, lane_reductions, numbers, storage
+from . import long_rows, naive
+from .long_rows import LongRowsConfig
+from .naive import NaiveConfig
+
+THREADS = 256  # of a block, in every step but the first
+MOST_TERMS = 256  # that a thread adds one by one: float32 loses the last bits of longer sums
+MOST_KEPT = 64  # registers in which a thread keeps elements of a row
+
+
+# --- how the threads of a block agree on one number ----------------------------------------------
+
+
+class Agreement(NamedTuple):
+    """Verbs: every thread of the block brings its x, all leave with the maximum, or the sum, of all.
+
+    `part` is a shared array that is used once, so that nobody need wait until all others have read it.
+    """
+
+    size: int  # of `part`
+    max: Callable[..., Any]  # (x, part)
+    sum: Callable[..., Any]  # (x, part)
+
+
+@verb
+def add(a, b):
+    return a + b
+
+
+@cache
+def by_tree(number: Any, threads: int) -> Agreement:
+    """The first half of the threads takes what the second half has, then half of these, ..., then thread 0.
+
+    Barriers: 1 + log2(threads). The busy threads are neighbours and read neighbours: no two in one bank.
+    """
+    HALF = threads // 2
+
+    def along(combine: Callable[..., Any]) -> Callable[..., Any]:
+        @verb
+        def agree(x, part):
+            tid = cuda.threadIdx.x
+            part[tid] = x
+            cuda.syncthreads()
+            half = HALF
+            while half > 0:
+                if tid < half:
+                    part[tid] = combine(part[tid], part[tid + half])
+                cuda.syncthreads()
+                half >>= 1
+            return part[0]
+
+        return agree
+
+    return Agreement(threads, along(numbers(number).maximum), along(add))
+
+
+@cache
+def by_shuffles(number: Any, threads: int) -> Agreement:
+    """The lanes of a warp swap registers; a warp leaves one number, and every warp combines what all have left.
+
+    Barriers: 1. All 32 lanes stay busy, and end with the same number.
+    """
+    WARPS = threads // 32
+    lanes, parts = lane_reductions(number, 32), lane_reductions(number, WARPS)
+
+    def along(among_lanes: Callable[..., Any], among_warps: Callable[..., Any]) -> Callable[..., Any]:
+        @verb
+        def agree(x, part):
+            lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+            x = among_lanes(x)
+            if lane == 0:
+                part[warp] = x
+            cuda.syncthreads()
+            return among_warps(part[lane % WARPS])
+
+        return agree
+
+    return Agreement(WARPS, along(lanes.max, parts.max), along(lanes.sum, parts.sum))
+
+
+AGREEMENTS = {"tree": by_tree, "shuffles": by_shuffles}
+
+
+# --- tree, shuffles ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReadAgainConfig:
+    """A block a row, which is read three times."""
+
+    threads: int  # a power of two, from 32
+    agree: str  # "tree" or "shuffles"
+
+
+@builds
+def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
+    """softmax_read_again(y, x, N): a block takes a row, thread `tid` of it the elements tid, tid + THREADS, ...
+
+        1  the maximum of my elements; the block agrees on the row's
+        2  x again: the sum of exp(x - maximum) over my elements; the block agrees on the row's
+        3  x again: y = exp(x - maximum) / sum
+
+    Shared memory: two numbers a thread by tree, two a warp by shuffles.
+    """
+    kept = storage(dtype)
+    number, element, load, store = kept.number, kept.element, kept.load, kept.store
+    maximum, exp = numbers(number).maximum, numbers(number).exp
+    PARTS, agree_max, agree_sum = AGREEMENTS[config.agree](number, config.threads)
+    THREADS = config.threads
+    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+
+    @kernel(pointer(element), pointer(element), i32, threads=THREADS)
+    def softmax_read_again(y, x, N):
+        tid = cuda.threadIdx.x
+        row = i64(cuda.blockIdx.x) * N  # where it begins
+        part_max = cuda.shared.array(PARTS, number)
+        part_sum = cuda.shared.array(PARTS, number)
+
+        my_max = NOTHING
+        for n in range(tid, N, THREADS):
+            my_max = maximum(my_max, load(x, row + n))
+        row_max = agree_max(my_max, part_max)
+
+        my_sum = ZERO
+        for n in range(tid, N, THREADS):
+            my_sum += exp(load(x, row + n) - row_max)
+        rescale = ONE / agree_sum(my_sum, part_sum)
+
+        for n in range(tid, N, THREADS):
+            store(y, row + n, exp(load(x, row + n) - row_max) * rescale)
+
+    return softmax_read_again
+
+
+# --- registers, vectors --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeepConfig:
+    """A block a row, which is kept in registers."""
+
+    threads: int  # a power of two, from 32
+    loads: int  # that a thread makes, all before it needs the first
+    aligned: bool  # a load brings 16 bytes, not one element
+
+    def columns(self, dtype: str) -> int:
+        """Longest row."""
+        return self.threads * self.loads * access(dtype, self.aligned).vector
+
+
+@builds
+def build_keep(config: KeepConfig, dtype: str) -> Kernel:
+    """softmax_keep(y, x, N): a block takes a row, thread `tid` of it the vectors tid, tid + THREADS, ...
+
+        1  all my elements to registers; beyond the row's end -infinity, which changes neither maximum nor sum
+        2  their maximum; the block agrees on the row's
+        3  e = exp(x - maximum) in their place, and the sum of e; the block agrees on the row's
+        4  y = e / sum
+
+    Registers: loads * vector numbers a thread, and about 20 more. Shared memory: two numbers a warp.
+    """
+    number, element = storage(dtype).number, storage(dtype).element
+    maximum, exp = numbers(number).maximum, numbers(number).exp
+    VECTOR, load, store = access(dtype, config.aligned)
+    PARTS, agree_max, agree_sum = by_shuffles(number, config.threads)
+    THREADS, LOADS, ELEMENTS = config.threads, config.loads, config.loads * VECTOR
+    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+
+    @kernel(pointer(element), pointer(element), i32, threads=THREADS)
+    def softmax_keep(y, x, N):
+        tid = cuda.threadIdx.x
+        row = i64(cuda.blockIdx.x) * N  # where it begins
+        part_max = cuda.shared.array(PARTS, number)
+        part_sum = cuda.shared.array(PARTS, number)
+        frag = cuda.local.array(ELEMENTS, number)  # my elements of x, then e, then y
+        for j in range(LOADS):
+            n = (j * THREADS + tid) * VECTOR
+            load(frag, j * VECTOR, x, row + n, n < N, NOTHING)
+
+        my_max = NOTHING
+        for i in range(ELEMENTS):
+            my_max = maximum(my_max, frag[i])
+        row_max = agree_max(my_max, part_max)
+
+        my_sum = ZERO
+        for i in range(ELEMENTS):
+            frag[i] = exp(frag[i] - row_max)
+            my_sum += frag[i]
+        rescale = ONE / agree_sum(my_sum, part_sum)
+
+        for i in range(ELEMENTS):
+            frag[i] *= rescale
+        for j in range(LOADS):
+            n = (j * THREADS + tid) * VECTOR
+            store(y, row + n, n < N, frag, j * VECTOR)
+
+    return softmax_keep
+
+
+# --- all steps -----------------------------------------------------------------------------------
+
+
+class LadderStep(NamedTuple):
+    """A step: what is new in it, its Config for rows of N elements, its launch for M of them."""
+
+    idea: str
+    configure: Callable[[int, str, bool], Any]  # (N, dtype, aligned) -> Config, None where it does no such rows
+    launch: Callable[[Any, str, int, int], Step]  # (Config, dtype, M, N)
+
+
+def _thread_a_row(config: NaiveConfig, dtype: str, M: int, N: int) -> Step:
+    rows = (N, 1)  # strides of rows and of elements
+    args = ("y", "x", M, N, 1, M, 0, 0, *rows, 0, 0, *rows)
+    return Step(naive.build_forward(config, dtype), (-(-M // config.threads),), args)
+
+
+def _read_again(config: ReadAgainConfig, dtype: str, M: int, N: int) -> Step:
+    return Step(build_read_again(config, dtype), (M,), ("y", "x", N))
+
+
+def _keep(config: KeepConfig, dtype: str, M: int, N: int) -> Step:
+    return Step(build_keep(config, dtype), (M,), ("y", "x", N))
+
+
+def _online(config: LongRowsConfig, dtype: str, M: int, N: int) -> Step:
+    return Step(long_rows.build_forward(config, dtype), (M,), ("y", "x", N, N, N))
+
+
+def _configure_read_again(agree: str, N: int, dtype: str, aligned: bool) -> ReadAgainConfig | None:
+    return ReadAgainConfig(THREADS, agree) if N <= MOST_TERMS * THREADS else None
+
+
+def _configure_keep(vectors: bool, N: int, dtype: str, aligned: bool) -> KeepConfig | None:
+    """As few loads as hold the row, rounded up to a power of two: a kernel for each number."""
+    if vectors and not aligned:
+        return None
+    most = MOST_KEPT * 32 // storage(dtype).number.bitwidth // access(dtype, vectors).vector
+    ladder = [KeepConfig(THREADS, 1 << power, vectors) for power in range(most.bit_length())]
+    return next((config for config in ladder if config.columns(dtype) >= N), None)
+
+
+STEPS: dict[str, LadderStep] = {
+    "thread_a_row": LadderStep("a thread takes a row", lambda N, dtype, aligned: NaiveConfig(), _thread_a_row),
+    "tree": LadderStep(
+        "a block takes a row; its threads agree through shared memory",
+        partial(_configure_read_again, "tree"),
+        _read_again,
+    ),
+    "shuffles": LadderStep(
+        "threads agree within a warp first, without shared memory",
+        partial(_configure_read_again, "shuffles"),
+        _read_again,
+    ),
+    "registers": LadderStep("a thread keeps what it has read", partial(_configure_keep, False), _keep),
+    "vectors": LadderStep("a load brings 16 bytes", partial(_configure_keep, True), _keep),
+    "online": LadderStep(
+        "maximum and sum in one reading",
+        lambda N, dtype, aligned: LongRowsConfig(THREADS, 2 if aligned else 8, aligned),
+        _online,
+    ),
+}
+
+
+def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The steps that do the problem. None does another axis than the last, or rows that are not side by side."""
+    metas, dtype, M, N = (results["y"], problem.arrays["x"]), problem.dtype, problem.M, problem.N
+    if M * N == 0:
+        for name in STEPS:
+            yield Choice(name, None, "nothing to do", tuple)
+        return
+    if problem.axis != len(metas[0].shape) - 1 or not all(map(_contiguous, metas)):
+        return
+    aligned = N % storage(dtype).vector == 0 and all(meta.pointer % 16 == 0 for meta in metas)
+    for name, (idea, configure, launch) in STEPS.items():
+        config = configure(N, dtype, aligned)
+        if config is not None:
+            yield Choice(name, config, idea, partial(_one_launch, launch, config, dtype, M, N))
+
+
+def _one_launch(launch: Callable[..., Step], *args: Any) -> list[Step]:
+    return [launch(*args)]
+
+
+def _contiguous(meta: ArrayMeta) -> bool:
+    """Whether its elements lie one after another; an axis of size 1 may have any stride."""
+    dense = contiguous_strides(meta.shape)
+    return all(size == 1 or mine == own for size, mine, own in zip(meta.shape, meta.strides, dense, strict=True))
+
+
+# the steps are rungs of an operation of its own, with softmax's validator, plans and errors
+forward = Operation(replace(SPEC, name="softmax_ladder", rungs=tuple(STEPS)), choices, inplace=("x",))
+
+
+def run_step(name: str, x: Any, out: Any = None, stream: Any = None) -> Any:
+    """softmax along the last axis of `x` by the step `name` of STEPS.
+
+    x: a contiguous device array of any shape (in the simulator a NumPy array); out, stream and what is returned: as for
+    `dualops.cuda.softmax`. `dualops.cuda.plan("softmax_ladder", x, kernel=name)` says how it is launched.
+    Raises ValueError for an unknown step, NotImplementedError for rows that the step does not do: longer than 65536
+    elements (tree, shuffles) or 16384, in float64 8192 (registers, vectors); not of whole, aligned vectors (vectors).
+    """
+    return forward((x,), (-1,), out, name, stream)

@@ -1,0 +1,168 @@
+"""Products of matrices in shared memory, into registers, by 16 x 16 threads without tensor cores.
+
+Thread (line, lane) owns `tile_rows` rows from line * tile_rows on. Of them it has, in a product A @ B.T, the columns
+lane, lane + 16, ... (`tile_columns` of them), and in a product A @ B or A.T @ B `near` neighbours, four as a rule, in
+every 16 * near (`groups` of them). Rows in shared memory lie a multiple of four numbers and four more apart, so that
+lanes on neighbouring rows meet different banks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import cuda, i32, u32, verb
+from ..ptx import opaque_i32
+from .numbers import numbers
+from .storage import access, storage
+
+LANES = 16  # threads that share a row; also the lines of threads in a block
+THREADS = LANES * LANES
+PAD = 4  # numbers between rows
+
+
+def row_of(width: int) -> int:
+    """Numbers from one row to the next in shared memory."""
+    return -(-width // 4) * 4 + PAD
+
+
+class Products(NamedTuple):
+    """The verbs; a, b, p, v are places in shared memory where rows of a_row, ... numbers begin.
+
+    frag, frags, piece: local arrays of 4, of max(4 * tile_columns, 16) and of near * tile_rows numbers; depth and
+    count are multiples of four.
+    """
+
+    abt: Callable[..., None]  # (out, frag, frags, smem, a, a_row, b, b_row, depth, line, lane): out += A @ B.T
+    # (acc, piece, frag, frags, smem, p, p_row, v, v_row, count, groups, line, lane): acc += P @ V, which is summed
+    # before it is added: a sum of many tiles loses less so
+    ab: Callable[..., None]
+    ab_counted: Callable[..., None]  # (acc, smem, p, ...): acc += P @ V, leaving out pairs whose P is -0
+
+
+@cache
+def neighbours(number: Any, near: int) -> Callable[..., None]:
+    """A verb (frag, at, smem, index) that loads `near` neighbours: four at once, if index is a multiple of four."""
+    NEAR = near
+    if near % 4:
+
+        @verb
+        def one_by_one(frag, at, smem, index):
+            for i in range(NEAR):
+                frag[at + i] = smem[index + i]
+
+        return one_by_one
+    load_four = numbers(number).load_four
+
+    @verb
+    def by_four(frag, at, smem, index):
+        for i in range(0, NEAR, 4):
+            load_four(frag, at + i, smem, index + i)
+
+    return by_four
+
+
+@cache
+def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> Products:
+    """The verbs on numbers of type f32 or f64."""
+    load_four, minus_zero = numbers(number).load_four, numbers(number).minus_zero
+    TILE_ROWS, TILE_COLUMNS, NEAR, N_PIECE = tile_rows, tile_columns, near, near * tile_rows
+    ZERO = number(0)
+    load_near = neighbours(number, near)
+
+    @verb
+    def abt(out, frag, frags, smem, a, a_row, b, b_row, depth, line, lane):
+        d = 0
+        while d < depth:
+            mine, theirs = opaque_i32(a + line * TILE_ROWS * a_row + d), opaque_i32(b + lane * b_row + d)
+            for j in range(TILE_COLUMNS):
+                load_four(frags, 4 * j, smem, theirs + LANES * j * b_row)
+            for i in range(TILE_ROWS):
+                load_four(frag, 0, smem, mine + i * a_row)
+                for j in range(TILE_COLUMNS):
+                    for c in range(4):
+                        out[i * TILE_COLUMNS + j] += frag[c] * frags[4 * j + c]
+            d += 4
+
+    @verb
+    def ab_counted(acc, smem, p, p_row, v, v_row, count, groups, line, lane):
+        for n in range(count):
+            for i in range(TILE_ROWS):
+                prob = smem[u32(p + (line * TILE_ROWS + i) * p_row + n)]
+                if not minus_zero(prob):
+                    for g in range(groups):
+                        for c in range(NEAR):
+                            value = smem[u32(v + n * v_row + (g * LANES + lane) * NEAR + c)]
+                            acc[(i * groups + g) * NEAR + c] += prob * value
+
+    @verb
+    def ab(acc, piece, frag, frags, smem, p, p_row, v, v_row, count, groups, line, lane):
+        for g in range(groups):
+            for i in range(N_PIECE):
+                piece[i] = ZERO
+            n = 0
+            while n < count:
+                mine = opaque_i32(p + line * TILE_ROWS * p_row + n)
+                theirs = opaque_i32(v + n * v_row + (g * LANES + lane) * NEAR)
+                for k in range(4):
+                    load_near(frags, NEAR * k, smem, theirs + k * v_row)
+                for i in range(TILE_ROWS):
+                    load_four(frag, 0, smem, mine + i * p_row)
+                    for k in range(4):
+                        for c in range(NEAR):
+                            piece[i * NEAR + c] += frag[k] * frags[NEAR * k + c]
+                n += 4
+            for i in range(TILE_ROWS):
+                for c in range(NEAR):
+                    acc[(i * groups + g) * NEAR + c] += piece[i * NEAR + c]
+
+    return Products(abt, ab, ab_counted)
+
+
+@cache
+def tile_load(
+    dtype: str, aligned: bool, rows: int, width: int, *, weighted: bool = False, checked: bool = False
+) -> tuple[int, Callable[..., Any]]:
+    """The numbers that its `frag` must hold, and a verb that brings `rows` rows of `width` numbers to shared memory.
+
+    (smem, to, row, frag, x, base, stride, end, columns, weights) -> 1 if `checked` and this thread met a NaN or an
+    infinity. Row r begins at x[base + r * stride]; there are `end` rows and `columns` columns, all else is 0. width: a
+    power of two, 16 to 256. `aligned`: base, stride and columns are multiples of 16 bytes. `weighted`: row r is
+    multiplied by smem[weights + r].
+    """
+    vector, load_vector, _ = access(dtype, aligned)
+    number = storage(dtype).number
+    store_vector = numbers(number).store_vector
+    VECTOR, WIDTH, ROWS, WEIGHTED, CHECKED = vector, width, rows, weighted, checked
+    ROWS_A_STEP = THREADS * vector // width
+    STEPS = -(-rows // ROWS_A_STEP)
+    EACH = numbers(number).vector if vector > 1 else 1
+    ZERO, FINITE, STRANGE = number(0), i32(0), i32(1)
+    NONE, ALL = i32(0), i32(rows)
+
+    @verb
+    def load(smem, to, row, frag, x, base, stride, end, columns, weights):
+        strange = FINITE
+        r, c = cuda.threadIdx.x * VECTOR // WIDTH, cuda.threadIdx.x * VECTOR % WIDTH
+        there = i32(min(end, ROWS)) if c < columns else NONE  # rows of mine
+        at, put = base + r * stride + c, to + r * row + c
+        for step in range(STEPS):
+            place = i32(r + step * ROWS_A_STEP)
+            if (STEPS * ROWS_A_STEP == ROWS) | (place < ALL):
+                load_vector(frag, 0, x, at, place < there, ZERO)
+                for i in range(VECTOR):
+                    if WEIGHTED:
+                        frag[i] *= smem[u32(weights + place)]
+                    if CHECKED:
+                        strange |= STRANGE if frag[i] * ZERO != ZERO else FINITE
+                if VECTOR == 1:
+                    smem[u32(put)] = frag[0]
+                else:
+                    for i in range(0, VECTOR, EACH):
+                        store_vector(smem, put + i, frag, i)
+            at += ROWS_A_STEP * stride
+            put += ROWS_A_STEP * row
+        return strange
+
+    return vector, load

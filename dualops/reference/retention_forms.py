@@ -1,0 +1,215 @@
+"""The three forms of retention and of its gradient: parallel, chunk, recurrent. Sun et al. 2023, arXiv:2307.08621.
+
+Each takes q, k [B, H, S, D] and v [B, H, S, Dv] in the dtype of arithmetic, q times scale, and the state before the
+first key [B, H, D, Dv] (None: there is none), and gives u = sum of s * v and the state after the last key:
+
+    u_i = sum_(j <= i) gamma^(i - j) * (q_i . k_j) * v_j + gamma^(i + 1) * q_i @ state
+    state' = sum_j gamma^(S - 1 - j) * k_j^T v_j + gamma^S * state
+
+A column of ones beside v makes u's last column the sum of s, and the state's last column the sum of keys: that is all
+that a normalizer needs (`retention.py`). The gradients take du and dstate', and give those of q, k, v and state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..spec.retention import CHUNK
+from ._attention import masked_product
+
+Pair = tuple[np.ndarray, np.ndarray]
+Gradients = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+class Decay(NamedTuple):
+    """Powers of gamma, a head each: gamma^n = exp2(n * log2(gamma))."""
+
+    log2_gamma: np.ndarray  # [H]
+
+    def power(self, n: np.ndarray) -> np.ndarray:
+        """gamma^n of whole numbers n [...]. [H, ...]"""
+        each = self.log2_gamma.reshape(-1, *(1,) * n.ndim)
+        return np.exp2(n.astype(each.dtype) * each)
+
+    def between(self, Sq: int, Sk: int) -> Pair:
+        """gamma^(p - j) of query and key, 0 where the query does not see the key; where it does. [H, Sq, Sk]"""
+        distance = np.arange(Sk - Sq, Sk)[:, None] - np.arange(Sk)  # [Sq, Sk]
+        seen = distance >= 0
+        weights = np.where(seen, self.power(np.maximum(distance, 0)), 0).astype(self.log2_gamma.dtype)
+        return weights, np.broadcast_to(seen, weights.shape)
+
+    def from_start(self, S: int) -> np.ndarray:
+        """What a query has of the state before the first key: gamma^(i + 1). [H, S, 1]"""
+        return self.power(np.arange(1, S + 1)[:, None])
+
+    def to_end(self, S: int) -> np.ndarray:
+        """What the state after the last key has of a key: gamma^(S - 1 - j). [H, S, 1]"""
+        return self.power(np.arange(S)[::-1, None])
+
+    def over(self, S: int) -> np.ndarray:
+        """What is left of a state after S keys: gamma^S. [H, 1, 1]"""
+        return self.power(np.array([[S]]))
+
+
+def scores(q: np.ndarray, k: np.ndarray, weights: np.ndarray, seen: np.ndarray) -> Pair:
+    """s = (q @ k.T) * weights, 0 where a key is not seen, and where it is. [B, H, Sq, Sk]"""
+    products = q @ _T(k)  # [B, H, Sq, Sk]
+    seen = np.broadcast_to(seen, products.shape)
+    return np.where(seen, products * weights, 0).astype(q.dtype), seen
+
+
+# --- parallel: all scores at once ----------------------------------------------------------------
+
+
+def parallel(q: np.ndarray, k: np.ndarray, v: np.ndarray, weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """sum_j s_ij v_j, without a state. Sq may differ from Sk. [B, H, Sq, Dv]"""
+    s, counts = scores(q, k, weights, seen)  # [B, H, Sq, Sk]
+    return masked_product(s, v, counts)
+
+
+def parallel_backward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, du: np.ndarray, weights: np.ndarray, seen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dq, dk, dv of `parallel`."""
+    s, counts = scores(q, k, weights, seen)  # [B, H, Sq, Sk]
+    e, _ = scores(du, v, weights, seen)  # ds_ij = du_i . v_j, times weights
+    dq = masked_product(e, k, counts)  # dq_i = sum_j e_ij k_j
+    dk = masked_product(_T(e), q, _T(counts))  # dk_j = sum_i e_ij q_i
+    dv = masked_product(_T(s), du, _T(counts))  # dv_j = sum_i s_ij du_i
+    return dq, dk, dv
+
+
+def parallel_with_state(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+    """The parallel form between a state and the next one: all of a sequence, or a chunk of it."""
+    S = q.shape[2]
+    u = parallel(q, k, v, *decay.between(S, S))  # [B, H, S, Dv]
+    after = _T(k * decay.to_end(S)) @ v  # [B, H, D, Dv]
+    if state is not None:
+        u = u + decay.from_start(S) * (q @ state)
+        after = after + decay.over(S) * state
+    return u, after
+
+
+def parallel_with_state_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    du: np.ndarray,
+    decay: Decay,
+    state: np.ndarray | None,
+    dafter: np.ndarray | None,
+) -> Gradients:
+    """dq, dk, dv and dstate; dafter: the gradient of the next state."""
+    S = q.shape[2]
+    dq, dk, dv = parallel_backward(q, k, v, du, *decay.between(S, S))
+    # du_i reaches the state as gamma^(i + 1) * q_i^T du_i
+    dstate = _T(q * decay.from_start(S)) @ du  # [B, H, D, Dv]
+    if state is not None:
+        dq = dq + decay.from_start(S) * (du @ _T(state))
+    if dafter is not None:
+        dk = dk + decay.to_end(S) * (v @ _T(dafter))
+        dv = dv + decay.to_end(S) * (k @ dafter)
+        dstate = dstate + decay.over(S) * dafter
+    return dq, dk, dv, dstate
+
+
+# --- chunk: parallel within chunks, a state between them -----------------------------------------
+
+
+def chunk(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+    """One chunk of tokens after another, each with the state that those before it leave."""
+    u = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)  # [B, H, S, Dv]
+    for part in _chunks(q.shape[2]):
+        u[part], state = parallel_with_state(q[part], k[part], v[part], decay, state)
+    return u, _state(k, v) if state is None else state
+
+
+def chunk_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    du: np.ndarray,
+    decay: Decay,
+    state: np.ndarray | None,
+    dafter: np.ndarray | None,
+) -> Gradients:
+    """Forwards for the states, which are made again, then backwards with the gradient of the state after each chunk."""
+    parts = list(_chunks(q.shape[2]))
+    states = []
+    for part in parts:
+        states.append(state)
+        _, state = parallel_with_state(q[part], k[part], v[part], decay, state)
+    dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    for part, before in zip(reversed(parts), reversed(states)):
+        dq[part], dk[part], dv[part], dafter = parallel_with_state_backward(
+            q[part], k[part], v[part], du[part], decay, before, dafter
+        )
+    return dq, dk, dv, _state(k, v) if dafter is None else dafter
+
+
+# --- recurrent: token after token ----------------------------------------------------------------
+
+
+def recurrent(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+    """state_j = gamma * state_(j-1) + k_j^T v_j;  u_j = q_j @ state_j."""
+    u = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)  # [B, H, S, Dv]
+    state = _state(k, v) if state is None else state
+    for j, after in enumerate(_states(k, v, decay, state)):
+        u[:, :, j] = (q[:, :, j, None] @ after)[:, :, 0]
+        state = after
+    return u, state
+
+
+def recurrent_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    du: np.ndarray,
+    decay: Decay,
+    state: np.ndarray | None,
+    dafter: np.ndarray | None,
+) -> Gradients:
+    """dstate_j = q_j^T du_j + gamma * dstate_(j+1), which is all that u_j, u_(j+1) ... and the last state add up to;
+
+    dq_j = state_j @ du_j;  dk_j = dstate_j @ v_j;  dv_j = k_j @ dstate_j
+    """
+    dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    for j, after in enumerate(_states(k, v, decay, _state(k, v) if state is None else state)):
+        dq[:, :, j] = (after @ du[:, :, j, :, None])[..., 0]
+    dstate = _state(k, v) if dafter is None else dafter  # [B, H, D, Dv]
+    gamma = decay.over(1)  # [H, 1, 1]
+    for j in reversed(range(q.shape[2])):
+        dstate = q[:, :, j, :, None] * du[:, :, j, None] + dstate
+        dk[:, :, j] = (dstate @ v[:, :, j, :, None])[..., 0]
+        dv[:, :, j] = (k[:, :, j, None] @ dstate)[:, :, 0]
+        dstate = gamma * dstate
+    return dq, dk, dv, dstate
+
+
+def _states(k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray) -> Iterator[np.ndarray]:
+    """The state after each key. [B, H, D, Dv]"""
+    gamma = decay.over(1)  # [H, 1, 1]
+    for j in range(k.shape[2]):
+        state = gamma * state + k[:, :, j, :, None] * v[:, :, j, None]
+        yield state
+
+
+# --- what they share -----------------------------------------------------------------------------
+
+
+def _state(k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The state that knows no keys."""
+    return np.zeros((*k.shape[:2], k.shape[-1], v.shape[-1]), k.dtype)
+
+
+def _chunks(S: int) -> Iterator[tuple[slice, slice, slice]]:
+    """The places of CHUNK tokens after another, the last of what is left."""
+    for start in range(0, S, CHUNK):
+        yield slice(None), slice(None), slice(start, start + CHUNK)
+
+
+def _T(array: np.ndarray) -> np.ndarray:
+    return array.swapaxes(-1, -2)

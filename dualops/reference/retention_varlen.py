@@ -1,0 +1,107 @@
+"""Retention of sequences of different lengths that lie one after another: the chunk form on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..spec import ArrayMeta, Problem, retention as ONE, retention_varlen as SPEC
+from ..spec.meta import numpy_dtype
+from ._rounding import abs_strides, bound
+from .retention import retain, retain_backward
+
+# how results and inputs lie among all tokens: by token and head, by head and token, by sequence
+_TOKENS = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+_ROWS = ("row_sum",)
+_STATES = ("initial_state", "initial_norm", "state", "state_norm", "dstate", "dstate_norm")
+_STATES += ("dinitial_state", "dinitial_norm")
+
+
+def retention_varlen(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    cu_seqlens: np.ndarray,
+    max_seqlen: int | None = None,
+    *,
+    gamma: np.ndarray | None = None,
+    scale: float | None = None,
+    normalize: str | None = None,
+    initial_state: np.ndarray | None = None,
+    initial_norm: np.ndarray | None = None,
+    return_state: bool = False,
+    return_row_sum: bool = False,
+) -> Any:
+    """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
+
+    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
+    of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. normalize: None
+    or "signed". The other arguments are those of `retention`; each sequence has a state of its own.
+    Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
+    [H, total].
+    """
+    problem, arrays = bound(SPEC, locals())
+    wanted = [output for output in SPEC.outputs if output.when(problem)]
+    results = {output.name: np.empty(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
+    for b, tokens, one, inputs in sequences(problem, arrays):
+        found = retain(one, inputs)
+        for name, result in results.items():
+            _of_sequence(name, result, b, tokens)[...] = found[name]
+    found = tuple(results.values())
+    return found[0] if len(found) == 1 else found
+
+
+def retention_varlen_backward(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    do: np.ndarray,
+    cu_seqlens: np.ndarray,
+    max_seqlen: int | None = None,
+    *,
+    o: np.ndarray | None = None,
+    row_sum: np.ndarray | None = None,
+    dstate: np.ndarray | None = None,
+    dstate_norm: np.ndarray | None = None,
+    gamma: np.ndarray | None = None,
+    scale: float | None = None,
+    normalize: str | None = None,
+    initial_state: np.ndarray | None = None,
+    initial_norm: np.ndarray | None = None,
+    return_state: bool = False,
+    return_row_sum: bool = False,
+) -> tuple[np.ndarray, ...]:
+    """The gradient: dq, dk, dv as q, k, v, then those of initial_state and initial_norm. See `retention_backward`."""
+    problem, arrays = bound(SPEC, locals(), backward=True)
+    wanted = [output for output in SPEC.gradients if output.when(problem)]
+    results = {output.name: np.empty(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
+    for b, tokens, one, inputs in sequences(problem, arrays):
+        found = retain_backward(one, inputs)
+        for name, result in results.items():
+            _of_sequence(name, result, b, tokens)[...] = found[name]
+    return tuple(results.values())
+
+
+def sequences(
+    problem: Problem, arrays: Mapping[str, np.ndarray]
+) -> Iterator[tuple[int, slice, Problem, dict[str, np.ndarray]]]:
+    """Number and tokens of each sequence, and the call that it is as a batch of one."""
+    ends = arrays["cu_seqlens"].astype(np.int64)
+    params = {param.name: problem.params[param.name] for param in ONE.params if param.name in problem.params}
+    bind = ONE.bind_backward if "do" in arrays else ONE.bind
+    for b in range(problem.B):
+        tokens = slice(ends[b], ends[b + 1])
+        inputs = {name: _of_sequence(name, x, b, tokens) for name, x in arrays.items() if name != "cu_seqlens"}
+        metas = {name: ArrayMeta.of_numpy(abs_strides(x)) for name, x in inputs.items()}
+        yield b, tokens, bind(metas, params), inputs
+
+
+def _of_sequence(name: str, array: np.ndarray, b: int, tokens: slice) -> np.ndarray:
+    """The part of an array that is sequence b's, as a batch of one; a view."""
+    if name in _TOKENS:
+        return array[tokens].swapaxes(0, 1)[None]  # [1, H, S, D]
+    if name in _ROWS:
+        return array[None, :, tokens]  # [1, H, S]
+    return array[b : b + 1] if name in _STATES else array

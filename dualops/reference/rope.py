@@ -1,0 +1,159 @@
+"""Rotary position embeddings in NumPy: queries and keys turned by angles that grow with the position, and the tables.
+
+Su et al. 2021, arXiv:2104.09864. A query at position m turned by m * f and a key at position n turned by n * f have an
+inner product that depends on m - n alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..spec import Problem, rope as SPEC, rope_tables as SPEC_TABLES
+from ..spec.base import Output
+from ..spec.meta import numpy_dtype
+from ._rounding import arithmetic, bound
+
+Scaling = tuple[Any, ...] | Mapping[str, Any] | None
+
+
+def rope(
+    q: np.ndarray,
+    k: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    *,
+    positions: np.ndarray | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """q and k with their first R dimensions rotated, pair by pair; the dimensions from R on stay what they are.
+
+    q [B, H, S, D], k [B, Hkv, S, D] of one dtype; cos, sin of theirs or of float32 (float64 for float64), with R/2
+    columns, R at most D, in one of two forms: [Smax, R/2] has a row for each position, [B, S, R/2] one for each token,
+    or [1, S, R/2]. Tables of B * S rows are reshaped to the latter.
+
+    positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s
+    interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
+    inplace: write over q and k, and return them
+
+    Returns q and k rotated, of their shapes and dtypes. Arithmetic is float32 (float64 for float64), rounded once.
+    Raises ValueError for more tokens than rows, and for a position that has none.
+    """
+    problem, arrays = bound(SPEC, locals())
+    rotated = _turned(problem, arrays, ("q", "k"))
+    return _given_back(problem, SPEC.name, SPEC.outputs, (q, k), rotated)
+
+
+def rope_backward(
+    dq_rotated: np.ndarray,
+    dk_rotated: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    *,
+    positions: np.ndarray | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The gradient with respect to q and k, from those of what `rope` returned; cos and sin have none.
+
+    Returns dq, dk of the shapes and dtypes of dq_rotated and dk_rotated; with inplace those two, written over.
+    """
+    problem, arrays = bound(SPEC, locals(), backward=True)
+    # x' = T x  with  T = [[cos, -sin], [sin, cos]], so  dx = T.T dx': the rotation by the opposite angle
+    turned = _turned(problem, arrays | {"sin": -sin}, ("dq_rotated", "dk_rotated"))
+    return _given_back(problem, f"{SPEC.name}_backward", SPEC.gradients, (dq_rotated, dk_rotated), turned)
+
+
+def rope_tables(
+    positions: np.ndarray,
+    dim: int | None = None,
+    *,
+    base: float = 10000.0,
+    scaling: Scaling = None,
+    dtype: str = "float32",
+) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of the angles that positions stand for, as `rope` takes them.
+
+    positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
+    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
+    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+
+    ("linear", factor): all are divided by the factor
+    ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
+    by the factor, those that turn more than `high` times stay, and those between are mixed of both
+
+    Returns cos, sin [S, dim/2] or [B, S, dim/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
+    cos and sin are computed in float64, and then rounded.
+    """
+    problem, arrays = bound(SPEC_TABLES, locals())
+    frequencies = inverse_frequencies(problem.dim, problem.base, problem.scaling)  # [dim/2]
+    angles = arrays["positions"][..., None] * frequencies  # [..., dim/2]
+    return tuple(table.astype(numpy_dtype(problem.dtype)) for table in (np.cos(angles), np.sin(angles)))
+
+
+def inverse_frequencies(dim: int, base: float, scaling: tuple[Any, ...] | None) -> np.ndarray:
+    """Radians that a position adds to the angle of each pair, [dim/2] of float64. scaling: in its normal form."""
+    frequencies = float(base) ** (-np.arange(0, dim, 2) / dim)  # [dim/2]
+    if scaling is None:
+        return frequencies
+    name, factor, *rest = scaling
+    if name == "linear":
+        return frequencies / factor
+    low, high, original = rest
+    turns = original * frequencies / (2 * np.pi)  # in the positions that the model was trained on first
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: slowed down by the factor; 1: left as it is
+    return (1 - kept) * frequencies / factor + kept * frequencies
+
+
+def _turned(problem: Problem, arrays: Mapping[str, np.ndarray], names: tuple[str, str]) -> tuple[np.ndarray, ...]:
+    """Both arrays rotated by the tables among `arrays`."""
+    cos, sin = (_rows_of_tokens(problem, arrays, name) for name in ("cos", "sin"))
+    return tuple(rotate(arrays[name], cos, sin, problem.interleaved) for name in names)
+
+
+def _rows_of_tokens(problem: Problem, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """A table with a row for each token, [B or 1, 1, S, R/2], in the dtype of arithmetic."""
+    table = arithmetic(arrays[name])
+    if table.ndim == 3:
+        return table[:, None]
+    if "positions" not in arrays:
+        return table[None, None, : problem.S]
+    return table[np.atleast_2d(arrays["positions"])][:, None]
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """x [B, H, S, D] with the pairs among its first R dimensions turned; cos, sin [B or 1, 1, S, R/2]."""
+    half = cos.shape[-1]
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    )
+    x1, x2 = arithmetic(x[..., first]), arithmetic(x[..., second])  # [B, H, S, R/2]
+    rotated = x.copy(order="K")
+    with np.errstate(invalid="ignore", over="ignore"):
+        rotated[..., first] = x1 * cos - x2 * sin
+        rotated[..., second] = x2 * cos + x1 * sin
+    return rotated
+
+
+def _given_back(
+    problem: Problem,
+    op: str,
+    outputs: tuple[Output, ...],
+    inputs: tuple[np.ndarray, np.ndarray],
+    results: tuple[np.ndarray, ...],
+) -> tuple[np.ndarray, np.ndarray]:
+    """The results; in place the inputs, which then hold them. Raises ValueError for inputs that share memory."""
+    if problem.inplace:
+        wanted = problem.outputs(outputs)
+        problem.spec.bind_out(op, wanted, dict(zip(wanted, problem.arrays.values())))
+        if np.shares_memory(*inputs):
+            result, other = next(iter(wanted)), list(problem.arrays)[1]
+            raise ValueError(f"{op}: out {result} overlaps {other} in memory, expected memory of its own")
+        for array, result in zip(inputs, results, strict=True):
+            array[...] = result
+        return inputs
+    one, two = results
+    return one, two

@@ -1,0 +1,246 @@
+"""matmul(a, b): what it is. y = act(op(a) @ op(b) + bias), where op transposes the last two axes if it is told to.
+
+a [..., M, K], or [..., K, M] with transpose_a; b [..., K, N], or [..., N, K] with transpose_b; the axes before the last
+two broadcast as NumPy's do. K = 0 leaves act(bias).
+
+    z = op(a) @ op(b) + bias         the preactivation, a result on request: backward needs it where there is an act
+    dz = dy * act'(z) + dpreactivation
+    d op(a) = dz @ op(b).T    d op(b) = op(a).T @ dz    dbias = sum of dz over rows and batches
+
+da and db lie as a and b do, and are summed over the batch axes that a or b was broadcast along. act is relu, gelu
+(Hendrycks & Gimpel 2016, arXiv:1606.08415: z * Phi(z), by the error function) or silu (z * sigmoid(z)).
+
+float32 is multiplied as float32 unless `precision` says otherwise: "tf32" rounds both factors to 11 bits of mantissa,
+"3xtf32" splits each in two such parts and leaves out the product of the lower ones.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from .base import Case, Cost, Input, Output, Param, Problem, Role, Spec, Tag, standard_normal
+from .domains import boolean, one_of
+from .meta import FLOATS, ArrayMeta, itemsize
+
+ACTIVATIONS = ("relu", "gelu", "silu")
+PRECISIONS = ("tf32", "3xtf32")
+Shape = tuple[int, ...]
+
+
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """M, N, K; the batch axes of the result, and B, their product."""
+    M, K = _matrix(op, "a", arrays["a"].shape, "MK", params["transpose_a"])
+    K_of_b, N = _matrix(op, "b", arrays["b"].shape, "KN", params["transpose_b"])
+    if K_of_b != K:
+        raise ValueError(f"{op}: b has K={K_of_b}, a has K={K}")
+    if "bias" in arrays and sizes["N"] != N:
+        raise ValueError(f"{op}: bias has N={sizes['N']}, b has N={N}")
+    batch = _broadcast(op, arrays["a"].shape[:-2], arrays["b"].shape[:-2])
+    for name in ("dy", "preactivation", "dpreactivation"):
+        if name in arrays and arrays[name].shape != (*batch, M, N):
+            raise ValueError(f"{op}: {name} has shape {arrays[name].shape}, expected {(*batch, M, N)}, as the result")
+    if "dy" in arrays and "preactivation" not in arrays and params["activation"] is not None:
+        raise TypeError(f"{op}: preactivation is missing, expected it beside activation {params['activation']!r}")
+    return {"M": M, "N": N, "K": K, "batch": batch, "B": prod(batch)}
+
+
+def _matrix(op: str, name: str, shape: Shape, axes: str, transposed: bool) -> Shape:
+    """The last two sizes of an array, in the order of `axes`."""
+    if len(shape) < 2:
+        rows, columns = reversed(axes) if transposed else axes
+        raise ValueError(f"{op}: {name} has {len(shape)} axes {shape}, expected at least 2: [..., {rows}, {columns}]")
+    return shape[:-3:-1] if transposed else shape[-2:]
+
+
+def _broadcast(op: str, a: Shape, b: Shape) -> Shape:
+    """The common shape of two, aligned at their ends."""
+    rank = max(len(a), len(b))
+    batch = []
+    for mine, theirs in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
+        if mine != theirs and mine != 1 and theirs != 1:
+            raise ValueError(f"{op}: b has batch axes {b}, a has {a}, expected them to broadcast")
+        batch.append(theirs if mine == 1 else mine)
+    return tuple(batch)
+
+
+def has_dz(problem: Problem) -> bool:
+    """Whether the gradient of the preactivation is not dy itself."""
+    return problem.activation is not None or "dpreactivation" in problem.arrays
+
+
+def _nbytes(problem: Problem, *names: str) -> int:
+    """Bytes of those of the arrays that the problem has."""
+    metas = [problem.arrays[name] for name in names if name in problem.arrays]
+    return sum(meta.size * itemsize(meta.dtype) for meta in metas)
+
+
+def _written(problem: Problem, outputs: tuple[Output, ...]) -> int:
+    return sum(meta.size * itemsize(meta.dtype) for meta in problem.outputs(outputs).values())
+
+
+def _product_flops(problem: Problem) -> int:
+    return 2 * problem.B * problem.M * problem.N * problem.K
+
+
+def _wanted(problem: Problem, name: str) -> bool:
+    return problem.params.get(f"{name}_gradient", True)
+
+
+def _read_backward(problem: Problem) -> int:
+    """dy, what dz takes beside it, and the factor that each wanted gradient needs."""
+    factors = [other for name, other in (("a", "b"), ("b", "a")) if _wanted(problem, name)]
+    slopes = ["preactivation"] * (problem.activation is not None)
+    return _nbytes(problem, "dy", "dpreactivation", *slopes, *factors)
+
+
+def _result(p: Problem) -> Shape:
+    return (*p.batch, p.M, p.N)
+
+
+INPUTS = (Input("a", None), Input("b", None), Input("bias", ("N",), optional=True, role=Role.WEIGHT))
+OUTPUTS = (
+    Output("y", _result, lambda p: p.dtype, like="a", row_major=True),
+    Output(
+        "preactivation",
+        _result,
+        lambda p: p.dtype,
+        like="a",
+        row_major=True,
+        when=lambda p: p.return_preactivation,
+    ),
+)
+
+
+def _gradient(name: str) -> Output:
+    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    return Output(
+        f"d{name}",
+        lambda p: p.arrays[name].shape,
+        lambda p: p.arrays[name].dtype,
+        like=name,
+        when=lambda p: name in p.arrays and _wanted(p, name),
+    )
+
+
+GRADIENTS = tuple(_gradient(entry.name) for entry in INPUTS)
+
+
+# --- cases ---------------------------------------------------------------------------------------
+
+
+def shapes_of(
+    M: int, N: int, K: int, *, layout: str = "nn", a: Shape = (), b: Shape = (), bias: bool = False
+) -> tuple[dict[str, Shape], dict[str, bool]]:
+    """Shapes and transposes of a problem. layout: "n" or "t" for each matrix; a, b: their batch axes."""
+    of_a, of_b = ((M, K), (K, M))[layout[0] == "t"], ((K, N), (N, K))[layout[1] == "t"]
+    shapes: dict[str, Shape] = {"a": (*a, *of_a), "b": (*b, *of_b)}
+    if bias:
+        shapes["bias"] = (N,)
+    transposes = {"transpose_a": layout[0] == "t", "transpose_b": layout[1] == "t"}
+    return shapes, {name: True for name, value in transposes.items() if value}
+
+
+def _cases() -> tuple[Case, ...]:
+    cases = []
+
+    def add(
+        name: str,
+        sizes: tuple[int, int, int],
+        dtypes: tuple[str, ...],
+        tags: set[Tag],
+        *,
+        layout: str = "nn",
+        a: Shape = (),
+        b: Shape = (),
+        bias: bool = False,
+        backward: bool = True,
+        **params: Any,
+    ) -> None:
+        shapes, transposes = shapes_of(*sizes, layout=layout, a=a, b=b, bias=bias)
+        cases.extend(Case(name, dtype, shapes, transposes | params, frozenset(tags), backward) for dtype in dtypes)
+
+    single, half, both = ("float32",), ("bfloat16",), ("float32", "bfloat16")
+    linear: dict[str, Any] = {"layout": "nt", "bias": True, "activation": "gelu", "return_preactivation": True}
+    # what people run
+    add("square4096", (4096, 4096, 4096), both, {Tag.BENCH})
+    add("batch16_1024", (1024, 1024, 1024), single, {Tag.BENCH}, a=(16,), b=(16,))
+    add("linear8192x4096x4096", (8192, 4096, 4096), half, {Tag.BENCH}, **linear)
+    add("linear2048x2048x1024", (2048, 2048, 1024), both, {Tag.DEMO}, **linear)
+    # every layout, whole tiles and ragged ones, and what a product meets beside its matrices, two by two
+    exact, ragged = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
+    add("m256n384k320", (256, 384, 320), FLOATS, exact)
+    add("m256n128k160_nt", (256, 128, 160), FLOATS, exact, layout="nt", bias=True, activation="silu")
+    add("m128n256k200_tn", (128, 256, 200), FLOATS, exact, layout="tn", a=(3,), b=(3,))
+    add("m136n120k104_tt", (136, 120, 104), FLOATS, exact, layout="tt", b=(2,), activation="relu")
+    add("m257n130k71", (257, 130, 71), FLOATS, ragged, a=(2,), bias=True)
+    add("m65n129k513_nt", (65, 129, 513), FLOATS, ragged, layout="nt", a=(2, 1), b=(3,), activation="gelu")
+    add("m33n47k19_tn", (33, 47, 19), FLOATS, ragged, layout="tn", b=(2, 2), bias=True, return_preactivation=True)
+    add("m70n5k300_tt", (70, 5, 300), FLOATS, ragged, layout="tt", a=(2,), b=(2,), bias=True, activation="relu")
+    add("m1n1000k1", (1, 1000, 1), FLOATS, ragged, activation="silu", return_preactivation=True)
+    add("m7n3k20000", (7, 3, 20000), both, ragged, layout="nt", activation="gelu", bias=True)
+    add("batch70000", (2, 3, 4), both, exact, a=(70000,), b=(70000,))  # more than a grid's second axis has
+    # nothing to do, or to add
+    nothing = {Tag.TEST, Tag.EDGE, Tag.SIM}
+    add("no_rows", (0, 5, 7), both, nothing, bias=True)
+    add("no_columns", (5, 0, 7), both, nothing, layout="tn", bias=True)
+    add("no_batches", (5, 4, 3), both, nothing, a=(2, 0), b=(1, 1), bias=True)
+    add("no_terms", (5, 9, 0), both, nothing, layout="nt", a=(2,), bias=True, activation="relu")
+    # small enough for a simulator
+    simulated = {Tag.SIM}
+    add("sim_nn", (20, 17, 20), ("float64", "bfloat16"), simulated, bias=True, activation="gelu")
+    add("sim_nt", (8, 40, 24), both, simulated, layout="nt", a=(2,), bias=True, activation="relu")
+    add("sim_tn", (10, 12, 8), ("float16", "float32"), simulated, layout="tn", a=(1, 2), b=(2, 1), activation="silu")
+    add("sim_tt", (17, 9, 18), ("float64", "float16"), simulated, layout="tt", b=(2,), return_preactivation=True)
+    add("sim_long", (3, 2, 300), single, simulated, backward=False)
+    # one of each kernel variant, for the offline compiler
+    compiled = {Tag.COMPILE}
+    add("square2048", (2048, 2048, 2048), ("float64", "float32"), compiled)
+    add("linear", (2048, 2048, 1024), half, compiled, **linear)
+    add("ragged", (2049, 2051, 1023), single, compiled, layout="tt", bias=True, activation="gelu")
+    add("small_tn", (64, 64, 512), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
+    return tuple(cases)
+
+
+SPEC = Spec(
+    name="matmul",
+    formula="y = act(op(a) @ op(b) + bias);  dz = dy * act'(z);  da = dz @ op(b).T;  db = op(a).T @ dz",
+    paper="Goto & van de Geijn 2008, doi:10.1145/1356052.1356053; Volkov & Demmel 2008, doi:10.1109/SC.2008.5214359",
+    inputs=INPUTS,
+    params=(
+        Param("transpose_a", False, boolean, "a is [..., K, M]"),
+        Param("transpose_b", False, boolean, "b is [..., N, K]"),
+        Param("activation", None, one_of(None, *ACTIVATIONS), "what comes upon the sum"),
+        Param("precision", None, one_of(None, *PRECISIONS), "how float32 is multiplied; None is as float32"),
+        Param("return_preactivation", False, boolean, "also return op(a) @ op(b) + bias"),
+    ),
+    outputs=OUTPUTS,
+    gradient_inputs=(
+        *(Input(name, None) for name in ("a", "b", "dy")),
+        INPUTS[2],
+        *(Input(name, None, optional=True) for name in ("preactivation", "dpreactivation")),
+    ),
+    gradients=GRADIENTS,
+    gradient_params=tuple(
+        Param(f"{entry.name}_gradient", True, boolean, f"d{entry.name} is wanted") for entry in INPUTS
+    ),
+    saved=("a", "b", "bias", "preactivation"),
+    saved_when={"preactivation": lambda p: p.activation is not None and p.return_preactivation},
+    measure=measure,
+    forward_cost=Cost(
+        flops=_product_flops,
+        bytes_read=lambda p: _nbytes(p, "a", "b", "bias"),
+        bytes_written=lambda p: _written(p, OUTPUTS),
+    ),
+    backward_cost=Cost(
+        flops=lambda p: _product_flops(p) * (_wanted(p, "a") + _wanted(p, "b")),
+        bytes_read=_read_backward,
+        bytes_written=lambda p: _written(p, GRADIENTS),
+        extra_memory=lambda p: p.B * p.M * p.N * p.itemsize if has_dz(p) else 0,  # dz
+    ),
+    rounding="results once, to the storage dtype, and dz before it meets a matrix; all else in float32",
+    floor=8.0,
+    rungs=("naive", "simt"),
+    cases=_cases(),
+    generate=standard_normal,
+)

@@ -1,0 +1,233 @@
+"""What rms_norm and layer_norm share: sizes and their checks, inputs and results, cost, cases, generator.
+
+Both normalise the rows of x [..., N] along the last axis, M of them. A row without elements (N = 0) has statistics of
+0 / 0, NaN; sums over no rows (M = 0) are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .base import Case, Cost, Input, Output, Param, Problem, Role, Spec, Tag, standard_normal
+from .domains import boolean, non_negative
+from .meta import FLOATS, ArrayMeta, compute_dtype, itemsize, numpy_dtype
+
+Shape = tuple[int, ...]
+
+SUMMED = Output(
+    "summed",
+    lambda p: p.arrays["x"].shape,
+    lambda p: p.dtype,
+    like="x",
+    when=lambda p: "residual" in p.arrays,
+    contiguous_last=True,
+)
+# of sums that backward keeps for dw at the most, and as many for db: four blocks on each SM of an H200
+PARTIAL_ROWS = 528
+
+
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """M rows of N elements."""
+    x = arrays["x"].shape
+    if not x:
+        raise ValueError(f"{op}: x has no axes, expected at least one")
+    N = x[-1]
+    for name, meta in arrays.items():
+        if name in ("w", "b"):
+            if meta.shape[0] != N:
+                raise ValueError(f"{op}: {name} has N={meta.shape[0]}, x has N={N}")
+        elif name in ("mean", "rstd"):
+            if meta.shape != x[:-1]:
+                raise ValueError(f"{op}: {name} has shape {meta.shape}, expected {x[:-1]} for x of shape {x}")
+        elif meta.shape != x:
+            raise ValueError(f"{op}: {name} has shape {meta.shape}, x has shape {x}, expected the same")
+    if params.get("offset") and "w" not in arrays:
+        raise ValueError(f"{op}: offset is {params['offset']}, expected 0 without w")
+    return {"M": prod(x[:-1]), "N": N}
+
+
+def data(name: str, *, optional: bool = False) -> Input:
+    """An array of x's shape and dtype."""
+    return Input(name, None, optional=optional, contiguous_last=True)
+
+
+def vector(name: str) -> Input:
+    """Weights or shifts, one a column."""
+    return Input(name, ("N",), optional=True, contiguous_last=True, role=Role.WEIGHT)
+
+
+def statistic(name: str) -> Input:
+    """A number a row."""
+    return Input(name, None, role=Role.STATISTIC)
+
+
+def statistic_result(name: str, request: str) -> Output:
+    """A number a row, returned if the parameter `request` asks for it."""
+    return Output(
+        name,
+        lambda p: p.arrays["x"].shape[:-1],
+        lambda p: compute_dtype(p.dtype),
+        like="x",
+        when=lambda p: p.params[request],
+        asked_by=request,
+    )
+
+
+def result(name: str) -> Output:
+    """An array of x's shape and dtype that every call has."""
+    return Output(name, lambda p: p.arrays["x"].shape, lambda p: p.dtype, like="x", contiguous_last=True)
+
+
+def vector_gradient(name: str) -> Output:
+    """The gradient of weights or shifts, in their dtype."""
+    return Output(
+        f"d{name}",
+        lambda p: p.arrays[name].shape,
+        lambda p: p.arrays[name].dtype,
+        like=name,
+        when=lambda p: name in p.arrays and p.params.get(f"{name}_gradient", True),
+        contiguous_last=True,
+    )
+
+
+def vector_gradient_param(name: str) -> Param:
+    return Param(f"{name}_gradient", True, boolean, f"whether d{name} is wanted")
+
+
+def eps_param(default: float) -> Param:
+    return Param("eps", default, non_negative, "what is added to the mean of squares, under the root")
+
+
+def request_param(name: str, what: str) -> Param:
+    return Param(name, False, boolean, f"also return {what}")
+
+
+def costs(forward_flops: int, backward_flops: int) -> tuple[Cost, Cost]:
+    """Of both directions. The numbers are flops an element of a call without weights and residual."""
+
+    def elements(problem: Problem) -> int:
+        return problem.M * problem.N
+
+    def nbytes(problem: Problem, *left_out: str) -> int:
+        return sum(x.size * itemsize(x.dtype) for name, x in problem.arrays.items() if name not in left_out)
+
+    def written(problem: Problem, outputs: tuple[Output, ...]) -> int:
+        return sum(x.size * itemsize(x.dtype) for x in problem.outputs(outputs).values())
+
+    def wanted(problem: Problem) -> int:
+        """How many sums over rows there are."""
+        return len(problem.outputs(problem.spec.gradients)) - 1
+
+    def partial_bytes(problem: Problem) -> int:
+        row = problem.N * itemsize(compute_dtype(problem.dtype))
+        return wanted(problem) * min(problem.M, PARTIAL_ROWS) * row
+
+    forward = Cost(
+        flops=lambda p: elements(p) * (forward_flops + len(p.arrays) - 1),
+        bytes_read=nbytes,
+        bytes_written=lambda p: written(p, p.spec.outputs),
+    )
+    backward = Cost(
+        flops=lambda p: elements(p) * (backward_flops + ("w" in p.arrays) + ("dsummed" in p.arrays) + 2 * wanted(p)),
+        bytes_read=lambda p: nbytes(p, "b"),  # of b its dtype alone is wanted
+        bytes_written=lambda p: written(p, p.spec.gradients),
+        extra_memory=partial_bytes,
+    )
+    return forward, backward
+
+
+# --- cases ---------------------------------------------------------------------------------------
+
+
+def case_maker(vectors: tuple[str, ...], request: str) -> Callable[..., list[Case]]:
+    """(name, shape, dtypes, tags, ...) -> cases. vectors: that a call has if not told; request: asks for statistics."""
+
+    def make(
+        name: str,
+        shape: Shape,
+        dtypes: tuple[str, ...],
+        tags: set[Tag],
+        *,
+        has: tuple[str, ...] = vectors,
+        residual: bool = False,
+        narrow: bool = False,
+        asked: bool = False,
+        **params: Any,
+    ) -> list[Case]:
+        """narrow: weights have x's dtype. asked: statistics are returned."""
+        shapes = {"x": shape, **dict.fromkeys(has, shape[-1:]), **({"residual": shape} if residual else {})}
+        params |= {request: True} if asked else {}
+        return [
+            Case(name, dtype, shapes, params, frozenset(tags), dtypes=dict.fromkeys(has, dtype) if narrow else {})
+            for dtype in dtypes
+        ]
+
+    return make
+
+
+def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
+    """What both operators are tested, timed, simulated and compiled on."""
+    cases: list[Case] = []
+
+    def add(*args: Any, **options: Any) -> None:
+        cases.extend(make(*args, **options))
+
+    bf16, single, both = ("bfloat16",), ("float32",), ("float32", "bfloat16")
+    # what people run
+    for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192)):
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.BENCH}, narrow=True)
+    add("rows32768x4096", (32768, 4096), single, {Tag.BENCH})
+    add("residual32768x4096", (32768, 4096), bf16, {Tag.BENCH}, narrow=True, residual=True)
+    add("rows8192x4096", (8192, 4096), single, {Tag.DEMO}, has=())
+    add("residual8192x4096", (8192, 4096), bf16, {Tag.DEMO}, narrow=True, residual=True)
+    # every length of row, with each of the options
+    edge = {Tag.TEST, Tag.EDGE}
+    add("rows70x1", (70, 1), FLOATS, edge, asked=True)
+    add("rows5x31", (5, 31), FLOATS, edge, residual=True)
+    add("rows33x128", (33, 128), FLOATS, edge, narrow=True, residual=True, asked=True)
+    add("rows7x1000", (7, 1000), FLOATS, edge, has=())
+    add("rows6x4097", (6, 4097), FLOATS, edge, narrow=True)
+    add("rows4x16384", (4, 16384), FLOATS, edge, residual=True, asked=True)
+    add("rows3x50257", (3, 50257), FLOATS, edge)
+    add("rows3x65536", (3, 65536), FLOATS, {Tag.TEST}, narrow=True, residual=True)
+    add("rows2x150001", (2, 150001), both, {Tag.TEST}, asked=True)
+    add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
+    add("row", (257,), FLOATS, edge, asked=True, residual=True)
+    add("batch3x5x130", (3, 5, 130), FLOATS, edge, narrow=True, residual=True, asked=True)
+    add("eps", (9, 200), FLOATS, {Tag.TEST}, eps=0.5, residual=True, asked=True)
+    add("no_eps", (4, 100), FLOATS, {Tag.TEST}, eps=0.0, asked=True)
+    nothing = {Tag.TEST, Tag.EDGE, Tag.SIM}
+    add("no_rows", (0, 64), FLOATS, nothing, residual=True, asked=True)
+    add("no_columns", (6, 0), both, nothing, residual=True, asked=True)
+    # small enough for a simulator
+    sim = {Tag.SIM}
+    add("sim_rows", (5, 67), FLOATS, sim, residual=True, asked=True)
+    add("sim_aligned", (3, 512), FLOATS, sim, narrow=True, asked=True)
+    add("sim_plain", (4, 40), both, sim, has=())
+    add("sim_long", (2, 700), both, sim)
+    add("sim_ring", (3, 1024), both, sim, residual=True)
+    add("sim_batch", (2, 3, 33), bf16, sim, residual=True, asked=True)
+    # one of each kernel variant, for the offline compiler
+    build = {Tag.COMPILE}
+    add("columns128", (1024, 128), bf16, build, narrow=True)
+    add("columns1024", (1024, 1024), bf16, build, narrow=True, residual=True, asked=True)
+    add("columns4096", (1024, 4096), single, build, residual=True, asked=True)
+    add("columns16384", (1024, 16384), bf16, build, narrow=True, residual=True)
+    add("columns16384", (1024, 16384), ("float64",), build, has=(), asked=True)
+    add("columns65536", (1024, 65536), bf16, build)
+    add("columns4097", (1024, 4097), ("float16",), build, residual=True)
+    add("columns262144", (16, 262144), bf16, build, narrow=True, residual=True)
+    return cases
+
+
+def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Normal values, those of x around 1, so that a row's mean is not small beside its deviation; weights around 1."""
+    arrays = standard_normal(spec, case, rng)
+    dtypes = {wanted.name: numpy_dtype(case.dtype_of(wanted)) for wanted in spec.inputs}
+    for name in arrays.keys() & {"x", "w"}:
+        arrays[name] = (arrays[name].astype(np.float64) + 1).astype(dtypes[name])
+    return arrays

@@ -1,0 +1,345 @@
+"""retention(q, k, v): what it is. Sun et al. 2023 (arXiv:2307.08621), "Retentive Network".
+
+Query i of Sq stands at position p = i + Sk - Sq among the keys and sees key j where j <= p. With a the scale:
+
+    s_ij = a * (q_i . k_j) * gamma^(p - j)      0 where j > p
+    s_ij = a * (q_i . k_j) * mask_ij            with a mask [H, Sq, Sk] in place of the decay, for all j
+    u_i = sum_j s_ij v_j + a * gamma^(p + 1) * q_i @ initial_state      the last term where there is such a state
+    r_i = sum_j s_ij     + a * gamma^(p + 1) * q_i . initial_norm
+    o_i = u_i / n_i      n_i = 1, or with normalize="signed" max(1, |r_i|), with "abs" max(1, sum_j |s_ij|)
+
+A sum that is NaN makes n NaN. Three forms of the same: "parallel" makes all s; "recurrent" goes from token to token
+with a state of fixed size; "chunk" does the one within chunks of tokens and the other between them. The state is made
+of keys and values alone, without scale (norm is the state of a value that is always 1):
+
+    state_j = gamma * state_(j-1) + k_j^T v_j  [D, Dv]    u_j = a * q_j @ state_j
+    norm_j = gamma * norm_(j-1) + k_j  [D]                r_j = a * q_j . norm_j
+
+The state after the last key is a result (`state`, and `state_norm` where "signed" normalizes): what the next call's
+initial_state and initial_norm are. Without tokens it is the initial one, or 0. `row_sum` is r, or for "abs" the sum of
+|s|, as backward needs it; it has no gradient. gamma^n = exp2(n * log2(gamma)), where log2(gamma) must have no error but
+its own rounding, since it is multiplied by as many as Sk. A call without gamma has 1 - 2^(-5 - h). "abs" is for the
+parallel form alone: a sum of magnitudes is no function of a state of fixed size.
+
+The gradient, where n is a constant under "abs", and where |r_i| <= 1:
+
+    du_i = do_i / n_i                dr_i = -sign(r_i) * (do_i . o_i) / n_i  where "signed" and |r_i| > 1, else 0
+    ds_ij = du_i . v_j + dr_i        e_ij = a * gamma^(p - j) * ds_ij, 0 where j > p; a * mask_ij * ds_ij
+    dq_i = sum_j e_ij k_j + a * gamma^(p + 1) * (initial_state @ du_i + dr_i * initial_norm)
+    dk_j = sum_i e_ij q_i + gamma^(Sk - 1 - j) * (dstate @ v_j + dstate_norm)
+    dv_j = sum_i s_ij du_i + gamma^(Sk - 1 - j) * k_j @ dstate
+    dinitial_state = a * sum_i gamma^(p + 1) * q_i^T du_i + gamma^Sk * dstate
+    dinitial_norm = a * sum_i gamma^(p + 1) * dr_i * q_i + gamma^Sk * dstate_norm
+
+A pair that is not seen adds nothing, be it NaN: no key reaches a query before it, and no query's gradient a key behind
+it. Under a mask all pairs meet, and 0 times NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from .base import Cost, Input, Output, Param, Problem, Role, Spec
+from .domains import boolean, finite, integer, one_of, optional
+from .lengths import check_ends
+from .meta import ArrayMeta, compute_dtype, itemsize
+from .retention_cases import CASES, CASES_VARLEN, generate
+
+MAX_KEY_DIM, MAX_VALUE_DIM = 256, 512
+FORMS = ("parallel", "chunk", "recurrent")
+CHUNK = 64  # tokens of a chunk, in the reference and where flops are counted; a kernel has its own
+
+
+def default_gamma(H: int) -> np.ndarray:
+    """The decay of each head that has none of its own: 1 - 2^(-5 - h). float64 [H]"""
+    return 1.0 - 2.0 ** (-5.0 - np.arange(H))
+
+
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """Nothing beyond the symbolic axes; `params["scale"]` becomes a number."""
+    form, normalize, Sq, Sk = params["form"], params["normalize"], sizes["Sq"], sizes["Sk"]
+    if Sq != Sk:
+        if form != "parallel":
+            raise ValueError(f"{op}: q has Sq={Sq}, k has Sk={Sk}, expected the same in form {form!r}")
+        _check_stateless(op, arrays, params, f"q has Sq={Sq}, k has Sk={Sk}, expected the same")
+    if normalize == "abs":
+        if form != "parallel":
+            raise ValueError(
+                f"{op}: normalize is 'abs' in form {form!r}, expected form 'parallel': the sum of |s| over all keys is "
+                "no function of a state of fixed size ('signed' is)"
+            )
+        _check_stateless(op, arrays, params, "normalize is 'abs', expected None or 'signed'")
+    if "mask" in arrays:
+        if form != "parallel":
+            raise ValueError(f"{op}: there is a mask in form {form!r}, expected form 'parallel'")
+        if "gamma" in arrays:
+            raise ValueError(f"{op}: there is gamma and a mask, expected one of them: a mask is in place of the decay")
+        _check_stateless(op, arrays, params, "there is a mask, expected none")
+    _check(op, arrays, params, sizes)
+    return {}
+
+
+def _check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """What both operators ask for."""
+    for name, axis, most in (("q", "D", MAX_KEY_DIM), ("v", "Dv", MAX_VALUE_DIM)):
+        if not 1 <= sizes[axis] <= most:
+            raise ValueError(f"{op}: {name} has {axis}={sizes[axis]}, expected 1 to {most}")
+    _check_norms(op, arrays, params["normalize"])
+    if "do" in arrays:
+        for name in {None: (), "abs": ("row_sum",), "signed": ("o", "row_sum")}[params["normalize"]]:
+            if name not in arrays:
+                raise TypeError(f"{op}: {name} is missing, expected what forward gave with its normalize")
+    if params["scale"] is None:
+        params["scale"] = 1.0 / sqrt(sizes["D"])
+
+
+def _check_stateless(op: str, arrays: Mapping[str, ArrayMeta], params: Mapping[str, Any], reason: str) -> None:
+    for name in ("initial_state", "initial_norm", "dstate", "dstate_norm"):
+        if name in arrays:
+            raise ValueError(f"{op}: {reason} with {name}")
+    if params["return_state"]:
+        raise ValueError(f"{op}: {reason} with return_state")
+
+
+def _check_norms(op: str, arrays: Mapping[str, ArrayMeta], normalize: str | None) -> None:
+    """A state comes with its norm where "signed" normalizes, and without one everywhere else."""
+    if normalize == "signed":
+        for name, other in (("initial_state", "initial_norm"), ("initial_norm", "initial_state")):
+            if name in arrays and other not in arrays:
+                raise ValueError(f"{op}: there is {name} and no {other}, expected both with normalize='signed'")
+    else:
+        for name in ("initial_norm", "dstate_norm"):
+            if name in arrays:
+                raise ValueError(f"{op}: there is {name} with normalize={normalize!r}, expected normalize='signed'")
+
+
+def measure_varlen(
+    op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    """B sequences; Sq = Sk is what the longest of them may have."""
+    B = sizes["B+1"] - 1
+    if B < 0:
+        raise ValueError(f"{op}: cu_seqlens has no elements, expected B+1 of them")
+    if sizes.get("B", B) != B:
+        name = next(name for name in ("initial_state", "initial_norm", "dstate", "dstate_norm") if name in arrays)
+        raise ValueError(f"{op}: {name} has B={sizes['B']}, cu_seqlens has B+1={B + 1}")
+    longest = params["max_seqlen"]
+    _check(op, arrays, params, sizes)
+    return {"B": B, "Sq": longest, "Sk": longest, "form": "chunk"}
+
+
+def check_gamma(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """Every gamma lies above 0 and is at most 1."""
+    if "gamma" in arrays:
+        gamma = arrays["gamma"]
+        wrong = ~((gamma > 0) & (gamma <= 1))  # NaN is wrong
+        if wrong.any():
+            head = int(np.argmax(wrong))
+            raise ValueError(f"{op}: gamma is {gamma[head]} for head {head}, expected above 0 and at most 1")
+
+
+def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """The same, and of cu_seqlens that they begin at 0, never fall, end at the number of tokens and are no longer apart
+    than was said."""
+    check_gamma(op, arrays, problem)
+    check_ends(
+        op, "cu_seqlens", arrays["cu_seqlens"], ("q", "total", problem.total), ("max_seqlen", problem.max_seqlen)
+    )
+
+
+def _pairs(length: int) -> int:
+    """Pairs (query, key) of so many tokens, a query seeing those before it and itself."""
+    return length * (length + 1) // 2
+
+
+def _counts(problem: Problem) -> tuple[int, int]:
+    """Of one head of one batch: pairs (query, key) that are multiplied, and tokens that go through a state."""
+    p = problem
+    if "cu_seqlens" in p.arrays or p.form == "chunk":  # of varlen as if it were one sequence
+        S = p.arrays["q"].shape[0] if "cu_seqlens" in p.arrays else p.Sk
+        whole, rest = divmod(S, CHUNK)
+        return whole * _pairs(CHUNK) + _pairs(rest), S
+    if p.form == "recurrent":
+        return 0, p.Sk
+    if "mask" in p.arrays:
+        return p.Sq * p.Sk, 0
+    return _pairs(p.Sk) - _pairs(max(p.Sk - p.Sq, 0)), p.Sk if p.return_state or "initial_state" in p.arrays else 0
+
+
+def _flops(problem: Problem, keys: int, values: int, states: int) -> int:
+    """Of products: so many of pairs over D and over Dv, and so many of tokens with a state [D, Dv]."""
+    p = problem
+    pairs, tokens = _counts(p)
+    heads = p.H if "cu_seqlens" in p.arrays else p.B * p.H
+    return 2 * heads * (pairs * (keys * p.D + values * p.Dv) + tokens * states * p.D * p.Dv)
+
+
+def _nbytes(problem: Problem, *names: str) -> int:
+    """Bytes of some of the arrays and results that the problem has."""
+    metas = {**problem.arrays, **problem.outputs(), **problem.outputs(problem.spec.gradients)}
+    return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
+
+
+INPUT_NAMES = ("q", "k", "v", "cu_seqlens", "gamma", "mask", "initial_state", "initial_norm")
+# a state gets k^T v and gives q @ state; backward makes it again, and one of its gradient, which three products read
+FORWARD_COST = Cost(
+    flops=lambda p: _flops(p, 1, 1, 2),
+    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES),
+    bytes_written=lambda p: _nbytes(p, "o", "state", "state_norm", "row_sum"),
+)
+BACKWARD_COST = Cost(
+    flops=lambda p: _flops(p, 3, 2, 5),
+    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES, "do", "dstate", "dstate_norm", *_of_norm(p)),
+    bytes_written=lambda p: _nbytes(p, "dq", "dk", "dv", "dinitial_state", "dinitial_norm"),
+)
+
+
+def _of_norm(problem: Problem) -> tuple[str, ...]:
+    """What backward reads of forward's results."""
+    return {None: (), "abs": ("row_sum",), "signed": ("o", "row_sum")}[problem.normalize]
+
+
+def _gradient(name: str) -> Output:
+    """The gradient of an input: like it in shape, dtype and order of axes, without its gaps."""
+    return Output(
+        f"d{name}",
+        lambda p: p.arrays[name].shape,
+        lambda p: p.arrays[name].dtype,
+        like=name,
+        when=lambda p: name in p.arrays,
+        contiguous_last=True,
+    )
+
+
+def _state(name: str, axes: tuple[str, ...]) -> Input:
+    return Input(name, axes, optional=True, contiguous_last=True, role=Role.STATISTIC)
+
+
+def _length(value: Any) -> int:
+    if (number := integer(value)) < 0:
+        raise ValueError("expected 0 or more")
+    return number
+
+
+STATE, NORM = ("B", "H", "D", "Dv"), ("B", "H", "D")
+_NORMALIZE = "'signed' divides o by max(1, |sum of s|), 'abs' by max(1, sum of |s|) without a gradient through it"
+
+
+def _spec(
+    tokens: tuple[str, ...],
+    keys: tuple[str, ...],
+    statistic: tuple[str, ...],
+    options: tuple[Input, ...],
+    lengths: tuple[Input, ...],
+    params: tuple[Param, ...],
+) -> dict[str, Any]:
+    """What the two operators share. tokens, keys: axes of q and k but for the last; statistic: those of row_sum."""
+    qkv = (
+        Input("q", (*tokens, "D"), contiguous_last=True),
+        Input("k", (*keys, "D"), contiguous_last=True),
+        Input("v", (*keys, "Dv"), contiguous_last=True),
+    )
+    options = (
+        Input("gamma", ("H",), optional=True, role=Role.STATISTIC),
+        *options,
+        _state("initial_state", STATE),
+        _state("initial_norm", NORM),
+    )
+    results = (
+        Input("o", (*tokens, "Dv"), optional=True, contiguous_last=True),
+        Input("row_sum", statistic, optional=True, role=Role.STATISTIC),
+        _state("dstate", STATE),
+        _state("dstate_norm", NORM),
+    )
+    return {
+        "formula": "s = scale * (q @ k.T) * gamma^(i - j) for j <= i;  o = s @ v / n",
+        "paper": "Sun et al. 2023, arXiv:2307.08621, equations 5 to 8",
+        "inputs": (*qkv, *lengths, *options),
+        "params": (
+            *params,
+            Param("return_state", False, boolean, "also return the state after the last key"),
+            Param("return_row_sum", False, boolean, "also return what backward needs of a normalized call"),
+        ),
+        "outputs": (
+            Output("o", lambda p: (*p.arrays["q"].shape[:-1], p.Dv), lambda p: p.dtype, like="q", contiguous_last=True),
+            Output(
+                "state",
+                lambda p: tuple(p.dims[axis] for axis in STATE),
+                lambda p: compute_dtype(p.dtype),
+                like="q",
+                when=lambda p: p.return_state,
+                contiguous_last=True,
+                row_major=True,
+            ),
+            Output(
+                "state_norm",
+                lambda p: tuple(p.dims[axis] for axis in NORM),
+                lambda p: compute_dtype(p.dtype),
+                like="q",
+                when=lambda p: p.return_state and p.normalize == "signed",
+                contiguous_last=True,
+                row_major=True,
+            ),
+            Output(
+                "row_sum",
+                lambda p: tuple(p.dims[axis] for axis in statistic),
+                lambda p: compute_dtype(p.dtype),
+                like="q",
+                when=lambda p: p.return_row_sum and p.normalize is not None,
+                row_major=True,
+            ),
+        ),
+        "gradient_inputs": (*qkv, Input("do", (*tokens, "Dv"), contiguous_last=True), *lengths, *results, *options),
+        "gradients": tuple(_gradient(name) for name in ("q", "k", "v", "initial_state", "initial_norm")),
+        "saved": ("q", "k", "v", "o", "row_sum", *(entry.name for entry in (*lengths, *options))),
+        "saved_when": {"o": lambda p: p.normalize == "signed", "row_sum": lambda p: p.normalize is not None},
+        "forward_cost": FORWARD_COST,
+        "backward_cost": BACKWARD_COST,
+        "rounding": "o, dq, dk and dv once, to the storage dtype; all else in float32 (float64 for float64)",
+        "floor": 16.0,
+        "rungs": ("naive", "simt"),
+        "generate": generate,
+    }
+
+
+SPEC = Spec(
+    name="retention",
+    **_spec(
+        ("B", "H", "Sq"),
+        ("B", "H", "Sk"),
+        ("B", "H", "Sq"),
+        (Input("mask", ("H", "Sq", "Sk"), optional=True, contiguous_last=True, role=Role.WEIGHT),),
+        (),
+        (
+            Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
+            Param("form", "chunk", one_of(*FORMS), "how it is computed: 'parallel', 'chunk' or 'recurrent'"),
+            Param("normalize", None, one_of(None, "signed", "abs"), _NORMALIZE),
+        ),
+    ),
+    measure=measure,
+    cases=CASES,
+    values=check_gamma,
+)
+SPEC_VARLEN = Spec(
+    name="retention_varlen",
+    **_spec(
+        ("total", "H"),
+        ("total", "H"),
+        ("H", "total"),
+        (),
+        (Input("cu_seqlens", ("B+1",), ("int32",), role=Role.OTHER),),
+        (
+            Param("max_seqlen", None, _length, "of the longest sequence, or more"),
+            Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
+            Param("normalize", None, one_of(None, "signed"), _NORMALIZE.partition(", 'abs'")[0]),
+        ),
+    ),
+    measure=measure_varlen,
+    cases=CASES_VARLEN,
+    values=check_values_varlen,
+    parent="retention",
+)

@@ -1,0 +1,226 @@
+"""rope(q, k, cos, sin): what it is. Su et al. 2021, arXiv:2104.09864, section 3.4.2.
+
+Of a token at position p, pair i of the first R dimensions of every head is turned by the angle p * f_i:
+
+    x1' = x1 * cos - x2 * sin        (x1, x2) = (x[i], x[i + R/2]), the two halves (Llama, NeoX)
+    x2' = x2 * cos + x1 * sin                   (x[2i], x[2i + 1]), interleaved (GPT-J, the paper)
+
+and the dimensions from R on stay what they are. The gradient is the rotation by the opposite angle. cos and sin have
+R/2 columns and come in two forms, told apart by their axes: [Smax, R/2] holds a row for each position, which all
+batches share; [B, S, R/2] (or [1, S, R/2]) a row for each token. Token (b, s) stands at position s, or at
+positions[b, s] (positions[s]), which tables for positions alone can have.
+
+rope_tables makes such tables: f_i = base ** (-2i / dim), changed by a scaling, and the angles in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .base import Cost, Input, Output, Param, Problem, Role, Spec
+from .domains import boolean, finite, integer, one_of
+from .meta import FLOATS, ArrayMeta, itemsize
+from .rope_cases import CASES, CASES_TABLES, generate, generate_positions
+
+POSITIONS = ("int64", "int32")
+# what a scaling has beside its name, in the order of the normal form, as Hugging Face calls it
+SCALINGS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
+    """half: R/2. rows: of the tables."""
+    B, S, D = sizes["B"], sizes["S"], sizes["D"]
+    cos, sin, positions = arrays["cos"], arrays["sin"], arrays.get("positions")
+    first = next(iter(arrays))
+    if len(cos.shape) not in (2, 3):
+        raise ValueError(
+            f"{op}: cos has {len(cos.shape)} axes {cos.shape}, expected [Smax, R/2], or [B, S, R/2] for each batch"
+        )
+    for name, meta in (("cos", cos), ("sin", sin)):
+        if meta.shape != cos.shape:
+            raise ValueError(f"{op}: {name} has shape {meta.shape}, cos has shape {cos.shape}, expected the same")
+        if meta.dtype != cos.dtype:
+            raise TypeError(f"{op}: {name} has dtype {meta.dtype}, cos has dtype {cos.dtype}, expected the same")
+    half, rows = cos.shape[-1], cos.shape[-2]
+    if 2 * half > D:
+        raise ValueError(
+            f"{op}: cos has R/2={half}, {first} has D={D}, expected D to be R or more, which is {2 * half}"
+        )
+    if len(cos.shape) == 3:
+        if cos.shape[0] not in (1, B):
+            raise ValueError(f"{op}: cos has B={cos.shape[0]}, {first} has B={B}, expected the same or 1")
+        if positions is not None:
+            raise ValueError(f"{op}: positions are given and cos has 3 axes {cos.shape}, expected 2: [Smax, R/2]")
+        if rows != S:
+            raise ValueError(f"{op}: cos has S={rows}, {first} has S={S}, expected the same")
+    elif positions is None:
+        if rows < S:
+            raise ValueError(f"{op}: cos has Smax={rows}, {first} has S={S}, expected Smax to be S or more")
+    elif positions.shape not in ((S,), (B, S)):
+        raise ValueError(f"{op}: positions have shape {positions.shape}, expected ({S},) or ({B}, {S})")
+    return {"half": half, "rows": rows}
+
+
+def check_positions(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """Every position has a row in the tables."""
+    positions = arrays.get("positions")
+    if positions is None or not positions.size:
+        return
+    wrong = (positions < 0) | (positions >= problem.rows)
+    if wrong.any():
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"{op}: positions has {positions[place]} at {place}, cos has Smax={problem.rows}, "
+            f"expected 0 to {problem.rows - 1}"
+        )
+
+
+def measure_tables(
+    op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
+) -> dict[str, Any]:
+    shape = arrays["positions"].shape
+    if len(shape) not in (1, 2):
+        raise ValueError(f"{op}: positions has {len(shape)} axes {shape}, expected 1 or 2: [S] or [B, S]")
+    return {"tokens": prod(shape), "half": params["dim"] // 2}
+
+
+def dimension(value: Any) -> int:
+    """Domain of the number of rotary dimensions."""
+    if (number := integer(value)) < 2 or number % 2:
+        raise ValueError("expected an even number, 2 or more")
+    return number
+
+
+def positive(value: Any) -> float:
+    if (number := finite(value)) <= 0:
+        raise ValueError("expected a number above 0")
+    return number
+
+
+def scaling(value: Any) -> tuple[Any, ...] | None:
+    """Domain of scalings: None, or the name and the numbers of one, whose dict in Hugging Face's words is taken too."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        given = {name: entry for name, entry in value.items() if name not in ("rope_type", "type")}
+        name = value.get("rope_type", value.get("type"))
+        if name == "default" and not given:
+            return None
+        numbers = [given.pop(key) for key in SCALINGS.get(name, ()) if key in given]
+        if given:
+            raise ValueError(f"expected no {', '.join(map(str, given))}")
+    elif isinstance(value, (tuple, list)) and value:
+        name, *numbers = value
+    else:
+        raise TypeError("expected None, a tuple or a dict")
+    if not isinstance(name, str) or name not in SCALINGS:
+        raise ValueError(f"expected one of {', '.join(map(repr, SCALINGS))}")
+    if len(numbers) != len(SCALINGS[name]):
+        raise ValueError(f"expected {name!r} with {', '.join(SCALINGS[name])}")
+    normal = tuple(positive(number) for number in numbers)
+    if name == "llama3" and normal[1] >= normal[2]:
+        raise ValueError("expected low_freq_factor to be less than high_freq_factor")
+    return (name, *normal)
+
+
+def _rotated_bytes(problem: Problem) -> int:
+    """Of q and k, or their gradients: all that has to be moved one way; in place the rotated dimensions alone."""
+    p = problem
+    return p.B * p.S * (p.H + p.Hkv) * (2 * p.half if p.inplace else p.D) * p.itemsize
+
+
+def _tables_bytes(problem: Problem) -> int:
+    """Of the rows of cos and sin that some token may need, and of the positions."""
+    cos, positions = problem.arrays["cos"], problem.arrays.get("positions")
+    needed = problem.S if positions is None else positions.size
+    rows = min(needed, problem.rows) * (cos.shape[0] if len(cos.shape) == 3 else 1)
+    told = 0 if positions is None else positions.size * itemsize(positions.dtype)
+    return 2 * rows * problem.half * itemsize(cos.dtype) + told
+
+
+COST = Cost(
+    flops=lambda p: 6 * p.B * p.S * (p.H + p.Hkv) * p.half,
+    bytes_read=lambda p: _rotated_bytes(p) + _tables_bytes(p),
+    bytes_written=_rotated_bytes,
+)
+
+
+def _heads(name: str, heads: str) -> Input:
+    return Input(name, ("B", heads, "S", "D"), contiguous_last=True)
+
+
+def _like(name: str, like: str) -> Output:
+    return Output(name, lambda p: p.arrays[like].shape, lambda p: p.dtype, like=like, contiguous_last=True)
+
+
+TABLES = (
+    Input("cos", None, role=Role.WEIGHT, contiguous_last=True),
+    Input("sin", None, role=Role.WEIGHT, contiguous_last=True),
+    Input("positions", None, POSITIONS, optional=True, role=Role.OTHER),
+)
+
+SPEC = Spec(
+    name="rope",
+    formula="x1' = x1 * cos - x2 * sin;  x2' = x2 * cos + x1 * sin, of each pair of q and of k",
+    paper="Su et al. 2021, arXiv:2104.09864, equation 34",
+    inputs=(_heads("q", "H"), _heads("k", "Hkv"), *TABLES),
+    params=(
+        Param("interleaved", False, boolean, "pairs are neighbours, not the two halves of the rotary dimensions"),
+        Param("inplace", False, boolean, "write over the inputs"),
+    ),
+    outputs=(_like("q_rotated", "q"), _like("k_rotated", "k")),
+    gradient_inputs=(_heads("dq_rotated", "H"), _heads("dk_rotated", "Hkv"), *TABLES),
+    gradients=(_like("dq", "dq_rotated"), _like("dk", "dk_rotated")),
+    saved=("cos", "sin", "positions"),
+    measure=measure,
+    forward_cost=COST,
+    backward_cost=COST,
+    rounding="the results once, to the storage dtype; all else in float32 (float64 for float64)",
+    floor=8.0,
+    rungs=("naive", "simt"),
+    cases=CASES,
+    generate=generate,
+    values=check_positions,
+)
+
+
+def _table(name: str) -> Output:
+    return Output(name, lambda p: (*p.arrays["positions"].shape, p.half), lambda p: p.dtype, like="positions")
+
+
+SPEC_TABLES = Spec(
+    name="rope_tables",
+    formula="cos, sin of positions * base ** (-2i / dim), i from 0 to dim / 2 - 1",
+    paper="Su et al. 2021, arXiv:2104.09864, equation 15; scaling llama3: Grattafiori et al. 2024, arXiv:2407.21783",
+    inputs=(Input("positions", None, POSITIONS, role=Role.OTHER),),
+    params=(
+        Param("dim", None, dimension, "rotary dimensions R"),
+        Param("base", 10000.0, positive, "base of the frequencies, rope_theta"),
+        Param("scaling", None, scaling, "what becomes of low frequencies: None, linear or llama3"),
+        Param("dtype", "float32", one_of(*FLOATS), "of the tables"),
+    ),
+    outputs=(_table("cos"), _table("sin")),
+    gradient_inputs=(),
+    gradients=(),
+    saved=(),
+    measure=measure_tables,
+    forward_cost=Cost(
+        flops=lambda p: 40 * p.tokens * p.half,
+        bytes_read=lambda p: p.tokens * itemsize(p.arrays["positions"].dtype),
+        bytes_written=lambda p: 2 * p.tokens * p.half * p.itemsize,
+    ),
+    backward_cost=None,
+    rounding="cos and sin once, to their dtype; frequencies, angles and all else in float64",
+    floor=8.0,
+    rungs=("simt",),
+    cases=CASES_TABLES,
+    generate=generate_positions,
+    parent="rope",
+)

@@ -1,0 +1,67 @@
+"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .layer_norm import layer_norm
+from .rms_norm import rms_norm
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """`torch.nn.RMSNorm` with `rms_norm`, and with a residual.
+
+    forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
+    y, or (y, x + residual). The weight may be wider than x: float32 beside bfloat16. eps of None is that of float32
+    (of float64 for float64), as torch has it. x must have a contiguous last axis; where `normalized_shape` has several
+    axes, they are made one, by a copy if they lie apart.
+
+    Raises ValueError for an x of another shape, and what `rms_norm` raises.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
+        eps = self.eps
+        if eps is None:
+            eps = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps
+        rows, added, weight = flat(self, x, residual, self.weight)
+        assert rows is not None
+        return shaped(rms_norm(rows, weight, eps=eps, residual=added), x)
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """`torch.nn.LayerNorm` with `layer_norm`, and with a residual.
+
+    forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
+    y, or (y, x + residual). Weight and bias may be wider than x: float32 beside bfloat16. x must have a contiguous last
+    axis; where `normalized_shape` has several axes, they are made one, by a copy if they lie apart.
+
+    Raises ValueError for an x of another shape, and what `layer_norm` raises.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:  # type: ignore[override]
+        rows, added, weight, bias = flat(self, x, residual, self.weight, self.bias)
+        assert rows is not None
+        return shaped(layer_norm(rows, weight, bias, eps=self.eps, residual=added), x)
+
+
+def flat(module: RMSNorm | LayerNorm, x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
+    """The tensors with their normalised axes as one. Raises ValueError where x has others."""
+    axes = tuple(module.normalized_shape)
+    if tuple(x.shape[-len(axes) :]) != axes:
+        expected = ", ".join(map(str, axes))
+        name = type(module).__name__
+        raise ValueError(f"{name}: x has shape {tuple(x.shape)}, expected its last axes to be [{expected}]")
+    if len(axes) == 1:
+        return [x, *others]
+    return [None if each is None else each.reshape(*each.shape[: -len(axes)], prod(axes)) for each in (x, *others)]
+
+
+def shaped(results: Tensor | tuple[Tensor, Tensor], x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    """The results with x's axes."""
+    if isinstance(results, Tensor):
+        return results.view(x.shape)
+    y, summed = results
+    return y.view(x.shape), summed.view(x.shape)

@@ -1,0 +1,20 @@
+"""What the bridges of rms_norm and layer_norm share: the results that a caller asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def wanted(op: str, results: tuple[Tensor, ...], residual: Tensor | None, request: str, asked: Any) -> Any:
+    """y alone, or a tuple of y, summed if there is a residual, and statistics if the parameter `request` asks for them.
+
+    results: y, summed (empty without a residual), statistics. Raises TypeError unless `asked` is a bool.
+    """
+    if not isinstance(asked, bool):
+        raise TypeError(f"{op}: {request} is {asked!r}, expected True or False")
+    y, summed, *statistics = results
+    if residual is None and not asked:
+        return y
+    return (y, *(() if residual is None else (summed,)), *(statistics if asked else ()))

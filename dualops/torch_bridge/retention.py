@@ -1,0 +1,126 @@
+"""Retention for torch tensors. What it is: `dualops.spec.retention`; how it meets torch: `interop`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .. import reference
+from ..spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from .interop import register
+
+_KINDS = {"scale": "float?", "normalize": "str?", "max_seqlen": "SymInt"}
+_ROW_SUM = {"return_row_sum": True}  # backward needs it
+
+_operator = register(
+    SPEC,
+    reference.retention,
+    reference.retention_backward,
+    kinds=_KINDS,
+    fixed=_ROW_SUM,
+    autocast="lower",
+)
+_operator_varlen = register(
+    SPEC_VARLEN,
+    reference.retention_varlen,
+    reference.retention_varlen_backward,
+    kinds=_KINDS,
+    fixed=_ROW_SUM,
+    autocast="lower",
+)
+
+
+def retention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    gamma: Tensor | None = None,
+    scale: float | None = None,
+    form: str = "chunk",
+    normalize: str | None = None,
+    mask: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    initial_norm: Tensor | None = None,
+    return_state: bool = False,
+) -> Any:
+    """Retention of RetNet, o_i = sum_j s_ij v_j / n_i with s_ij = scale * (q_i . k_j) * gamma^(i - j) for j <= i.
+
+    q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
+    device or the CPU, any strides with a contiguous last axis, D at most 256, Dv at most 512. Results and states are
+    differentiable once, by q, k, v, initial_state and initial_norm.
+
+    gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
+    scale: of q @ k.T, 1 / sqrt(D) if None
+    form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
+        all pairs at once. Their results are the same. Sq is Sk but in the parallel form, where i - j is
+        i + Sk - Sq - j
+    normalize: None: n = 1; "signed": n_i = max(1, |sum_j s_ij|); "abs", in the parallel form alone:
+        n_i = max(1, sum_j |s_ij|), through which no gradient goes
+    mask [H, Sq, Sk]: in place of the decay, for all j; the parallel form alone; q's dtype, or that of gamma
+    initial_state [B, H, D, Dv]: the state that an earlier call returned; dtype as gamma. With "signed" also
+        initial_norm [B, H, D], that call's state_norm
+
+    Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_state (o, state), and
+    with "signed" (o, state, state_norm): two calls, of which the second is given the state of the first, give what one
+    call of all tokens gives. Gradients are deterministic. Under autocast q, k and v take autocast's dtype; gamma and
+    states keep theirs, a mask becomes float32.
+
+    Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
+    torch.func.grad. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is
+    there to be read and compared with, not to be fast. gamma's values are checked on the CPU alone.
+
+    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient, of
+    gamma or of mask, and where a device cannot do it.
+
+    >>> import torch
+    >>> q = k = torch.ones(1, 1, 3, 1)
+    >>> v = torch.tensor([[[[1.0], [0.0], [0.0]]]])
+    >>> retention(q, k, v, gamma=torch.tensor([0.5]))
+    tensor([[[[1.0000],
+              [0.5000],
+              [0.2500]]]])
+    """
+    arrays = (q, k, v, gamma, mask, initial_state, initial_norm)
+    return _wanted(SPEC.name, _operator(*arrays, scale, form, normalize, return_state), normalize, return_state)
+
+
+def retention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    *,
+    gamma: Tensor | None = None,
+    scale: float | None = None,
+    normalize: str | None = None,
+    initial_state: Tensor | None = None,
+    initial_norm: Tensor | None = None,
+    return_state: bool = False,
+) -> Any:
+    """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
+
+    q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
+    of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. On a CUDA device
+    the values of cu_seqlens are not checked: that would wait for the device. normalize: None or "signed". Each sequence
+    has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. The other arguments are those of
+    `retention`, whose docstring holds here too.
+
+    Returns o [total, H, Dv]; with return_state (o, state), and with "signed" (o, state, state_norm). A compiled
+    function is compiled once for all lengths, max_seqlen among them.
+    """
+    arrays = (q, k, v, cu_seqlens, gamma, initial_state, initial_norm)
+    results = _operator_varlen(*arrays, max_seqlen, scale, normalize, return_state)
+    return _wanted(SPEC_VARLEN.name, results, normalize, return_state)
+
+
+def _wanted(op: str, results: tuple[Tensor, ...], normalize: Any, return_state: Any) -> Any:
+    """o, or o and the state with whatever norm it has."""
+    o, state, state_norm, _ = results
+    if not isinstance(return_state, bool):
+        raise TypeError(f"{op}: return_state is {return_state!r}, expected True or False")
+    if not return_state:
+        return o
+    return (o, state, state_norm) if normalize == "signed" else (o, state)

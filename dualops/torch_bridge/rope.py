@@ -1,0 +1,130 @@
+"""Rotary position embeddings for torch tensors. What they are: `dualops.spec.rope`; how they meet torch: `interop`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..spec import rope as SPEC, rope_tables as SPEC_TABLES
+from ..spec.meta import FLOATS
+from .interop import register
+from .ways import dense, transformed, watched
+
+_operator = register(SPEC, reference.rope, reference.rope_backward, fixed={"inplace": False})
+_operator_tables = register(SPEC_TABLES, reference.rope_tables, kinds={"dim": "int", "scaling": "text"})
+
+_NAMES = {getattr(torch, name): name for name in FLOATS}
+
+
+def rope(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """q and k with their first R dimensions rotated, pair by pair; differentiable once, by q and k.
+
+    q [B, H, S, D], k [B, Hkv, S, D] of one dtype (float64, float32, float16, bfloat16) on a CUDA device or the CPU, any
+    strides with a contiguous last axis: the transposed views that projections leave are as good as any. cos, sin of
+    that dtype or of float32 (float64 for float64), with R/2 columns, R at most D, in one of two forms: [Smax, R/2] has
+    a row for each position, [B, S, R/2] one for each token, or [1, S, R/2]. `rope_tables` makes both; of Hugging Face's
+    tables, whose two halves are alike, take `cos[..., : R // 2]`.
+
+    positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
+    On a CUDA device they are not looked at, which would wait for it: a token whose position has no row becomes NaN in
+    its first R dimensions.
+    interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
+    inplace: write over q and k, and return them; where no gradient is recorded. Compiled functions, and the CPU, rotate
+    into new memory and copy
+
+    Returns (q, k) rotated, of their shapes, dtypes and orders of axes. Arithmetic is float32 (float64 for float64),
+    rounded once; dimensions from R on stay what they are. Autocast changes nothing. Gradients are deterministic.
+
+    Works under torch.compile (fullgraph, dynamic B, H and S), torch.export and, outside torch.compile, torch.func.grad.
+    CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
+    and compared with, not to be fast.
+
+    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient or of
+    cos and sin, and for inplace where a gradient would be recorded.
+
+    >>> import torch
+    >>> q = torch.tensor([[[[1.0, 0.0]]]])
+    >>> rope(q, q, torch.tensor([[0.0]]), torch.tensor([[1.0]]))[0]
+    tensor([[[[0., 1.]]]])
+    """
+    arrays = (q, k, cos, sin, positions)
+    if inplace is False:
+        return _operator(*arrays, interleaved)
+    if inplace is not True:
+        raise TypeError(f"{SPEC.name}: inplace is {inplace!r}, expected True or False")
+    if torch.is_grad_enabled():
+        for name, x in (("q", q), ("k", k)):
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise NotImplementedError(
+                    f"{SPEC.name}: inplace is True and {name} requires a gradient, which is not implemented; "
+                    "leave inplace out, or call it under torch.no_grad()"
+                )
+    if torch.compiler.is_dynamo_compiling() or not _straight(arrays):
+        for x, rotated in zip((q, k), _operator(*arrays, interleaved)):
+            x.copy_(rotated)
+    else:
+        _operator.kernel(q, k, cos, sin, positions=positions, interleaved=interleaved, inplace=True)
+        for x in (q, k):
+            if not x.is_inference():
+                torch.autograd.graph.increment_version(x)  # who saved it for a gradient must be told
+    return q, k
+
+
+def _straight(arrays: tuple[Any, ...]) -> bool:
+    """Whether a call may go to the kernels past all of torch's machinery."""
+    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in arrays)
+    return on_gpu and not (watched() or transformed()) and all(map(dense, arrays))
+
+
+def rope_tables(
+    positions: Tensor,
+    dim: int,
+    *,
+    base: float = 10000.0,
+    scaling: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    dtype: torch.dtype | str = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of the angles that positions stand for, as `rope` takes them; without a gradient.
+
+    positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
+    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
+    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+
+    ("linear", factor): all are divided by the factor
+    ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
+    by the factor, those that turn more than `high` times stay, and those between are mixed of both
+
+    Returns (cos, sin) [S, dim/2] or [B, S, dim/2] of `dtype` (float32, float64, float16 or bfloat16) on the device of
+    positions. Angles, cos and sin are computed in float64, and then rounded, so that a position of a million is as
+    exact as one of ten. Works under torch.compile and torch.export. Raises TypeError and ValueError for a wrong call.
+
+    >>> import torch
+    >>> rope_tables(torch.tensor([0]), 4)
+    (tensor([[1., 1.]]), tensor([[0., 0.]]))
+    """
+    if isinstance(scaling, Mapping):
+        scaling = _normal(tuple(scaling.items()))
+    return _operator_tables(positions, dim, base, scaling, _NAMES.get(dtype, dtype))
+
+
+@torch.compiler.assume_constant_result
+def _normal(scaling: tuple[tuple[str, Any], ...]) -> tuple[Any, ...] | None:
+    """The tuple that the entries of a dict stand for, which the dispatcher can have as text."""
+    (domain,) = (param.domain for param in SPEC_TABLES.params if param.name == "scaling")
+    try:
+        return domain(dict(scaling))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{SPEC_TABLES.name}: scaling is {dict(scaling)!r}, {error}") from None

@@ -1,0 +1,165 @@
+"""The kernels of rms_norm and layer_norm by Configs that the SIM cases are too small for, and results over inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda import norm, simulator
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.norm import long_rows, ring_backward, rows
+from dualops.cuda.norm.long_rows import LongRowsConfig
+from dualops.cuda.norm.ring import RingConfig
+from dualops.cuda.norm.rows import RowsConfig
+from dualops.spec import OPERATORS, Case
+from dualops.spec.meta import itemsize, numpy_dtype
+from tests.checks import check
+from tests.cuda.operators import Direction
+from tests.problems import Layout
+
+NORMS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
+every_norm = pytest.mark.parametrize("name", NORMS)
+DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+
+
+@pytest.fixture(autouse=True)
+def few_rows_a_piece(monkeypatch):
+    """Sums over rows are put together from several pieces, and plans are made anew."""
+    for module in (rows, ring_backward, long_rows):
+        monkeypatch.setattr(module, "PIECE", 2)
+    for name in NORMS:
+        for operation in OPERATIONS[name]:
+            monkeypatch.setattr(operation, "plans", {})
+
+
+def hold(name: str, backward: bool, rung: str, M: int, N: int, dtype: str, layout: Layout | None = None) -> None:
+    """Check a rung on M x N, without and with a residual; special values with it."""
+    spec = OPERATORS[name]
+    for residual in (False, True):
+        shapes: dict[str, tuple[int, ...]] = {"x": (M, N), **dict.fromkeys(NORMS[name], (N,))}
+        shapes |= {"residual": (M, N)} if residual else {}
+        asked = {"return_rstd" if name == "rms_norm" else "return_stats": True}
+        case = Case("config", dtype, shapes, asked, seed=N)
+        direction = Direction(spec, backward)
+        layouts = {entry.name: layout for entry in direction.inputs if layout and entry.axes is None}
+        layouts = {each: own for each, own in layouts.items() if each not in ("mean", "rstd")}
+        run = direction.function(rung)
+        check(spec, case, run, backward=backward, layouts=layouts, out_layout=layout, special=residual, ways=("given",))
+
+
+def padded(aligned: bool) -> Layout:
+    return Layout((0, 1), (0, 16 if aligned else 3), misalignment=0 if aligned else 1)
+
+
+@every_norm
+@DIRECTIONS
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (RowsConfig(8, 1, 4, early=False), "bfloat16"),
+        (RowsConfig(32, 1, 3), "float64"),
+        (RowsConfig(64, 1, 2), "float32"),
+        (RowsConfig(64, 2, 1, early=False), "float16"),
+        (RowsConfig(64, 4, 1, aligned=False), "bfloat16"),
+        (RowsConfig(16, 4, 4, aligned=False), "float64"),
+    ],
+    ids=str,
+)
+def test_rows(monkeypatch, name, config, dtype, backward):
+    monkeypatch.setattr(norm, "rows_config", lambda *_, **__: config)
+    vector = 16 // itemsize(dtype) if config.aligned else 1
+    hold(name, backward, "simt", 2 * config.rows + 1, config.columns(dtype) - vector, dtype, padded(config.aligned))
+
+
+@every_norm
+@DIRECTIONS
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [(LongRowsConfig(64, 1), "bfloat16"), (LongRowsConfig(32, 4, aligned=False), "float64")],
+    ids=str,
+)
+def test_long_rows(monkeypatch, name, config, dtype, backward):
+    monkeypatch.setattr(norm, "rows_config", lambda *_, **__: None)
+    monkeypatch.setattr(norm, "LongRowsConfig", lambda *_: config)
+    monkeypatch.setattr(norm, "BLOCKS", 1)  # fewer slots than rows
+    hold(name, backward, "simt", 5, config.columns(dtype) + 8, dtype, padded(config.aligned))
+
+
+@every_norm
+@DIRECTIONS
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (RingConfig(8, 2, 8, stages=2), "float32"),
+        (RingConfig(32, 1, 3, stages=3, w_shared=True), "bfloat16"),
+        (RingConfig(64, 1, 2, stages=2), "float64"),
+        (RingConfig(64, 1, 1, stages=3, cluster=2, w_shared=True), "float64"),
+        (RingConfig(32, 1, 1, stages=2, cluster=4), "float16"),
+    ],
+    ids=str,
+)
+def test_ring(monkeypatch, name, config, dtype, backward):
+    """One block or cluster takes all rows, and the ring runs ahead of them."""
+    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
+    longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
+    with simulator.order("forward"):
+        hold(name, backward, "sm90", 5, longest, dtype)
+    with simulator.order("reversed"):
+        hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
+
+
+@every_norm
+@pytest.mark.parametrize("rung", ["naive", "simt", "sm90"])
+def test_rows_along_many_axes(name, rung):
+    """[B, S, H, D] seen as [B, H, S, D], padded, the batch broadcast: no two axes merge."""
+    N = 16
+    memory = np.random.default_rng(0).standard_normal((2, 5, 3, 2 * N)).astype(np.float32)
+    x = np.broadcast_to(memory[:1], memory.shape).transpose(0, 2, 1, 3)[..., :N]
+    w = np.linspace(0, 2, N, dtype=np.float32)
+    y = getattr(dualops.cuda, name)(x, w, kernel=rung)
+    np.testing.assert_allclose(y, getattr(reference, name)(x, w), rtol=1e-5, atol=1e-6)
+    assert y.strides[1] < y.strides[2]  # x's memory order
+
+
+# --- results over inputs -----------------------------------------------------------------------------
+
+
+def normal(*shape: int, seed: int, dtype: str) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+@every_norm
+@pytest.mark.parametrize(("rung", "dtype"), [("naive", "float64"), ("simt", "bfloat16"), ("sm90", "float32")])
+def test_results_may_be_written_over_inputs(name, rung, dtype, order):
+    x, residual, dy = (normal(5, 64, seed=seed, dtype=dtype) for seed in range(3))
+    w = normal(64, seed=3, dtype=dtype)
+    forward, backward = (getattr(dualops.cuda, each) for each in (name, f"{name}_backward"))
+    asked = {"return_rstd" if name == "rms_norm" else "return_stats": True}
+    y, summed, *statistics = forward(x, w, residual=residual, **asked, kernel=rung)
+    expected = backward(summed, *statistics, dy, w, dsummed=dy, kernel=rung)
+
+    over: list[Any] = [x.copy(), residual.copy()]
+    forward(over[0], w, residual=over[1], out=tuple(over), kernel=rung)
+    np.testing.assert_array_equal(over, [y, summed])
+    over = [x.copy(), residual.copy()]
+    forward(over[0], w, residual=over[1], out=(over[1], over[0]), kernel=rung)
+    np.testing.assert_array_equal(over, [summed, y])
+    for place in (0, 1):
+        inputs = [summed.copy(), dy.copy()]
+        dw = np.empty_like(w)
+        backward(inputs[0], *statistics, inputs[1], w, dsummed=dy, out=(inputs[place], dw), kernel=rung)
+        np.testing.assert_array_equal(inputs[place], expected[0])
+        np.testing.assert_array_equal(dw, expected[1])
+
+
+def test_results_may_not_be_written_over_weights():
+    x, w = normal(4, 16, seed=0, dtype="float32"), normal(16, seed=1, dtype="float32")
+    _, rstd = dualops.cuda.rms_norm(x, w, return_rstd=True)
+    with pytest.raises(ValueError, match="rms_norm_backward: out dw overlaps w in memory"):
+        dualops.cuda.rms_norm_backward(x, rstd, x, w, out=(np.empty_like(x), w))
+    with pytest.raises(ValueError, match="rms_norm: out summed overlaps out y in memory"):
+        dualops.cuda.rms_norm(x, w, residual=x.copy(), out=(x, x))

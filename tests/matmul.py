@@ -1,0 +1,93 @@
+"""What matmul brings to fuzzer and checker: its domain, its special values, and what its sums cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dualops.reference.matmul import _op, _slopes, _sum_to
+from dualops.spec import Case, Problem
+from dualops.spec.matmul import ACTIVATIONS, shapes_of
+from tests.sizes import random_size
+
+Shapes = dict[str, tuple[int, ...]]
+Arrays = Mapping[str, np.ndarray]
+
+LONGEST = 400  # rows, columns, terms
+
+
+def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
+    """Shapes and parameters: any layouts, batch axes that broadcast in every way, any options together."""
+    K = random_size(rng, min(max_elements, LONGEST))
+    M, N = (random_size(rng, min(max_elements // max(K, 1), LONGEST)) for _ in range(2))
+    if max_elements < M * N:
+        M = max_elements // N
+    largest = max(M * K, K * N, M * N, 1)
+    a, b = _batches(rng, max_elements // largest)
+    layout = "".join(rng.choice(["n", "t"], 2))
+    shapes, transposes = shapes_of(M, N, K, layout=layout, a=a, b=b, bias=bool(rng.integers(2)))
+    params: dict[str, Any] = {**transposes, "return_preactivation": bool(rng.integers(2))}
+    if rng.random() < 0.5:
+        params["activation"] = str(rng.choice(ACTIVATIONS))
+    return shapes, params
+
+
+def _batches(rng: np.random.Generator, most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Batch axes of a and b, in half of the draws none, whose common shape has at most so many places."""
+    if rng.random() < 0.5:
+        return (), ()
+    full: list[int] = []
+    for _ in range(int(rng.integers(1, 4))):
+        full.append(random_size(rng, min(max(most // max(prod(full), 1), 1), 5)))
+    shapes = []
+    for _ in range(2):
+        shape = tuple(1 if rng.random() < 0.3 else size for size in full)
+        leading = next((axis for axis, size in enumerate(shape) if size != 1), len(shape))
+        shapes.append(shape[int(rng.integers(leading + 1)) :])  # axes of one place may be left out
+    return shapes[0], shapes[1]
+
+
+def special_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    """The largest special value of an input, and whether it may be infinite: what float32 and float64 have alike.
+
+    No sum that overflows in half precision. No infinity in a gradient: a slope, or a rounded dz, that is tiny in
+    float64 and 0 in float32 makes of it an infinity here and a NaN there.
+    """
+    return 16.0, not backward
+
+
+def result_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
+    """The largest sum of |a| * |b|, with the bias: none of the activations stretches a difference by more than 1.13."""
+    size = _sizes(arrays)
+    with np.errstate(all="ignore"):
+        terms = _op(size["a"], given.transpose_a) @ _op(size["b"], given.transpose_b) + size.get("bias", 0.0)
+    return dict.fromkeys(("y", "preactivation"), _largest(terms))
+
+
+def gradient_terms(arrays: Arrays, given: Problem) -> dict[str, float]:
+    """Of each gradient the largest sum of magnitudes; dz counts as |act'(z)| * |dy| + |dpreactivation|."""
+    size = _sizes(arrays)
+    with np.errstate(all="ignore"):
+        dz = size["dy"]
+        if given.activation is not None:
+            slope = _slopes(arrays["preactivation"].astype(np.float64), np.ones(dz.shape), given.activation)
+            dz = np.nan_to_num(np.abs(slope), posinf=0.0) * dz
+        dz = dz + size.get("dpreactivation", 0.0)
+        a, b = _op(size["a"], given.transpose_a), _op(size["b"], given.transpose_b)
+        return {
+            "da": _largest(_sum_to(_op(dz @ b.swapaxes(-1, -2), given.transpose_a), size["a"].shape)),
+            "db": _largest(_sum_to(_op(a.swapaxes(-1, -2) @ dz, given.transpose_b), size["b"].shape)),
+            "dbias": _largest(_sum_to(dz, (given.N,))),
+        }
+
+
+def _sizes(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Magnitudes in float64; what is no number counts as 0."""
+    return {name: np.nan_to_num(np.abs(array.astype(np.float64)), posinf=0.0) for name, array in arrays.items()}
+
+
+def _largest(terms: np.ndarray) -> float:
+    return float(terms.max(initial=0.0))

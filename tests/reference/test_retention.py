@@ -1,0 +1,424 @@
+"""Retention in NumPy: three forms against loops over numbers and exact fractions, states handed on, NaN, invariants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import combinations
+from math import sqrt
+from re import escape
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.reference import retention, retention_varlen
+from dualops.reference.retention import decay_of
+from dualops.spec import OPERATORS, Tag, compare
+from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
+from dualops.spec.retention_cases import PAIRS
+from tests.checks import bind, call, widened
+from tests.problems import elements, random_problems, values
+from tests.retention import result_terms
+
+SPEC, VARLEN = OPERATORS["retention"], OPERATORS["retention_varlen"]
+FORMS = ("parallel", "chunk", "recurrent")
+CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 15]
+
+pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
+
+
+def formula(arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """All results of a call of retention in float64, a score at a time; written from DESIGN.md."""
+    q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
+    (B, H, Sq, D), Sk, Dv = q.shape, k.shape[2], v.shape[3]
+    scale = 1 / sqrt(D) if params.get("scale") is None else params["scale"]
+    gamma = [float(arrays["gamma"][h]) if "gamma" in arrays else 1 - 2.0 ** (-5 - h) for h in range(H)]
+    o, row_sum = np.zeros((B, H, Sq, Dv)), np.zeros((B, H, Sq))
+    state, norm = np.zeros((B, H, D, Dv)), np.zeros((B, H, D))
+    for b, h in np.ndindex(B, H):
+        for i in range(Sq):
+            position, total, absolute, sums = i + Sk - Sq, 0.0, 0.0, np.zeros(Dv)
+            for j in range(Sk):
+                if "mask" not in arrays and j > position:
+                    continue
+                weight = float(arrays["mask"][h, i, j]) if "mask" in arrays else gamma[h] ** (position - j)
+                s = scale * sum(q[b, h, i, d] * k[b, h, j, d] for d in range(D)) * weight
+                total, absolute, sums = total + s, absolute + abs(s), sums + s * v[b, h, j]
+            for d in range(D) if "initial_state" in arrays else ():
+                old = scale * gamma[h] ** (position + 1) * q[b, h, i, d]
+                sums = sums + old * arrays["initial_state"][b, h, d]
+                total += old * arrays["initial_norm"][b, h, d] if "initial_norm" in arrays else 0.0
+            row_sum[b, h, i] = absolute if params.get("normalize") == "abs" else total
+            o[b, h, i] = sums / (max(1.0, abs(row_sum[b, h, i])) if params.get("normalize") else 1.0)
+        if "initial_state" in arrays:
+            state[b, h] = gamma[h] ** Sk * arrays["initial_state"][b, h]
+        if "initial_norm" in arrays:
+            norm[b, h] = gamma[h] ** Sk * arrays["initial_norm"][b, h]
+        for j in range(Sk):
+            state[b, h] += gamma[h] ** (Sk - 1 - j) * np.outer(k[b, h, j], v[b, h, j])
+            norm[b, h] += gamma[h] ** (Sk - 1 - j) * k[b, h, j]
+    return {"o": o, "state": state, "state_norm": norm, "row_sum": row_sum}
+
+
+def everything(arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """All results that the call can have, by name."""
+    stateless = "mask" in arrays or arrays["q"].shape[2] != arrays["k"].shape[2] or params.get("normalize") == "abs"
+    params = {**params, "return_state": not stateless, "return_row_sum": True}
+    found = call(retention, SPEC.inputs, arrays, **params)
+    names = bind(SPEC, dict(arrays), params, False).outputs()
+    return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def qkv(B=2, H=3, S=70, D=5, Dv=4) -> dict[str, Any]:
+    return {"q": normal(B, H, S, D, seed=1), "k": normal(B, H, S, D, seed=2), "v": normal(B, H, S, Dv, seed=3)}
+
+
+def with_states(arrays: dict[str, Any], normalize: str | None) -> dict[str, Any]:
+    (B, H, _, D), Dv = arrays["q"].shape, arrays["v"].shape[3]
+    states = {"initial_state": normal(B, H, D, Dv, seed=4)}
+    return arrays | states | ({"initial_norm": normal(B, H, D, seed=5)} if normalize == "signed" else {})
+
+
+def hold(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], limit: float = 1e-12) -> None:
+    for name, result in found.items():
+        assert result.shape == expected[name].shape, name
+        size = 1 + np.abs(expected[name]).max(initial=0.0)
+        assert np.abs(result - expected[name]).max(initial=0.0) <= limit * size, name
+
+
+# --- against other formulas ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if Tag.SIM in case.tags], ids=lambda case: case.id)
+def test_cases_against_the_formula(case):
+    """In half precision o is off by its rounding."""
+    arrays = values(SPEC, case)
+    limit = {"float64": 1e-12, "float32": 1e-5, "float16": 2.0**-10, "bfloat16": 2.0**-7}[case.dtype]
+    hold(everything(arrays, case.params), formula(arrays, case.params), limit)
+
+
+def test_random_problems_against_the_formula():
+    seen: set[tuple[Any, ...]] = set()
+    for case in random_problems("retention", 5, 120, max_elements=500, dtypes=["float64"]):
+        arrays = values(SPEC, case)
+        hold(everything(arrays, case.params), formula(arrays, case.params), 1e-11)
+        seen.add((case.params["form"], case.params["normalize"], "initial_state" in arrays, "mask" in arrays))
+    assert len(seen) >= 15
+
+
+@pytest.mark.parametrize("normalize", [None, "signed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_numbers_and_halves_give_exact_results(form, normalize):
+    """gamma = 1 / 2 and small integers: no result needs rounding but that of the division by n."""
+    S, D, Dv = 9, 3, 2
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.integers(-3, 4, (1, 1, S, width)).astype(float) for width in (D, D, Dv))
+    params = {"scale": 1.0, "form": form, "normalize": normalize, "return_state": True}
+    results = retention(q, k, v, gamma=np.array([0.5]), **params)
+    state = [[Fraction(0)] * (Dv + 1) for _ in range(D)]
+    for i in range(S):
+        values_of = [*map(int, v[0, 0, i]), 1]
+        state = [[old / 2 + int(key) * x for old, x in zip(row, values_of)] for row, key in zip(state, k[0, 0, i])]
+        u = [sum((int(q[0, 0, i, d]) * state[d][e] for d in range(D)), Fraction(0)) for e in range(Dv + 1)]
+        n = max(Fraction(1), abs(u[-1])) if normalize else 1
+        assert results[0][0, 0, i].tolist() == [float(part / n) for part in u[:-1]]
+    assert results[1][0, 0].tolist() == [[float(x) for x in row[:-1]] for row in state]
+    if normalize:
+        assert results[2][0, 0].tolist() == [float(row[-1]) for row in state]
+
+
+@pytest.mark.parametrize("h", [0, 5, 12, 20, 30])
+def test_powers_of_gamma_are_exact_to_rounding_however_near_one_it_is(h):
+    """In float32, where 1 - 2^-30 is 1 and log2 of what is near 1 needs care; 8192 tokens."""
+    q = np.zeros((1, h + 1, 1, 1), np.float32)
+    problem = bind(SPEC, {"q": q, "k": q, "v": q}, {}, False)
+    n = np.array([1, 100, 8192])
+    found = decay_of(problem, {}).power(n)[h].astype(np.float64)
+    exact = np.exp(n * np.log1p(-(2.0 ** (-5 - h))))
+    assert (np.abs(found - exact) <= exact * 2.0**-24 * (2 + n * 2.0 ** (-5 - h)) + 2.0**-126).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("form", FORMS)
+def test_half_precision_is_rounded_once(form, dtype):
+    arrays: dict[str, Any] = {name: x.astype(numpy_dtype(dtype)) for name, x in qkv(D=16, Dv=24).items()}
+    for normalize in (None, "signed"):
+        params = {"form": form, "normalize": normalize}
+        o, exact = retention(**arrays, **params), retention(**widened(arrays), **params)
+        unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+        assert (np.abs(o.astype(np.float64) - exact) <= 1.01 * unit * np.abs(exact) + 1e-5).all()
+
+
+# --- the forms agree -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
+@pytest.mark.parametrize("case", {case.id: case for case in CASES}.values(), ids=lambda case: case.id)
+def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
+    """Each form in the case's dtype, against the parallel form in float64, and NaN where that has it."""
+    arrays = values(SPEC, case, special=special)
+    truth = everything(widened(arrays), {**case.params, "form": "parallel"})
+    baseline = everything(arrays, case.params)
+    terms = result_terms(arrays, bind(SPEC, arrays, case.params, False))
+    for form in FORMS if "state" in truth else FORMS[:1]:
+        for name, result in everything(arrays, {**case.params, "form": form}).items():
+            rule = {"dtype": case.dtype, "floor": SPEC.floor, "terms": terms[name]}
+            found = compare(result, truth[name], baseline[name], **rule, name=f"{form} {name}")
+            assert found.passed, found.message
+
+
+@pytest.mark.parametrize("normalize", [None, "signed"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", [0, 1, 30, 64, 69, 70])
+def test_a_sequence_in_two_parts_is_the_whole(place, form, normalize):
+    arrays = with_states(qkv(), normalize)
+    params = {"gamma": np.array([1.0, 0.01, 0.97]), "form": form, "normalize": normalize, "return_state": True}
+    whole = retention(**arrays, **params)
+    first = {name: x[:, :, :place] if name in "qkv" else x for name, x in arrays.items()}
+    o, *states = retention(**first, **params)
+    rest = {name: arrays[name][:, :, place:] for name in "qkv"}
+    rest |= dict(zip(("initial_state", "initial_norm"), states))
+    o_rest, *states = retention(**rest, **params)
+    for one, two in zip((np.concatenate([o, o_rest], axis=2), *states), whole, strict=True):
+        assert np.abs(one - two).max() <= 1e-12 * (1 + np.abs(two).max())
+
+
+@pytest.mark.parametrize("normalize", [None, "signed", "abs"])
+def test_the_parallel_form_of_the_last_queries_is_the_end_of_the_whole(normalize):
+    arrays = qkv()
+    whole = retention(**arrays, form="parallel", normalize=normalize)
+    some = retention(arrays["q"][:, :, 50:], arrays["k"], arrays["v"], form="parallel", normalize=normalize)
+    assert np.abs(some - whole[:, :, 50:]).max() < 1e-13
+    many = np.concatenate([normal(2, 3, 8, 5), arrays["q"]], axis=2)
+    more = retention(many, arrays["k"], arrays["v"], form="parallel", normalize=normalize)
+    assert (more[:, :, :8] == 0).all() and np.abs(more[:, :, 8:] - whole).max() < 1e-13
+
+
+@pytest.mark.parametrize("normalize", [None, "signed", "abs"])
+def test_a_mask_of_powers_is_the_decay(normalize):
+    arrays, gamma = qkv(), np.array([1.0, 0.5, 0.9])
+    distance = np.arange(70)[:, None] - np.arange(70)
+    mask = np.where(distance >= 0, gamma[:, None, None] ** np.maximum(distance, 0), 0)
+    for dtype in ("float32", "bfloat16"):
+        given = {name: x.astype(numpy_dtype(dtype)) for name, x in arrays.items()}
+        expected = retention(**given, gamma=gamma.astype(np.float32), form="parallel", normalize=normalize)
+        masked = retention(**given, mask=mask.astype(np.float32), form="parallel", normalize=normalize)
+        unit = 1e-5 if dtype == "float32" else 2.0**-7
+        assert np.abs(masked.astype(float) - expected).max() <= unit * (1 + np.abs(expected.astype(float)).max())
+
+
+def test_a_mask_may_look_ahead():
+    arrays = qkv(S=4)
+    ahead = np.zeros((3, 4, 4))
+    ahead[:, 0, 3] = 2.0
+    o = retention(**arrays, mask=ahead, form="parallel", scale=1.0)
+    first = 2 * (arrays["q"][:, :, 0] * arrays["k"][:, :, 3]).sum(axis=-1, keepdims=True) * arrays["v"][:, :, 3]
+    assert np.abs(o[:, :, 0] - first).max() < 1e-14 and (o[:, :, 1:] == 0).all()
+
+
+# --- normalizers ---------------------------------------------------------------------------------
+
+
+def test_a_sum_below_one_is_left_alone_and_one_above_divides():
+    k = v = np.ones((1, 1, 3, 1))
+    gamma, scores = np.array([1.0]), np.array([0.5, -0.25, 1.0])
+    q = scores.reshape(1, 1, 3, 1)  # row i has i + 1 scores of q_i each
+    for form in FORMS:
+        o, row_sum = retention(q, k, v, gamma=gamma, scale=1.0, form=form, normalize="signed", return_row_sum=True)
+        assert row_sum.reshape(-1).tolist() == [0.5, -0.5, 3.0]
+        assert o.reshape(-1).tolist() == [0.5, -0.5, 1.0]
+    # -1 and 2 cancel for one of them, and count 3 for the other
+    k = np.array([-1.0, 2.0, 0.0]).reshape(1, 1, 3, 1)
+    for normalize, n in (("signed", 1.0), ("abs", 3.0)):
+        params = {"gamma": gamma, "scale": 1.0, "form": "parallel", "normalize": normalize, "return_row_sum": True}
+        o, row_sum = retention(np.ones_like(q), k, v, **params)
+        assert row_sum.reshape(-1).tolist() == [-1.0 if normalize == "signed" else 1.0, n, n]
+        assert o.reshape(-1).tolist() == [-1.0, 1 / n, 1 / n]
+
+
+def test_no_row_that_abs_normalizes_is_larger_than_a_value():
+    arrays = qkv()
+    o = retention(**arrays, scale=10.0, form="parallel", normalize="abs")
+    assert (np.abs(o).max(axis=-1) <= np.abs(arrays["v"]).max() * (1 + 1e-12)).all()
+
+
+# --- NaN, nothing, and who is next to whom -------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalize", [None, "signed"])
+@pytest.mark.parametrize("place", [0, 40, 66])
+def test_a_nan_reaches_what_comes_after_it_alone(place, form, normalize):
+    clean = qkv()
+    params = {"form": form, "normalize": normalize, "return_state": True}
+    expected = retention(**clean, **params)
+    for name in "qkv":
+        arrays = clean | {name: clean[name].copy()}
+        arrays[name][1, 2, place, 1] = np.nan
+        o, state, *_ = retention(**arrays, **params)
+        strange = np.isnan(o)
+        assert not strange[0].any() and not strange[1, :2].any() and not strange[1, 2, :place].any()
+        assert strange[1, 2, place].any()
+        after = strange[1, 2, place + 1 :]
+        # of v only its own column is; of q nothing
+        assert not after.any() if name == "q" else after[:, 1].all()
+        assert after.all() if name == "k" else not after[:, [0, 2, 3]].any()
+        assert np.isnan(state[1, 2]).sum() == {"q": 0, "k": 4, "v": 5}[name]
+        assert np.abs(np.where(strange, 0, o - expected[0])).max() < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalize", [None, "signed"])
+def test_without_tokens_the_state_is_the_first_one_and_a_copy(form, normalize):
+    arrays = with_states(qkv(S=0), normalize)
+    o, state, *norm = retention(**arrays, form=form, normalize=normalize, return_state=True)
+    assert o.shape == (2, 3, 0, 4)
+    assert np.array_equal(state, arrays["initial_state"]) and not np.shares_memory(state, arrays["initial_state"])
+    assert not norm or np.array_equal(norm[0], arrays["initial_norm"])
+    bare = {name: arrays[name] for name in "qkv"}
+    _, state = retention(**bare, form=form, return_state=True)
+    assert state.shape == (2, 3, 5, 4) and (state == 0).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_which_results_come_back_and_of_which_dtypes(form, dtype):
+    arrays = {name: x.astype(numpy_dtype(dtype)) for name, x in qkv(S=6).items()}
+    wide = compute_dtype(dtype)
+    o, state, norm, row_sum = ((2, 3, 6, 4), dtype), ((2, 3, 5, 4), wide), ((2, 3, 5), wide), ((2, 3, 6), wide)
+
+    def kinds(**params: Any) -> list[tuple[tuple[int, ...], str]]:
+        found = retention(**arrays, form=form, **params)
+        return [(x.shape, x.dtype.name) for x in (found if isinstance(found, tuple) else (found,))]
+
+    assert kinds() == kinds(normalize="signed") == kinds(return_row_sum=True) == [o]
+    assert kinds(return_state=True) == [o, state]
+    assert kinds(return_state=True, normalize="signed") == [o, state, norm]
+    assert kinds(return_row_sum=True, normalize="signed") == [o, row_sum]
+    assert kinds(return_row_sum=True, return_state=True, normalize="signed") == [o, state, norm, row_sum]
+
+
+# --- sequences one after another -----------------------------------------------------------------
+
+
+def test_random_sequences_are_what_each_is_alone():
+    for case in random_problems("retention_varlen", 8, 60, max_elements=1500, dtypes=["float64"]):
+        arrays, params = values(VARLEN, case), {**case.params, "return_state": True, "return_row_sum": True}
+        o, state, *more = call(retention_varlen, VARLEN.inputs, arrays, **params)
+        single = {name: value for name, value in params.items() if name != "max_seqlen"}
+        for b, (start, end) in enumerate(zip(arrays["cu_seqlens"], arrays["cu_seqlens"][1:])):
+            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in "qkv"}
+            one |= {name: arrays[name][b : b + 1] for name in ("initial_state", "initial_norm") if name in arrays}
+            one |= {"gamma": arrays["gamma"]} if "gamma" in arrays else {}
+            o_one, state_one, *more_one = call(retention, SPEC.inputs, one, **single)
+            hold({"o": o[start:end]}, {"o": o_one[0].swapaxes(0, 1)})
+            hold({"state": state[b]}, {"state": state_one[0]})
+            if more:
+                hold(
+                    {"norm": more[0][b], "row_sum": more[1][:, start:end]},
+                    {"norm": more_one[0][0], "row_sum": more_one[1][0]},
+                )
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"q": normal(2, 3, 69, 5)}, ValueError, "q has Sq=69, k has Sk=70, expected the same in form 'chunk'"),
+    (
+        {"q": normal(2, 3, 69, 5), "form": "parallel", "return_state": True},
+        ValueError,
+        "q has Sq=69, k has Sk=70, expected the same with return_state",
+    ),
+    ({"gamma": np.array([0.5, 1.0, 1.5])}, ValueError, "gamma is 1.5 for head 2, expected above 0 and at most 1"),
+    ({"gamma": np.array([0.5, 0.0, 1.0])}, ValueError, "gamma is 0.0 for head 1, expected above 0 and at most 1"),
+    ({"gamma": np.array([np.nan, 0.5, 1.0])}, ValueError, "gamma is nan for head 0, expected above 0 and at most 1"),
+    ({"gamma": np.ones(2)}, ValueError, "gamma has H=2, q has H=3"),
+    ({"gamma": np.ones(3, np.float32)}, TypeError, "gamma has dtype float32, q has dtype float64, expected float64"),
+    ({"normalize": "abs"}, ValueError, "normalize is 'abs' in form 'chunk', expected form 'parallel': the sum of"),
+    ({"normalize": "abs", "form": "recurrent"}, ValueError, "normalize is 'abs' in form 'recurrent', expected form"),
+    ({"normalize": "square"}, ValueError, "normalize is 'square', expected one of None, 'signed', 'abs'"),
+    ({"form": "blocked"}, ValueError, "form is 'blocked', expected one of 'parallel', 'chunk', 'recurrent'"),
+    ({"mask": np.ones((3, 70, 70))}, ValueError, "there is a mask in form 'chunk', expected form 'parallel'"),
+    (
+        {"mask": np.ones((3, 70, 70)), "gamma": np.ones(3), "form": "parallel"},
+        ValueError,
+        "there is gamma and a mask, expected one of them",
+    ),
+    (
+        {"mask": np.ones((3, 70, 70)), "form": "parallel", "initial_state": np.ones((2, 3, 5, 4))},
+        ValueError,
+        "there is a mask, expected none with initial_state",
+    ),
+    ({"mask": np.ones((3, 70, 69)), "form": "parallel"}, ValueError, "mask has Sk=69, k has Sk=70"),
+    (
+        {"initial_state": np.ones((2, 3, 5, 4)), "normalize": "signed"},
+        ValueError,
+        "there is initial_state and no initial_norm, expected both with normalize='signed'",
+    ),
+    (
+        {"initial_norm": np.ones((2, 3, 5))},
+        ValueError,
+        "there is initial_norm with normalize=None, expected normalize='signed'",
+    ),
+    (
+        {"initial_state": np.ones((2, 3, 5, 4)), "normalize": "abs", "form": "parallel"},
+        ValueError,
+        "normalize is 'abs', expected None or 'signed' with initial_state",
+    ),
+    ({"initial_state": np.ones((2, 3, 4, 4))}, ValueError, "initial_state has D=4, q has D=5"),
+    ({"q": normal(2, 3, 70, 257), "k": normal(2, 3, 70, 257)}, ValueError, "q has D=257, expected 1 to 256"),
+    ({"v": normal(2, 3, 70, 513)}, ValueError, "v has Dv=513, expected 1 to 512"),
+    ({"v": normal(2, 3, 70, 0)}, ValueError, "v has Dv=0, expected 1 to 512"),
+    ({"return_state": 1}, TypeError, "return_state is 1, expected True or False"),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "message"), WRONG, ids=range(len(WRONG)))
+def test_errors_are_the_specs(change, kind, message):
+    params = {name: x for name, x in change.items() if name not in ARRAYS}
+    with pytest.raises(kind, match=f"^retention: {escape(message)}"):
+        call(retention, SPEC.inputs, qkv() | change, **params)
+
+
+ARRAYS = {entry.name for entry in SPEC.inputs}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_seqlens": np.array([1, 9], np.int32)}, "cu_seqlens starts at 1, expected 0"),
+        (
+            {"cu_seqlens": np.array([0, 5, 3, 9], np.int32)},
+            "cu_seqlens falls from 5 to 3 at 2, expected it not to fall",
+        ),
+        ({"cu_seqlens": np.array([0, 8], np.int32)}, "cu_seqlens ends at 8, q has total=9, expected the same"),
+        ({"max_seqlen": 4}, "max_seqlen is 4, expected 5 or more, as cu_seqlens has it"),
+        ({"max_seqlen": -1}, "max_seqlen is -1, expected 0 or more"),
+        ({"cu_seqlens": np.zeros(0, np.int32)}, "cu_seqlens has no elements, expected B+1 of them"),
+        ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, cu_seqlens has B+1=3"),
+        ({"gamma": np.array([0.5, 2.0])}, "gamma is 2.0 for head 1, expected above 0 and at most 1"),
+        ({"normalize": "abs"}, "normalize is 'abs', expected one of None, 'signed'"),
+    ],
+)
+def test_errors_of_sequences_are_the_specs(change, message):
+    x = normal(9, 2, 4)
+    given = {"q": x, "k": x, "v": x, "cu_seqlens": np.array([0, 5, 9], np.int32), "max_seqlen": 5} | change
+    with pytest.raises(ValueError, match=f"^retention_varlen: {escape(message)}$"):
+        retention_varlen(**given)
+
+
+def test_every_two_values_of_options_meet_in_some_row_where_they_may():
+    """ "abs" is for the parallel form, and has no states."""
+    columns = [set(column) for column in zip(*PAIRS, strict=True)]
+    for one, two in combinations(range(6), 2):
+        met = {(row[one], row[two]) for row in PAIRS}
+        allowed = {(a, b) for a in columns[one] for b in columns[two]}
+        allowed -= {("chunk", "abs"), ("recurrent", "abs")}
+        if one == 1 and two in (3, 4):
+            allowed -= {("abs", 1)}
+        assert met == allowed, (one, two, allowed - met)

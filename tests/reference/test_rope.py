@@ -1,0 +1,282 @@
+"""rope and its tables in NumPy: against loops over numbers, and what rotations and relative positions promise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops import reference
+from dualops.reference.rope import inverse_frequencies
+from dualops.spec import OPERATORS, compare
+from dualops.spec.meta import FLOATS, numpy_dtype
+from tests.checks import bind, call, gradient_inputs, widened
+from tests.problems import random_problems, values
+
+SPEC, SPEC_TABLES = OPERATORS["rope"], OPERATORS["rope_tables"]
+LLAMA3 = ("llama3", 8.0, 1.0, 4.0, 8192.0)
+RNG = np.random.default_rng(0)
+
+
+def tables(positions: Any, dim: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    return reference.rope_tables(np.asarray(positions, np.int64), dim, dtype="float64", **options)
+
+
+def problems(seed: int, count: int = 40, **options: Any) -> Any:
+    return random_problems("rope", seed, count, max_elements=500, **options)
+
+
+# --- rotation ------------------------------------------------------------------------------------
+
+
+def turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray | None, interleaved: bool, turn: int):
+    """x rotated number by number, by complex multiplication."""
+    y = x.copy()
+    B, heads, S, _ = x.shape
+    half = cos.shape[-1]
+    for b, h, s, i in np.ndindex(B, heads, S, half):
+        row = s if positions is None else positions[s] if positions.ndim == 1 else positions[b, s]
+        at = (row, i) if cos.ndim == 2 else (b % cos.shape[0], row, i)
+        first, second = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        pair = complex(x[b, h, s, first], x[b, h, s, second]) * complex(cos[at], turn * sin[at])
+        y[b, h, s, first], y[b, h, s, second] = pair.real, pair.imag
+    return y
+
+
+def test_rotation_and_gradient_number_by_number():
+    forms = set()
+    for case in problems(1, 120, dtypes=("float64",)):
+        for backward in (False, True):
+            arrays = gradient_inputs(SPEC, case) if backward else values(SPEC, case)
+            one, two, cos, sin, *positions = arrays.values()
+            function = reference.rope_backward if backward else reference.rope
+            found = call(function, SPEC.gradient_inputs if backward else SPEC.inputs, arrays, **case.params)
+            for x, y in zip((one, two), found, strict=True):
+                rows = positions[0] if positions else None
+                expected = turned(x, cos, sin, rows, case.params["interleaved"], -1 if backward else 1)
+                np.testing.assert_allclose(y, expected, rtol=1e-14, atol=1e-14)
+            forms.add((cos.ndim, positions[0].ndim if positions else 0, case.params["interleaved"]))
+    assert len(forms) == 8
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_arithmetic_is_float32_and_rounds_once(dtype):
+    for case in problems(2, 30, dtypes=(dtype,)):
+        arrays = values(SPEC, case)
+        found = call(reference.rope, SPEC.inputs, arrays, **case.params)
+        wide = np.float64 if dtype == "float64" else np.float32
+        arrays |= {name: x.astype(wide) for name, x in arrays.items() if name != "positions"}
+        exact = call(reference.rope, SPEC.inputs, arrays, **case.params)
+        for one, two in zip(found, exact, strict=True):
+            assert one.dtype == numpy_dtype(dtype) and one.tobytes() == two.astype(one.dtype).tobytes()
+
+
+def test_a_rotation_keeps_lengths_and_the_gradient_undoes_it():
+    for case in problems(3):
+        arrays = widened(values(SPEC, case))
+        q, k = arrays["q"], arrays["k"]
+        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
+        # the tables are angles rounded to float32
+        cos, sin = more["cos"], more["sin"]
+        length = np.sqrt(cos**2 + sin**2)
+        more |= {"cos": cos / length, "sin": sin / length}
+        rotated = reference.rope(q, k, **more, **case.params)
+        for x, y in zip((q, k), rotated, strict=True):
+            np.testing.assert_allclose(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), rtol=1e-12)
+        for x, back in zip((q, k), reference.rope_backward(*rotated, **more, **case.params), strict=True):
+            np.testing.assert_allclose(back, x, rtol=1e-12, atol=1e-12)
+
+
+def test_the_gradient_is_the_transpose():
+    """<rope(x), dy> = <x, rope_backward(dy)>, whatever the tables hold."""
+    for case in problems(4, dtypes=("float64",)):
+        arrays = values(SPEC, case)
+        more = {name: arrays[name] for name in ("cos", "sin", "positions") if name in arrays}
+        more |= {name: RNG.standard_normal(arrays[name].shape) for name in ("cos", "sin")}
+        q, k = arrays["q"], arrays["k"]
+        dy = [RNG.standard_normal(x.shape) for x in (q, k)]
+        rotated = reference.rope(q, k, **more, **case.params)
+        back = reference.rope_backward(dy[0], dy[1], **more, **case.params)
+        for x, y, d, dx in zip((q, k), rotated, dy, back, strict=True):
+            np.testing.assert_allclose((y * d).sum(), (x * dx).sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [16, 10])
+def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
+    q, k = RNG.standard_normal((2, 1, 1, 1, 16))
+    m, n = np.meshgrid(np.arange(60), np.arange(60))
+    at_m, at_n = (tables(p.reshape(-1), dim) for p in (m, n))
+    spread = np.broadcast_to(q, (1, 1, m.size, 16)), np.broadcast_to(k, (1, 1, m.size, 16))
+    q_m, _ = reference.rope(*spread, *at_m, interleaved=interleaved)
+    _, k_n = reference.rope(*spread, *at_n, interleaved=interleaved)
+    scores = (q_m * k_n).sum(-1).reshape(m.shape)
+    for distance in range(-59, 60):
+        same = scores[m - n == distance]
+        np.testing.assert_allclose(same, same[0], rtol=0, atol=1e-12)
+    assert np.ptp(scores) > 1
+
+
+def test_interleaved_is_halves_with_the_dimensions_in_another_order():
+    for case in problems(5, dtypes=("float32",)):
+        arrays = values(SPEC, case)
+        R = 2 * arrays["cos"].shape[-1]
+        order = np.r_[np.arange(0, R, 2), np.arange(1, R, 2), np.arange(R, arrays["q"].shape[-1])]
+        halves = arrays | {name: np.ascontiguousarray(arrays[name][..., order]) for name in ("q", "k")}
+        neighbours = call(reference.rope, SPEC.inputs, arrays, interleaved=True)
+        for one, two in zip(neighbours, call(reference.rope, SPEC.inputs, halves), strict=True):
+            assert one[..., order].tobytes() == two.tobytes()
+
+
+def test_position_0_and_dimensions_from_R_on_stay_what_they_are():
+    q, k = RNG.standard_normal((2, 2, 3, 5, 20)).astype(np.float32)
+    q[..., 14] = np.nan
+    still, turning = (reference.rope_tables(positions, 14) for positions in (np.zeros(5, int), np.arange(5)))
+    for interleaved in (False, True):
+        same = reference.rope(q, k, *still, interleaved=interleaved)
+        assert [x.tobytes() for x in same] == [q.tobytes(), k.tobytes()]
+        for x, y in zip((q, k), reference.rope(q, k, *turning, interleaved=interleaved), strict=True):
+            assert y[..., 14:].tobytes() == x[..., 14:].tobytes() and not np.array_equal(y[..., :14], x[..., :14])
+
+
+def test_each_form_of_tables_and_positions_says_the_same():
+    q, k = RNG.standard_normal((2, 3, 2, 6, 8))
+    cos, sin = tables(np.arange(9), 8)
+    positions = RNG.integers(0, 9, (3, 6))
+    plain = reference.rope(q, k, cos, sin)
+    for more in ((cos[None, :6], sin[None, :6]), [np.broadcast_to(x[:6], (3, 6, 4)) for x in (cos, sin)]):
+        assert all(np.array_equal(*pair) for pair in zip(plain, reference.rope(q, k, *more), strict=True))
+    for dtype in (np.int64, np.int32):
+        for order in (np.arange(6, dtype=dtype), np.tile(np.arange(6, dtype=dtype), (3, 1))):
+            same = reference.rope(q, k, cos, sin, positions=order)
+            assert all(np.array_equal(*pair) for pair in zip(plain, same, strict=True))
+    own = reference.rope(q, k, cos, sin, positions=positions)
+    by_token = reference.rope(q, k, cos[positions], sin[positions])
+    assert all(np.array_equal(*pair) for pair in zip(own, by_token, strict=True))
+
+
+def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
+    q, k = RNG.standard_normal((2, 2, 3, 5, 8))
+    cos, sin = tables(np.arange(5), 6)
+    clean = reference.rope(q, k, cos, sin)[0]
+    q[1, 2, 3, 4] = np.nan
+    struck = np.isnan(reference.rope(q, k, cos, sin)[0])
+    assert np.argwhere(struck).tolist() == [[1, 2, 3, 1], [1, 2, 3, 4]]
+    q[1, 2, 3, 4], cos[2] = 1, np.nan
+    poisoned = reference.rope(q, k, cos, sin)[0]
+    assert np.isnan(poisoned[:, :, 2, :6]).all()
+    kept = np.delete(poisoned, 2, 2)
+    assert np.isfinite(kept).all() and np.array_equal(kept[0], np.delete(clean, 2, 2)[0])
+
+
+# --- in place ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_in_place_is_the_same_in_the_same_arrays(dtype):
+    for case in problems(6, 20, dtypes=(dtype,)):
+        for function, backward in ((reference.rope, False), (reference.rope_backward, True)):
+            arrays = gradient_inputs(SPEC, case) if backward else values(SPEC, case)
+            inputs = SPEC.gradient_inputs if backward else SPEC.inputs
+            expected = [x.tobytes() for x in call(function, inputs, arrays, **case.params)]
+            found = call(function, inputs, arrays, **case.params, inplace=True)
+            first, second, *_ = arrays.values()
+            assert found[0] is first and found[1] is second
+            assert [x.tobytes() for x in found] == expected
+
+
+def test_parts_of_one_projection_in_place():
+    projected = RNG.standard_normal((2, 5, (3 + 1 + 1) * 8))
+    q, k, v = (part.reshape(2, 5, -1, 8).swapaxes(1, 2) for part in np.split(projected, [24, 32], axis=-1))
+    cos, sin = tables(np.arange(5), 8)
+    expected, untouched = reference.rope(q, k, cos, sin), v.copy()
+    reference.rope(q, k, cos, sin, inplace=True)
+    assert np.array_equal(q, expected[0]) and np.array_equal(k, expected[1]) and np.array_equal(v, untouched)
+
+
+def test_in_place_needs_memory_for_each_element():
+    cos, sin = tables(np.arange(5), 8)
+    q = RNG.standard_normal((2, 3, 5, 8))
+    one = np.broadcast_to(q[:1], q.shape)
+    with pytest.raises(ValueError, match=r"^rope: out q_rotated has strides .*: its elements overlap one another$"):
+        reference.rope(one, q, cos, sin, inplace=True)
+    with pytest.raises(ValueError, match=r"^rope_backward: out dq overlaps dk_rotated in memory"):
+        reference.rope_backward(q, q[:, 1:], cos, sin, inplace=True)
+    with pytest.raises(TypeError, match=r"^rope: inplace is 1, expected True or False$"):
+        reference.rope(q, q.copy(), cos, sin, inplace=1)  # pyright: ignore[reportArgumentType]
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def frequency(i: int, dim: int, base: float, scaling: tuple[Any, ...] | None) -> float:
+    """What Hugging Face's functions of rope_type compute, with wavelengths and branches."""
+    plain = 1.0 / base ** (2 * i / dim)
+    if scaling is None:
+        return plain
+    name, factor, *rest = scaling
+    if name == "linear":
+        return plain / factor
+    low, high, original = rest
+    wavelength = 2 * math.pi / plain
+    if wavelength < original / high:
+        return plain
+    if wavelength > original / low:
+        return plain / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) * plain / factor + smooth * plain
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("scaling", [None, ("linear", 4.0), LLAMA3, ("llama3", 32.0, 0.5, 3.0, 64.0)])
+@pytest.mark.parametrize(("dim", "base"), [(128, 500000.0), (6, 10000.0), (2, 100.0)])
+def test_tables_number_by_number(dim, base, scaling, dtype):
+    positions = np.array([[0, 1, 2, 17, 4095], [131071, -3, 999_999, 65536, 100_000]])
+    found = reference.rope_tables(positions, dim, base=base, scaling=scaling, dtype=dtype)
+    for table, function in zip(found, (math.cos, math.sin), strict=True):
+        assert table.shape == (2, 5, dim // 2) and table.dtype == numpy_dtype(dtype)
+        for *at, i in np.ndindex(table.shape):
+            exact = function(int(positions[tuple(at)]) * frequency(i, dim, base, scaling))
+            assert abs(float(table[(*at, i)]) - exact) < 1e-9 + 0.5 * float(np.finfo(np.float32).eps) * (
+                2.0 ** {"float32": 0, "float64": -9, "float16": 13, "bfloat16": 16}[dtype]
+            )
+
+
+def test_llama3_slows_low_frequencies_and_leaves_high_ones():
+    plain, scaled = (inverse_frequencies(128, 500000.0, scaling) for scaling in (None, LLAMA3))
+    ratio = plain / scaled
+    assert (ratio[:20] == 1).all() and np.allclose(ratio[-20:], 8)
+    assert (np.diff(ratio) >= -1e-12).all() and 5 < ((ratio > 1.01) & (ratio < 7.9)).sum() < 20
+
+
+def test_a_position_of_a_hundred_thousand_is_as_exact_as_a_small_one():
+    """In float32 the angle alone would be wrong by 0.004."""
+    positions = np.array([100_003, 999_983])
+    for table, function in zip(reference.rope_tables(positions, 2), (math.cos, math.sin), strict=True):
+        np.testing.assert_allclose(table[:, 0], [function(p) for p in positions.tolist()], rtol=0, atol=3e-8)
+
+
+def test_dicts_in_hugging_faces_words():
+    positions = np.arange(50)
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    same = [
+        ({"rope_type": "llama3", **dict(zip(names, LLAMA3[1:]))}, LLAMA3),
+        ({"type": "linear", "factor": 4}, ("linear", 4.0)),
+        ({"rope_type": "default"}, None),
+    ]
+    for given, normal in same:
+        one, two = (reference.rope_tables(positions, 16, scaling=scaling) for scaling in (given, normal))
+        assert one[0].tobytes() == two[0].tobytes() and one[1].tobytes() == two[1].tobytes()
+
+
+def test_random_tables_are_within_their_tolerance():
+    for case in random_problems("rope_tables", 7, 40, max_elements=300):
+        arrays = values(SPEC_TABLES, case)
+        found = call(reference.rope_tables, SPEC_TABLES.inputs, arrays, **case.params)
+        truth = call(reference.rope_tables, SPEC_TABLES.inputs, arrays, **{**case.params, "dtype": "float64"})
+        names = bind(SPEC_TABLES, arrays, case.params, False).outputs()
+        for name, one, two in zip(names, found, truth, strict=True):
+            accuracy = compare(one, two, two.astype(one.dtype), dtype=case.dtype, floor=SPEC_TABLES.floor, name=name)
+            assert accuracy.passed, accuracy.message

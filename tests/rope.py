@@ -1,0 +1,64 @@
+"""What rope brings to fuzzer and checker: its domains, its special values, and what its angles are known to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dualops.reference.rope import inverse_frequencies
+from dualops.spec import Case, Problem
+from dualops.spec.rope_cases import shapes_of
+from tests.sizes import random_size
+
+Shapes = dict[str, tuple[int, ...]]
+Arrays = Mapping[str, np.ndarray]
+
+SCALINGS = (None, ("linear", 4.0), ("linear", 0.5), ("llama3", 8.0, 1.0, 4.0, 8192.0), ("llama3", 32.0, 0.5, 3.0, 64.0))
+
+
+def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
+    """Shapes and parameters of rope: any width and share of it, every form of tables and positions."""
+    D = random_size(rng, min(max_elements, 300))
+    half = D // 2 if rng.random() < 0.5 else int(rng.integers(D // 2 + 1))
+    rows = max(max_elements // max(D, 1), 1)  # of D elements, heads and tokens together
+    S = random_size(rng, rows)
+    H = random_size(rng, min(rows // max(S, 1), 20))
+    Hkv = random_size(rng, min(rows // max(S, 1), 20))
+    B = random_size(rng, min(rows // max(S * max(H, Hkv), 1), 3))
+    form = rng.choice(["rows", "more rows", "batches", "one batch", "positions", "own positions"])
+    options: dict[str, Any] = {}
+    if form == "more rows":
+        options["rows"] = S + int(rng.integers(5))
+    elif form in ("batches", "one batch"):
+        options["batches"] = 1 if form == "one batch" else B
+    elif form != "rows":
+        options |= {"rows": int(rng.integers(1, rows + 1)), "positions": 1 if form == "positions" else 2}
+    options = {name: size for name, size in options.items() if size or name != "batches"}  # no batch: by position
+    return shapes_of((B, H, S, D), Hkv, half, **options), {"interleaved": bool(rng.integers(2))}
+
+
+def tables_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
+    """Shapes and parameters of rope_tables; their dtype is the problem's, which the fuzzer knows."""
+    half = max(random_size(rng, min(max_elements, 64)), 1)
+    S = random_size(rng, max_elements // half)
+    own = rng.random() < 0.5
+    B = random_size(rng, min(max_elements // max(S * half, 1), 3))
+    params = {"dim": 2 * half, "base": float(rng.choice([1.5, 100.0, 10000.0, 500000.0, 1e6]))}
+    scaling = SCALINGS[rng.integers(len(SCALINGS))]
+    return {"positions": (B, S) if own else (S,)}, params | {"scaling": scaling}
+
+
+def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[float, bool] | None:
+    """q and k may be as large as a sum of two can be; cos and sin are at most 1, or not finite; positions are left."""
+    if name == "positions":
+        return None
+    return (1.0, True) if name in ("cos", "sin") else (huge, True)
+
+
+def tables_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
+    """The largest angle: what cos and sin are taken of is known to eps of that."""
+    largest = float(np.abs(arrays["positions"]).max(initial=0))
+    frequencies = inverse_frequencies(problem.dim, problem.base, problem.scaling)
+    return dict.fromkeys(("cos", "sin"), largest * float(frequencies.max()))

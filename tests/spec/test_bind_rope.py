@@ -1,0 +1,150 @@
+"""rope's errors: they come from the spec, name operator and argument, and are the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops import reference
+from dualops.spec import ArrayMeta, rope, rope_tables
+from dualops.spec.base import Problem
+
+
+def zeros(**shapes: tuple[int, ...]) -> dict[str, Any]:
+    """Arrays of a right call, or with other shapes."""
+    right = {"q": (2, 3, 5, 8), "k": (2, 1, 5, 8), "cos": (5, 4), "sin": (5, 4)}
+    return {name: np.zeros(shape, np.float32) for name, shape in {**right, **shapes}.items()}
+
+
+def bound(arrays: dict[str, np.ndarray], **params: Any) -> Problem:
+    return rope.bind({name: ArrayMeta.of_numpy(array) for name, array in arrays.items()}, params)
+
+
+WRONG_SHAPES = [
+    ({"q": (3, 5, 8)}, r"rope: q has 3 axes \(3, 5, 8\), expected 4: \[B, H, S, D\]"),
+    ({"k": (1, 1, 5, 8)}, "rope: k has B=1, q has B=2"),
+    ({"k": (2, 1, 4, 8)}, "rope: k has S=4, q has S=5"),
+    ({"k": (2, 1, 5, 6)}, "rope: k has D=6, q has D=8"),
+    ({"sin": (5, 3)}, r"rope: sin has shape \(5, 3\), cos has shape \(5, 4\), expected the same"),
+    ({"cos": (4,), "sin": (4,)}, r"rope: cos has 1 axes \(4,\), expected \[Smax, R/2\], or \[B, S, R/2\]"),
+    ({"cos": (5, 5), "sin": (5, 5)}, "rope: cos has R/2=5, q has D=8, expected D to be R or more, which is 10"),
+    ({"cos": (4, 4), "sin": (4, 4)}, "rope: cos has Smax=4, q has S=5, expected Smax to be S or more"),
+    ({"cos": (3, 5, 4), "sin": (3, 5, 4)}, "rope: cos has B=3, q has B=2, expected the same or 1"),
+    ({"cos": (2, 6, 4), "sin": (2, 6, 4)}, "rope: cos has S=6, q has S=5, expected the same"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "told"), WRONG_SHAPES)
+def test_wrong_shapes(shapes, told):
+    arrays = zeros(**shapes)
+    with pytest.raises(ValueError, match=f"^{told}"):
+        bound(arrays)
+    with pytest.raises(ValueError, match=f"^{told}"):
+        reference.rope(**arrays)
+
+
+@pytest.mark.parametrize(
+    ("positions", "error", "told"),
+    [
+        (np.zeros(4, np.int64), ValueError, r"positions have shape \(4,\), expected \(5,\) or \(2, 5\)"),
+        (np.zeros((1, 5), np.int32), ValueError, r"positions have shape \(1, 5\), expected \(5,\) or \(2, 5\)"),
+        (np.zeros(5, np.float32), TypeError, "positions has dtype float32, expected one of int64, int32"),
+        (np.array([0, 1, 2, 9, 5]), ValueError, r"positions has 9 at \(3,\), cos has Smax=5, expected 0 to 4"),
+        (np.array([[0] * 5, [0, -1, 0, 0, 0]]), ValueError, r"positions has -1 at \(1, 1\), cos has Smax=5"),
+        ([0, 1, 2, 3, 4], TypeError, "positions is a list, expected a numpy.ndarray"),
+    ],
+)
+def test_wrong_positions(positions, error, told):
+    with pytest.raises(error, match=f"^rope: {told}"):
+        reference.rope(**zeros(), positions=positions)
+
+
+def test_positions_are_rows_of_tables_that_all_batches_share():
+    arrays = zeros(cos=(2, 5, 4), sin=(2, 5, 4)) | {"positions": np.zeros(5, np.int64)}
+    with pytest.raises(ValueError, match=r"^rope: positions are given and cos has 3 axes \(2, 5, 4\), expected 2"):
+        bound(arrays)
+
+
+def test_tables_shorter_than_the_sequence_do_with_positions():
+    arrays = zeros(cos=(3, 4), sin=(3, 4)) | {"positions": np.array([0, 1, 2, 1, 0])}
+    assert bound(arrays).rows == 3
+
+
+def test_wrong_dtypes_and_strides():
+    for name, dtype, told in (
+        ("k", np.float16, "k has dtype float16, q has dtype float32, expected the same"),
+        ("cos", np.float16, "cos has dtype float16, q has dtype float32, expected float32"),
+        ("q", np.int32, "q has dtype int32, expected one of float64"),
+    ):
+        arrays = zeros()
+        with pytest.raises(TypeError, match=f"^rope: {told}"):
+            bound(arrays | {name: arrays[name].astype(dtype)})
+    half = {name: array.astype(np.float16) for name, array in zeros().items()}
+    with pytest.raises(TypeError, match=r"^rope: sin has dtype float32, cos has dtype float16, expected the same$"):
+        bound(half | {"sin": half["sin"].astype(np.float32)})
+    assert bound(half | {name: half[name].astype(np.float32) for name in ("cos", "sin")}).dtype == "float16"
+    stepped = zeros(cos=(5, 8), sin=(5, 8))
+    with pytest.raises(ValueError, match=r"^rope: cos has stride 2 along its last axis, expected 1$"):
+        bound(zeros() | {name: stepped[name][:, ::2] for name in ("cos", "sin")})
+
+
+def test_the_gradients_errors_name_its_own_arguments():
+    arrays = zeros()
+    given = {"dq_rotated": arrays["q"], "dk_rotated": arrays["k"][:, :, :4], "cos": arrays["cos"], "sin": arrays["sin"]}
+    with pytest.raises(ValueError, match=r"^rope_backward: dk_rotated has S=4, dq_rotated has S=5"):
+        reference.rope_backward(**given)
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "told"),
+    [
+        ({}, TypeError, "dim is None, expected an integer"),
+        ({"dim": 7}, ValueError, "dim is 7, expected an even number, 2 or more"),
+        ({"dim": 0}, ValueError, "dim is 0, expected an even number, 2 or more"),
+        ({"dim": 8.0}, TypeError, "dim is 8.0, expected an integer"),
+        ({"dim": 8, "base": 0}, ValueError, "base is 0, expected a number above 0"),
+        ({"dim": 8, "base": "x"}, TypeError, "base is 'x', expected a number"),
+        ({"dim": 8, "dtype": "int32"}, ValueError, "dtype is 'int32', expected one of 'float64', 'float32'"),
+        ({"dim": 8, "scaling": "linear"}, TypeError, "scaling is 'linear', expected None, a tuple or a dict"),
+        ({"dim": 8, "scaling": ("ntk", 2.0)}, ValueError, "expected one of 'linear', 'llama3'"),
+        ({"dim": 8, "scaling": ("linear",)}, ValueError, "expected 'linear' with factor"),
+        ({"dim": 8, "scaling": ("linear", -1)}, ValueError, "expected a number above 0"),
+        ({"dim": 8, "scaling": ("llama3", 8, 4, 1, 8192)}, ValueError, "expected low_freq_factor to be less than"),
+        ({"dim": 8, "scaling": {"factor": 2.0}}, ValueError, "expected no factor"),
+        ({"dim": 8, "scaling": {"rope_type": "linear", "factor": 2, "x": 1}}, ValueError, "expected no x"),
+        ({"dim": 8, "scaling": {"rope_type": "llama3", "factor": 2}}, ValueError, "expected 'llama3' with factor, low"),
+    ],
+)
+def test_wrong_parameters_of_tables(params, error, told):
+    with pytest.raises(error, match=f"^rope_tables: .*{told}"):
+        reference.rope_tables(np.arange(3), **params)
+
+
+def test_wrong_positions_of_tables():
+    for positions, error, told in (
+        (np.array(3), ValueError, r"positions has 0 axes \(\), expected 1 or 2: \[S\] or \[B, S\]"),
+        (np.zeros((2, 2, 2), int), ValueError, "positions has 3 axes"),
+        (np.zeros(3), TypeError, "positions has dtype float64, expected one of int64, int32"),
+    ):
+        with pytest.raises(error, match=f"^rope_tables: {told}"):
+            reference.rope_tables(positions, 8)
+
+
+def test_costs_by_hand():
+    arrays = {name: x.astype(np.float16) for name, x in zeros().items()} | {
+        name: x for name, x in zeros(cos=(9, 3), sin=(9, 3)).items() if name in ("cos", "sin")
+    }
+    cost = rope.forward_cost
+    elements = 2 * 5 * (3 + 1) * 8
+    assert cost.flops(bound(arrays)) == 6 * 2 * 5 * (3 + 1) * 3
+    assert cost.bytes_read(bound(arrays)) == 2 * elements + 4 * 2 * 5 * 3  # of the tables, the rows of five tokens
+    assert cost.bytes_written(bound(arrays)) == 2 * elements
+    assert cost.bytes_written(bound(arrays, inplace=True)) == 2 * elements * 6 // 8
+    positions = arrays | {"positions": np.zeros((2, 5), np.int32)}
+    assert cost.bytes_read(bound(positions)) == 2 * elements + 4 * 2 * 9 * 3 + 4 * 10
+    places = {"positions": ArrayMeta.of_numpy(np.zeros((2, 5), np.int32))}
+    problem = rope_tables.bind(places, {"dim": 6, "dtype": "bfloat16"})
+    assert rope_tables.forward_cost.bytes_read(problem) == 40
+    assert rope_tables.forward_cost.bytes_written(problem) == 2 * 10 * 3 * 2

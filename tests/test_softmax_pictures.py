@@ -1,0 +1,89 @@
+"""docs/draw_softmax.py: what its pictures show against what each step is said to do, and that it draws them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from docs import draw_softmax as draw
+from tests.test_pictures import MOST_BYTES, PNG, ROOT, python, size
+
+PAGE = ROOT / "dualops" / "cuda" / "softmax" / "README.md"
+# the script, as it is run by hand, and then what it asks the kernels
+ASK = """
+import json, runpy, sys
+from docs import draw_softmax as draw
+runpy.run_path(draw.__file__, run_name="__main__")
+found = {name: draw.reads(step) for name, step in draw.steps_of_a_warp().items()}
+reads = {name: [x.tolist() if hasattr(x, "tolist") else x for x in one] for name, one in found.items()}
+print(json.dumps({"reads": reads, "moments": [draw.tree_moments(), draw.shuffle_moments()]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the script wrote, and what it asked the kernels."""
+    folder = tmp_path_factory.mktemp("pictures")
+    *written, told = python("-c", ASK, str(folder)).splitlines()
+    return {"folder": folder, "written": [Path(path).name for path in written], **json.loads(told)}
+
+
+def test_every_picture_is_drawn_and_the_committed_one_in_size(drawn):
+    assert drawn["written"] == list(draw.PICTURES)
+    for name in draw.PICTURES:
+        made, committed = (Path(folder, name).read_bytes() for folder in (drawn["folder"], ROOT / "docs"))
+        assert made.startswith(PNG) and size(made) == size(committed)
+        assert max(len(made), len(committed)) <= MOST_BYTES
+        assert f"](../../../docs/{name})" in PAGE.read_text()
+
+
+def test_who_reads_what(drawn):
+    """By hand: of 32 rows of 128 float32, a block of one warp takes all, or the first."""
+    row, column = np.divmod(np.arange(draw.M * draw.N), draw.N)
+    four = column % 32 == draw.THREAD  # of a row, of thread 5
+    expected = {
+        "thread_a_row": (column == 0, row == draw.THREAD, 3, 3 * 128),
+        "tree": ((row == 0) & (column < 32), (row == 0) & four, 3, 3 * 4),
+        "shuffles": ((row == 0) & (column < 32), (row == 0) & four, 3, 3 * 4),
+        "registers": ((row == 0) & (column < 32), (row == 0) & four, 1, 4),
+        "vectors": (row == 0, (row == 0) & (column // 4 == draw.THREAD), 1, 1),
+        "online": (row == 0, (row == 0) & (column // 4 == draw.THREAD), 2, 2),
+    }
+    assert drawn["reads"].keys() == expected.keys()
+    for name, (first, own, times, loads) in expected.items():
+        found = draw.Reads(*drawn["reads"][name])
+        assert np.array_equal(np.ravel(found.first), first) and np.array_equal(np.ravel(found.own), own), name
+        sectors = np.unique(np.flatnonzero(first) // 8)
+        assert np.array_equal(np.flatnonzero(np.ravel(found.fetched)), np.ravel(8 * sectors[:, None] + np.arange(8)))
+        assert (found.times, found.loads) == (times, loads), name
+
+
+def test_the_pages_table_says_how_often_x_is_read(drawn):
+    words = {"3 times": 3, "twice": 2, "once": 1}
+    table = re.findall(r"^\| \[`(\w+)`\]\(.*?\) \| [^|]* \| [^|]* \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE)
+    assert {name: words[told] for name, told in table} == {name: one[3] for name, one in drawn["reads"].items()}
+
+
+def test_how_threads_agree(drawn):
+    tree, shuffles = ([draw.Moment(*moment) for moment in moments] for moments in drawn["moments"])
+    for step, moment in enumerate(tree):  # 64 threads, then 32, 16, ... 1
+        busy = 64 >> step
+        assert moment.holds == [1 << step] * busy + [0] * (64 - busy) and moment.barrier
+    assert len(tree) == 7
+    for step, moment in enumerate(shuffles[:5]):
+        assert moment.holds == [2 << step] * 64 and not moment.barrier
+    store, last = shuffles[5:]
+    assert store.holds == [32 if thread % 32 == 0 else 0 for thread in range(64)] and store.barrier
+    assert last.holds == [64] * 64
+
+
+def test_the_simulator_is_needed(monkeypatch):
+    monkeypatch.setattr("dualops.cuda.backend.SIMULATED", False)
+    for ask in (draw.tree_moments, draw.shuffle_moments, lambda: draw.reads(draw.steps_of_a_warp()["tree"])):
+        with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
+            ask()

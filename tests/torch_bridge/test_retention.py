@@ -1,0 +1,300 @@
+"""Retention in torch: values, gradients through states, opcheck, compilation, autocast, what is kept for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from dualops import reference
+from dualops.torch_bridge import retention, retention_varlen
+from dualops.torch_bridge.interop import Direction, _as_numpy
+from dualops.torch_bridge.retention import _operator, _operator_varlen
+
+from .conftest import DTYPES, values
+
+B, H, S, D, DV = 2, 3, 5, 4, 3
+LENGTHS = (2, 0, 4, 1)
+STATES = ("initial_state", "initial_norm")
+# parameters, and the optional arrays that a call is given
+SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "plain": ({}, ()),
+    "chunk": ({"normalize": "signed", "return_state": True}, ("gamma", *STATES)),
+    "recurrent": ({"form": "recurrent", "return_state": True, "scale": 0.7}, ("gamma", "initial_state")),
+    "parallel": ({"form": "parallel", "normalize": "abs"}, ("gamma",)),
+    "mask": ({"form": "parallel", "normalize": "signed"}, ("mask",)),
+    "varlen": ({}, ("cu_seqlens",)),
+    "varlen_signed": ({"normalize": "signed", "return_state": True}, ("cu_seqlens", "gamma", *STATES)),
+}
+EVERY_SET = pytest.mark.parametrize("name", SETS)
+
+
+def function_of(name: str) -> tuple[Callable[..., Any], Direction]:
+    return (retention_varlen, _operator_varlen) if "varlen" in name else (retention, _operator)
+
+
+def arguments(
+    name: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a call: what is differentiable, leaves; and all else."""
+    params, given = SETS[name]
+    varlen, wide = "cu_seqlens" in given, torch.float64 if dtype is torch.float64 else torch.float32
+    tokens, batches = ((sum(LENGTHS), H), len(LENGTHS)) if varlen else ((B, H, S), B)
+    shapes = {"q": (*tokens, D), "k": (*tokens, D), "v": (*tokens, DV)}
+    states = {"initial_state": (batches, H, D, DV), "initial_norm": (batches, H, D)}
+    leaves = {
+        key: values(shape, dtype, device, seed).requires_grad_() for seed, (key, shape) in enumerate(shapes.items())
+    }
+    leaves |= {key: values(states[key], wide, device, 5).requires_grad_() for key in STATES if key in given}
+    more: dict[str, Any] = dict(params)
+    if "gamma" in given:
+        more["gamma"] = torch.tensor([1.0, 0.5, 0.95], dtype=wide, device=device)
+    if "mask" in given:
+        more["mask"] = values((H, S, S), dtype, device, 7)
+    if varlen:
+        more["cu_seqlens"] = torch.tensor([0, *LENGTHS], device=device).cumsum(0).to(torch.int32)
+        more["max_seqlen"] = max(LENGTHS)
+    return leaves, more
+
+
+def results(found: Any) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def gradients(function: Callable[..., Any], leaves: dict[str, torch.Tensor], more: dict[str, Any]) -> Any:
+    """Of a sum that tells all elements of all results apart."""
+    found = results(function(**leaves, **more))
+    loss = sum((x * torch.arange(x.numel(), device=x.device).reshape(x.shape)).sum() for x in found)
+    assert isinstance(loss, torch.Tensor)
+    return torch.autograd.grad(loss, tuple(leaves.values()))
+
+
+def equal(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, check_stride=True)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+# --- values and gradients ------------------------------------------------------------------------
+
+
+@EVERY_SET
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bridge_adds_no_rounding(name: str, dtype: torch.dtype) -> None:
+    """CPU tensors get the reference's results, bit for bit."""
+    function, _ = function_of(name)
+    leaves, more = arguments(name, dtype)
+    arrays = {key: _as_numpy(x) if isinstance(x, torch.Tensor) else x for key, x in {**leaves, **more}.items()}
+    expected = getattr(reference, function.__name__)(**arrays)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for actual, wanted in zip(results(function(**leaves, **more)), expected, strict=True):
+        assert _as_numpy(actual).dtype == wanted.dtype
+        assert _as_numpy(actual).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name != "parallel"])  # no gradient goes through "abs"
+def test_gradcheck(name: str, device: str) -> None:
+    function, _ = function_of(name)
+    leaves, more = arguments(name, device=device)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        return function(**dict(zip(leaves, tensors)), **more)
+
+    assert torch.autograd.gradcheck(call, tuple(leaves.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
+@pytest.mark.parametrize("normalize", [None, "signed"])
+def test_gradients_go_through_the_state_from_call_to_call(form: str, normalize: str | None, device: str) -> None:
+    leaves, _ = arguments("plain", device=device)
+    params: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
+
+    def in_two(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        first, *states = retention(q[:, :, :2], k[:, :, :2], v[:, :, :2], **params)
+        handed = dict(zip(STATES, states))
+        rest, *states = retention(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], **params, **handed)
+        return torch.cat([first, rest], dim=2), *states
+
+    close(in_two(**leaves), retention(**leaves, **params))
+    close(gradients(in_two, leaves, {}), gradients(retention, leaves, params))
+
+
+def test_either_result_may_be_unused(device: str) -> None:
+    leaves, more = arguments("chunk", device=device)
+    whole = retention(**leaves, **more)
+    tensors = tuple(leaves.values())
+    together = torch.autograd.grad(sum((x.square().sum() for x in whole), torch.zeros((), device=device)), tensors)
+    alone = [
+        torch.autograd.grad(retention(**leaves, **more)[place].square().sum(), tensors, materialize_grads=True)
+        for place in range(3)
+    ]
+    close(together, tuple(sum(parts) for parts in zip(*alone)))
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"), [({}, 3), ({"normalize": "signed"}, 5), ({"form": "parallel", "normalize": "abs"}, 4)]
+)
+def test_results_are_kept_for_backward_where_it_reads_them(params: dict[str, Any], kept: int, device: str) -> None:
+    leaves, _ = arguments("plain", device=device)
+    saved: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        saved.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        o = retention(**leaves, **params)
+    assert len(saved) == kept
+    o.sum().backward()
+
+
+def test_what_backward_needs_alone_has_no_gradient(device: str) -> None:
+    leaves, _ = arguments("plain", device=device)
+    given = {**leaves, "form": "chunk", "normalize": "signed", "return_state": True}
+    o, state, norm, row_sum = _operator(*(given.get(key) for key in _operator.names))
+    assert [x.requires_grad for x in (o, state, norm, row_sum)] == [True, True, True, False]
+    assert row_sum.shape == (B, H, S)
+
+
+def test_axes_in_memory_are_those_of_q_and_states_are_row_major(device: str) -> None:
+    q, k, v = (values((B, S, H, width), torch.float32, device, width).transpose(1, 2) for width in (D, D, DV))
+    o, state, norm = retention(q, k, v, normalize="signed", return_state=True)
+    assert o.transpose(1, 2).is_contiguous() and state.is_contiguous() and norm.is_contiguous()
+    torch.testing.assert_close(o, retention(q.contiguous(), k.contiguous(), v.contiguous(), normalize="signed"))
+
+
+def test_without_tokens_the_state_goes_through(device: str) -> None:
+    leaves, more = arguments("chunk", device=device)
+    empty = {key: x[:, :, :0] if key in ("q", "k", "v") else x for key, x in leaves.items()}
+    o, state, norm = retention(**empty, **more)
+    assert o.shape == (B, H, 0, DV)
+    equal((state, norm), (leaves["initial_state"], leaves["initial_norm"]))
+    (found,) = torch.autograd.grad(state.sum(), leaves["initial_state"])
+    equal(found, torch.ones_like(found))
+
+
+# --- what torch demands of an operator -----------------------------------------------------------
+
+
+def opcheck(direction: Direction, named: dict[str, Any]) -> None:
+    given = {param.name: param.default for param in direction.params} | named
+    torch.library.opcheck(
+        direction.overload, tuple(direction.encode(tuple(given.get(name) for name in direction.names)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("plain", torch.bfloat16), ("chunk", torch.float32), ("mask", torch.float64), ("varlen_signed", torch.float16)],
+    ids=str,
+)
+def test_opcheck(name: str, dtype: torch.dtype, device: str) -> None:
+    _, forward = function_of(name)
+    leaves, more = arguments(name, dtype, device)
+    opcheck(forward, leaves | more)
+    assert forward.backward is not None
+    named = {key: x.detach() for key, x in leaves.items()} | more
+    found = forward(*((named | {"scale": None}).get(key, _default(forward, key)) for key in forward.names))
+    named |= {"o": found[0], "do": torch.ones_like(found[0])}
+    if more.get("normalize"):
+        named["row_sum"] = found[3]
+    if more.get("return_state"):
+        named |= {"dstate": torch.ones_like(found[1]), "dstate_norm": torch.ones_like(found[2])}
+    opcheck(forward.backward, named)
+
+
+def _default(direction: Direction, name: str) -> Any:
+    return next((param.default for param in direction.params if param.name == name), None)
+
+
+@pytest.mark.parametrize("name", ["plain", "chunk", "varlen_signed"])
+def test_compiled_is_eager(name: str, device: str) -> None:
+    """Without a break in the graph, forward and backward."""
+    function, _ = function_of(name)
+    leaves, more = arguments(name, torch.float32, device)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    equal(results(compiled(**leaves, **more)), results(function(**leaves, **more)))
+    equal(gradients(compiled, leaves, more), gradients(function, leaves, more))
+
+
+def test_one_compilation_serves_every_length(device: str) -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(retention, fullgraph=True, backend=counter, dynamic=True)
+    for length in (5, 6, 9):
+        q, k, v = (values((B, H, length, width), torch.float32, device, width) for width in (D, D, DV))
+        found = compiled(q, k, v, normalize="signed", return_state=True)
+        equal(results(found), results(retention(q, k, v, normalize="signed", return_state=True)))
+    assert counter.frame_count == 1
+
+
+def test_schema() -> None:
+    """What an exported program depends on: a change here is one that CHANGELOG.md must tell."""
+    tokens, states = "Tensor q, Tensor k, Tensor v, ", "Tensor? initial_state, Tensor? initial_norm"
+    saved = "Tensor? o, Tensor? row_sum, Tensor? dstate, Tensor? dstate_norm, "
+    options = 'float? scale=None, str form="chunk", str? normalize=None, bool return_state=False'
+    expected = (
+        f"dualops::retention({tokens}Tensor? gamma, Tensor? mask, {states}, {options}) "
+        "-> (Tensor o, Tensor state, Tensor state_norm, Tensor row_sum)",
+        f"dualops::retention_backward({tokens}Tensor do, {saved}Tensor? gamma, Tensor? mask, {states}, {options}) "
+        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dinitial_state, Tensor dinitial_norm)",
+    )
+    backward = _operator.backward
+    assert backward is not None
+    assert (str(_operator.overload._schema), str(backward.overload._schema)) == expected
+    assert "Tensor cu_seqlens, Tensor? gamma" in str(_operator_varlen.overload._schema)
+    assert "SymInt max_seqlen, float? scale=None, str? normalize=None" in str(_operator_varlen.overload._schema)
+
+
+def test_autocast_lowers_tokens_and_leaves_states(device: str) -> None:
+    leaves, more = arguments("chunk", torch.float32, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        found = retention(**leaves, **more)
+    assert [x.dtype for x in found] == [torch.bfloat16, torch.float32, torch.float32]
+    lowered = {key: x.bfloat16() if key in ("q", "k", "v") else x for key, x in leaves.items()}
+    equal(found, retention(**lowered, **more))
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "what"), [("chunk", "gamma"), ("mask", "mask")])
+def test_gradients_that_there_are_none_of_are_refused(name: str, what: str, device: str) -> None:
+    """They must not be taken for zero."""
+    leaves, more = arguments(name, device=device)
+    more[what].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"retention_backward: {what} requires a gradient"):
+        results(retention(**leaves, **more))[0].sum().backward()
+
+
+def test_gradient_of_the_gradient_and_vmap_are_refused(device: str) -> None:
+    leaves, _ = arguments("plain", device=device)
+    (dq,) = torch.autograd.grad(retention(**leaves).square().sum(), leaves["q"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="retention_backward: its gradient is not implemented"):
+        dq.sum().backward()
+    stacked = [torch.stack([x.detach(), x.detach()]) for x in leaves.values()]
+    with pytest.raises(NotImplementedError, match="retention: vmap is not implemented"):
+        torch.func.vmap(retention)(*stacked)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"form": "blocked"}, ValueError, "retention: form is 'blocked', expected one of 'parallel', 'chunk', 'recurr"),
+        ({"return_state": 1}, TypeError, "retention: return_state is 1, expected True or False"),
+        ({"normalize": "abs"}, ValueError, "retention: normalize is 'abs' in form 'chunk', expected form 'parallel'"),
+        ({"gamma": 0.9}, TypeError, "retention: gamma is a float, expected a torch.Tensor"),
+        ({"k": torch.zeros(B, H, 7, D)}, TypeError, "retention: k has dtype float32, q has dtype float64, expected"),
+    ],
+    ids=str,
+)
+def test_a_wrong_call_gets_the_specs_error(change: dict[str, Any], kind: type[Exception], message: str) -> None:
+    leaves, _ = arguments("plain")
+    with pytest.raises(kind, match=f"^{message}"):
+        retention(**{**leaves, **change})

@@ -1,0 +1,356 @@
+"""rope in torch: opcheck, gradients, compilation, torch.func, in place, tables, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from dualops import reference
+from dualops.spec import Case, Tag, compare, rope as SPEC
+from dualops.spec.meta import ArrayMeta
+from dualops.torch_bridge import rope, rope_tables
+from dualops.torch_bridge.interop import _as_numpy
+
+from .conftest import DTYPES, values
+
+FORWARD, BACKWARD = torch.ops.dualops.rope.default, torch.ops.dualops.rope_backward.default
+TABLES = torch.ops.dualops.rope_tables.default
+B, H, HKV, S, D, R, ROWS = 2, 3, 1, 5, 8, 6, 9
+FORMS = ("rows", "batches", "positions", "own positions")
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+class Arguments(NamedTuple):
+    q: torch.Tensor
+    k: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    positions: torch.Tensor | None
+
+    def __call__(self, function: Callable[..., Any] = rope, **options: Any) -> Any:
+        return function(self.q, self.k, self.cos, self.sin, positions=self.positions, **options)
+
+    def leaves(self) -> Arguments:
+        """The same with q and k anew, to be differentiated by."""
+        return self._replace(q=self.q.detach().requires_grad_(), k=self.k.detach().requires_grad_())
+
+
+def arguments(form: str, dtype: torch.dtype = torch.float64, device: str = "cpu", *, S: int = S) -> Arguments:
+    """q as projections leave it, tokens before heads in memory; k row-major."""
+    q = values((B, S, H, D), dtype, device).transpose(1, 2)
+    k = values((B, HKV, S, D), dtype, device, seed=1)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    cos, sin = rope_tables(torch.arange(2, 2 + ROWS, device=device), R, dtype=wide)
+    positions = None
+    if form == "batches":
+        rows = torch.arange(B * S, device=device).reshape(B, S) % ROWS
+        cos, sin = cos[rows], sin[rows]
+    elif form == "positions":
+        positions = torch.arange(S, device=device).flip(0)
+    elif form == "own positions":
+        positions = (torch.arange(B * S, device=device).reshape(B, S) * 5 % ROWS).to(torch.int32)
+    return Arguments(q, k, cos, sin, positions)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
+def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+def gradients(function: Callable[..., Any], given: Arguments, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Of a sum over both results that tells all of their elements apart."""
+    leaves = given.leaves()
+    found = leaves(function, **options)
+    one, two = ((x * torch.arange(x.numel(), device=x.device).reshape(x.shape)).sum() for x in found)
+    return torch.autograd.grad(one + two, (leaves.q, leaves.k))
+
+
+# --- what torch demands of an operator -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("form", "dtype"), list(zip(FORMS, DTYPES, strict=True)), ids=str)
+def test_opcheck(form: str, dtype: torch.dtype, device: str) -> None:
+    given = arguments(form, dtype, device)
+    interleaved = form in ("batches", "positions")
+    torch.library.opcheck(FORWARD, (*given.leaves(), interleaved))
+    torch.library.opcheck(BACKWARD, (*given, interleaved))
+
+
+def test_strides_are_the_specs(device: str) -> None:
+    given = arguments("rows", torch.float32, device)
+    there = {name: x for name, x in given._asdict().items() if x is not None}
+    metas = {name: ArrayMeta(tuple(x.shape), "float32", x.stride(), device, 0) for name, x in there.items()}
+    expected = SPEC.bind(metas).outputs()
+    for x, name in zip(given(), ("q_rotated", "k_rotated"), strict=True):
+        assert (tuple(x.shape), x.stride()) == (expected[name].shape, expected[name].strides)
+    assert given()[0].stride() == given.q.stride() != given.q.contiguous().stride()
+    dq, _ = BACKWARD(*given)
+    assert dq.stride() == given.q.stride()
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+@pytest.mark.parametrize("case", SPEC.tagged(Tag.SIM), ids=lambda case: case.id)
+def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
+    arrays = SPEC.generate(SPEC, case, np.random.default_rng(case.seed))
+    q, k, *others = (to_torch(array, device) for array in arrays.values())
+    given = Arguments(q, k, others[0], others[1], others[2] if len(others) == 3 else None).leaves()
+    found = given(**case.params)
+    incoming = [values(x.shape, x.dtype, device, seed=3) for x in found]
+    derived = torch.autograd.grad(found, (given.q, given.k), incoming)
+    more = {name: array for name, array in arrays.items() if name not in ("q", "k")}
+    wide = {name: x.astype(np.float64) if name != "positions" else x for name, x in more.items()}
+    for function, inputs, actual in (
+        (reference.rope, (arrays["q"], arrays["k"]), found),
+        (reference.rope_backward, [_as_numpy(x.cpu()) for x in incoming], derived),
+    ):
+        truth = function(*(x.astype(np.float64) for x in inputs), **wide, **case.params)
+        baseline = function(*inputs, **more, **case.params)
+        for x, exact, plain in zip(actual, truth, baseline, strict=True):
+            accuracy = compare(_as_numpy(x.cpu()), exact, plain, dtype=case.dtype, floor=SPEC.floor)
+            assert accuracy.passed, accuracy.message
+
+
+def test_it_is_the_formula_of_hugging_face(device: str) -> None:
+    """Tables as wide as the rotary dimensions, of which the first half is ours."""
+    given = arguments("rows", torch.float64, device)
+    q, wide = given.q[..., :R], [torch.cat((x, x), -1)[None, None, :S] for x in (given.cos, given.sin)]
+    other = torch.cat((-q[..., R // 2 :], q[..., : R // 2]), -1)
+    theirs = q * wide[0] + other * wide[1]
+    ours, _ = rope(q, q, wide[0][0, ..., : R // 2], wide[1][0, ..., : R // 2])
+    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form: str, device: str) -> None:
+    given = arguments(form, torch.float64, device, S=3).leaves()
+
+    def function(q: torch.Tensor, k: torch.Tensor) -> Any:
+        return given._replace(q=q, k=k)(interleaved=form in ("batches", "positions"))
+
+    assert torch.autograd.gradcheck(function, (given.q, given.k))
+
+
+def test_a_result_that_is_not_used_has_no_gradient(device: str) -> None:
+    given = arguments("rows", torch.float32, device).leaves()
+    q_rotated, _ = given()
+    dq, dk = torch.autograd.grad(q_rotated.sum(), (given.q, given.k))  # a sum's gradient arrives with strides of 0
+    assert dq.abs().sum() > 0
+    assert (dk == 0).all()
+
+
+def test_gradients_that_are_refused(device: str) -> None:
+    given = arguments("rows", torch.float64, device)
+    cos = given.cos.clone().requires_grad_()
+    with pytest.raises(NotImplementedError, match="rope_backward: cos requires a gradient, which is not implemented"):
+        given._replace(cos=cos)()[0].sum().backward()
+    leaves = given.leaves()
+    (dq,) = torch.autograd.grad(leaves()[0].square().sum(), leaves.q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="rope_backward: its gradient is not implemented"):
+        dq.sum().backward()
+    with pytest.raises(NotImplementedError, match="rope: vmap is not implemented"):
+        torch.vmap(lambda q: given._replace(q=q)())(given.q[None])
+
+
+def test_func_gradient(device: str) -> None:
+    given = arguments("own positions", torch.float64, device)
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return (given._replace(q=q)()[0] * torch.arange(q.numel(), device=device).reshape(q.shape)).sum()
+
+    torch.testing.assert_close(torch.func.grad(loss)(given.q), gradients(rope, given)[0])
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["rows", "own positions"])
+def test_compiled_is_eager(form: str, device: str) -> None:
+    given = arguments(form, torch.bfloat16, device)
+    options: dict[str, Any] = {"interleaved": form == "rows"}
+    for one, two in zip(given(compiled(rope), **options), given(**options), strict=True):
+        equal(one, two)
+    for one, two in zip(gradients(compiled(rope), given, **options), gradients(rope, given, **options), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)  # in the order of axes of what came in, which may differ
+
+
+def test_compiled_once_for_every_length(device: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    function = compiled(rope, backend=counter, dynamic=True)
+    for length in (4, 7, 9):
+        given = arguments("positions", torch.float32, device, S=length)
+        for one, two in zip(given(function), given(), strict=True):
+            equal(one, two)
+    assert counter.frame_count == 1
+
+
+class Module(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> Any:
+        return rope(q, k, *rope_tables(positions, R, scaling=LLAMA3))
+
+
+def test_export(device: str) -> None:
+    given, positions = arguments("rows", torch.float32, device), torch.arange(S, device=device)
+    exported = torch.export.export(Module(), (given.q, given.k, positions))
+    assert {FORWARD, TABLES} <= {node.target for node in exported.graph.nodes}
+    for one, two in zip(exported.module()(given.q, given.k, positions), Module()(given.q, given.k, positions)):
+        equal(one, two)
+
+
+def test_autocast_changes_nothing(device: str) -> None:
+    given = arguments("rows", torch.float32, device)
+    expected = given()
+    with torch.autocast(device, torch.bfloat16):
+        for one, two in zip(given(), expected, strict=True):
+            equal(one, two)
+
+
+# --- in place ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_place(form: str, device: str) -> None:
+    given, interleaved = arguments(form, torch.bfloat16, device), form in ("rows", "positions")
+    expected = given(interleaved=interleaved)
+    for function in (rope, compiled(rope)):
+        fresh = given._replace(q=given.q.clone(), k=given.k.clone())
+        versions = [x._version for x in fresh[:2]]
+        found = fresh(function, interleaved=interleaved, inplace=True)
+        for one, two, own, before in zip(found, expected, fresh, versions):
+            assert one is own and one._version > before
+            equal(one, two)
+    with torch.inference_mode():
+        fresh = given._replace(q=given.q.clone(), k=given.k.clone())
+        for one, two in zip(fresh(inplace=True, interleaved=interleaved), expected, strict=True):
+            equal(one, two)
+
+
+def test_in_place_where_a_gradient_is_wanted(device: str) -> None:
+    given = arguments("rows", torch.float32, device).leaves()
+    told = "rope: inplace is True and q requires a gradient, which is not implemented; leave inplace out"
+    for function, error in ((rope, NotImplementedError), (compiled(rope), Unsupported)):
+        with pytest.raises(error, match=told):
+            given(function, inplace=True)
+    expected = given._replace(q=given.q.detach(), k=given.k.detach())()
+    with torch.no_grad():
+        for one, two in zip(given(inplace=True), expected, strict=True):
+            equal(one, two)
+
+
+def test_what_was_saved_for_a_gradient_and_then_rotated_in_place(device: str) -> None:
+    given = arguments("rows", torch.float32, device)
+    weight = torch.ones((), device=device, requires_grad=True)
+    product = weight * given.q  # keeps q
+    given(inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(7,), (2, 3)])
+def test_tables_are_the_references(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    positions = (torch.arange(prod(shape)) * 1001).reshape(shape)
+    name = str(dtype).removeprefix("torch.")
+    expected = reference.rope_tables(positions.numpy(), 10, base=500000.0, scaling=LLAMA3, dtype=name)
+    for given in (dtype, name):
+        found = rope_tables(positions.to(device), 10, base=500000.0, scaling=LLAMA3, dtype=given)
+        for one, two in zip(found, expected, strict=True):
+            assert one.dtype is dtype
+            torch.testing.assert_close(
+                one.cpu(), to_torch(two, "cpu"), rtol=0, atol=2.0**-24 if device == "cuda" else 0
+            )
+
+
+def test_opcheck_of_tables(device: str) -> None:
+    torch.library.opcheck(TABLES, (torch.arange(5, device=device), 6))
+    text = "('llama3', 8.0, 1.0, 4.0, 64.0)"
+    torch.library.opcheck(TABLES, (torch.arange(6, device=device).reshape(2, 3), 6, 100.0, text, "bfloat16"))
+
+
+@pytest.mark.parametrize("scaling", [None, ("linear", 2.0), LLAMA3], ids=str)
+def test_compiled_tables_are_eager(scaling: Any, device: str) -> None:
+    positions = torch.arange(6, device=device)
+
+    def function(positions: torch.Tensor) -> Any:
+        return rope_tables(positions + 1, 8, scaling=scaling, dtype=torch.bfloat16)
+
+    for one, two in zip(compiled(function)(positions), function(positions), strict=True):
+        equal(one, two)
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_errors_are_the_specs(device: str) -> None:
+    given = arguments("rows", torch.float32, device)
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"q": None}, TypeError, "rope: q is missing"),
+        ({"k": given.k[:, :, :3]}, ValueError, "rope: k has S=3, q has S=5"),
+        ({"cos": given.cos[:3], "sin": given.sin[:3]}, ValueError, "rope: cos has Smax=3, q has S=5"),
+        ({"sin": given.sin.double()}, TypeError, "rope: sin has dtype float64"),
+        ({"positions": torch.zeros(4, dtype=torch.int64, device=device)}, ValueError, r"positions have shape \(4,\)"),
+    ]
+    for replaced, error, told in wrong:
+        with pytest.raises(error, match=told):
+            given._replace(**replaced)()
+    options: tuple[dict[str, Any], ...] = ({"interleaved": 1}, {"inplace": 1})
+    for option in options:
+        with pytest.raises(TypeError, match=f"rope: {next(iter(option))} is 1, expected True or False"):
+            given(**option)
+    wrong_tables: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"dim": 7}, ValueError, "rope_tables: dim is 7, expected an even number"),
+        (
+            {"dim": 8, "scaling": {"rope_type": "yarn"}},
+            ValueError,
+            "rope_tables: scaling is .*expected one of 'linear'",
+        ),
+        ({"dim": 8, "scaling": ("linear", 0)}, ValueError, "rope_tables: scaling is .*expected a number above 0"),
+        ({"dim": 8, "dtype": torch.int8}, ValueError, "rope_tables: dtype is .*expected one of 'float64'"),
+    ]
+    for params, error, told in wrong_tables:
+        with pytest.raises(error, match=told):
+            rope_tables(torch.arange(3, device=device), **params)
+
+
+def test_positions_that_have_no_row(device: str) -> None:
+    given = arguments("own positions", torch.float32, device)
+    positions = given.positions
+    assert positions is not None
+    positions[1, 2] = ROWS
+    if device == "cpu":
+        with pytest.raises(ValueError, match=rf"rope: positions has {ROWS} at \(1, 2\), cos has Smax={ROWS}"):
+            given()
+    else:
+        q_rotated, _ = given()
+        struck = torch.isnan(q_rotated)
+        assert struck[1, :, 2, :R].all() and struck.sum() == H * R
