@@ -26,15 +26,17 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as missing:
         print(f"python -m benchmarks run needs torch: {missing}", file=sys.stderr)
         return 1
+
+    def keep(found: list[comparison.Measurement]) -> None:
+        if arguments.json:
+            comparison.save(arguments.json, comparison.document(arguments.operator, found))
+
+    suite, show = find(arguments.operator), partial(print, flush=True)
     try:
-        found = comparison.run(
-            find(arguments.operator), case=arguments.case, peers=arguments.peers, show=partial(print, flush=True)
-        )
+        comparison.run(suite, case=arguments.case, peers=arguments.peers, show=show, keep=keep)
     except (NotImplementedError, ValueError, WrongResult) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    if arguments.json:
-        comparison.save(arguments.json, comparison.document(arguments.operator, found))
     return 0
 
 

@@ -102,10 +102,18 @@ def _on_rung(operator: spec.Spec, case: spec.Case, rung: str, problem: spec.Prob
     return dualops_contestant(operator, case, rung)
 
 
-def run(suite: type[Suite], *, case: str | None, peers: bool, show: Callable[[str], None]) -> list[Measurement]:
+def run(
+    suite: type[Suite],
+    *,
+    case: str | None,
+    peers: bool,
+    show: Callable[[str], None],
+    keep: Callable[[list[Measurement]], None] = lambda found: None,
+) -> list[Measurement]:
     """Measure the operator's BENCH cases, or those whose name or id is `case`, showing each line as it comes.
 
-    Raises ValueError if there is no such case.
+    keep: is given all that was measured after each case, so that a run that is cut off leaves what it had. Raises
+    ValueError if there is no such case.
     """
     require_gpu()
     operator = suite.operator
@@ -124,6 +132,7 @@ def run(suite: type[Suite], *, case: str | None, peers: bool, show: Callable[[st
                     first = first or measurement
                     show(line(cells(measurement, first, work)))
                     found.append(measurement)
+            keep(found)
     return found
 
 

@@ -61,7 +61,7 @@ def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     large = RowsConfig(4, 4, 2, 128, min_blocks=blocks), StatesConfig(8, 2, min_blocks=2)
     medium = RowsConfig(4, 4, 1, 64, min_blocks=blocks), StatesConfig(4, 1, min_blocks=2)
     small = RowsConfig(2, 2, 1, 64), StatesConfig(4, 1)
-    least = RowsConfig(1, 1, 1, 16, near=1), StatesConfig(1, 1, near=1, tokens=16)
+    least = RowsConfig(2, 2, 1, 16, near=2, lanes=8), StatesConfig(2, 1, near=2, lanes=8, tokens=16)
     if tokens <= 32 or wide <= 16:
         ladder = [(least, "few tokens, or narrow heads")]
     elif p.dtype == "float64":

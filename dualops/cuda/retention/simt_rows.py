@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
-from ..tile import LANES, THREADS, lane_reductions, numbers, products, row_of, storage, tile_load
+from ..tile import LANES, lane_reductions, numbers, products, row_of, storage, tile_load
 from .call import (
     ABS,
     OF_COLUMNS,
@@ -51,19 +51,20 @@ class RowsConfig:
     groups: int
     depth: int  # a multiple of block_kv
     near: int = 4
+    lanes: int = LANES  # threads that share a row; also the lines of threads in a block
     min_blocks: int = 1
 
     @property
     def block_q(self) -> int:
-        return LANES * self.tile_q
+        return self.lanes * self.tile_q
 
     @property
     def block_kv(self) -> int:
-        return LANES * self.tile_kv
+        return self.lanes * self.tile_kv
 
     @property
     def block_v(self) -> int:
-        return LANES * self.near * self.groups
+        return self.lanes * self.near * self.groups
 
     def shared_bytes(self, dtype: str, D: int) -> int:
         widest = max(row_of(self.depth), row_of(self.block_v))
@@ -80,16 +81,17 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     load_mask = storage(variant.mask or dtype).load
     log2_gamma, power = decay(dtype)
     exp2 = numbers(number).exp2
-    _, lanes_sum = lane_reductions(number, LANES)
+    ACROSS, THREADS = config.lanes, config.lanes**2
+    _, lanes_sum = lane_reductions(number, ACROSS)
     TILE_Q, TILE_KV, GROUPS, DEPTH = config.tile_q, config.tile_kv, config.groups, config.depth
     BLOCK_Q, BLOCK_KV, BLOCK_V = config.block_q, config.block_kv, config.block_v
-    abt, ab, ab_counted = products(number, TILE_Q, TILE_KV, config.near)
+    abt, ab, ab_counted = products(number, TILE_Q, TILE_KV, config.near, ACROSS)
     wide = "float64" if dtype == "float64" else "float32"
     loads = {
-        "q": tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH),
-        "k": tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH),
-        "v": tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, weighted=variant.normalized, checked=True),
-        "state": tile_load(wide, variant.aligned, BLOCK_KV, BLOCK_V),
+        "q": tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH, THREADS),
+        "k": tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH, THREADS),
+        "v": tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, THREADS, weighted=variant.normalized, checked=True),
+        "state": tile_load(wide, variant.aligned, BLOCK_KV, BLOCK_V, THREADS),
     }
     load_q, load_k, load_v, load_state = (verb for _, verb in loads.values())
     N_LOAD = max(count for count, _ in loads.values())
@@ -131,7 +133,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call):
         smem = cuda.shared.array(0, number, alignment=16)
         tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
+        lane, line = tid % ACROSS, tid // ACROSS
         q_blocks, v_blocks = (call.rows + BLOCK_Q - 1) // BLOCK_Q, (call.Dv + BLOCK_V - 1) // BLOCK_V
         place, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
         e0 = i64(cuda.blockIdx.x % v_blocks * BLOCK_V)
@@ -196,7 +198,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                 q_at = Q + q_place(d, call.D)
                 ab(acc, piece, frag, frags, smem, q_at, K_ROW, K, V_ROW, count, GROUPS, line, lane)
             if NORMALIZED and call.normed == OF_ROWS:
-                for d in range(lane, call.D, LANES):
+                for d in range(lane, call.D, ACROSS):
                     for i in range(TILE_Q):
                         sums[i] += (
                             smem[u32(Q + q_place(d, call.D) + (line * TILE_Q + i) * K_ROW)] * norms.data[norm + d]
@@ -243,7 +245,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             for i in range(TILE_Q):
                 share = ZERO
                 for j in range(TILE_KV):
-                    n = n0 + lane + LANES * j
+                    n = n0 + lane + ACROSS * j
                     seen = i32(n - n_first) < seen_by[i]
                     if MASKED:
                         factor = ZERO
@@ -252,11 +254,11 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                             factor = number(load_mask(mask.data, at))
                     else:
-                        factor = exp2(log2 * (apart + number(i - LANES * j)))
+                        factor = exp2(log2 * (apart + number(i - ACROSS * j)))
                     score = scores[i * TILE_KV + j] * call.scale * factor + ZERO  # no -0
                     if not seen:
                         score = MINUS_ZERO
-                    smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + LANES * j)] = score
+                    smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + ACROSS * j)] = score
                     if NORMALIZED:
                         share += abs(score) if call.normalize == ABS else score
                 if NORMALIZED:
@@ -287,7 +289,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     inverse = weights.data[start(weights, b, h, row)]
                 to = start(out, b, h, row) + e_mine
                 for c in range(COLUMNS):
-                    e = c // NEAR * LANES * NEAR + c % NEAR
+                    e = c // NEAR * ACROSS * NEAR + c % NEAR
                     if i32(e) < left:
                         store(out.data, to + e, acc[i * COLUMNS + c] * inverse)
 

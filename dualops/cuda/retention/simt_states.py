@@ -42,16 +42,17 @@ class StatesConfig:
     tile_d: int
     groups: int
     near: int = 4
+    lanes: int = LANES
     tokens: int = 32  # in shared memory at a time
     min_blocks: int = 1
 
     @property
     def block_d(self) -> int:
-        return LANES * self.tile_d
+        return self.lanes * self.tile_d
 
     @property
     def block_v(self) -> int:
-        return LANES * self.near * self.groups
+        return self.lanes * self.near * self.groups
 
     def shared_bytes(self, dtype: str) -> int:
         count = LONGEST_CHUNK + self.tokens * (row_of(self.block_d) + row_of(self.block_v))
@@ -65,15 +66,10 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
     log2_gamma, power = decay(variant.dtype)
     wide = "float64" if variant.dtype == "float64" else "float32"
     VECTOR, _, store = access(wide, variant.aligned and config.near == 4)
-    TILE_D, GROUPS, BLOCK_D, BLOCK_V, TOKENS = (
-        config.tile_d,
-        config.groups,
-        config.block_d,
-        config.block_v,
-        config.tokens,
-    )
-    k_frag, load_k = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D)
-    v_frag, load_v = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, weighted=True)
+    TILE_D, GROUPS, TOKENS, ACROSS, BLOCK = config.tile_d, config.groups, config.tokens, config.lanes, config.lanes**2
+    BLOCK_D, BLOCK_V = config.block_d, config.block_v
+    k_frag, load_k = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D, BLOCK)
+    v_frag, load_v = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, BLOCK, weighted=True)
     K_ROW, V_ROW, K = row_of(BLOCK_D), row_of(BLOCK_V), LONGEST_CHUNK
     V = K + TOKENS * K_ROW
     NEAR, N_V, N_LOAD = config.near, config.near * GROUPS, max(k_frag, v_frag)
@@ -89,13 +85,13 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         strided("int32", 1),
         call_type(variant.dtype),
         i64,
-        threads=THREADS,
+        threads=BLOCK,
         min_blocks=config.min_blocks,
     )
     def retention_contributions(states, k, v, weights, gamma, ends, call, chunks):
         smem = cuda.shared.array(0, number, alignment=16)
         tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
+        lane, line = tid % ACROSS, tid // ACROSS
         d_blocks, v_blocks = (call.D + BLOCK_D - 1) // BLOCK_D, (call.Dv + BLOCK_V - 1) // BLOCK_V
         tile, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
         d0, e0 = tile // v_blocks * BLOCK_D, tile % v_blocks * BLOCK_V
@@ -108,7 +104,7 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         end = min(t0 + call.state_chunk, count)
         token0 = origin(call, first, count)
         log2 = log2_gamma(gamma, call, h)
-        for n in range(tid, LONGEST_CHUNK, THREADS):
+        for n in range(tid, LONGEST_CHUNK, BLOCK):
             t, factor = t0 + n, ZERO
             if t < end:
                 factor = power(log2, end - t - call.later) * call.kept_scale
@@ -134,7 +130,7 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
                 k_mine, v_mine = opaque_i32(K + n * K_ROW + line * TILE_D), opaque_i32(V + n * V_ROW + lane * NEAR)
                 load_d(k_rows, 0, smem, k_mine)
                 for g in range(GROUPS):
-                    load_near(v_row, NEAR * g, smem, v_mine + g * LANES * NEAR)
+                    load_near(v_row, NEAR * g, smem, v_mine + g * ACROSS * NEAR)
                 for i in range(TILE_D):
                     for c in range(N_V):
                         acc[i * N_V + c] += k_rows[i] * v_row[c]
@@ -144,7 +140,7 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         for i in range(TILE_D):
             d = d0 + line * TILE_D + i
             for c in range(0, N_V, VECTOR):
-                e = e0 + (c // NEAR * LANES + lane) * NEAR + c % NEAR
+                e = e0 + (c // NEAR * ACROSS + lane) * NEAR + c % NEAR
                 store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
 
     return retention_contributions

@@ -1,4 +1,4 @@
-"""Products of matrices in shared memory, into registers, by 16 x 16 threads without tensor cores.
+"""Products of matrices in shared memory, into registers, by 16 x 16 threads (lanes x lanes) without tensor cores.
 
 Thread (line, lane) owns `tile_rows` rows from line * tile_rows on. Of them it has, in a product A @ B.T, the columns
 lane, lane + 16, ... (`tile_columns` of them), and in a product A @ B or A.T @ B `near` neighbours, four as a rule, in
@@ -64,10 +64,10 @@ def neighbours(number: Any, near: int) -> Callable[..., None]:
 
 
 @cache
-def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> Products:
+def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lanes: int = LANES) -> Products:
     """The verbs on numbers of type f32 or f64."""
     load_four, minus_zero = numbers(number).load_four, numbers(number).minus_zero
-    TILE_ROWS, TILE_COLUMNS, NEAR, N_PIECE = tile_rows, tile_columns, near, near * tile_rows
+    TILE_ROWS, TILE_COLUMNS, NEAR, N_PIECE, ACROSS = tile_rows, tile_columns, near, near * tile_rows, lanes
     ZERO = number(0)
     load_near = neighbours(number, near)
 
@@ -77,7 +77,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> P
         while d < depth:
             mine, theirs = opaque_i32(a + line * TILE_ROWS * a_row + d), opaque_i32(b + lane * b_row + d)
             for j in range(TILE_COLUMNS):
-                load_four(frags, 4 * j, smem, theirs + LANES * j * b_row)
+                load_four(frags, 4 * j, smem, theirs + ACROSS * j * b_row)
             for i in range(TILE_ROWS):
                 load_four(frag, 0, smem, mine + i * a_row)
                 for j in range(TILE_COLUMNS):
@@ -93,7 +93,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> P
                 if not minus_zero(prob):
                     for g in range(groups):
                         for c in range(NEAR):
-                            value = smem[u32(v + n * v_row + (g * LANES + lane) * NEAR + c)]
+                            value = smem[u32(v + n * v_row + (g * ACROSS + lane) * NEAR + c)]
                             acc[(i * groups + g) * NEAR + c] += prob * value
 
     @verb
@@ -104,7 +104,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> P
             n = 0
             while n < count:
                 mine = opaque_i32(p + line * TILE_ROWS * p_row + n)
-                theirs = opaque_i32(v + n * v_row + (g * LANES + lane) * NEAR)
+                theirs = opaque_i32(v + n * v_row + (g * ACROSS + lane) * NEAR)
                 for k in range(4):
                     load_near(frags, NEAR * k, smem, theirs + k * v_row)
                 for i in range(TILE_ROWS):
@@ -122,20 +122,27 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4) -> P
 
 @cache
 def tile_load(
-    dtype: str, aligned: bool, rows: int, width: int, *, weighted: bool = False, checked: bool = False
+    dtype: str,
+    aligned: bool,
+    rows: int,
+    width: int,
+    threads: int = THREADS,
+    *,
+    weighted: bool = False,
+    checked: bool = False,
 ) -> tuple[int, Callable[..., Any]]:
     """The numbers that its `frag` must hold, and a verb that brings `rows` rows of `width` numbers to shared memory.
 
     (smem, to, row, frag, x, base, stride, end, columns, weights) -> 1 if `checked` and this thread met a NaN or an
     infinity. Row r begins at x[base + r * stride]; there are `end` rows and `columns` columns, all else is 0. width: a
-    power of two, 16 to 256. `aligned`: base, stride and columns are multiples of 16 bytes. `weighted`: row r is
+    power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes. `weighted`: row r is
     multiplied by smem[weights + r].
     """
     vector, load_vector, _ = access(dtype, aligned)
     number = storage(dtype).number
     store_vector = numbers(number).store_vector
     VECTOR, WIDTH, ROWS, WEIGHTED, CHECKED = vector, width, rows, weighted, checked
-    ROWS_A_STEP = THREADS * vector // width
+    ROWS_A_STEP = threads * vector // width
     STEPS = -(-rows // ROWS_A_STEP)
     EACH = numbers(number).vector if vector > 1 else 1
     ZERO, FINITE, STRANGE = number(0), i32(0), i32(1)
