@@ -168,7 +168,7 @@ def _varlen_cases() -> tuple[Case, ...]:
     add("varlen_no_tokens", 2, (0, 2, 16, 8), FLOATS, everywhere, normalize="signed", **states)
     add("varlen_no_sequences", 0, (0, 2, 16, 16), FLOATS, everywhere, max_seqlen=4, return_state=True)
     add("sim_varlen", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", **states)
-    add("sim_varlen_plain", 2, (21, 1, 8, 8), ("float32",), {Tag.SIM})
+    add("sim_varlen_plain", 2, (19, 1, 8, 8), ("float64", "float16"), {Tag.SIM})
     add("varlen_d64", 4, (512, 2, 64, 64), ("float32",), {Tag.COMPILE}, normalize="signed", **states)
     return tuple(cases)
 

@@ -127,6 +127,14 @@ if SIMULATED:
         """exp(x) in double precision."""
         return np.exp(np.float64(x))
 
+    def exp2_f64(x):
+        """2 ** x in double precision."""
+        return np.exp2(np.float64(x))
+
+    def log2_f64(x):
+        """log2(x) in double precision; -inf for 0."""
+        return np.log2(np.float64(x))
+
     def log_f64(x):
         """log(x) in double precision; -inf for 0."""
         return np.log(np.float64(x))
@@ -164,6 +172,8 @@ else:
 
     exp_f64 = libdevice.exp
     log_f64 = libdevice.log
+    exp2_f64 = libdevice.exp2
+    log2_f64 = libdevice.log2
     tanh_f64 = libdevice.tanh
     tanh_f32 = libdevice.tanhf
     erfc_f64 = libdevice.erfc

@@ -176,8 +176,8 @@ class Decay(NamedTuple):
 def decay(dtype: str) -> Decay:
     """The verbs for the arithmetic of problems of this dtype."""
     number = storage(dtype).number
-    exp2, log = numbers(number).exp2, numbers(number).log
-    ZERO, HALF, ONE, TWO, SQRT_HALF, LOG2_E = (number(x) for x in (0, 0.5, 1, 2, 0.5**0.5, log2(e)))
+    exp2, log2_of = numbers(number).exp2, numbers(number).log2
+    ZERO, HALF, ONE, TWO, SQRT_HALF = (number(x) for x in (0, 0.5, 1, 2, 0.5**0.5))
     # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is less than any rounding
     C0, C1, C2, C3, C4, C5 = (number(2 * log2(e) / (2 * k + 1)) for k in range(6))
 
@@ -191,7 +191,7 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def log2_double(gamma, call, h):
-        return log(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else ONE + less_than_one(h)) * LOG2_E
+        return log2_of(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else ONE + less_than_one(h))
 
     @verb
     def log2_single(gamma, call, h):

@@ -102,7 +102,7 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
         q,
         k,
         v,
-        _variant(p),
+        variant_of(p),
         _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum)),
         states,
         *_common(p),
@@ -119,7 +119,7 @@ def backward_passes(
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
     signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
-    normed, variant = OF_COLUMNS * signed, _variant(p)
+    normed, variant = OF_COLUMNS * signed, variant_of(p)
     gamma, ends, mask = _common(p)
 
     forth = States(_transposed(initial), initial_norm=norm)
@@ -188,8 +188,8 @@ def _transposed(state: Strided) -> Strided:
     return state._replace(strides=(b, h, v, d))
 
 
-def _variant(problem: Problem) -> Variant:
-    """Aligned: all rows that go by tiles are whole 16-byte vectors."""
+def variant_of(problem: Problem) -> Variant:
+    """What kernels for this problem are built for. Aligned: all rows that go by tiles are whole 16-byte vectors."""
     p, vector = problem, 16 // problem.itemsize
     metas = [p.arrays[name] for name in TILED if name in p.arrays]
     sizes = [p.D, p.Dv, *(stride for meta in metas for stride in meta.strides[:-1])]

@@ -12,7 +12,7 @@ from ..backend import Kernel
 from ..step import Argument, Step
 from ..tile import THREADS
 from .call import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
-from .passes import Pass, as_state, backward_passes, forward_pass
+from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows
 from .simt_states import NORM_THREADS, StatesConfig, build_contributions, build_norms, build_walk
@@ -57,7 +57,9 @@ def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConf
 def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
-    blocks = 1 if "mask" in p.arrays else 2  # of an SM; a mask's addresses need registers
+    found = variant_of(p)
+    plain = found.aligned and not (found.normalized or found.mask)
+    blocks = 2 if plain else 1  # of an SM: the others need registers
     large = RowsConfig(4, 4, 2, 128, min_blocks=blocks), StatesConfig(8, 2, min_blocks=2)
     medium = RowsConfig(4, 4, 1, 64, min_blocks=blocks), StatesConfig(4, 1, min_blocks=2)
     small = RowsConfig(2, 2, 1, 64), StatesConfig(4, 1)

@@ -14,10 +14,12 @@ from ..ptx import (
     erfc_f32,
     erfc_f64,
     ex2_approx_ftz,
+    exp2_f64,
     exp_f64,
     ld_shared_v2_f64,
     ld_shared_v4_f32,
     lg2_approx,
+    log2_f64,
     log_f64,
     max_f32,
     max_f64,
@@ -44,6 +46,7 @@ class Numbers(NamedTuple):
     exp: Callable[..., Any]
     exp2: Callable[..., Any]
     log: Callable[..., Any]
+    log2: Callable[..., Any]
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
     minus_zero: Callable[..., Any]  # (x): whether it is -0, which kernels keep for what does not count
@@ -86,12 +89,6 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
 
 
 def _double() -> Numbers:
-    LN_2 = f64(1 / LOG2_E)
-
-    @verb
-    def exp2(x):
-        return exp_f64(x * LN_2)
-
     @verb
     def load_four(frag, at, shared, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(shared, index)
@@ -111,8 +108,9 @@ def _double() -> Numbers:
         maximum=max_f64,
         base=_base(f64),
         exp=exp_f64,
-        exp2=exp2,
+        exp2=exp2_f64,
         log=log_f64,
+        log2=log2_f64,
         tanh=tanh_f64,
         erfc=erfc_f64,
         minus_zero=minus_zero,
@@ -155,6 +153,7 @@ def _single() -> Numbers:
         exp=exp,
         exp2=ex2_approx_ftz,
         log=log,
+        log2=lg2_approx,
         tanh=tanh_f32,
         erfc=erfc_f32,
         minus_zero=minus_zero,

@@ -135,8 +135,8 @@ def tile_load(
 
     (smem, to, row, frag, x, base, stride, end, columns, weights) -> 1 if `checked` and this thread met a NaN or an
     infinity. Row r begins at x[base + r * stride]; there are `end` rows and `columns` columns, all else is 0. width: a
-    power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes. `weighted`: row r is
-    multiplied by smem[weights + r].
+    power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes.
+    `weighted`: row r is multiplied by smem[weights + r].
     """
     vector, load_vector, _ = access(dtype, aligned)
     number = storage(dtype).number
