@@ -188,7 +188,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             column = tid % ROW_THREADS * VECTOR
             left = i32(width - column)  # columns from my first one on
             first_at = i32(tid // ROW_THREADS * COLUMNS + column)  # in a stage
-            inverse_N = ONE / number(N)
+            inverse_N, my_inverse = ONE / number(N), ONE
             for v in range(VECTORS):
                 n = i64(begin + column) + v * STEP
                 if HAS_W:
