@@ -17,6 +17,7 @@ from tests.cuda.compile.ptx import compile_list, ptx_of
 ARCH = "sm_90a"
 MOST_BUILDS = 60  # of an operator
 IN_DOUBLE = ("dualops.cuda.rope.tables.build",)  # angles are computed in float64, whatever the result's dtype is
+READ_WIDE = ("dualops.cuda.retention.simt_rows.build_rows",)  # aligned in what they read; they write one by one
 OTHERS = [arch for arch in device.ARCHITECTURES if arch != ARCH]
 
 
@@ -73,7 +74,8 @@ def test_ptx(kernel, dtype):
         assert not found, found[:5]
     if "aligned=True" in kernel.identity:
         assert re.search(r"ld\.global\S*\.v4\.b32|ld\.global\S*\.v2\.f64|cp\.async\.bulk", text)
-        assert re.search(r"st\.global\S*\.v4\.b32|st\.global\S*\.v2\.f64|cp\.async\.bulk\.global", text)
+        wide = re.search(r"st\.global\S*\.v4\.b32|st\.global\S*\.v2\.f64|cp\.async\.bulk\.global", text)
+        assert wide or kind_of(kernel.identity) in READ_WIDE
 
 
 @pytest.mark.parametrize("arch", OTHERS)
