@@ -9,7 +9,7 @@ import numpy as np
 
 from ..spec import ArrayMeta, Problem, retention as ONE, retention_varlen as SPEC
 from ..spec.meta import numpy_dtype
-from ._rounding import abs_strides, bound
+from ._rounding import bound
 from .retention import retain, retain_backward
 
 # how results and inputs lie among all tokens: by token and head, by head and token, by sequence
@@ -94,7 +94,8 @@ def sequences(
     for b in range(problem.B):
         tokens = slice(ends[b], ends[b + 1])
         inputs = {name: _of_sequence(name, x, b, tokens) for name, x in arrays.items() if name != "cu_seqlens"}
-        metas = {name: ArrayMeta.of_numpy(abs_strides(x)) for name, x in inputs.items()}
+        # of contiguous copies: NumPy reads any layout, and that of the whole was found right
+        metas = {name: ArrayMeta.of_numpy(np.ascontiguousarray(x)) for name, x in inputs.items()}
         yield b, tokens, bind(metas, params), inputs
 
 
