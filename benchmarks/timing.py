@@ -19,7 +19,7 @@ import torch
 Call = Callable[[], object]
 
 BURST_CALLS, BURSTS, SINGLES = 20, 5, 30
-WARM_UP_CALLS = 5
+WARM_UP_CALLS, WARM_UP_SECONDS = 5, 0.15  # at least; of a GPU that idled, the first 30 ms are slower by some per cent
 BURST_SECONDS, TOTAL_SECONDS = 0.25, 1.0  # of one burst, and of all that is timed for one figure
 
 
@@ -43,12 +43,11 @@ def stopwatch(call: Call, calls: int) -> float:
 
 def warm_up(call: Call) -> None:
     """Let compilers, caches and clocks settle."""
-    started = perf_counter()
-    for _ in range(WARM_UP_CALLS):
+    started, seconds, calls = perf_counter(), 0.0, 0
+    while seconds < WARM_UP_SECONDS or (calls < WARM_UP_CALLS and seconds <= BURST_SECONDS):
         call()
         torch.cuda.synchronize()
-        if perf_counter() - started > BURST_SECONDS:
-            break
+        seconds, calls = perf_counter() - started, calls + 1
 
 
 def within(most: int, total: float, each: float) -> int:
