@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 
@@ -12,6 +14,13 @@ settings.load_profile("dualops")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays: looking for garbage there took a quarter of what Numba compiles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture

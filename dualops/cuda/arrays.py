@@ -8,7 +8,7 @@ NumPy arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -53,15 +53,16 @@ class Adapter(Protocol):
         """The addresses of many arrays, quickly."""
         ...
 
-    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
+    def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
         """Shapes, strides and dtypes of many arrays, quickly: where these and addresses are equal, `meta` is too.
 
         But for what makes `meta` fail, such as a lazily negated view, which is refused when it is first seen.
+        One after the other: thousands of tuples that live at once would bring Python's garbage collector in.
         """
         ...
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        """What `layouts` has of many arrays beside shapes and alignment: devices, lazy negation."""
+        """Devices and lazy negation, which `layouts` has too: of many arrays the different ones."""
         ...
 
     def on_device(self, index: int) -> AbstractContextManager[Any] | None:
@@ -105,12 +106,12 @@ class TorchAdapter:
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.torch.Tensor.data_ptr, arrays))
 
-    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
-        return list(map(_SHAPE, arrays)), list(map(self.torch.Tensor.stride, arrays)), list(map(_DTYPE, arrays))
+    def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
+        return map(_SHAPE, arrays), map(self.torch.Tensor.stride, arrays), map(_DTYPE, arrays)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         tensor = self.torch.Tensor
-        return tuple(map(tensor.get_device, arrays)), tuple(map(tensor.is_neg, arrays))
+        return frozenset(map(tensor.get_device, arrays)), frozenset(map(tensor.is_neg, arrays))
 
     def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
         device, dtype = self.torch.device(meta.device), self.dtypes[meta.dtype]
@@ -170,11 +171,11 @@ class InterfaceAdapter:
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
 
-    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
-        return ([(f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)],)
+    def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
+        return (((f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        return tuple(map(_ordinal, pointers))
+        return frozenset(map(_ordinal, pointers))
 
 
 class CupyAdapter(InterfaceAdapter):
@@ -240,8 +241,8 @@ class NumpyAdapter:
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
 
-    def shapes(self, arrays: Sequence[Any]) -> tuple[list[Any], ...]:
-        return ([(a.shape, a.strides, a.dtype) for a in arrays],)
+    def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
+        return (((a.shape, a.strides, a.dtype) for a in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return ()

@@ -66,15 +66,8 @@ def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
     return _read(path) or _keep(path, compile_kernel(kernel, arch, shared_bytes))
 
 
-def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """Compile, whatever the disk holds. Raises RuntimeError in the simulator, or without numba-cuda."""
-    if SIMULATED:
-        raise RuntimeError("dualops.cuda: nothing can be compiled in the simulator, unset NUMBA_ENABLE_CUDASIM")
-    try:
-        from cuda.core import Linker, LinkerOptions, ObjectCode
-    except ImportError as error:
-        raise RuntimeError(f"dualops.cuda: compiling needs numba-cuda, pip install dualops[cu13] ({error})") from error
-    began = time.perf_counter()
+def lto_ir(kernel: Kernel, arch: str) -> bytes:
+    """What Numba makes of a kernel for the linker: most of the work. Needs numba-cuda."""
     ltoir, _ = cuda.compile(
         kernel.function,
         types.void(*kernel.argtypes),
@@ -84,6 +77,23 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
         output="ltoir",
         launch_bounds=(kernel.threads, kernel.min_blocks),
     )
+    return ltoir
+
+
+def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: bytes | None = None) -> Binary:
+    """Compile, whatever the disk holds; `ltoir`: what `lto_ir` made, if it did so already.
+
+    Raises RuntimeError in the simulator, or without numba-cuda.
+    """
+    if SIMULATED:
+        raise RuntimeError("dualops.cuda: nothing can be compiled in the simulator, unset NUMBA_ENABLE_CUDASIM")
+    try:
+        from cuda.core import Linker, LinkerOptions, ObjectCode
+    except ImportError as error:
+        raise RuntimeError(f"dualops.cuda: compiling needs numba-cuda, pip install dualops[cu13] ({error})") from error
+    began = time.perf_counter()
+    if ltoir is None:
+        ltoir = lto_ir(kernel, arch)
     options = LinkerOptions(arch=arch, ptxas_options="-v", link_time_optimization=True)
     cubin, log = b"", ""
     for _ in range(LINK_ATTEMPTS):

@@ -175,6 +175,18 @@ def is_capturing(handle: int) -> bool:
     return status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
+def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
+    """Copy memory of a GPU, given by addresses, in the order of a stream (simulated, from array to array)."""
+    if SIMULATED:
+        target[...] = source
+        return
+    from cuda.bindings import driver
+
+    (error,) = driver.cuMemcpyDtoDAsync(target, source, nbytes, handle)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"{nbytes} bytes were not copied from {source:#x} to {target:#x}: {error}")
+
+
 class Mark:
     """A place in a stream's work."""
 

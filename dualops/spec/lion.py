@@ -91,10 +91,10 @@ def numbered(error: Exception, op: str, i: int) -> Exception:
 def check_apart(
     op: str,
     names: Sequence[str],
-    starts: Sequence[int],
-    nbytes: Sequence[int],
-    written: Sequence[bool],
-    source: Sequence[int] | None = None,
+    starts: Sequence[int] | np.ndarray,
+    nbytes: Sequence[int] | np.ndarray,
+    written: Sequence[bool] | np.ndarray,
+    source: Sequence[int] | np.ndarray | None = None,
 ) -> None:
     """Raise ValueError where memory that is written holds anything else that is written or read.
 

@@ -105,6 +105,26 @@ def test_groups_have_options_of_their_own(device: str) -> None:
     assert torch.equal(params[2], kept) and params[2] not in optimizer.state
 
 
+def test_memory_that_moves_between_steps(device: str) -> None:
+    """Gradients, and parameters that are given other memory; what overlaps is refused then as at first."""
+    params = model(device)
+    optimizer, plain = Lion(params, 0.01), Plain(params)
+    for turn in range(4):
+        with_gradients(params, turn)
+        if turn > 1:
+            params[turn - 2].data = params[turn - 2].detach().clone()
+        optimizer.step()
+        plain.step(params, 0.01, (0.9, 0.99), 0.0)
+        assert same(optimizer, params, plain)
+    params[1].grad = params[1].detach()
+    with pytest.raises(ValueError, match=r"lion: params\[1\] overlaps grads\[1\] in memory"):
+        optimizer.step()
+    params[1].grad = optimizer.state[params[0]]["exp_avg"].view(-1)[5:16]
+    with pytest.raises(ValueError, match=r"lion: momenta\[0\] overlaps grads\[1\] in memory"):
+        optimizer.step()
+    assert same(optimizer, params, plain)
+
+
 def test_closure_and_hooks() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     optimizer, seen = Lion([param], lr=0.25), []

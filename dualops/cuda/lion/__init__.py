@@ -79,7 +79,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     if dense.is_dense(there):
         config, tables_config = (dense.config_of(dtypes_of(problem), device, table=table) for table in (False, True))
         yield Choice("simt", config, "dense: groups of 16 bytes", partial(_dense_steps, problem, metas, config))
-        table = ArrayMeta((dense.WORDS,), "int64", (1,), there[0].device, 0)
+        table = ArrayMeta((dense.COLUMNS,), "int64", (1,), there[0].device, 0)
         make = partial(_table_steps, problem, metas, tables_config)
         yield Choice("table", tables_config, "the kernel of lists, on one tensor", make, {"table": table})
     sizes, _ = collapse(there[0].shape, *(meta.strides for meta in there))
@@ -111,9 +111,8 @@ def _table_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Dense
     dtypes, head = dtypes_of(problem), _head(problem, metas)
     blocks = int(dense.chunks(config, dtypes, problem.N, head))
     words = (0, *array_names(problem), problem.N, head)
-    words += (0,) * (dense.WORDS - len(words))
     return [
-        Step(dense.build_writer(), (1,), ("table", 0, words)),
+        Step(dense.build_writer(dense.COLUMNS), (1,), ("table", 0, words)),
         Step(dense.build_table(config, dtypes), (blocks,), ("table", 1, *_numbers(problem))),
     ]
 

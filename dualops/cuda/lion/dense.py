@@ -7,7 +7,7 @@
     5  what is no whole group, before the first address that is a multiple of 16 bytes and at the end: one by one
 
 Arrays of a tensor that are not aligned alike are walked one by one throughout, in the same launch.
-A table is an array of int64: the first chunk of each tensor, then a row for each: six addresses, elements, `head`.
+A table is an array of int64, of COLUMNS columns: each tensor's first chunk, six addresses, elements and `head`.
 No shared memory. Registers: three numbers an element of `vectors` groups, and about 40.
 """
 
@@ -24,11 +24,10 @@ from ...spec import ArrayMeta
 from ...spec.meta import itemsize
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
 from ..device import Device
-from ..tile import array_in, group, storage
+from ..tile import array_in, group, storage, store_words
 from .formula import Dtypes, array_types, rate_types, steps
 
-ROW = 8  # words of a tensor in a table
-WORDS = 128  # that one launch writes into a table
+COLUMNS = 9  # of a table, each with a word for every tensor
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,11 @@ def heads(dtypes: Dtypes, pointers: Any) -> np.ndarray:
 
     pointers [tensors, arrays]: addresses of the arrays that there are, in the order of ROLES.
     """
-    places, sizes, whole = np.array(pointers, np.int64), [itemsize(dtype) for dtype in used(dtypes)], unit(dtypes)
-    found = np.full(len(places), -1, np.int64)
-    for head in reversed(range(whole)):
-        aligned = (places + np.array(sizes) * head) % (np.array(sizes) * whole) == 0
-        found[aligned.all(axis=1)] = head
-    return found
+    sizes = np.array([itemsize(dtype) for dtype in used(dtypes)])
+    missing = -np.array(pointers, np.int64) % (sizes * unit(dtypes))  # bytes to the next whole group of each array
+    found = missing // sizes
+    alike = (missing % sizes == 0) & (found == found[:, :1])
+    return np.where(alike.all(axis=1), found[:, 0], -1)
 
 
 def chunks(config: DenseConfig, dtypes: Dtypes, N: Any, head: Any) -> Any:
@@ -177,34 +175,32 @@ def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
                 low = middle
             else:
                 high = middle
-        row = tensors + low * ROW
         chunk_of(
-            params_at(table, row),
-            momenta_at(table, row + 1),
-            master_at(table, row + 2),
-            source_at(table, row + 3),
-            grads_at(table, row + 4),
-            momenta_at(table, row + 5),
+            params_at(table, low + tensors),
+            momenta_at(table, low + tensors * 2),
+            master_at(table, low + tensors * 3),
+            source_at(table, low + tensors * 4),
+            grads_at(table, low + tensors * 5),
+            momenta_at(table, low + tensors * 6),
             step_rate(lr),
             rates,
             block - table[low],
-            table[row + 6],
-            table[row + 7],
+            table[low + tensors * 7],
+            table[low + tensors * 8],
         )
 
     return lion_table
 
 
 @builds
-def build_writer() -> Kernel:
-    """lion_table_writer(table, first, words): WORDS words of a table, from number `first` on.
+def build_writer(count: int) -> Kernel:
+    """lion_table_writer(table, first, words): `count` words of a table, from number `first` on, by one thread.
 
     They travel as arguments of the launch: nothing on the host is read later, whether the launch is captured or not.
     """
 
-    @kernel(pointer(i64), i64, types.UniTuple(i64, WORDS), threads=WORDS)
+    @kernel(pointer(i64), i64, types.UniTuple(i64, count), threads=1)
     def lion_table_writer(table, first, words):
-        tid = cuda.threadIdx.x
-        table[first + tid] = words[tid]
+        store_words(table, first, words)
 
     return lion_table_writer

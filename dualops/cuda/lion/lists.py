@@ -1,9 +1,11 @@
 """Lion on lists of tensors: one launch for each combination of dtypes, however many tensors it has.
 
 A call looks for its tables by the addresses of its tensors and then compares shapes, strides and dtypes. Tables depend
-on nothing else, so it does not matter whose memory that was before. MOST_KEPT calls' tables are kept, and the oldest
-are freed in the order of the streams that used them. Those that were used or made while a stream was captured are kept
-for ever, since a graph may read them at any time.
+on nothing else, so it does not matter whose memory that was before. What the spec says of a call depends on shapes,
+strides and dtypes: at new addresses, as gradients often have, only overlaps are looked for.
+
+MOST_KEPT calls' tables are kept, and the oldest are freed in the order of the streams that used them. Those that were
+used or made while a stream was captured are kept for ever, since a graph may read them at any time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
+from operator import eq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +24,11 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..arrays import Adapter, adapter_of
 from ..backend import SIMULATED
-from ..device import Device
 from ..launch import Operation, device_of, on_host
 from ..step import handle_of, is_capturing
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
-from .tables import Group, Streams, Tables
+from .tables import Group, Place, Streams, Tables
 
 MOST_KEPT = 64
 LR_DTYPES = next(entry.dtypes for entry in SPEC.inputs if entry.name == "lr")
@@ -61,22 +63,26 @@ class Call(NamedTuple):
 class Bound(NamedTuple):
     """What is known of a call by its shapes, strides and dtypes."""
 
-    adapter: Adapter
-    device: Device
-    device_name: str
+    kind: Hashable  # the call's library, number of arrays, lists, lr and kernel
+    origins: Hashable  # of its arrays, as the adapter has them
+    shapes: list[list[Any]]
+    place: Place
     groups: list[Group]
     alone: list[int]  # tensors that have no place in a table
     names: list[str]  # of the call's arrays, for messages
-    nbytes: list[int]  # of them
-    written: list[bool]  # which of them are
-    source: list[int]  # of a result the array that it may overwrite, of all others themselves
+    nbytes: np.ndarray  # of them
+    written: np.ndarray  # which of them are
+    source: np.ndarray  # of a result the array that it may overwrite, of all others themselves
+
+    def fits(self, arrays: Sequence[Any]) -> bool:
+        """Whether as many arrays have the same shapes, strides and dtypes."""
+        return all(all(map(eq, *both)) for both in zip(self.place.adapter.shapes(arrays), self.shapes, strict=True))
 
 
 class Ready(NamedTuple):
     """A call that was checked, with its tables."""
 
     bound: Bound
-    shapes: Any  # of its arrays, as the adapter has them
     tables: Tables
 
 
@@ -85,7 +91,7 @@ class ListOperation:
 
     def __init__(self, one: Operation):
         self.one, self.op = one, one.op
-        self.bounds: dict[Hashable, Bound] = {}
+        self.bounds: list[Bound] = []
         self.ready: dict[Hashable, Ready] = {}
         self.captured: list[Ready] = []
 
@@ -110,7 +116,7 @@ class ListOperation:
         call = Call(lists, {} if out is None else results, on_host(lr, self.op, "lr", LR_DTYPES), params, kernel)
         arrays = list(chain(*call.everything.values()))
         ready, streams = self._find(call, arrays, stream)
-        adapter, device = ready.bound.adapter, ready.bound.device
+        adapter, device, _ = ready.bound.place
         address = call.lr if SIMULATED or type(call.lr) is float else adapter.pointer(call.lr)
         with adapter.on_device(device.index) or nullcontext():
             ready.tables.launch(address, rates, arrays, streams)
@@ -137,50 +143,49 @@ class ListOperation:
         """The call with its tables, from before or new. Raises the spec's errors."""
         adapter = adapter_of(arrays[0], self.op, "params[0]")
         try:
-            pointers, shapes = adapter.pointers(arrays), adapter.shapes(arrays)
+            pointers = adapter.pointers(arrays)
             lr = None if type(call.lr) is float else adapter.meta(call.lr)._replace(pointer=0)
+            kind = (type(adapter), len(arrays), tuple(call.everything), lr, call.kernel)
         except (TypeError, AttributeError, RuntimeError):
-            self._bind(call)  # says whose fault it is
+            self._metas(call)  # says whose fault it is
             raise
-        key = (pointers, tuple(call.everything), lr, call.kernel)
-        ready = self.ready.get(key)
-        known = ready if ready is not None and ready.shapes == shapes else None
-        bound = known.bound if known else self._bound(call, adapter, (lr, shapes, adapter.origins(arrays, pointers)))
+        known = self.ready.get((pointers, kind))
+        if known is not None and not known.bound.fits(arrays):
+            known = None
+        bound = known.bound if known else self._bound(call, kind, adapter.origins(arrays, pointers), arrays)
         home = 0 if SIMULATED else adapter.stream(arrays[0])
         handle = home if stream is None or SIMULATED else handle_of(stream)
         streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
         if known is None or not known.tables.are_written(streams):
-            check_apart(self.op, bound.names, pointers, bound.nbytes, bound.written, bound.source)
-            where = bound.adapter, bound.device, bound.device_name, streams
-            with adapter.on_device(bound.device.index) or nullcontext():
-                tables = Tables(bound.groups, bound.names, pointers, lr is not None, *where)
-            known = Ready(bound, shapes, tables)
+            addresses = np.array(pointers, np.int64)
+            check_apart(self.op, bound.names, addresses, bound.nbytes, bound.written, bound.source)
+            latest = reversed(list(self.ready.values()))
+            alike = (each.tables for each in latest if each.bound is bound and each.tables.are_written(streams))
+            like = next(alike, None)
+            with adapter.on_device(bound.place.device.index) or nullcontext():
+                tables = Tables(bound.groups, bound.names, addresses, lr is not None, bound.place, streams, like)
+            known = Ready(bound, tables)
             if not streams.captured:  # what is captured is written when the graph is launched
                 while len(self.ready) >= MOST_KEPT:
                     self.ready.pop(next(iter(self.ready)))
-                self.ready[key] = known
+                self.ready[pointers, kind] = known
         if streams.captured and not any(known is kept for kept in self.captured):
             self.captured.append(known)
         return known, streams
 
-    def _bound(self, call: Call, adapter: Adapter, seen: tuple[Any, ...]) -> Bound:
-        """What is known of the call, from before or new; seen: all of its arrays but addresses."""
-        lr, shapes, origins = seen
-        key = (type(adapter), *map(tuple, shapes), origins, tuple(call.everything), lr, call.kernel)
-        bound = self.bounds.get(key)
-        if bound is None:
-            if len(self.bounds) >= MOST_KEPT:
-                self.bounds.clear()
-            bound = self.bounds[key] = self._bind(call)
+    def _bound(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:
+        """What is known of the call, from before or new."""
+        for bound in self.bounds:
+            if (bound.kind, bound.origins) == (kind, origins) and bound.fits(arrays):
+                return bound
+        bound = self._bind(call, kind, origins, arrays)
+        self.bounds.append(bound)
+        del self.bounds[:-MOST_KEPT]
         return bound
 
-    def _bind(self, call: Call) -> Bound:
+    def _bind(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:
         """Check a call by the spec, and part it into groups."""
-        adapter, metas = self._metas(call)
-        if type(call.lr) is float:
-            lr = number_meta(call.lr, self.op, "lr", LR_DTYPES)
-        else:
-            lr = adapter_of(call.lr, self.op, "lr").meta(call.lr)
+        adapter, metas, lr = self._metas(call)
         problems = bind_list(self.op, {name: metas[name] for name in call.lists}, lr, call.params)
         first = metas["params"][0]
         device = device_of(self.op, "params[0]", first)
@@ -204,19 +209,20 @@ class ListOperation:
         source = {number[f"out {result}", i]: number[name, i] for result, name, i in self._overwriting(call)}
         targets = {call.target(result) for result in SPEC.updates}
         return Bound(
-            adapter,
-            device,
-            first.device,
+            kind,
+            origins,
+            [list(each) for each in adapter.shapes(arrays)],
+            Place(adapter, device, first.device),
             [group(dtypes, members) for dtypes, members in groups.items()],
             alone,
             [f"{name}[{i}]" for name, i in number],
-            [meta.nbytes for each in metas.values() for meta in each],
-            [name in targets for name, _ in number],
-            [source.get(k, k) for k in number.values()],
+            np.array([meta.nbytes for each in metas.values() for meta in each]),
+            np.array([name in targets for name, _ in number]),
+            np.array([source.get(k, k) for k in number.values()]),
         )
 
-    def _metas(self, call: Call) -> tuple[Adapter, dict[str, list[ArrayMeta]]]:
-        """What is known of each array. Raises TypeError for what is no array of the first one's library."""
+    def _metas(self, call: Call) -> tuple[Adapter, dict[str, list[ArrayMeta]], ArrayMeta]:
+        """What is known of each array, and of lr. Raises TypeError for what is no array of the first one's library."""
         one = call.lists["params"][0]
         adapter = adapter_of(one, self.op, "params[0]")
         metas: dict[str, list[ArrayMeta]] = {}
@@ -231,7 +237,9 @@ class ListOperation:
                     metas[name].append(found.meta(array))
                 except TypeError as error:
                     raise TypeError(f"{self.op}: {name}[{i}]: {error}") from None
-        return adapter, metas
+        if type(call.lr) is float:
+            return adapter, metas, number_meta(call.lr, self.op, "lr", LR_DTYPES)
+        return adapter, metas, adapter_of(call.lr, self.op, "lr").meta(call.lr)
 
     def _fits(self, call: Call, i: int, problem: Problem, metas: Mapping[str, Sequence[ArrayMeta]]) -> bool:
         """Whether a tensor has a place in a table. Raises the spec's errors about what is written, and those of the

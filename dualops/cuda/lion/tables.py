@@ -1,12 +1,13 @@
 """Tables of tensors on the device: the addresses of a call's tensors, ready to launch again.
 
 A table is written by kernels whose arguments are its words: nothing waits, nothing on the host has to stay, and a
-capture takes them along. A new table is new memory: what a kernel may still read is never written again.
+capture takes them along. A new table is new memory: what a kernel may still read is never written again. Where there is
+one of the same layout, it is copied on the device, and what differs is written: new gradients are one column of nine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from ...spec import ArrayMeta
 from ..arrays import Adapter
 from ..backend import SIMULATED
 from ..device import Device
-from ..step import Mark, Step, prepare
+from ..step import Mark, Step, copy, prepare
 from . import dense
 from .formula import Dtypes, Lr, Rates
+
+WORDS = 256  # that one launch writes into a table: 2 kilobytes of arguments, where every GPU takes 4
 
 
 class Group(NamedTuple):
@@ -28,6 +31,14 @@ class Group(NamedTuple):
     config: dense.DenseConfig
     places: np.ndarray  # [tensors, 6]: where the arrays of formula.ROLES are among the call's, -1 for a missing one
     N: np.ndarray  # [tensors] elements
+
+
+class Place(NamedTuple):
+    """Where arrays are."""
+
+    adapter: Adapter
+    device: Device
+    name: str  # of the device
 
 
 class Streams(NamedTuple):
@@ -45,36 +56,47 @@ class Tables:
         self,
         groups: Sequence[Group],
         names: Sequence[str],
-        pointers: Sequence[int],
+        addresses: np.ndarray,
         lr_on_device: bool,
-        adapter: Adapter,
-        device: Device,
-        device_name: str,
+        place: Place,
         streams: Streams,
+        like: Tables | None,
     ):
-        """names, pointers: of the call's arrays."""
-        self.adapter, self.streams = adapter, streams
-        self.memory: list[Any] = []
-        self.launches: list[Callable[..., None]] = []
-        lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
-        parts = [words_of(group, pointers) for group in groups]
-        for words, _ in parts:
-            self.memory.append(adapter.allocator(ArrayMeta((words.size,), "int64", (1,), device_name, 0))())
+        """names, addresses: of the call's arrays. like: written tables of the same groups, if any."""
+        self.adapter, self.streams = place.adapter, streams
+        parts = [words_of(group, addresses) for group in groups]
+        self.words = [words for words, _ in parts]
+        metas = (ArrayMeta((words.size,), "int64", (1,), place.name, 0) for words in self.words)
+        self.memory = [place.adapter.allocator(meta)() for meta in metas]
         if streams.home != streams.handle and not streams.captured:
             Mark(streams.home).hold_up(streams.handle)  # what the memory was before may still be in use there
-        write = _writer(device)
-        for group, (words, blocks), table in zip(groups, parts, self.memory, strict=True):
-            where = table if SIMULATED else adapter.pointer(table)
-            for first in range(0, words.size, dense.WORDS):
-                part = words[first : first + dense.WORDS].tolist()
-                _start(write, [where, first, *part], streams.handle)
-            step = Step(
-                dense.build_table(group.config, group.dtypes),
-                (blocks,),
-                ("table", len(group.N), lr, Rates(*Rates._fields)),
-            )
-            self.launches.append(prepare(step, ["table", "lr", *Rates._fields, *names], device))
+        self.copied = like if streams.captured else None  # a graph reads it at any time
+        self._write(like, _writer(place.device))
+        lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
+        known = ["table", "lr", *Rates._fields, *(names if SIMULATED else ())]
+        self.launches: list[Callable[..., None]] = []
+        for group, (_, blocks) in zip(groups, parts, strict=True):
+            kernel = dense.build_table(group.config, group.dtypes)
+            step = Step(kernel, (blocks,), ("table", len(group.N), lr, Rates(*Rates._fields)))
+            self.launches.append(prepare(step, known, place.device))
         self.mark = None if streams.captured or SIMULATED else Mark(streams.handle)
+
+    def _write(self, like: Tables | None, write: Callable[..., None]) -> None:
+        """Fill the memory: all words, or a copy and those that are others."""
+        for i, (table, words) in enumerate(zip(self.memory, self.words, strict=True)):
+            where, handle = self._where(table), self.streams.handle
+            changed = np.arange(words.size)
+            if like is not None and words.size > WORDS:  # else one launch writes all of it
+                copy(where, self._where(like.memory[i]), words.nbytes, handle)
+                changed = np.flatnonzero(words != like.words[i])
+            for first in pieces(changed, words.size):
+                _start(write, [where, first, *words[first : first + WORDS].tolist()], handle)
+        if like is not None:
+            like.used_on(self.streams)
+
+    def _where(self, table: Any) -> Any:
+        """What a launch is given of a table."""
+        return table if SIMULATED else self.adapter.pointer(table)
 
     def are_written(self, streams: Streams) -> bool:
         """Whether what is launched now, or is captured now and launched later, finds them written."""
@@ -85,24 +107,33 @@ class Tables:
     def launch(self, lr: Any, rates: Rates, arrays: Sequence[Any], streams: Streams) -> None:
         """lr: a number, or the address of one (simulated, an array)."""
         for launch, table in zip(self.launches, self.memory, strict=True):
-            if SIMULATED:
-                _start(launch, [table, lr, *rates, *arrays], 0)
-                continue
-            _start(launch, [self.adapter.pointer(table), lr, *rates], streams.handle)
-            if streams.handle != self.streams.home and not streams.captured:  # what a graph may read is never freed
+            _start(launch, [self._where(table), lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
+        self.used_on(streams)
+
+    def used_on(self, streams: Streams) -> None:
+        """They were read there, and may not be given to anybody before that is done."""
+        if streams.handle != self.streams.home and not streams.captured:  # what a graph may read is never freed
+            for table in self.memory:
                 self.adapter.used_on(table, streams.handle, self.streams.home)
 
 
-def words_of(group: Group, pointers: Sequence[int]) -> tuple[np.ndarray, int]:
-    """The words of a group's table, in whole writers' shares, and the blocks of its launch."""
-    addresses = np.array([*pointers, 0], np.int64)[group.places]  # [tensors, 6]
-    there = addresses[:, (group.places >= 0).all(axis=0)]
-    heads = dense.heads(group.dtypes, there)
+def words_of(group: Group, addresses: np.ndarray) -> tuple[np.ndarray, int]:
+    """The words of a group's table, at least a writer's share, and the blocks of its launch."""
+    missing = group.places < 0
+    own = np.where(missing, 0, addresses[group.places])  # [tensors, 6]
+    heads = dense.heads(group.dtypes, own[:, ~missing.any(axis=0)])
     chunks = dense.chunks(group.config, group.dtypes, group.N, heads)
-    first = np.cumsum(chunks) - chunks
-    rows = np.column_stack([addresses, group.N, heads])
-    words = np.concatenate([first, rows.reshape(-1)])
-    return np.pad(words, (0, -words.size % dense.WORDS)), int(chunks.sum())
+    words = np.column_stack([np.cumsum(chunks) - chunks, own, group.N, heads]).T.reshape(-1)
+    return np.pad(words, (0, max(WORDS - words.size, 0))), int(chunks.sum())
+
+
+def pieces(changed: np.ndarray, size: int) -> Iterator[int]:
+    """Where WORDS words begin, of `size`, so that together they have all that are `changed`, which are in order."""
+    done = 0
+    while done < changed.size:
+        first = min(int(changed[done]), size - WORDS)
+        yield first
+        done = int(np.searchsorted(changed, first + WORDS))
 
 
 def _start(launch: Callable[..., None], values: list[Any], handle: int) -> None:
@@ -112,5 +143,5 @@ def _start(launch: Callable[..., None], values: list[Any], handle: int) -> None:
 @cache
 def _writer(device: Device) -> Callable[..., None]:
     """What writes WORDS words of a table."""
-    words = tuple(f"word {i}" for i in range(dense.WORDS))
-    return prepare(Step(dense.build_writer(), (1,), ("table", "first", words)), ["table", "first", *words], device)
+    words = tuple(f"word {i}" for i in range(WORDS))
+    return prepare(Step(dense.build_writer(WORDS), (1,), ("table", "first", words)), ["table", "first", *words], device)

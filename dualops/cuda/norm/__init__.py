@@ -26,7 +26,7 @@ from .call import Call
 from .configs import ring_config, rows_config, sums_config
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
-from .ring import RingConfig
+from .staging import RingConfig
 from .sums import LANES, build_sums
 
 RUNGS = ("naive", "simt", "sm90")
@@ -119,7 +119,7 @@ def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blo
             build(config, call.variant),
             (blocks,),
             args,
-            config.shared_bytes(call.variant.staged, call.dtype),
+            config.shared_bytes(call.variant),
             resident=True,
         )
     ]

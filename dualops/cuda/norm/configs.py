@@ -9,33 +9,33 @@ from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
 from ..device import Device
-from .ring import RingConfig
 from .rows import RowsConfig
+from .staging import RingConfig
 from .sums import SumsConfig
 from .variant import Variant
 
 # Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 32768 rows,
-# 8192 of 65536. w and b early, before the sums, cost registers and with them blocks: 0.90 in place of 0.99 at 4096
+# 8192 of 65536. w and b loaded before the sums cost registers and with them blocks: 0.90 in place of 0.99 at 4096
 FORWARD_ROWS = (
-    RowsConfig(8, 1, 16, early=False),
-    RowsConfig(16, 1, 8, early=False),
-    RowsConfig(32, 1, 4, early=False),
-    RowsConfig(32, 2, 4, early=False),
-    RowsConfig(64, 2, 2, early=False),  # 1024 columns: 1.00
-    RowsConfig(128, 2, 1, early=False),
-    RowsConfig(256, 2, 1, early=False),  # 4096: 0.99; 128 threads with 4 vectors 0.97, a ring 0.90
-    RowsConfig(256, 4, 1, early=False),
-    RowsConfig(512, 4, 1, early=False),  # 16384: 0.97; a ring of two blocks 0.89
+    RowsConfig(8, 1, 16),
+    RowsConfig(16, 1, 8),
+    RowsConfig(32, 1, 4),
+    RowsConfig(32, 2, 4),
+    RowsConfig(64, 2, 2),  # 1024 columns: 1.00
+    RowsConfig(128, 2, 1),
+    RowsConfig(256, 2, 1),  # 4096: 0.99; 128 threads with 4 vectors 0.97, a ring 0.90
+    RowsConfig(256, 4, 1),
+    RowsConfig(512, 4, 1),  # 16384: 0.97; a ring of two blocks 0.89
 )
 # a warp's two sums cost more than another vector a thread
 CENTRED_ROWS = (
     *FORWARD_ROWS[:3],
-    RowsConfig(16, 4, 8, early=False),
-    RowsConfig(32, 4, 4, early=False),  # 1024 columns: 0.95; 64 threads with 2 vectors 0.90
-    RowsConfig(64, 4, 2, early=False),
-    RowsConfig(128, 4, 1, early=False),  # 4096: 0.95; 256 threads with 2 vectors 0.84, a ring 0.86
-    RowsConfig(256, 4, 1, early=False),
-    RowsConfig(256, 8, 1, min_blocks=2, early=False),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
+    RowsConfig(16, 4, 8),
+    RowsConfig(32, 4, 4),  # 1024 columns: 0.95; 64 threads with 2 vectors 0.90
+    RowsConfig(64, 4, 2),
+    RowsConfig(128, 4, 1),  # 4096: 0.95; 256 threads with 2 vectors 0.84, a ring 0.86
+    RowsConfig(256, 4, 1),
+    RowsConfig(256, 8, 1, min_blocks=2),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
 )
 BACKWARD_ROWS = (
     RowsConfig(8, 1, 32, min_blocks=2),
@@ -70,7 +70,20 @@ FORWARD_RING = (
     RingConfig(64, 2, 4, 0, min_blocks=2),
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 0, min_blocks=2),
-    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 65536 columns: 0.91; layer_norm 0.73
+    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 65536 columns: 0.91; two blocks an SM 0.89
+)
+# Two rows in turn on an SM, since a row's two sums leave it idle: 0.90 at 65536 columns, with one block an SM 0.68 to
+# 0.72, with four blocks of 512 threads a row 0.89. The second of a pair is for rows with a residual and wide weights.
+CENTRED_FORWARD_RING = (
+    *FORWARD_RING[:-4],
+    *(
+        config
+        for cluster in (1, 2, 4, 8)
+        for config in (
+            RingConfig(128, 8, 1, 0, cluster, min_blocks=2, w_shared=True),
+            RingConfig(256, 4, 1, 0, cluster),
+        )
+    ),
 )
 BACKWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
@@ -89,10 +102,11 @@ CENTRED_BACKWARD_RING = (
     *BACKWARD_RING[:3],
     RingConfig(16, 4, 8, 2, min_blocks=2),
     RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024 columns: 0.82; as rms_norm 0.76
-    RingConfig(128, 2, 2, 0, min_blocks=2),
+    RingConfig(128, 2, 1, 4, min_blocks=3),
     RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
     *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 16384: 0.94, 65536: 0.91
 )
+RINGS = {False: (FORWARD_RING, BACKWARD_RING), True: (CENTRED_FORWARD_RING, CENTRED_BACKWARD_RING)}
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
 MOST_STAGES = 16
@@ -113,12 +127,12 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     """The first that holds a row of N elements, and two stages; None where there is none."""
     if device.compute_capability < (9, 0):
         return None
-    backward, dtype = CENTRED_BACKWARD_RING if variant.centred else BACKWARD_RING, variant.dtype
-    ladder = backward if variant.backward else FORWARD_RING
+    dtype, (forward, backward) = variant.dtype, RINGS[variant.centred]
+    ladder = backward if variant.backward else forward
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue
-        config = replace(config, w_shared=variant.sums > 1)  # dw and db leave no registers for w
+        config = replace(config, w_shared=config.w_shared or variant.sums > 1)  # dw and db leave w no registers
         config = with_stages(config, variant, device)
         if config.stages > 1:
             return config
@@ -127,10 +141,11 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
 
 def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingConfig:
     """With as many stages as it asks for and as there is room for."""
-    one, none = (replace(config, stages=stages).shared_bytes(variant.staged, variant.dtype) for stages in (1, 0))
+    stage = replace(config, stages=1).stages_bytes(variant)
+    kept = replace(config, stages=0).shared_bytes(variant)
     own = config.columns(variant.dtype) * itemsize(compute_dtype(variant.dtype)) if config.rows > 1 else 0
-    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - none
-    return replace(config, stages=max(min(room // (one - none), config.stages or MOST_STAGES), 0))
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - kept
+    return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))
 
 
 def sums_config(device: Device) -> SumsConfig:

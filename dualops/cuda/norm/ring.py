@@ -2,7 +2,7 @@
 
 A block has `rows` rows at once, each shared by `row_threads` threads; or a cluster of blocks shares one row, each block
 `share` of its columns. A warp of its own copies sets of rows into a ring of stages (cp.async.bulk), as far ahead as
-there is room. w and b of a thread's columns stay in registers from row to row.
+there is room. w and b of a thread's columns stay in registers from row to row, or in shared memory (`w_shared`).
 
     1  h = x + residual to registers, the stage is free again
     2  rms_norm: sum(h * h) of every warp. layer_norm: sum(h) of every warp, and the sum of (h - its own mean)^2
@@ -11,108 +11,18 @@ there is room. w and b of a thread's columns stay in registers from row to row.
     4  y = (h - mean) * rstd * (w + offset) + b
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450; merging in step 3: Chan et al. 1979.
-Shared memory: stages * arrays * rows * row_threads * vectors * 16 bytes, and about 4 KiB. Registers:
+Shared memory: stages * arrays * rows * row_threads * vectors * 16 bytes, w and b, and about 4 KiB. Registers:
 vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 more. Backward: ring_backward.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from ...spec.meta import compute_dtype, itemsize
+from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
 from ..tile import access, cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
 from .verbs import inverse_root, pairs_sum, places, weights
-
-
-@dataclass(frozen=True)
-class RingConfig:
-    """How rows are dealt to blocks of `row_threads * rows` threads and a warp that copies."""
-
-    row_threads: int  # threads of a block that share a row: a power of two below 32, or a multiple of 32
-    vectors: int  # 16-byte vectors of a row that each of them has
-    rows: int  # of a block at once; 1 in a cluster
-    stages: int
-    cluster: int = 1  # blocks that share a row
-    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    w_shared: bool = False  # backward: w waits in shared memory, not in registers
-
-    @property
-    def readers(self) -> int:
-        """Threads that do not copy."""
-        return self.row_threads * self.rows
-
-    @property
-    def threads(self) -> int:
-        return self.readers + 32
-
-    def columns(self, dtype: str) -> int:
-        """Most columns of a block."""
-        return self.row_threads * self.vectors * storage(dtype).vector
-
-    def shared_bytes(self, arrays: int, dtype: str) -> int:
-        """For stages with rows of so many arrays of `dtype`, and w as numbers."""
-        tile, numbers = self.rows * self.columns(dtype), self.rows * self.columns(dtype) * self.w_shared
-        return self.stages * arrays * tile * itemsize(dtype) + numbers * itemsize(compute_dtype(dtype))
-
-
-class Copies(NamedTuple):
-    """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns."""
-
-    clear: Callable[..., None]  # (tiles, width, tid): zeros behind the width columns of every row, by all threads
-    rounds: Callable[..., int]  # (first, step, M): sets of rows, from row `first` on, `step` rows apart
-    # (tiles, full, empty, x, second, third, first, step, M, sizes, begin, width): all of them, by one thread
-    feed: Callable[..., None]
-
-
-def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
-    """The verbs for this many arrays: x, second and third, as far as they are wanted, width columns from begin on."""
-    stages, (locate, start) = ring(config.stages, config.readers // 32), places(variant.rank)
-    acquire, copy = stages.acquire, stages.copy
-    ARRAYS, ITEMSIZE, ROWS, RANK = arrays, itemsize(variant.dtype), config.rows, variant.rank
-    COLUMNS, THREADS = config.columns(variant.dtype), config.threads
-    TILE, ALL_ROWS = ROWS * COLUMNS, config.stages * arrays * config.rows
-    MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
-
-    @verb
-    def clear(tiles, width, tid):
-        for row in range(ALL_ROWS):
-            for n in range(width + tid, COLUMNS, THREADS):
-                tiles[row * COLUMNS + n] = 0
-
-    @verb
-    def rounds(first, step, M):
-        return i32((M - first + step - 1) // step)
-
-    @verb
-    def copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage):
-        if MAY_BE_ONE & (x.strides[0] == COLUMNS):
-            copy(tiles, at, x.data, first * COLUMNS, count * (COLUMNS * ITEMSIZE), full, stage)
-        else:
-            for r in range(count):
-                locate(place, first + r, sizes)
-                copy(tiles, at + r * COLUMNS, x.data, start(place, x.strides) + begin, width * ITEMSIZE, full, stage)
-
-    @verb
-    def feed(tiles, full, empty, x, second, third, first, step, M, sizes, begin, width):
-        place = cuda.local.array(RANK, i64)
-        i, end = i32(0), rounds(first, step, M)
-        while i < end:
-            count = i32(min(M - first, i64(ROWS)))
-            stage = acquire(full, empty, i, count * width * (ARRAYS * ITEMSIZE))
-            at = stage * (ARRAYS * TILE)
-            copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage)
-            if ARRAYS > 1:
-                copy_rows(tiles, at + TILE, second, place, first, count, sizes, begin, width, full, stage)
-            if ARRAYS > 2:
-                copy_rows(tiles, at + 2 * TILE, third, place, first, count, sizes, begin, width, full, stage)
-            first += step
-            i = i32(i + 1)
-
-    return Copies(clear, rounds, feed)
 
 
 @builds
@@ -141,6 +51,10 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     PARTS, PAIRS, TILE = warps * config.cluster, 4 * warps * config.cluster * config.rows, config.rows * COLUMNS
     CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
     HAS_W, HAS_B, ARRAYS = variant.w is not None, variant.b is not None, 1 + variant.added
+    KEPT_W, KEPT_B = HAS_W and not config.w_shared, HAS_B and not config.w_shared  # in registers
+    shared = shared_weights(config, variant)
+    init_weights, clear_weights, copy_weights, wait_weights = shared.init, shared.clear, shared.copy, shared.wait
+    recall_w, recall_b, (W_ELEMENT, B_ELEMENT) = shared.recall_w, shared.recall_b, shared.elements
     WARP_COLUMNS, LANE_PARTS = min(config.row_threads, 32) * vector, -(-PARTS // 32)
     RANK, ZERO, ONE = variant.rank, number(0), number(1)
 
@@ -161,6 +75,9 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
         full = cuda.shared.array(STAGES, u64)
         empty = cuda.shared.array(STAGES, u64)
         bells = cuda.shared.array(2, u64)
+        w_smem = cuda.shared.array(0, W_ELEMENT, alignment=16)  # behind the stages, if w and b are kept there
+        b_smem = cuda.shared.array(0, B_ELEMENT, alignment=16)
+        weights_bell = cuda.shared.array(1, u64)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
         rank = cluster_ctarank()
@@ -169,13 +86,16 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
         if tid == 0:
             init_ring(full, empty)
             init_parts(bells)
+            init_weights(weights_bell)
         clear(tiles, width, tid)
+        clear_weights(w_smem, b_smem, width, tid)
         start_cluster()
         first = i64(cuda.blockIdx.x // CLUSTER) * ROWS
         step = cuda.gridDim.x // CLUSTER * ROWS
 
         if warp == COPIER:
             if lane == 0:
+                copy_weights(w_smem, b_smem, w, b, begin, width, weights_bell)
                 feed(tiles, full, empty, x, residual, residual, first, step, M, sizes, begin, width)
         else:
             frag = cuda.local.array(ELEMENTS, number)  # my part of h[row]
@@ -189,13 +109,14 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             left = i32(width - column)  # columns from my first one on
             first_at = i32(tid // ROW_THREADS * COLUMNS + column)  # in a stage
             inverse_N, my_inverse = ONE / number(N), ONE
+            wait_weights(weights_bell)
             for v in range(VECTORS):
                 n = i64(begin + column) + v * STEP
-                if HAS_W:
+                if KEPT_W:
                     load_w(w_frag, v * VECTOR, w, n, left > v * STEP)
-                if HAS_B:
+                if KEPT_B:
                     load_b(b_frag, v * VECTOR, b, n, left > v * STEP)
-            if HAS_W:
+            if KEPT_W:
                 for c in range(ELEMENTS):
                     w_frag[c] += offset
             if CENTRED:
@@ -218,7 +139,6 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                         load_shared(other, 0, tiles, at + TILE)
                         for c in range(VECTOR):
                             frag[v * VECTOR + c] = rounded(frag[v * VECTOR + c] + other[c])
-                release(empty, stage)
                 if ADDED:
                     summed_row = start(place, summed.strides) + (begin + column)
                     for v in range(VECTORS):
@@ -226,21 +146,30 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
 
                 row_mean, total, squares = ZERO, ZERO, ZERO
                 if CENTRED:
-                    for c in range(ELEMENTS):
-                        total += frag[c]
+                    for v in range(VECTORS):
+                        few = ZERO  # a vector's own sum, so that no chain of additions is long
+                        for c in range(v * VECTOR, (v + 1) * VECTOR):
+                            few += frag[c]
+                        total += few
                     total = lanes_sum(total)
                     row_mean = total * my_inverse
                     for v in range(VECTORS):
-                        inside = left > v * STEP
+                        few = ZERO
                         for c in range(v * VECTOR, (v + 1) * VECTOR):
-                            apart = frag[c] - row_mean if inside else ZERO
-                            squares += apart * apart
+                            apart = frag[c] - row_mean
+                            few += apart * apart
+                        squares += few if left > v * STEP else ZERO
                 else:
-                    for c in range(ELEMENTS):
-                        squares += frag[c] * frag[c]
+                    for v in range(VECTORS):
+                        few = ZERO
+                        for c in range(v * VECTOR, (v + 1) * VECTOR):
+                            few += frag[c] * frag[c]
+                        squares += few
                 squares = lanes_sum(squares)
                 if PARTS > 1:
                     send(pairs, bells, i, rank, warp, lane, squares, total)
+                release(empty, stage)  # not before: it waits for all loads, which sums overlap with
+                if PARTS > 1:
                     found = wait_parts(bells, i)
                     squares = total_of(pairs, found, lane)
                     if CENTRED:
@@ -256,6 +185,8 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
 
                 y_row = start(place, y.strides) + (begin + column)
                 for v in range(VECTORS):
+                    recall_w(w_frag, v * VECTOR, w_smem, column + v * STEP, offset)
+                    recall_b(b_frag, v * VECTOR, b_smem, column + v * STEP)
                     for c in range(v * VECTOR, (v + 1) * VECTOR):
                         frag[c] = (frag[c] - row_mean) * row_rstd
                         if HAS_W:

@@ -12,12 +12,10 @@ and about 60 more.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
 from ..tile import access, bar_sync, cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
-from .ring import RingConfig, copies
+from .staging import RingConfig, copies
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
 from .verbs import pairs_sum, places, weights
@@ -55,7 +53,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     CENTRED, ADDED, HAS_W, DW, DB = variant.centred, variant.added, variant.w is not None, variant.dw, variant.db
     DB_FIRST, ARRAYS, RANK = variant.sums - 1, 2 + variant.added, variant.rank
     W_SHARED, W_PART = config.w_shared and variant.w is not None, numbers(number).vector
-    W_FIRST = replace(config, w_shared=False).shared_bytes(ARRAYS, variant.dtype) * 8 // number.bitwidth
+    W_FIRST = config.stages_bytes(variant) * 8 // number.bitwidth
     ZERO, ONE = number(0), number(1)
 
     @verb

@@ -13,8 +13,8 @@ Backward, where blocks take one row after another and keep dw and db of their co
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 Zhang & Sennrich 2019, arXiv:1910.07467; Ba et al. 2016, arXiv:1607.06450. Registers: vectors * 16 / itemsize numbers a
-thread for each of x, dy, dw, db, and w and b if they are kept. Shared memory: two numbers a warp; backward a row of
-numbers where a block has several rows at once.
+thread for each of x, dy, dw and db, and for w where there is no db. Shared memory: two numbers a warp; backward a row
+of numbers where a block has several rows at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class RowsConfig:
     rows: int  # rows a block works on at once
     aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
-    early: bool = True  # forward: w and b are loaded together with the row, not where they are used
 
     @property
     def threads(self) -> int:
@@ -62,7 +61,7 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
     sums = row_sums(number, config.row_threads, config.rows)
     row_sum, PARTS = sums.sum, sums.size
     VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS, EARLY = vector * config.vectors, config.early
+    ELEMENTS = vector * config.vectors
     CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
     HAS_W, HAS_B = variant.w is not None, variant.b is not None
     RANK, ZERO = variant.rank, number(0)
@@ -75,8 +74,8 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         row = i64(cuda.blockIdx.x) * ROWS + tid // ROW_THREADS
         frag = cuda.local.array(ELEMENTS, number)  # my part of x[row]
         other = cuda.local.array(ELEMENTS, number)
-        w_frag = cuda.local.array(ELEMENTS, number)
-        b_frag = cuda.local.array(ELEMENTS, number)
+        w_frag = cuda.local.array(VECTOR, number)
+        b_frag = cuda.local.array(VECTOR, number)
         place = cuda.local.array(RANK, i64)
         locate(place, row, sizes)
         x_row, residual_row = start(place, x.strides), start(place, residual.strides)
@@ -85,12 +84,6 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
             load(frag, j * VECTOR, x.data, x_row + at, (row < M) & (at < N), ZERO)
             if ADDED:
                 load(other, j * VECTOR, residual.data, residual_row + at, (row < M) & (at < N), ZERO)
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            if EARLY & HAS_W:
-                load_w(w_frag, j * VECTOR, w, i64(at), at < N)
-            if EARLY & HAS_B:
-                load_b(b_frag, j * VECTOR, b, i64(at), at < N)
         if ADDED:
             summed_row = start(place, summed.strides)
             for i in range(ELEMENTS):
@@ -117,16 +110,17 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         y_row = start(place, y.strides)
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            if HAS_W and not EARLY:
-                load_w(w_frag, j * VECTOR, w, i64(at), at < N)
-            if HAS_B and not EARLY:
-                load_b(b_frag, j * VECTOR, b, i64(at), at < N)
-            for i in range(j * VECTOR, (j + 1) * VECTOR):
+            if HAS_W:
+                load_w(w_frag, 0, w, i64(at), at < N)
+            if HAS_B:
+                load_b(b_frag, 0, b, i64(at), at < N)
+            for c in range(VECTOR):
+                i = j * VECTOR + c
                 frag[i] *= row_rstd
                 if HAS_W:
-                    frag[i] *= w_frag[i] + offset
+                    frag[i] *= w_frag[c] + offset
                 if HAS_B:
-                    frag[i] += b_frag[i]
+                    frag[i] += b_frag[c]
             store(y.data, y_row + at, (row < M) & (at < N), frag, j * VECTOR)
         if STATISTICS:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if (row < M) & (column == 0):

@@ -59,12 +59,13 @@ def partial_sums(
     @verb
     def write(partials, row, N, begin, width, frag, shared, tid, more):
         turn, lane = tid // TURN_THREADS, tid % ROW_THREADS
+        first_group = tid % TURN_THREADS < ROW_THREADS  # of a warp: all of them have the same sums by then
         there = cuda.local.array(PART, number)
         for step in range(HALVINGS):
             for i in range(ELEMENTS):
                 frag[i] += shuffle(frag[i], ROW_THREADS << step, FULL_WARP)
         for other in range(TURNS):
-            if turn == other:
+            if (turn == other) & first_group:
                 for i in range(0, ELEMENTS, PART):
                     if other > 0:
                         load_shared(there, 0, shared, i * ROW_THREADS + lane * PART)
@@ -74,7 +75,7 @@ def partial_sums(
                         store_shared(shared, i * ROW_THREADS + lane * PART, frag, i)
             if TURNS > 1:
                 meet()
-        mine = (turn == TURNS - 1) & (tid % TURN_THREADS < ROW_THREADS)
+        mine = (turn == TURNS - 1) & first_group
         first, left = row * N + begin + lane * VECTOR, i32(width - lane * VECTOR)
         for j in range(VECTORS):
             keep = mine & (left > j * STEP)

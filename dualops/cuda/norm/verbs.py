@@ -42,19 +42,16 @@ def places(rank: int) -> Places:
 
 @cache
 def weights(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
-    """A verb (frag, at, w, index, keep): as many weights as an access to x of this dtype has elements, else zeros.
-
-    Every block reads them, so that they are kept in L1.
-    """
+    """A verb (frag, at, w, index, keep): as many weights as an access to x of this dtype has elements, else zeros."""
     count = access(dtype, aligned).vector
     kept = storage(weights_dtype or dtype)
-    load_element, load_cached, ZERO = kept.load, kept.load_cached, storage(dtype).number(0)
+    load_element, load_vector, ZERO = kept.load, kept.load_vector, storage(dtype).number(0)
     COUNT, VECTOR = count, kept.vector
 
     @verb
     def load_vectors(frag, at, w, index, keep):
         for c in range(0, COUNT, VECTOR):
-            load_cached(frag, at + c, w, index + c, keep, ZERO)
+            load_vector(frag, at + c, w, index + c, keep, ZERO)
 
     @verb
     def load_one(frag, at, w, index, keep):

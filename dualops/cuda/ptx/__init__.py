@@ -28,7 +28,7 @@ from .arithmetic import (
     tanh_f32,
     tanh_f64,
 )
-from .asm import RECORDS, Instruction, array_at, instruction
+from .asm import RECORDS, Instruction, array_at, instruction, store_words
 from .async_copy import (
     cp_async_bulk,
     fence_mbarrier_init,
@@ -51,9 +51,9 @@ from .convert import (
     unpack_f16x2,
 )
 from .memory import (
-    ld_global_ca_v2_f64,
-    ld_global_ca_v4_b32,
-    ld_global_v2_b32,
+    ld_global_once_v2_b32,
+    ld_global_once_v2_f64,
+    ld_global_once_v4_b32,
     ld_global_v2_f64,
     ld_global_v4_b32,
     ld_shared_v2_f64,
@@ -105,9 +105,9 @@ __all__ = [
     "fence_mbarrier_init",
     "fma_rn",
     "instruction",
-    "ld_global_ca_v2_f64",
-    "ld_global_ca_v4_b32",
-    "ld_global_v2_b32",
+    "ld_global_once_v2_b32",
+    "ld_global_once_v2_f64",
+    "ld_global_once_v4_b32",
     "ld_global_v2_f64",
     "ld_global_v4_b32",
     "ld_shared_v2_f64",
@@ -141,6 +141,7 @@ __all__ = [
     "st_shared_f64",
     "st_shared_v2_f64",
     "st_shared_v4_f32",
+    "store_words",
     "sub_rn",
     "sub_rn_f64",
     "tanh_f32",

@@ -10,12 +10,17 @@ import numpy as np
 from ..backend import SIMULATED
 from .asm import instruction
 
+_TINY = np.finfo(np.float32).tiny
+# four and eight bytes to write as one type and read as another
+_WORD, _LONG = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
+_SINGLE, _DOUBLE = _WORD.view(np.float32), _LONG.view(np.float64)
+
 
 @instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.22", pure=True)
 def ex2_approx_ftz(x):
     """2 ** x, relative error 2**-22.5, denormals flushed to zero."""
     result = np.exp2(np.float32(x))
-    return result if abs(result) >= np.finfo(np.float32).tiny or result != result else np.float32(0)
+    return result if abs(result) >= _TINY or result != result else np.float32(0)
 
 
 @instruction("(f32) -> f32", "lg2.approx.f32 {d}, {x};", section="9.7.3.21", pure=True)
@@ -27,8 +32,8 @@ def lg2_approx(x):
 def _larger(a, b):
     """As `max` has it: +0 is more than -0, and a NaN is less than anything."""
     if a == b:
-        return b if np.signbit(a) else a
-    return np.fmax(a, b)
+        return b if a == 0 and np.signbit(a) else a
+    return b if b > a or a != a else a
 
 
 @instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
@@ -96,13 +101,15 @@ def fma_rn(a, b, c):
 @instruction("(f32) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def bits_of_f32(x):
     """The 32 bits of a float."""
-    return int(np.float32(x).view(np.uint32))
+    _SINGLE[0] = x
+    return _WORD.item()
 
 
 @instruction("(u32) -> f32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def f32_of_bits(x):
     """The float with these 32 bits."""
-    return np.uint32(x).view(np.float32)
+    _WORD[0] = x
+    return _SINGLE[0]
 
 
 @instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
@@ -118,7 +125,8 @@ def opaque_i32(x):
 @instruction("(f64) -> u64", "mov.b64 {d}, {x};", section="9.7.9.5", pure=True)
 def bits_of_f64(x):
     """The 64 bits of a double."""
-    return int(np.float64(x).view(np.uint64))
+    _DOUBLE[0] = x
+    return _LONG.item()
 
 
 if SIMULATED:

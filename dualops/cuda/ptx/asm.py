@@ -222,3 +222,32 @@ def array_at(element: Any) -> Callable[..., Any]:
         return types.CPointer(element)(types.int64), generate
 
     return intrinsic(array_at)
+
+
+def _store_words() -> Callable[..., None]:
+    """What writes a tuple of int64 to an array of them, from `index` on: (array, index, words).
+
+    A store for each word, since a tuple that is indexed by a variable becomes a chain of comparisons.
+    """
+    if SIMULATED:
+
+        def store_each(array: Any, index: int, words: tuple[int, ...]) -> None:
+            for k, word in enumerate(words):
+                array[index + k] = word
+
+        return store_each
+    from numba.cuda.extending import intrinsic
+
+    def store_words(context: Any, array: Any, index: Any, words: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            start = builder.gep(values[0], [values[1]])
+            for k in range(len(words)):
+                builder.store(builder.extract_value(values[2], k), builder.gep(start, [_I64(k)]))
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, words), generate
+
+    return intrinsic(store_words)
+
+
+store_words = _store_words()

@@ -7,26 +7,32 @@ import numpy as np
 
 from .asm import instruction
 
+# four bytes, and two, to write as one type and read as another
+_WORD, _HALF = np.zeros(1, np.uint32), np.zeros(1, np.uint16)
+_TWO_BF16, _TWO_F16 = _WORD.view(ml_dtypes.bfloat16), _WORD.view(np.float16)
+_BF16, _F16 = _HALF.view(ml_dtypes.bfloat16), _HALF.view(np.float16)
 
-def _word(low, high, dtype):
-    return int(np.array([low, high], np.float32).astype(dtype).view(np.uint32)[0])
+
+def _word(low, high, two):
+    two[0], two[1] = np.float32(low), np.float32(high)
+    return _WORD.item()
 
 
-def _halves(word, dtype):
-    low, high = np.array([word], np.uint32).view(dtype).astype(np.float32)
-    return low, high
+def _halves(word, two):
+    _WORD[0] = word
+    return np.float32(two[0]), np.float32(two[1])
 
 
 @instruction("(f32, f32) -> u32", "cvt.rn.bf16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
 def pack_bf16x2(low, high):
     """Two floats rounded to bfloat16, in one word."""
-    return _word(low, high, ml_dtypes.bfloat16)
+    return _word(low, high, _TWO_BF16)
 
 
 @instruction("(f32, f32) -> u32", "cvt.rn.f16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
 def pack_f16x2(low, high):
     """Two floats rounded to float16, in one word."""
-    return _word(low, high, np.float16)
+    return _word(low, high, _TWO_F16)
 
 
 @instruction(
@@ -37,7 +43,7 @@ def pack_f16x2(low, high):
 )
 def unpack_bf16x2(word):
     """The two bfloat16 of a word as floats, exactly."""
-    return _halves(word, ml_dtypes.bfloat16)
+    return _halves(word, _TWO_BF16)
 
 
 @instruction(
@@ -48,19 +54,21 @@ def unpack_bf16x2(word):
 )
 def unpack_f16x2(word):
     """The two float16 of a word as floats, exactly."""
-    return _halves(word, np.float16)
+    return _halves(word, _TWO_F16)
 
 
 @instruction("(f32) -> u16", "cvt.rn.bf16.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def bf16_of_f32(x):
     """The bits of x rounded to bfloat16."""
-    return int(np.array([x], np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)[0])
+    _BF16[0] = np.float32(x)
+    return _HALF.item()
 
 
 @instruction("(f32) -> u16", "cvt.rn.f16.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def f16_of_f32(x):
     """The bits of x rounded to float16."""
-    return int(np.array([x], np.float32).astype(np.float16).view(np.uint16)[0])
+    _F16[0] = np.float32(x)
+    return _HALF.item()
 
 
 @instruction(
@@ -68,10 +76,12 @@ def f16_of_f32(x):
 )
 def f32_of_bf16(x):
     """The float whose upper half these bits are."""
-    return np.array([x], np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)[0]
+    _HALF[0] = x
+    return np.float32(_BF16[0])
 
 
 @instruction("(u16) -> f32", "cvt.f32.f16 {d}, {x};", section="9.7.9.22", pure=True)
 def f32_of_f16(x):
     """The float of these float16 bits, exactly."""
-    return np.array([x], np.uint16).view(np.float16).astype(np.float32)[0]
+    _HALF[0] = x
+    return np.float32(_F16[0])

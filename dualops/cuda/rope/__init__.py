@@ -153,11 +153,7 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device,
 # Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 4 x 8192
 # tokens, 32 and 8 heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
 THREADS = 128
-HEADS = {
-    True: 4,  # neighbours in memory: 0.97 in two rounds, 0.93 in one; 2 heads a round 0.96, 8 heads 0.96
-    False: 2,  # apart: 0.94; 4 heads 0.93, one 0.94 with twice the threads
-}
-ROUNDS = 2
+HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
 WAVES, THREADS_PER_SM = 2, 640  # that the registers leave room for
 
 
@@ -169,7 +165,7 @@ def simt_config(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfi
     pieces = p.half % vector == 0 and (p.inplace or p.D % vector == 0)
     aligned = pieces and all(_aligned(meta, vector) for meta in heads)
     wide = all(_aligned(meta, table_vector) for meta in tables)
-    return SimtConfig(THREADS, 1, HEADS[_neighbours(problem)], aligned, wide)
+    return SimtConfig(THREADS, 1, HEADS, aligned, wide, _neighbours(problem))
 
 
 def _neighbours(problem: Problem) -> bool:
@@ -187,12 +183,12 @@ def _aligned(meta: ArrayMeta, vector: int) -> bool:
 def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
     """How many threads share the heads of a token.
 
-    Two rounds of heads for each where heads are neighbours in memory. Elsewhere one thread for all, so that cos and sin
-    are fetched seldom. More where it takes them to give every SM its threads.
+    Two rounds of heads for each, so that cos and sin are fetched seldom; one where every SM would not have enough
+    threads otherwise.
     """
     p = problem
     most = cdiv(p.H + p.Hkv, config.heads)
-    fewest = cdiv(most, ROUNDS) if _neighbours(p) else 1
+    fewest = cdiv(most, ROUNDS)
     wanted = WAVES * device.sms * THREADS_PER_SM
     return max(fewest, min(most, cdiv(wanted, p.B * p.S * simt_columns(p, config))))
 

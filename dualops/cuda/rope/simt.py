@@ -5,9 +5,9 @@
     3  for my heads, `heads` of them at a time: load both pieces of each, turn their pairs, store both
 
 A head's D elements are `columns` columns: one is 16 bytes (or one element where those are not aligned) of each half,
-and beyond R of the rest, which is copied. `lanes` threads share the heads of a token and of a column: with as many
-lanes as leave each thread one round, the threads of a block read whole tokens, whose heads are neighbours where
-projections were reshaped to heads; with few lanes they read many tokens of one head, which are neighbours elsewhere.
+and beyond R of the rest, which is copied. `lanes` threads share the heads of a token and of a column. Where heads are
+neighbours in memory, as where projections were reshaped to heads, they are threads of one block, which so reads whole
+tokens; elsewhere a block reads many tokens of one head, and a token's lanes are far apart.
 Interleaved pairs lie in the same pieces, and differ in whom they are turned with.
 
 Registers: 2 * heads pieces of 16 bytes, and cos and sin of a piece. No shared memory.
@@ -34,27 +34,30 @@ class SimtConfig:
     heads: int  # that a thread has under way
     aligned: bool  # columns are of 16 bytes
     wide_tables: bool  # rows of the tables begin at multiples of 16 bytes
+    neighbours: bool  # the heads of a token lie side by side
 
 
 @builds
 def build(config: SimtConfig, variant: Variant) -> Kernel:
     """rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes)."""
     number = storage(variant.dtype).number
-    vector, load, store = access(variant.dtype, config.aligned)
+    vector, load, store = access(variant.dtype, config.aligned, once=True)
     row_of, load_table = table_row(variant.positions), _table_loader(config, variant)
     THREADS, HEADS, VECTOR = config.threads, config.heads, vector
     PIECES, ELEMENTS = 2 * vector, 2 * vector * config.heads
-    PARTIAL = variant.partial
+    PARTIAL, NEIGHBOURS = variant.partial, config.neighbours
     ALONE = variant.interleaved and vector == 1  # a piece is half a pair
     ZERO, turn_pairs = number(0), _turning(variant.interleaved, vector)
 
     @kernel(*argument_types(variant), i64, i64, threads=config.threads, min_blocks=config.blocks)
     def rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
-        column = index % columns
-        lane = index // columns % lanes
-        token = index // columns // lanes
-        if token < sizes.tokens:
+        column, index = index % columns, index // columns
+        if NEIGHBOURS:
+            lane, token = index % lanes, index // lanes
+        else:
+            lane, token = index // sizes.tokens, index % sizes.tokens
+        if (token < sizes.tokens) & (lane < lanes):
             b, s = token // sizes.S, token % sizes.S
             first = column * VECTOR
             second = first + sizes.half
@@ -113,7 +116,7 @@ def _table_loader(config: SimtConfig, variant: Variant) -> Callable[..., Any]:
     run = own // 2 if split else own
     kept = storage(variant.table_dtype)
     wide = config.wide_tables and run % kept.vector == 0
-    load = kept.load_cached if wide else access(variant.table_dtype, False).load
+    load = kept.load_vector if wide else access(variant.table_dtype, False).load
     RUN, VECTOR, NAN = run, kept.vector if wide else 1, kept.number(nan)
 
     @verb

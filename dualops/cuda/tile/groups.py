@@ -11,7 +11,7 @@ from typing import Any
 from ..backend import f32, i32, verb
 from ..ptx import (
     array_at,
-    ld_global_v2_b32,
+    ld_global_once_v2_b32,
     pack_bf16x2,
     pack_f16x2,
     st_global_v2_b32,
@@ -23,14 +23,14 @@ from .storage import Access, access, storage
 
 @cache
 def group(dtype: str, count: int) -> Access:
-    """The verbs for `count` neighbours of a dtype: 1, as many as 16 bytes hold, or four of 16 bits.
+    """The verbs for `count` neighbours of a dtype: 1, as many as 16 bytes hold, or four of 16 bits. Loads pass L1.
 
     Addresses must be multiples of the group's size. Raises ValueError for another count.
     """
     if count == 1:
         return access(dtype, False)
     if count == storage(dtype).vector:
-        return access(dtype, True)
+        return access(dtype, True, once=True)
     if count == 4 and dtype in ("float16", "bfloat16"):
         return _four(unpack_f16x2, pack_f16x2) if dtype == "float16" else _four(unpack_bf16x2, pack_bf16x2)
     raise ValueError(f"{count} elements of {dtype} are loaded together, expected 1 or {storage(dtype).vector}")
@@ -39,7 +39,7 @@ def group(dtype: str, count: int) -> Access:
 def _four(unpack: Any, pack: Any) -> Access:
     @verb
     def load(frag, at, x, index, keep, fill):
-        a, b = ld_global_v2_b32(x, index, i32(keep), pack(f32(fill), f32(fill)))
+        a, b = ld_global_once_v2_b32(x, index, i32(keep), pack(f32(fill), f32(fill)))
         frag[at], frag[at + 1] = unpack(a)
         frag[at + 2], frag[at + 3] = unpack(b)
 

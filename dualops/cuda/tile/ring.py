@@ -78,6 +78,30 @@ def ring(stages: int, warps: int) -> Ring:
 
 
 @verb
+def init_fetch(bell):
+    """Make the mbarrier of copies that are waited for once; by one thread, before `start_cluster`."""
+    mbarrier_init(bell, 0, 1)
+
+
+@verb
+def start_fetch(bell, nbytes):
+    """So many bytes will come; by one thread."""
+    mbarrier_arrive_expect_tx(bell, 0, nbytes)
+
+
+@verb
+def fetch(smem, at, x, index, nbytes, bell):
+    """Start one of the copies."""
+    cp_async_bulk(smem, at, x, index, nbytes, bell, 0)
+
+
+@verb
+def wait_fetch(bell):
+    """Wait until all their bytes are there."""
+    mbarrier_wait_cta(bell, 0, 0)
+
+
+@verb
 def start_cluster():
     """Make initialised mbarriers visible, and know that every block of the cluster runs."""
     fence_mbarrier_init()

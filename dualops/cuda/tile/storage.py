@@ -18,8 +18,8 @@ from ..ptx import (
     f32_of_bf16,
     f32_of_bits,
     f32_of_f16,
-    ld_global_ca_v2_f64,
-    ld_global_ca_v4_b32,
+    ld_global_once_v2_f64,
+    ld_global_once_v4_b32,
     ld_global_v2_f64,
     ld_global_v4_b32,
     ld_shared_v2_f64,
@@ -46,7 +46,7 @@ class Storage(NamedTuple):
     load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
     store_vector: Callable[..., None]  # (y, index, keep, frag, at)
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
-    load_cached: Callable[..., None]  # load_vector of what other blocks read too: it is kept in L1
+    load_once: Callable[..., None]  # load_vector, past L1
 
 
 @cache
@@ -64,11 +64,11 @@ class Access(NamedTuple):
 
 
 @cache
-def access(dtype: str, aligned: bool) -> Access:
-    """16 bytes at a time where rows are aligned to that, else element by element."""
+def access(dtype: str, aligned: bool, once: bool = False) -> Access:
+    """16 bytes at a time where rows are aligned to that, past L1 if `once`; else element by element."""
     chosen = storage(dtype)
     if aligned:
-        return Access(chosen.vector, chosen.load_vector, chosen.store_vector)
+        return Access(chosen.vector, chosen.load_once if once else chosen.load_vector, chosen.store_vector)
     load_element, store_element, number = chosen.load, chosen.store, chosen.number
 
     @verb
@@ -119,7 +119,7 @@ def _float64() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(smem, index)
 
-    wide = loading(ld_global_v2_f64), store_vector, load_shared, loading(ld_global_ca_v2_f64)
+    wide = loading(ld_global_v2_f64), store_vector, load_shared, loading(ld_global_once_v2_f64)
     return Storage(f64, f64, 2, _load_element, _store_element, _same, *wide)
 
 
@@ -151,7 +151,7 @@ def _float32() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(smem, index)
 
-    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_ca_v4_b32)
+    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_once_v4_b32)
     return Storage(f32, f32, 4, _load_element, _store_element, _same, *wide)
 
 
@@ -199,7 +199,7 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         frag[at + 4], frag[at + 5] = unpack(c)
         frag[at + 6], frag[at + 7] = unpack(d)
 
-    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_ca_v4_b32)
+    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_once_v4_b32)
     return Storage(u16, f32, 8, load, store, rounded, *wide)
 
 

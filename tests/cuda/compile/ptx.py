@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from numba import types
+from cuda.core import Linker, LinkerOptions, ObjectCode
 
-from dualops.cuda import device
-from dualops.cuda.backend import Kernel, cuda
+from dualops.cuda import compile as compiler, device
+from dualops.cuda.backend import Kernel
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS, Tag
@@ -24,15 +24,14 @@ def compile_list(operator: str, arch: str) -> dict[str, tuple[Step, str]]:
     return steps
 
 
+@cache
+def lto_ir(kernel: Kernel, arch: str) -> bytes:
+    """What Numba makes of a kernel, once for all tests: most of the work."""
+    return compiler.lto_ir(kernel, arch)
+
+
 def ptx_of(kernel: Kernel, arch: str) -> str:
-    """What Numba makes of a kernel, before it is linked."""
-    text, _ = cuda.compile(
-        kernel.function,
-        types.void(*kernel.argtypes),
-        cc=device.compute_capability(arch),
-        device=False,
-        abi="numba",
-        output="ptx",
-        launch_bounds=(kernel.threads, kernel.min_blocks),
-    )
-    return text
+    """What the linker makes of that, before it is assembled."""
+    options = LinkerOptions(arch=arch, link_time_optimization=True, ptx=True)
+    linker = Linker(ObjectCode.from_ltoir(lto_ir(kernel, arch)), options=options)
+    return bytes(linker.link("ptx").code).decode().rstrip("\0")

@@ -9,7 +9,7 @@ import pytest
 
 from dualops.cuda.backend import Kernel
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda.lion import dense, strided
+from dualops.cuda.lion import dense, strided, tables
 from dualops.cuda.lion.dense import DenseConfig
 from dualops.cuda.lion.formula import Dtypes
 from dualops.cuda.lion.strided import StridedConfig
@@ -44,6 +44,14 @@ def test_groups_are_16_bytes_of_the_widest() -> None:
         text = text_of(kernel, "sm_90a")
         assert re.search(rf"ld\.global\S*{loads}", text) and re.search(rf"st\.global\S*{loads}", text)
         assert re.search(r"ld\.global\S*\.v4\.b32", text)
+
+
+def test_a_word_of_a_table_is_one_store() -> None:
+    writer = dense.build_writer(tables.WORDS)
+    text = text_of(writer, "sm_90a")
+    assert text.count("st.global.u64") == tables.WORDS and not re.search(r"\b(bra|setp)\b", text)
+    report = compile_kernel(writer, "sm_90a").report
+    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
 
 
 def test_kernels_that_no_case_takes() -> None:

@@ -78,7 +78,8 @@ def test_the_host_does_not_wait_and_the_stream_is_the_current_one():
     assert same(given[0], wanted[0])
 
 
-def test_a_table_that_is_not_yet_written_is_not_used_on_another_stream():
+@pytest.mark.parametrize("moved", [False, True], ids=["the same addresses", "other gradients"])
+def test_a_table_that_is_not_yet_written_is_not_used_on_another_stream(moved):
     given = lists()
     before = [[x.clone() for x in each] for each in given]
     side = torch.cuda.Stream()
@@ -87,7 +88,8 @@ def test_a_table_that_is_not_yet_written_is_not_used_on_another_stream():
         torch.cuda._sleep(LATE)
         dualops.cuda.lion(*given, lr=0.01)
     # this stream has nothing to wait for: its step comes first
-    dualops.cuda.lion(*given, lr=0.01)
+    grads = [x.clone() for x in given[1]] if moved else given[1]
+    dualops.cuda.lion(given[0], grads, given[2], lr=0.01)
     torch.cuda.current_stream().synchronize()
     once = stepped(before, 0.01)
     assert not side.query() and same(given[0], once[0])
@@ -105,15 +107,40 @@ def test_a_stream_that_is_named():
         assert same(given[0], wanted[0]) and same(given[2], wanted[1])
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["table from before", "table made in the capture"])
-def test_a_graph_is_replayed_after_its_tables_were_forgotten(known, monkeypatch):
+@pytest.mark.parametrize("count", [40, 300])
+def test_new_gradients_at_each_step(count):
+    """As training makes them; the host runs ahead, and tables of all steps but some are given to others again."""
+    given = lists(count, 77)
+    gradients = [lists(count, 77)[1] for _ in range(100)]
+    dualops.cuda.lion(*given, lr=0.01)
+    wanted = [[numpy(x) for x in each] for each in (given[0], given[2])]
+    for grads in gradients:
+        wanted = reference.lion(wanted[0], [numpy(x) for x in grads], wanted[1], 0.01)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LATE)
+        dualops.cuda.lion(given[0], gradients[0], given[2], lr=0.01)
+    assert not side.query()
+    with torch.cuda.stream(side):
+        for grads in gradients[1:]:
+            dualops.cuda.lion(given[0], grads, given[2], lr=0.01)
+    side.synchronize()
+    assert same(given[0], wanted[0]) and same(given[2], wanted[1])
+    assert len(of_lists.bounds) == 1
+
+
+@pytest.mark.parametrize("table", ["from before", "made in the capture", "copied in the capture"])
+def test_a_graph_is_replayed_after_its_tables_were_forgotten(table, monkeypatch):
     monkeypatch.setattr(lists_module, "MOST_KEPT", 4)
     given, lr = lists(), torch.tensor(1e-3, device="cuda")
     before = [[x.clone() for x in each] for each in given]
     dualops.cuda.lion(*given, lr=lr, weight_decay=0.1)
     torch.cuda.synchronize()
-    if not known:
+    if table == "made in the capture":
         of_lists.ready.clear()
+    if table == "copied in the capture":
+        given[1] = [x.clone() for x in given[1]]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         dualops.cuda.lion(*given, lr=lr, weight_decay=0.1)

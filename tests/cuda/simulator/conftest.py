@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from dualops.cuda import backend, simulator
+from dualops.cuda.lion import forward, of_lists
 
 if not backend.SIMULATED:
     raise pytest.UsageError(
@@ -19,3 +21,27 @@ def order(request: pytest.FixtureRequest) -> Iterator[str]:
     """Run the test with the threads in this order, and in the other."""
     with simulator.order(request.param):
         yield request.param
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that were launched."""
+    names: list[str] = []
+    run = simulator.launch
+
+    def noted(function: Any, *args: Any, **options: Any) -> None:
+        names.append(function.__name__)
+        run(function, *args, **options)
+
+    monkeypatch.setattr(simulator, "launch", noted)
+    return names
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """lion keeps nothing from test to test."""
+    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
+        kept.clear()
+    yield
+    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
+        kept.clear()

@@ -229,12 +229,12 @@ def aligned(count: int, dtype: Any, offset: int = 0) -> np.ndarray:
     return array
 
 
-@of("ld_global_v4_b32", "ld_global_ca_v4_b32", "st_global_v4_b32")
+@of("ld_global_v4_b32", "ld_global_once_v4_b32", "st_global_v4_b32")
 def _words():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<4I", x[each : 2 * each].tobytes())
-        for load in (ptx.ld_global_v4_b32, ptx.ld_global_ca_v4_b32):
+        for load in (ptx.ld_global_v4_b32, ptx.ld_global_once_v4_b32):
             assert load(Pointer(x, "x"), each, 1, 0) == words
             assert load(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
         ptx.st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
@@ -244,13 +244,13 @@ def _words():
         assert y.tobytes() == before
 
 
-@of("ld_global_v2_b32", "st_global_v2_b32")
+@of("ld_global_once_v2_b32", "st_global_v2_b32")
 def _two_words():
     for dtype, each in ((np.float32, 2), (np.uint16, 4)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<2I", x[each : 2 * each].tobytes())
-        assert ptx.ld_global_v2_b32(Pointer(x, "x"), each, 1, 0) == words
-        assert ptx.ld_global_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
+        assert ptx.ld_global_once_v2_b32(Pointer(x, "x"), each, 1, 0) == words
+        assert ptx.ld_global_once_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
         ptx.st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
         assert y[3 * each : 4 * each].tobytes() == struct.pack("<2I", *words)
         before = y.tobytes()
@@ -258,10 +258,10 @@ def _two_words():
         assert y.tobytes() == before
 
 
-@of("ld_global_v2_f64", "ld_global_ca_v2_f64", "st_global_v2_f64")
+@of("ld_global_v2_f64", "ld_global_once_v2_f64", "st_global_v2_f64")
 def _doubles():
     x, y = aligned(8, np.float64), aligned(8, np.float64)
-    for load in (ptx.ld_global_v2_f64, ptx.ld_global_ca_v2_f64):
+    for load in (ptx.ld_global_v2_f64, ptx.ld_global_once_v2_f64):
         assert load(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
         assert load(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
     ptx.st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)

@@ -1,9 +1,9 @@
-"""Lion's kernels by Configs and alignments that no case has, and its lists: groups, tables, what is kept."""
+"""Lion's kernels by Configs and alignments that no case has, and its lists: groups, refusals."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +13,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import launch, simulator
-from dualops.cuda.lion import dense, forward, lists as lists_module, of_lists
+from dualops.cuda.lion import dense, forward
 from dualops.cuda.lion.dense import DenseConfig
 from dualops.cuda.lion.formula import Dtypes
 from dualops.spec import OPERATORS, Case
@@ -26,28 +26,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 Lists = Any  # of params, grads and momenta, to be handed on as three arguments
 
 
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Nothing is kept from test to test."""
-    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
-        kept.clear()
-    yield
-    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
-        kept.clear()
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the kernels that were launched."""
-    names: list[str] = []
-    run = simulator.launch
-
-    def noted(function: Any, *args: Any, **options: Any) -> None:
-        names.append(function.__name__)
-        run(function, *args, **options)
-
-    monkeypatch.setattr(simulator, "launch", noted)
-    return names
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def numbers(shape: Any, dtype: Any = "float32", seed: int = 0) -> np.ndarray:
@@ -201,48 +180,6 @@ def test_lists_of_nothing(launched):
     assert launched == []
 
 
-def test_tables_are_found_again_by_their_addresses(launched):
-    lists: Lists = [[numbers(30, seed=10 * j + i) for i in range(3)] for j in range(3)]
-    other: Lists = [[x.copy() for x in each] for each in lists]
-    for each in (lists, other, lists, other):
-        dualops.cuda.lion(*each, lr=0.1)
-    assert launched.count("lion_table_writer") == 2
-    for lr in (0.2, 0.3):
-        dualops.cuda.lion(*lists, lr=lr, betas=(0.5, lr), weight_decay=lr)
-    assert launched.count("lion_table_writer") == 2  # neither lr nor the other numbers are in a table
-    assert (len(of_lists.ready), len(of_lists.bounds)) == (2, 1)
-
-
-def test_another_layout_at_the_same_addresses_is_seen():
-    """As memory that was freed and given to tensors of another shape, dtype or order of axes."""
-    memory = [np.zeros(48, np.float32) for _ in range(3)]
-    views: list[Callable[[np.ndarray], np.ndarray]] = [
-        lambda x: x,
-        lambda x: x[:30],
-        lambda x: x.reshape(6, 8),
-        lambda x: x.reshape(6, 8).T,
-        lambda x: x.view(np.float64),
-        lambda x: x.view(np.float16)[:40],
-        lambda x: x[::2],
-    ]
-    for turn, view in enumerate(views * 2):
-        lists: Lists = [[view(x)] for x in memory]
-        for i, each in enumerate(lists):
-            each[0][...] = numbers(each[0].shape, each[0].dtype, seed=3 * turn + i)
-        expected = reference.lion(*lists, lr=0.1)
-        assert all_same(dualops.cuda.lion(*lists, lr=0.1), expected), turn
-
-
-def test_the_oldest_tables_are_forgotten(monkeypatch):
-    monkeypatch.setattr(lists_module, "MOST_KEPT", 3)
-    calls: list[Lists] = [[[numbers(10 + i, seed=j)] for j in range(3)] for i in range(5)]
-    for lists in calls:
-        dualops.cuda.lion(*lists, lr=0.1)
-        assert len(of_lists.ready) <= 3 and len(of_lists.bounds) <= 3
-    expected = reference.lion(*calls[0], lr=0.1)
-    assert all_same(dualops.cuda.lion(*calls[0], lr=0.1), expected)
-
-
 def test_a_table_that_names_no_array_is_noticed():
     """What a kernel would do with an address of another launch."""
     step = (
@@ -351,5 +288,5 @@ def test_plan_says_how(dtype, launched):
     }
     assert "formula by formula" in told["naive"] and told["naive"].count("lion_strided") == 2
     assert "groups of 16 bytes" in told["simt"]
-    assert "lion_table_writer" in told["table"] and "1024 bytes beside" in told["table"]
+    assert "lion_table_writer" in told["table"] and "72 bytes beside" in told["table"]
     assert launched == []

@@ -13,8 +13,8 @@ from dualops.cuda import norm, simulator
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
-from dualops.cuda.norm.ring import RingConfig
 from dualops.cuda.norm.rows import RowsConfig
+from dualops.cuda.norm.staging import RingConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -60,10 +60,10 @@ def padded(aligned: bool) -> Layout:
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [
-        (RowsConfig(8, 1, 4, early=False), "bfloat16"),
+        (RowsConfig(8, 1, 4), "bfloat16"),
         (RowsConfig(32, 1, 3), "float64"),
         (RowsConfig(64, 1, 2), "float32"),
-        (RowsConfig(64, 2, 1, early=False), "float16"),
+        (RowsConfig(64, 2, 1), "float16"),
         (RowsConfig(64, 4, 1, aligned=False), "bfloat16"),
         (RowsConfig(16, 4, 4, aligned=False), "float64"),
     ],

@@ -73,7 +73,7 @@ def test_every_blocking_gives_the_same(D, R, aligned, interleaved, tokens_first)
     for threads, heads, lanes in ((32, 1, 1), (64, 2, 3), (32, 8, 1), (96, 3, 7)):
         results = {f"{name}_rotated": np.empty_like(given[name]) for name in ("q", "k")}
         metas = {name: ArrayMeta.of_numpy(array) for name, array in results.items()}
-        config = SimtConfig(threads, 1, heads, aligned, wide_tables=aligned)
+        config = SimtConfig(threads, 1, heads, aligned, wide_tables=aligned, neighbours=tokens_first)
         (step,) = simt_steps(problem, metas, 1.0, config, lanes)
         launch(step, given, results)
         for one, two in zip(results.values(), expected, strict=True):
@@ -96,7 +96,7 @@ def test_alignment_is_that_of_every_piece():
     assert not config(wide | tables).wide_tables and config(wide | tables).aligned
 
 
-def test_lanes_follow_where_heads_lie():
+def test_lanes_follow_how_many_tokens_there_are():
     def lanes(B: int, S: int, *, tokens_first: bool) -> tuple[int, int]:
         """Threads that share the 40 heads of a token, and heads that each has at a time."""
         strides = {heads: (128, heads * 128) if tokens_first else (S * 128, 128) for heads in (32, 8)}
@@ -112,11 +112,11 @@ def test_lanes_follow_where_heads_lie():
     for sizes, tokens_first in (((1, 100), True), ((1, 100), False), ((16, 1), False)):
         found, heads = lanes(*sizes, tokens_first=tokens_first)
         assert found == -(-40 // heads)  # one round for each, so that there are threads enough
-    found, heads = lanes(4, 8192, tokens_first=True)
-    assert 2 * found == -(-40 // heads)  # two rounds
-    assert lanes(4, 1 << 20, tokens_first=False)[0] == 1  # threads enough without
-    few, heads = lanes(4, 2048, tokens_first=False)
-    assert 1 < few < -(-40 // heads)
+    for sizes, tokens_first in (((4, 8192), True), ((4, 1 << 20), False)):
+        found, heads = lanes(*sizes, tokens_first=tokens_first)
+        assert 2 * found == -(-40 // heads)  # two rounds
+    found, heads = lanes(4, 1024, tokens_first=False)
+    assert -(-40 // heads) // 2 < found < -(-40 // heads)
 
 
 # --- positions -----------------------------------------------------------------------------------

@@ -119,9 +119,34 @@ def test_outside_a_shared_and_a_local_array():
     def local(y):
         y[0] = cuda.local.array(4, f32)[4]
 
-    for function, told in ((shared, r"shared memory\[4\] written"), (local, r"local array\[4\] read")):
+    def before_local(y):
+        y[0] = cuda.local.array(4, f32)[-1]
+
+    def into_local(y):
+        cuda.local.array(4, f32)[-1 if cuda.threadIdx.x else 4] = 0
+
+    for function, told in (
+        (shared, r"shared memory\[4\] written"),
+        (local, r"local array\[4\] read"),
+        (before_local, r"local array\[-1\] read"),
+        (into_local, r"local array\[4\] written, of 4 elements, by thread 0 of"),
+    ):
         with pytest.raises(IndexError, match=told):
             run(function, np.zeros(1))
+    with simulator.order("reversed"), pytest.raises(IndexError, match=r"local array\[-1\] written"):
+        run(into_local, np.zeros(1))
+
+
+def test_local_arrays_keep_numbers_of_their_type():
+    def keeps(y):
+        kept, whole = cuda.local.array(2, f32), cuda.local.array(1, i32)
+        kept[0], kept[np.int64(1)], whole[0] = 1 / 3, np.float64(0.1), 7.9
+        y[0], y[1], y[2] = kept[0], kept[1], whole[0]
+        assert [type(x) for x in (kept[0], kept[1], whole[0])] == [np.float32, np.float32, np.int32]
+
+    y = np.zeros(3)
+    run(keeps, y, threads=1)
+    assert y.tolist() == [np.float32(1 / 3), np.float32(0.1), 7]
 
 
 def test_vectors_must_be_aligned_and_inside():
