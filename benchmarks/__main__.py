@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def keep(found: list[comparison.Measurement]) -> None:
         if arguments.json:
-            comparison.save(arguments.json, comparison.document(arguments.operator, found))
+            comparison.save(arguments.json, comparison.document(arguments.operator, found, arguments.json))
 
     suite, show = find(arguments.operator), partial(print, flush=True)
     try:
@@ -134,7 +134,9 @@ def main(words: Sequence[str] | None = None) -> int:
     runner.add_argument("operator", choices=list(spec.OPERATORS))
     runner.add_argument("--peers", action="store_true", help="also time every peer that can be imported")
     runner.add_argument("--case", metavar="NAME", help="only this BENCH case")
-    runner.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    runner.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures there, beside those of other cases"
+    )
     runner.set_defaults(command=run)
     lengths = commands.add_parser("scaling", help="time attention and count its memory against the length of sequences")
     lengths.add_argument("--up-to", type=int, default=16384, metavar="S", help="the longest; default: 16384")

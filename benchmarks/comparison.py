@@ -167,16 +167,22 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
 
 
-def document(operator: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
-    """What `--json` writes, and `python -m benchmarks plot` reads from `benchmarks/peer_results`."""
-    return {
-        "operator": operator,
+def document(operator: str, measurements: Iterable[Measurement], earlier: Path | None = None) -> dict[str, Any]:
+    """What `--json` writes, and `python -m benchmarks plot` reads from `benchmarks/peer_results`: runs, oldest first.
+
+    earlier: a file with runs before this one, if it exists. They keep the cases that are not measured now.
+    """
+    now = {
         "date": date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "commit": commit(ROOT),
         "measurements": [asdict(measurement) for measurement in measurements],
     }
+    measured = {one["case"] for one in now["measurements"]}
+    before = json.loads(earlier.read_text())["runs"] if earlier is not None and earlier.exists() else []
+    runs = [{**run, "measurements": [m for m in run["measurements"] if m["case"] not in measured]} for run in before]
+    return {"operator": operator, "runs": [*(run for run in runs if run["measurements"]), now]}
 
 
 def save(path: Path, content: dict[str, Any]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from .recorded import Key, PeerRun, Recording, keys, known_cases, work_of
+from .recorded import Key, Peers, Recording, keys, known_cases, work_of
 from .tree import spec
 from .work import DIRECTIONS, Work, bind, directions
 
@@ -36,7 +38,7 @@ class Beside(NamedTuple):
     ratio: float | None  # its time over ours: above 1 dualops is faster
 
 
-def beside(key: Key, peers: Mapping[str, PeerRun]) -> Beside | None:
+def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
     """What was recorded of it, or None."""
     run = peers.get(key.operator)
     everybody = run.measurements.get(key, {}) if run else {}
@@ -58,21 +60,29 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     return head + ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
-def sources(operators: Collection[str], peers: Mapping[str, PeerRun]) -> list[str]:
-    """A line for each run beside peers: when, where, at which commit, and of which operators."""
-    runs: dict[str, list[str]] = {}
-    for operator in operators:
-        run = peers[operator]
-        runs.setdefault(f"{run.day}, one {run.device}, commit `{run.commit[:8]}`", []).append(operator)
-    return [f"{', '.join(found)}: {told}." for told, found in runs.items()]
+def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
+    """A line for each run beside peers: when, where, at which commit, and of which operators, or of which cases."""
+    runs: dict[str, dict[str, list[str]]] = {}
+    for key in used:
+        run = peers[key.operator].runs[key]
+        told = f"{run.day}, one {run.device}, commit `{run.commit[:8]}`"
+        runs.setdefault(told, {}).setdefault(key.operator, []).append(key.case)
+    times = Counter(operator for run in runs.values() for operator in run)
+
+    def name(operator: str, cases: Sequence[str]) -> str:
+        return operator if times[operator] == 1 else f"{operator} ({', '.join(dict.fromkeys(cases))})"
+
+    return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
 
 
-def summary(peers: Mapping[str, PeerRun]) -> str:
+def summary(peers: Mapping[str, Peers]) -> str:
     """A row for each operator and dtype: its worst and its best case, from the runs beside the peers."""
     found: dict[tuple[str, str], dict[str, list[Beside]]] = {}
+    used = []
     for key in keys():
         measured = beside(key, peers)
         if measured:
+            used.append(key)
             dtype = known_cases(key.operator)[key.case].dtype
             found.setdefault((key.operator, dtype), {}).setdefault(key.direction, []).append(measured)
     rows = []
@@ -82,7 +92,7 @@ def summary(peers: Mapping[str, PeerRun]) -> str:
         shares = [span([one.share for one in way], ".0%") for way in ways]
         ratios = [span([one.ratio for one in way if one.ratio], ".2f") for way in ways]
         rows.append((operator, dtype, *shares, f"{max(errors):.2f}" if errors else "–", *ratios))
-    return "\n".join([*markdown(SUMMARY_COLUMNS, rows), "", *sources(dict.fromkeys(name for name, _ in found), peers)])
+    return "\n".join([*markdown(SUMMARY_COLUMNS, rows), "", *sources(used, peers)])
 
 
 def span(values: Sequence[float], form: str) -> str:
@@ -91,21 +101,21 @@ def span(values: Sequence[float], form: str) -> str:
     return " to ".join(ends)
 
 
-def table(history: Sequence[Recording], peers: Mapping[str, PeerRun]) -> str:
+def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     """Every known case that was timed, at the newest commit that it was timed at; and where the figures come from.
 
     The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
     dualops is faster. Slower cases are shown like all others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
-    rows, used = [], {}
+    rows, used = [], []
     for key in keys():
         if key not in newest:
             continue
         seconds, work, measured = newest[key].seconds[key], work_of(key), beside(key, peers)
         share = peer = ratio = "–"
         if measured:
-            used[key.operator] = True
+            used.append(key)
             share, peer = f"{measured.share:.0%}", measured.peer or "–"
             ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
         rate, commit = f"{work.rate(seconds):.2f} {work.unit}", f"`{newest[key].commit[:8]}`"
@@ -137,7 +147,7 @@ def row_operators() -> list[str]:
     return [name for name, each in dims.items() if all({"M", "N"} <= one.keys() and "K" not in one for one in each)]
 
 
-def picture(operator: str, history: Sequence[Recording], peers: PeerRun | None, target: Path) -> None:
+def picture(operator: str, history: Sequence[Recording], peers: Peers | None, target: Path) -> None:
     """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
 
     history: recordings, oldest first; the last with the operator is the curve. With `peers`, theirs and the roof are
@@ -165,7 +175,7 @@ def picture(operator: str, history: Sequence[Recording], peers: PeerRun | None, 
     figure.savefig(target, dpi=130)
 
 
-def against_length(axes: Axes, operator: str, direction: str, newest: Recording, peers: PeerRun | None) -> None:
+def against_length(axes: Axes, operator: str, direction: str, newest: Recording, peers: Peers | None) -> None:
     """TB/s against row length: dualops in every dtype, peers and roof in that of most cases."""
     curves: dict[str, list[tuple[int, float]]] = {}
     cases = known_cases(operator)

@@ -32,12 +32,18 @@ class Recording(NamedTuple):
 
 
 class PeerRun(NamedTuple):
-    """What `python -m benchmarks run OPERATOR --peers --json` recorded."""
+    """When, where and of which commit a run beside peers was."""
 
     commit: str
     day: str
     device: str
+
+
+class Peers(NamedTuple):
+    """What `python -m benchmarks run OPERATOR --peers --json` recorded of an operator."""
+
     measurements: dict[Key, dict[str, dict[str, Any]]]  # by case and direction, then by contestant
+    runs: dict[Key, PeerRun]
 
 
 def recordings(results: Path, machine: str) -> list[Recording]:
@@ -70,18 +76,19 @@ def _moment(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1e3, UTC)
 
 
-def peer_runs(folder: Path) -> dict[str, PeerRun]:
+def peer_runs(folder: Path) -> dict[str, Peers]:
     """The runs beside peers, by operator; none where the folder is not there."""
-    runs = {}
+    found = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text())
         operator = content["operator"]
-        by_key: dict[Key, dict[str, dict[str, Any]]] = {}
-        for measurement in content["measurements"]:
-            key = Key(operator, measurement["case"], measurement["direction"])
-            by_key.setdefault(key, {})[measurement["name"]] = measurement
-        runs[operator] = PeerRun(content["commit"], content["date"], content["gpu"], by_key)
-    return runs
+        found[operator] = peers = Peers({}, {})
+        for run in content["runs"]:
+            for measurement in run["measurements"]:
+                key = Key(operator, measurement["case"], measurement["direction"])
+                peers.measurements.setdefault(key, {})[measurement["name"]] = measurement
+                peers.runs[key] = PeerRun(run["commit"], run["date"], run["gpu"])
+    return found
 
 
 def known_cases(operator: str) -> dict[str, spec.Case]:

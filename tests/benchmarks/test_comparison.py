@@ -169,12 +169,22 @@ def test_a_case_that_is_not_there_is_named_with_those_that_are(suite: Any) -> No
 def test_what_is_written_is_what_plot_reads(suite: Any, tmp_path: Path) -> None:
     found = comparison.run(suite, case=None, peers=True, show=lambda text: None)
     comparison.save(tmp_path / "new" / "softmax.json", comparison.document("softmax", found))
-    run = peer_runs(tmp_path / "new")["softmax"]
-    assert run.device == "a toy"
-    forward = run.measurements[Key("softmax", "small-float32", "forward")]
+    key, peers = Key("softmax", "small-float32", "forward"), peer_runs(tmp_path / "new")["softmax"]
+    assert peers.runs[key].device == "a toy"
+    forward = peers.measurements[key]
     assert forward["dualops"]["burst"] == 2e-3
     assert forward["absent"]["burst"] is None
     assert json.loads((tmp_path / "new" / "softmax.json").read_text())["operator"] == "softmax"
+
+
+def test_a_run_keeps_what_earlier_ones_measured_of_other_cases(suite: Any, tmp_path: Path) -> None:
+    path, found = tmp_path / "softmax.json", comparison.run(suite, case=None, peers=False, show=lambda text: None)
+    others = [replace(measurement, case="other-float32", burst=1.0) for measurement in found]
+    for measured in ([*found, *others], found, found):
+        comparison.save(path, comparison.document("softmax", measured, path))
+    old, new = json.loads(path.read_text())["runs"]
+    assert [m["case"] for m in old["measurements"]] == ["other-float32"] * 2
+    assert [m["case"] for m in new["measurements"]] == ["small-float32"] * 2
 
 
 def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

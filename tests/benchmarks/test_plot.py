@@ -57,8 +57,9 @@ def record_peers(folder: Path, times: dict[str, float | None], roof: float) -> N
         for name, seconds in times.items()
     ]
     folder.mkdir(parents=True)
-    content = {"operator": "softmax", "date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "f" * 40}
-    (folder / "softmax.json").write_text(json.dumps({**content, "measurements": measurements}))
+    run = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "f" * 40}
+    runs = [{**run, "measurements": measurements}]
+    (folder / "softmax.json").write_text(json.dumps({"operator": "softmax", "runs": runs}))
 
 
 @pytest.fixture
@@ -123,12 +124,25 @@ class TestTable:
         record_peers(tree / "peers", {"dualops": 2e-4, "dualops naive": 1e-4, "QuACK": 1.5e-4}, 1e-4)
         path = tree / "peers" / "softmax.json"
         content = json.loads(path.read_text())
-        content["measurements"][0]["burst"] = 1e-4  # the first case, forward, bfloat16
+        content["runs"][0]["measurements"][0]["burst"] = 1e-4  # the first case, forward, bfloat16
         path.write_text(json.dumps(content))
         summary = plot.summary(peer_runs(tree / "peers")).splitlines()
         assert summary[2] == "| softmax | bfloat16 | 50% to 100% | 50% | 1.50 | 0.75 to 1.50 | 0.75 |"
         assert summary[3] == "| softmax | float32 | 50% | 50% | 1.00 | 0.75 | 0.75 |"
         assert summary[-1] == "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`."
+
+    def test_where_cases_are_of_two_runs_both_are_told(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4}, 1e-4)
+        path = tree / "peers" / "softmax.json"
+        content = json.loads(path.read_text())
+        (old,) = content["runs"]
+        new = {**old, "commit": "e" * 40, "measurements": [m for m in old["measurements"] if m["case"] == NARROW.case]}
+        old["measurements"] = [m for m in old["measurements"] if m["case"] != NARROW.case]
+        path.write_text(json.dumps({**content, "runs": [old, new]}))
+        told = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
+        assert f"softmax ({NARROW.case}): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in told
+        others = ", ".join(case for case in BENCH["softmax"] if case != NARROW.case)
+        assert f"softmax ({others}): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in told
 
     def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
         readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"

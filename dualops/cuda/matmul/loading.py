@@ -53,7 +53,7 @@ def loader(dtype: str, reading: Reading, block: int, depth: int, threads: int) -
         raise ValueError(f"{threads} threads can't share a slice of {block} x {depth} in loads of {VECTOR}")
     ROW = block + PAD
     number = storage(dtype).number
-    load = access(dtype, VECTOR > 1).load
+    load = access(dtype, VECTOR > 1, once=True).load
     store_shared, store_vector, WIDE = (
         numbers(number).store_shared,
         numbers(number).store_vector,

@@ -15,7 +15,8 @@ from .sums import SumsConfig
 from .variant import Variant
 
 # Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 32768 rows,
-# 8192 of 65536. w and b loaded before the sums cost registers and with them blocks: 0.90 in place of 0.99 at 4096
+# 8192 of 65536; that kernel's loads still passed L1, and were 1.5 to 4 % slower than now.
+# w and b loaded before the sums cost registers and with them blocks: 0.90 in place of 0.99 at 4096
 FORWARD_ROWS = (
     RowsConfig(8, 1, 16),
     RowsConfig(16, 1, 8),
@@ -70,10 +71,11 @@ FORWARD_RING = (
     RingConfig(64, 2, 4, 0, min_blocks=2),
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 0, min_blocks=2),
-    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 65536 columns: 0.91; two blocks an SM 0.89
+    # 65536 columns: 0.91; with w in registers 0.87 to 0.91, with two blocks an SM 0.89
+    *(RingConfig(256, 4, 1, 0, cluster, w_shared=True) for cluster in (1, 2, 4, 8)),
 )
-# Two rows in turn on an SM, since a row's two sums leave it idle: 0.90 at 65536 columns, with one block an SM 0.68 to
-# 0.72, with four blocks of 512 threads a row 0.89. The second of a pair is for rows with a residual and wide weights.
+# Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns, with one block an SM
+# 0.68 to 0.72, with four blocks of 512 threads a row 0.89. The second of a pair is for a residual and wide weights.
 CENTRED_FORWARD_RING = (
     *FORWARD_RING[:-4],
     *(

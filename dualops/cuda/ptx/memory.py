@@ -2,7 +2,8 @@
 
 Stores are the first to leave L2 (.cs), as results are not read again soon: on an H200, norms and softmax of 32768 rows
 gain 4 to 10 % by it. Loads are kept in L1, though most data is read once: past it (.L1::no_allocate), rows of 4096 take
-up to 4 % longer. Lion and rope, which walk several arrays at once, are 2 % faster past L1, by the loads named "once".
+up to 4 % longer. Loads named "once" do pass it: those of Lion and rope, which walk several arrays at once and are 2 %
+faster so, and those of tiles that go on to shared memory.
 """
 
 from __future__ import annotations

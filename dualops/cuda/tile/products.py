@@ -138,7 +138,7 @@ def tile_load(
     power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes.
     `weighted`: row r is multiplied by smem[weights + r].
     """
-    vector, load_vector, _ = access(dtype, aligned)
+    vector, load_vector, _ = access(dtype, aligned, once=True)
     number = storage(dtype).number
     store_vector = numbers(number).store_vector
     VECTOR, WIDTH, ROWS, WEIGHTED, CHECKED = vector, width, rows, weighted, checked
