@@ -39,7 +39,7 @@ class Row:
 
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
-SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator", "dualops.cuda.backend", "dualops.cuda.roof"
+SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 # kernels that operators share: a package of their own, which no other operator may import
 SHARED = {"rms_norm": ("dualops.cuda.norm",), "layer_norm": ("dualops.cuda.norm",)}
 
@@ -62,6 +62,7 @@ LAW = (
     Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step"), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.offline", (SPEC, *HOST_OF_OPERATORS), ()),
     *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
@@ -71,7 +72,7 @@ LAW = (
     Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
     Row(
         "dualops.cli.*",
-        ("dualops", SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, ROOF),
+        ("dualops", SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),

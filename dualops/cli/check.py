@@ -86,7 +86,7 @@ def _part(arch: str, part: int, parts: int) -> list[Any]:
 
 def _builds(arch: str, part: int, parts: int) -> Iterator[Any]:
     import_module("dualops.cuda")  # registers the operators
-    return import_module("dualops.cuda.launch").check_builds(arch, part, parts)
+    return import_module("dualops.cuda.offline").check_builds(arch, part, parts)
 
 
 def _line(report: Any) -> str:

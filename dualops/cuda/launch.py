@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
+from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
-from ..spec.base import Input
-from ..spec.meta import FLOATS, contiguous_strides, number_meta, take_turns
+from ..spec.meta import FLOATS, number_meta, take_turns
 from . import device as devices
 from .arrays import ADAPTERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
-from .compile import Report, compile_kernel
 from .device import Device
 from .step import Step, handle_of, prepare
 
@@ -297,15 +295,6 @@ class Operation:
         strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
         raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")
 
-    def every_step(self, case: Case, device: Device) -> Iterator[Step]:
-        """The launches that each rung would make for the shapes of a case, on arrays that do not exist."""
-        problem = absent_problem(self.spec, case, self.backward)
-        rungs = set()
-        for choice in self.choices(problem, problem.outputs(self.outputs), device):
-            if choice.rung not in rungs:
-                rungs.add(choice.rung)
-                yield from choice.steps()
-
 
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
@@ -334,48 +323,6 @@ def plan(
     given = None if out is None else _results_of(out)
     values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]
     return operation.plan(values[0], values[1], given, kernel)
-
-
-def check_builds(arch: str, part: int = 0, parts: int = 1) -> Iterator[Report]:
-    """Compile the COMPILE cases of every operator for `arch`, each kernel once, and report. Needs no GPU.
-
-    Of `parts` processes each does its part.
-    """
-    for step in steps_to_check(arch, part, parts):
-        yield compile_kernel(step.kernel, arch, step.shared_bytes).report
-
-
-def steps_to_check(arch: str, part: int = 0, parts: int = 1) -> Iterator[Step]:
-    """A launch of every kernel of the COMPILE cases, or every `parts`-th of them."""
-    seen: set[str] = set()
-    for name, spec in OPERATORS.items():
-        for case in spec.tagged(Tag.COMPILE):
-            for operation in OPERATIONS[name]:
-                if operation.backward and not case.backward:
-                    continue
-                for step in operation.every_step(case, devices.known(arch)):
-                    if step.kernel.identity not in seen:
-                        if len(seen) % parts == part:
-                            yield step
-                        seen.add(step.kernel.identity)
-
-
-def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:
-    """The problem of a case, on arrays that do not exist."""
-
-    def absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta]:
-        there = {wanted.name: case.dtype_of(wanted) for wanted in inputs if wanted.name in shapes}
-        return {
-            name: ArrayMeta(shapes[name], dtype, contiguous_strides(shapes[name]), "cuda:0", 0)
-            for name, dtype in there.items()
-        }
-
-    arrays = absent(spec.inputs, case.shapes)
-    if not backward:
-        return spec.bind(arrays, case.params)
-    results = {name: meta.shape for name, meta in spec.bind(arrays, {**case.params, **spec.requests}).outputs().items()}
-    shapes = {**case.shapes, **results, **{f"d{name}": shape for name, shape in results.items()}}
-    return spec.bind_backward(absent(spec.gradient_inputs, shapes), case.params)
 
 
 def _not_compiled(problem: Problem, error: NumbaError) -> str:

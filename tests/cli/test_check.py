@@ -40,7 +40,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             "": SimpleNamespace(),
             ".backend": SimpleNamespace(SIMULATED=False),
             ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a")),
-            ".launch": SimpleNamespace(check_builds=check_builds),
+            ".offline": SimpleNamespace(check_builds=check_builds),
         }
         for name, module in stand_ins.items():
             monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS, absent_problem
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.offline import absent_problem
 from dualops.spec import Case
 from tests.attention import LONGEST
 from tests.cuda.fuzz import Trial, consistent

@@ -9,6 +9,7 @@ from cuda.core import Linker, LinkerOptions, ObjectCode
 from dualops.cuda import compile as compiler, device
 from dualops.cuda.backend import Kernel
 from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.offline import every_step
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS, Tag
 
@@ -19,7 +20,7 @@ def compile_list(operator: str, arch: str) -> dict[str, tuple[Step, str]]:
     steps = {}
     for case in OPERATORS[operator].tagged(Tag.COMPILE):
         for operation in OPERATIONS[operator]:
-            for step in operation.every_step(case, device.known(arch)):
+            for step in every_step(operation, case, device.known(arch)):
                 steps.setdefault(step.kernel.identity, (step, case.dtype))
     return steps
 

@@ -11,7 +11,7 @@ import pytest
 import dualops.cuda  # noqa: F401  registers the operators
 from dualops.cuda import device
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda.launch import steps_to_check
+from dualops.cuda.offline import steps_to_check
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list, lto_ir, ptx_of

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from dualops.cuda import device as devices
 from dualops.cuda.compile import binary
 from dualops.cuda.device import Device
-from dualops.cuda.launch import OPERATIONS, absent_problem
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.offline import absent_problem
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS, Case
 

@@ -1,0 +1,83 @@
+"""What threads wait for: barriers, mbarriers, and meetings of the lanes of a warp."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .threads import Scheduler, Thread
+
+WARP = 32
+
+
+class Deadlock(RuntimeError):
+    """No thread of a block (or cluster) can go on."""
+
+
+class Event:
+    """Something that threads wait for."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.fired = False
+        self.voted = False  # whether some thread came with a true predicate
+        self.waiters: list[Thread] = []
+
+
+class Barrier:
+    """A barrier for a fixed number of threads, usable again and again."""
+
+    def __init__(self, name: str, parties: int):
+        self.name, self.parties, self.arrived = name, parties, 0
+        self.event = Event(name)
+
+    def arrive(self, scheduler: Scheduler) -> Event:
+        """Count the running thread; returns the event that fires when all have come."""
+        event = self.event
+        self.arrived += 1
+        if self.arrived == self.parties:
+            self.event, self.arrived = Event(self.name), 0
+            scheduler.fire(event)
+        return event
+
+    def wait(self, scheduler: Scheduler) -> None:
+        scheduler.wait(self.arrive(scheduler))
+
+
+class MBarrier:
+    """An mbarrier: a phase ends when all arrivals and all expected bytes are in."""
+
+    def __init__(self, name: str, count: int):
+        self.name, self.count, self.missing, self.nbytes, self.phase = name, count, count, 0, 0
+        self.fenced = False  # visible to copies
+        self.event = Event(f"{name}, phase 0")
+
+    def arrive(self, scheduler: Scheduler, nbytes: int = 0) -> bool:
+        """One arrival, which also announces `nbytes`; returns whether somebody was waiting for it."""
+        self.nbytes += nbytes
+        self.missing -= 1
+        if self.missing < 0:
+            raise RuntimeError(f"{self.name}: more than {self.count} arrivals in phase {self.phase}")
+        return self._end(scheduler)
+
+    def complete(self, scheduler: Scheduler, nbytes: int) -> bool:
+        """So many bytes have landed; they may come before they are announced."""
+        self.nbytes -= nbytes
+        return self._end(scheduler)
+
+    def _end(self, scheduler: Scheduler) -> bool:
+        if self.missing == 0 and self.nbytes == 0:
+            event, self.phase, self.missing = self.event, self.phase + 1, self.count
+            self.event = Event(f"{self.name}, phase {self.phase}")
+            scheduler.fire(event)
+            return bool(event.waiters)
+        return False
+
+
+class Exchange:
+    """A meeting of the lanes of one warp: each brings a value, all leave with everybody's."""
+
+    def __init__(self, name: str, mask: int):
+        self.name, self.mask, self.values = name, mask, [None] * WARP
+        self.missing = mask
+        self.event = Event(f"{name} with lanes {mask:#010x}")

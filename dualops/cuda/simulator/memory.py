@@ -1,0 +1,113 @@
+"""Hostile memory: it starts as NaN, and nothing outside an array is read or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import greenlet
+import numpy as np
+
+
+class Pointer:
+    """A flat typed array as a kernel sees it: `p[i]` is one element, and nothing outside can be reached.
+
+    `name` is said when an access goes astray; `key` finds the same shared array in another block of the cluster.
+    """
+
+    __slots__ = ("address", "data", "itemsize", "key", "name", "size")
+
+    def __init__(self, data: np.ndarray, name: str, key: Any = None):
+        self.data, self.name, self.size, self.key = data, name, data.size, key
+        self.address, self.itemsize = data.ctypes.data, data.itemsize
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < self.size:
+            self.astray("read", index)
+        return self.data[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if not 0 <= index < self.size:
+            self.astray("written", index)
+        self.data[index] = value
+
+    def vector(self, index: int, count: int) -> np.ndarray:
+        """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
+        index = int(index)  # a NumPy int would make the address wrap
+        if index < 0 or index + count > self.size:
+            self.astray(f"accessed as {count} elements", index)
+        width = count * self.itemsize
+        if (self.address + index * self.itemsize) % width:
+            raise IndexError(f"{self.name}[{index}] is not aligned to {width} bytes")
+        return self.data[index : index + count]
+
+    def astray(self, what: str, index: int) -> NoReturn:
+        raise _astray(self.name, what, index, self.size)
+
+
+class Local:
+    """A thread's own array, used as a Pointer is; a list of NumPy's numbers, since that is read and written sooner."""
+
+    __slots__ = ("kind", "values")
+
+    def __init__(self, size: int, kind: Callable[[Any], Any], unwritten: Any):
+        self.kind, self.values = kind, [unwritten] * size
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 0:
+            try:
+                return self.values[index]
+            except IndexError:
+                pass
+        raise _astray("local array", "read", index, len(self.values))
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if index >= 0:
+            try:
+                self.values[index] = value if type(value) is self.kind else self.kind(value)
+                return
+            except IndexError:
+                pass
+        raise _astray("local array", "written", index, len(self.values))
+
+
+def _astray(name: str, what: str, index: int, size: int) -> IndexError:
+    thread: Any = greenlet.getcurrent()
+    who = f"thread {thread.tid} of block {thread.block.index}"
+    return IndexError(f"{name}[{index}] {what}, of {size} elements, by {who}")
+
+
+def poisoned(size: int, dtype: np.dtype) -> np.ndarray:
+    """An array that nobody wrote: all bits set, NaN in every float format."""
+    return np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
+
+
+def placed(size: int, dtype: np.dtype, alignment: int) -> np.ndarray:
+    """A poisoned array at a multiple of `alignment` bytes (or of its element), and of no larger power of two."""
+    alignment = max(alignment, dtype.itemsize)
+    memory = poisoned(size * dtype.itemsize + 3 * alignment, np.dtype(np.uint8))
+    start = -memory.ctypes.data % (2 * alignment) + alignment
+    return memory[start : start + size * dtype.itemsize].view(dtype)
+
+
+_reachable: dict[int, Pointer] = {}
+
+
+@contextmanager
+def reachable(arrays: Mapping[int, Pointer]) -> Iterator[None]:
+    """Let kernels that run inside the with statement find arrays by their addresses, as they read them from a table."""
+    global _reachable
+    before, _reachable = _reachable, dict(arrays)
+    try:
+        yield
+    finally:
+        _reachable = before
+
+
+def located(address: int) -> Pointer:
+    """The array whose first element lies at `address`. Raises IndexError where the launch has none."""
+    found = _reachable.get(int(address)) if address else Pointer(np.empty(0), "null pointer")
+    if found is None:
+        raise IndexError(f"{int(address):#x} is the address of no array of this launch")
+    return found

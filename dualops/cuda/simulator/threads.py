@@ -1,0 +1,167 @@
+"""Threads as greenlets, their blocks, and who runs next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import Any, NamedTuple, NoReturn
+
+import greenlet
+import numpy as np
+
+from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier
+from .memory import Pointer, placed
+
+
+class Dim3(NamedTuple):
+    x: int
+    y: int = 1
+    z: int = 1
+
+
+class Thread(greenlet.greenlet):
+    """One CUDA thread."""
+
+    def __init__(self, run: Callable[[], None], scheduler: Scheduler, block: Block, index: Dim3, tid: int):
+        super().__init__(run, parent=scheduler.host)
+        self.scheduler, self.block, self.threadIdx, self.tid = scheduler, block, index, tid
+        self.warp, self.lane = divmod(tid, WARP)
+        self.gr_context = copy_context()  # NumPy's errstate with it
+        self.waiting: Event | None = None  # what it waits for now
+        self.in_cluster = False  # it knows that every block of the cluster runs
+        self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
+
+
+def current() -> Thread:
+    """The thread that is running."""
+    thread = greenlet.getcurrent()
+    if not isinstance(thread, Thread):
+        raise RuntimeError("this can be called only by a thread of a simulated kernel")
+    return thread
+
+
+class Block:
+    """One thread block: its index, its shared memory, its barriers, and the shuffles under way."""
+
+    def __init__(self, index: Dim3, rank: int, threads: int, shared_bytes: int):
+        self.index, self.rank, self.threads = index, rank, threads
+        self.shared: dict[Any, Pointer] = {}
+        self.dynamic = placed(shared_bytes, np.dtype(np.uint8), 128)
+        self.barrier = Barrier("syncthreads", threads)
+        self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.named: dict[int, Barrier] = {}
+        self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
+        self.cluster: list[Block] = [self]
+
+    def named_barrier(self, number: int, threads: int) -> Barrier:
+        barrier = self.named.setdefault(number, Barrier(f"bar.sync {number}", threads))
+        if barrier.parties != threads:
+            raise RuntimeError(f"bar.sync {number}: for {threads} threads here, for {barrier.parties} elsewhere")
+        return barrier
+
+    def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
+        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet."""
+        barrier = self.mbarriers.get((key, index))
+        if barrier is None:
+            raise RuntimeError(f"mbarrier {index}: used before it is initialised")
+        if copies and not barrier.fenced:
+            raise RuntimeError(f"mbarrier {index}: named to a copy before fence.mbarrier_init")
+        return barrier
+
+    def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
+        """The array of this key (whose last part is its alignment), made when it is first asked for."""
+        if key not in self.shared:
+            alignment = key[-1]
+            if size == 0:
+                data = self.dynamic[: self.dynamic.size // dtype.itemsize * dtype.itemsize].view(dtype)
+            else:
+                data = placed(size, dtype, alignment)
+            self.shared[key] = Pointer(data, "shared memory", key)
+        return self.shared[key]
+
+
+class Scheduler:
+    """Runs the threads of a cluster of blocks, each until it waits."""
+
+    def __init__(self, reverse: bool):
+        self.host = greenlet.getcurrent()
+        self.reverse = reverse
+        self.ready: deque[Thread] = deque()
+        self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies, which land when nobody can run
+        self.cluster_barrier = Barrier("barrier.cluster", 0)
+
+    def run(self, threads: list[Thread]) -> None:
+        self.ready.extend(reversed(threads) if self.reverse else threads)
+        alive = len(threads)
+        while alive:
+            if self.ready:
+                thread = self.ready.popleft()
+                thread.switch()
+                alive -= thread.dead
+            elif self.in_flight:
+                # copies overtake one another
+                land = self.in_flight.pop() if self.reverse else self.in_flight.popleft()
+                land(self)
+            else:
+                self.deadlock([thread for thread in threads if not thread.dead])
+        if self.in_flight:
+            raise RuntimeError(f"{len(self.in_flight)} copies are still under way when the blocks have ended")
+
+    def wait(self, event: Event) -> None:
+        """Called by a thread: let others run until `event` is fired."""
+        if not event.fired:
+            thread = current()
+            thread.waiting = event
+            event.waiters.append(thread)
+            self.host.switch()
+            thread.waiting = None
+
+    def fire(self, event: Event) -> None:
+        """Who waited goes first: a warp runs on as far as it can, and leaves the others behind."""
+        event.fired = True
+        self.ready.extendleft(event.waiters if self.reverse else reversed(event.waiters))
+
+    def pause(self) -> None:
+        """Called by a thread: let everybody else who can run go first."""
+        self.ready.append(current())
+        self.host.switch()
+
+    def deadlock(self, threads: list[Thread]) -> NoReturn:
+        waits: dict[str, list[int]] = {}
+        for thread in threads:
+            name = thread.waiting.name if thread.waiting else "nothing"
+            waits.setdefault(f"block {tuple(thread.block.index)} at {name}", []).append(thread.tid)
+        told = "; ".join(f"{place}: threads {_ranges(tids)}" for place, tids in waits.items())
+        raise Deadlock(f"{len(threads)} threads wait for ever: {told}")
+
+
+def _ranges(tids: Sequence[int]) -> str:
+    tids = sorted(tids)
+    return f"{tids[0]}..{tids[-1]}" if len(tids) > 4 else ", ".join(map(str, tids))
+
+
+def exchange(name: str, value: Any, mask: int) -> list[Any]:
+    """Meet the lanes of `mask` in this thread's warp; returns 32 values, those of absent lanes None."""
+    thread = current()
+    if not mask >> thread.lane & 1:
+        raise RuntimeError(f"{name}: lane {thread.lane} calls with a member mask {mask:#010x} that leaves it out")
+    meetings = thread.block.exchanges
+    key = (thread.warp, mask)
+    meeting = meetings.get(key)
+    if meeting is None:
+        for other_warp, other_mask in meetings:
+            if other_warp == thread.warp and other_mask & mask:
+                told = f"lane {thread.lane} brings mask {mask:#010x}, others wait with {other_mask:#010x}"
+                raise RuntimeError(f"{name}: {told}")
+        meeting = meetings[key] = Exchange(name, mask)
+    if meeting.name != name:
+        raise RuntimeError(f"lane {thread.lane} is at {name}, other lanes of its warp wait at {meeting.name}")
+    meeting.values[thread.lane] = value
+    meeting.missing &= ~(1 << thread.lane)
+    if meeting.missing:
+        thread.scheduler.wait(meeting.event)
+    else:
+        del meetings[key]
+        thread.scheduler.fire(meeting.event)
+    return meeting.values
