@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,30 @@ def test_ring(monkeypatch, name, config, dtype, backward):
         hold(name, backward, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
         hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "dtypes", "params"),
+    [
+        ("rms_norm", {"w": "bfloat16"}, {"offset": 1.0}),
+        ("rms_norm", {"w": "float32"}, {"offset": 1.0}),
+        ("rms_norm", {}, {}),
+        ("layer_norm", {"w": "float32", "b": "float32"}, {}),
+        ("layer_norm", {"w": "float32", "b": "bfloat16"}, {}),
+        ("layer_norm", {"w": "bfloat16"}, {}),
+        ("layer_norm", {"b": "float32"}, {}),
+    ],
+    ids=str,
+)
+def test_weights_that_wait_in_shared_memory(monkeypatch, name, dtypes, params, rows, order):
+    """A part of a block has no columns, and weights behind the row are not read."""
+    config = RingConfig(32, 2, rows, stages=2, cluster=2 if rows == 1 else 1, w_shared=True)
+    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
+    N = config.cluster * config.columns("bfloat16") - 40
+    shapes: dict[str, tuple[int, ...]] = {"x": (5, N), **dict.fromkeys(dtypes, (N,))}
+    case = Case("config", "bfloat16", shapes, params, dtypes=dtypes, seed=N)
+    check(OPERATORS[name], case, partial(getattr(dualops.cuda, name), kernel="sm90"), ways=("given",))
 
 
 @every_norm
