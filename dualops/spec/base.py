@@ -148,6 +148,12 @@ class Problem:
             metas[output.name] = ArrayMeta(shape, output.dtype(self), strides, like.device, 0)
         return metas
 
+    def nbytes(self, *names: str) -> int:
+        """Bytes of those of its arrays, results and gradients that it has, by name."""
+        results = [output for output in (*self.spec.outputs, *self.spec.gradients) if output.name in names]
+        metas = {**self.arrays, **self.outputs(results)}
+        return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
+
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={value}" for name, value in {**self.dims, **self.params}.items())
         return f"{self.spec.name}({self.dtype}, {sizes})"

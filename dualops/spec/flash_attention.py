@@ -27,7 +27,7 @@ from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, integer, optional
 from .lengths import check_ends
-from .meta import ArrayMeta, compute_dtype, itemsize
+from .meta import ArrayMeta, compute_dtype
 
 MAX_HEAD_DIM = 512
 
@@ -73,12 +73,6 @@ def visible_pairs(problem: Problem) -> int:
     return int(np.maximum(seen, 0).sum())
 
 
-def _nbytes(problem: Problem, *names: str) -> int:
-    """Bytes of some of the arrays and results that the problem has."""
-    metas = {**problem.arrays, **problem.outputs(), **problem.outputs(problem.spec.gradients)}
-    return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
-
-
 def _scores_flops(problem: Problem) -> int:
     return 2 * problem.B * problem.H * visible_pairs(problem)
 
@@ -86,14 +80,14 @@ def _scores_flops(problem: Problem) -> int:
 INPUT_NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "key_padding_mask")
 FORWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
-    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES),
-    bytes_written=lambda p: _nbytes(p, "o", "lse"),
+    bytes_read=lambda p: p.nbytes(*INPUT_NAMES),
+    bytes_written=lambda p: p.nbytes("o", "lse"),
 )
 BACKWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (3 * p.D + 2 * p.Dv),
-    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES, "o", "lse", "do", "dlse"),
-    bytes_written=lambda p: _nbytes(p, "dq", "dk", "dv", "dbias", "dsinks"),
-    extra_memory=lambda p: _nbytes(p, "lse"),  # delta
+    bytes_read=lambda p: p.nbytes(*INPUT_NAMES, "o", "lse", "do", "dlse"),
+    bytes_written=lambda p: p.nbytes("dq", "dk", "dv", "dbias", "dsinks"),
+    extra_memory=lambda p: p.nbytes("lse"),  # delta
 )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from .base import Case, Cost, Input, Output, Param, Problem, Role, Spec, Tag, standard_normal
 from .domains import finite
-from .meta import FLOATS, ArrayMeta, compute_dtype, itemsize
+from .meta import FLOATS, ArrayMeta, compute_dtype
 
 LISTS = ("params", "grads", "momenta", "master")  # of which a public function takes one array or a list
 
@@ -123,14 +123,10 @@ def check_apart(
 # --- the record ----------------------------------------------------------------------------------
 
 
-def _nbytes(metas: Mapping[str, ArrayMeta], *names: str) -> int:
-    return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
-
-
 def _read(problem: Problem) -> int:
     """params are not read where there is a master."""
     source = "master" if "master" in problem.arrays else "params"
-    return _nbytes(problem.arrays, source, "grads", "momenta")
+    return problem.nbytes(source, "grads", "momenta")
 
 
 def _result(name: str, **options: Any) -> Output:
@@ -231,7 +227,7 @@ SPEC = Spec(
     forward_cost=Cost(
         flops=lambda p: 10 * p.N,
         bytes_read=_read,
-        bytes_written=lambda p: _nbytes(p.outputs(), "new_params", "new_momenta", "new_master"),
+        bytes_written=lambda p: p.nbytes("new_params", "new_momenta", "new_master"),
     ),
     backward_cost=None,
     rounding="each operation in float32 (float64 for float64); p and m once more, to the dtypes they are kept in",

@@ -21,7 +21,7 @@ from typing import Any
 
 from .base import Case, Cost, Input, Output, Param, Problem, Role, Spec, Tag, standard_normal
 from .domains import boolean, one_of
-from .meta import FLOATS, ArrayMeta, itemsize
+from .meta import FLOATS, ArrayMeta
 
 ACTIVATIONS = ("relu", "gelu", "silu")
 PRECISIONS = ("tf32", "3xtf32")
@@ -69,14 +69,8 @@ def has_dz(problem: Problem) -> bool:
     return problem.activation is not None or "dpreactivation" in problem.arrays
 
 
-def _nbytes(problem: Problem, *names: str) -> int:
-    """Bytes of those of the arrays that the problem has."""
-    metas = [problem.arrays[name] for name in names if name in problem.arrays]
-    return sum(meta.size * itemsize(meta.dtype) for meta in metas)
-
-
 def _written(problem: Problem, outputs: tuple[Output, ...]) -> int:
-    return sum(meta.size * itemsize(meta.dtype) for meta in problem.outputs(outputs).values())
+    return problem.nbytes(*(output.name for output in outputs))
 
 
 def _product_flops(problem: Problem) -> int:
@@ -91,7 +85,7 @@ def _read_backward(problem: Problem) -> int:
     """dy, what dz takes beside it, and the factor that each wanted gradient needs."""
     factors = [other for name, other in (("a", "b"), ("b", "a")) if _wanted(problem, name)]
     slopes = ["preactivation"] * (problem.activation is not None)
-    return _nbytes(problem, "dy", "dpreactivation", *slopes, *factors)
+    return problem.nbytes("dy", "dpreactivation", *slopes, *factors)
 
 
 def _result(p: Problem) -> Shape:
@@ -229,7 +223,7 @@ SPEC = Spec(
     measure=measure,
     forward_cost=Cost(
         flops=_product_flops,
-        bytes_read=lambda p: _nbytes(p, "a", "b", "bias"),
+        bytes_read=lambda p: p.nbytes("a", "b", "bias"),
         bytes_written=lambda p: _written(p, OUTPUTS),
     ),
     backward_cost=Cost(

@@ -46,7 +46,7 @@ import numpy as np
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, integer, one_of, optional
 from .lengths import check_ends
-from .meta import ArrayMeta, compute_dtype, itemsize
+from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
 
 MAX_KEY_DIM, MAX_VALUE_DIM = 256, 512
@@ -178,23 +178,17 @@ def _flops(problem: Problem, keys: int, values: int, states: int) -> int:
     return 2 * heads * (pairs * (keys * p.D + values * p.Dv) + tokens * states * p.D * p.Dv)
 
 
-def _nbytes(problem: Problem, *names: str) -> int:
-    """Bytes of some of the arrays and results that the problem has."""
-    metas = {**problem.arrays, **problem.outputs(), **problem.outputs(problem.spec.gradients)}
-    return sum(metas[name].size * itemsize(metas[name].dtype) for name in names if name in metas)
-
-
 INPUT_NAMES = ("q", "k", "v", "cu_seqlens", "gamma", "mask", "initial_state", "initial_norm")
 # a state gets k^T v and gives q @ state; backward makes it again, and one of its gradient, which three products read
 FORWARD_COST = Cost(
     flops=lambda p: _flops(p, 1, 1, 2),
-    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES),
-    bytes_written=lambda p: _nbytes(p, "o", "state", "state_norm", "row_sum"),
+    bytes_read=lambda p: p.nbytes(*INPUT_NAMES),
+    bytes_written=lambda p: p.nbytes("o", "state", "state_norm", "row_sum"),
 )
 BACKWARD_COST = Cost(
     flops=lambda p: _flops(p, 3, 2, 5),
-    bytes_read=lambda p: _nbytes(p, *INPUT_NAMES, "do", "dstate", "dstate_norm", *_of_norm(p)),
-    bytes_written=lambda p: _nbytes(p, "dq", "dk", "dv", "dinitial_state", "dinitial_norm"),
+    bytes_read=lambda p: p.nbytes(*INPUT_NAMES, "do", "dstate", "dstate_norm", *_of_norm(p)),
+    bytes_written=lambda p: p.nbytes("dq", "dk", "dv", "dinitial_state", "dinitial_norm"),
 )
 
 
