@@ -53,7 +53,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     HAS_W, HAS_B, ARRAYS = variant.w is not None, variant.b is not None, 1 + variant.added
     KEPT_W, KEPT_B = HAS_W and not config.w_shared, HAS_B and not config.w_shared  # in registers
     shared = shared_weights(config, variant)
-    init_weights, clear_weights, copy_weights, wait_weights = shared.init, shared.clear, shared.copy, shared.wait
+    init_weights, copy_weights, wait_weights = shared.init, shared.copy, shared.wait
     recall_w, recall_b, (W_ELEMENT, B_ELEMENT) = shared.recall_w, shared.recall_b, shared.elements
     WARP_COLUMNS, LANE_PARTS = min(config.row_threads, 32) * vector, -(-PARTS // 32)
     RANK, ZERO, ONE = variant.rank, number(0), number(1)
@@ -88,7 +88,6 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             init_parts(bells)
             init_weights(weights_bell)
         clear(tiles, width, tid)
-        clear_weights(w_smem, b_smem, width, tid)
         start_cluster()
         first = i64(cuda.blockIdx.x // CLUSTER) * ROWS
         step = cuda.gridDim.x // CLUSTER * ROWS

@@ -109,13 +109,12 @@ def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
 class SharedWeights(NamedTuple):
     """How w and b of a block's columns come to shared memory, once, as they are, and from there to registers.
 
-    Where they are not wanted there, the verbs do nothing. For forward alone: backward reads w twice a row, and would be
-    15 % slower at 1024 and 4096 columns if it had to convert it each time.
+    Where they are not wanted there, the verbs do nothing; behind the row there is anything. For forward alone: backward
+    reads w twice a row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
     """
 
     elements: tuple[Any, Any]  # Numba types of the shared arrays w_smem and b_smem
     init: Callable[..., None]  # (bell): by one thread, before any other
-    clear: Callable[..., None]  # (w_smem, b_smem, width, tid): zeros behind the width columns, by all threads
     copy: Callable[..., None]  # (w_smem, b_smem, w, b, begin, width, bell): the columns from begin on, by one thread
     wait: Callable[..., None]  # (bell): until they are there
     # (frag, at, smem, column, offset): as many as a vector of x has, w + offset
@@ -128,7 +127,7 @@ def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     w, b = variant.w or variant.dtype, variant.b or variant.dtype
     WITH_W, WITH_B = config.w_shared and variant.w is not None, config.w_shared and variant.b is not None
     WANTED, W_SIZE, B_SIZE, HAS_OFFSET = WITH_W or WITH_B, itemsize(w), itemsize(b), not variant.centred
-    COLUMNS, THREADS, VECTOR = config.columns(variant.dtype), config.threads, storage(variant.dtype).vector
+    COLUMNS, VECTOR = config.columns(variant.dtype), storage(variant.dtype).vector
     W_FIRST = config.stages_bytes(variant) // W_SIZE
     B_FIRST = (config.stages_bytes(variant) + WITH_W * COLUMNS * W_SIZE) // B_SIZE
     load_w, W_VECTOR = storage(w).load_shared, storage(w).vector
@@ -138,15 +137,6 @@ def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     def init(bell):
         if WANTED:
             init_fetch(bell)
-
-    @verb
-    def clear(w_smem, b_smem, width, tid):
-        if WANTED:
-            for n in range(width + tid, COLUMNS, THREADS):
-                if WITH_W:
-                    w_smem[W_FIRST + n] = 0
-                if WITH_B:
-                    b_smem[B_FIRST + n] = 0
 
     @verb
     def copy(w_smem, b_smem, w, b, begin, width, bell):
@@ -178,4 +168,4 @@ def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
                 load_b(frag, at + c, smem, B_FIRST + column + c)
 
     elements = storage(w).element, storage(b).element
-    return SharedWeights(elements, init, clear, copy, wait, recall_w, recall_b)
+    return SharedWeights(elements, init, copy, wait, recall_w, recall_b)
