@@ -92,9 +92,7 @@ BACKWARD_RING = (
     RingConfig(16, 1, 16, 0, min_blocks=2),
     RingConfig(32, 1, 8, 0, min_blocks=2),
     RingConfig(32, 2, 8, 0, min_blocks=2),
-    RingConfig(
-        64, 2, 2, 8, min_blocks=3
-    ),  # 1024 columns: 0.78 to 0.80; four rows a block 0.77, a row's threads alone 0.76
+    RingConfig(64, 2, 2, 8, min_blocks=3),  # 1024: 0.78 to 0.80; four rows a block 0.77, a row's threads alone 0.76
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(128, 4, 2, 6),  # 4096: 0.89 to 0.92; 256 threads a row 0.88 to 0.91, without a ring 0.80
     *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4)),  # 16384: 0.93
@@ -104,7 +102,7 @@ CENTRED_BACKWARD_RING = (
     *BACKWARD_RING[:3],
     RingConfig(16, 4, 8, 2, min_blocks=2),
     RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024 columns: 0.82; as rms_norm 0.76
-    RingConfig(128, 2, 1, 4, min_blocks=3),
+    RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
     *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 16384: 0.94, 65536: 0.91
 )

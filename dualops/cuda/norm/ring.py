@@ -4,9 +4,9 @@ A block has `rows` rows at once, each shared by `row_threads` threads; or a clus
 `share` of its columns. A warp of its own copies sets of rows into a ring of stages (cp.async.bulk), as far ahead as
 there is room. w and b of a thread's columns stay in registers from row to row, or in shared memory (`w_shared`).
 
-    1  h = x + residual to registers, the stage is free again
+    1  h = x + residual to registers
     2  rms_norm: sum(h * h) of every warp. layer_norm: sum(h) of every warp, and the sum of (h - its own mean)^2
-    3  warps send theirs to every block of the cluster, and merge all of them              (st.async, one mbarrier)
+    3  the stage is free; warps send theirs to every block of the cluster, and merge all   (st.async, one mbarrier)
            mean = sum(sums) / N,  squares = sum(their squares + columns * (their mean - mean)^2)
     4  y = (h - mean) * rstd * (w + offset) + b
 

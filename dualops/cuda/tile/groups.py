@@ -23,9 +23,10 @@ from .storage import Access, access, storage
 
 @cache
 def group(dtype: str, count: int) -> Access:
-    """The verbs for `count` neighbours of a dtype: 1, as many as 16 bytes hold, or four of 16 bits. Loads pass L1.
+    """The verbs for `count` neighbours of a dtype: 1, as many as 16 bytes hold, or four of 16 bits.
 
-    Addresses must be multiples of the group's size. Raises ValueError for another count.
+    Loads of more than one pass L1. Addresses must be multiples of the group's size. Raises ValueError for another
+    count.
     """
     if count == 1:
         return access(dtype, False)

@@ -13,18 +13,16 @@ from tests.checks import check
 from tests.cuda.operators import cases_on_rungs
 
 ORDERS = ("forward", "reversed")
-TWICE = 8  # cases of a rung that are run in both orders; attention has more, which are like one another
 
 
 def in_orders(params: list[Any]) -> Iterator[Any]:
-    """float32 with threads forward and reversed; the other dtypes, whose source is the same, and the rest in turns."""
-    twice, once = Counter[Any](), Counter[Any]()
+    """float32 with threads forward and reversed; the other dtypes, whose source is the same, in turns of each rung."""
+    once = Counter[Any]()
     for param in params:
         direction, rung, case = param.values
-        of = direction.name, rung
-        both = case.dtype == "float32" and twice[of] < TWICE
-        (twice if both else once)[of] += 1
-        for order in ORDERS if both else (ORDERS[once[of] % 2],):
+        both = case.dtype == "float32"
+        once[direction.name, rung] += not both
+        for order in ORDERS if both else (ORDERS[once[direction.name, rung] % 2],):
             yield pytest.param(order, *param.values, id=f"{order}-{param.id}")
 
 
