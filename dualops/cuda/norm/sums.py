@@ -54,12 +54,12 @@ def partial_sums(
     HALVINGS = max(32 // row_threads, 1).bit_length() - 1  # groups of a warp meet by shuffles
     TURN_THREADS = max(row_threads, 32)
     TURNS, STEP = rows * row_threads // TURN_THREADS, row_threads * vector
-    ELEMENTS, SUMS, THREADS, ZERO = vector * vectors, sums, rows * row_threads, number(0)
+    ELEMENTS, SUMS, THREADS, ZERO, ALONE = vector * vectors, sums, rows * row_threads, number(0), row_threads >= 32
 
     @verb
     def write(partials, row, N, begin, width, frag, shared, tid, more):
         turn, lane = tid // TURN_THREADS, tid % ROW_THREADS
-        first_group = tid % TURN_THREADS < ROW_THREADS  # of a warp: all of them have the same sums by then
+        first_group = ALONE or tid % TURN_THREADS < ROW_THREADS  # of a warp: all of them have the same sums by then
         there = cuda.local.array(PART, number)
         for step in range(HALVINGS):
             for i in range(ELEMENTS):
