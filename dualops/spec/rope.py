@@ -13,8 +13,8 @@ at position s, or at positions[b, s] (positions[s]), which tables for positions 
 Tables of R columns are taken too: Hugging Face's, whose halves are alike, and of which the first one is read. Which of
 the two a table is follows from its width and R alone, so that no value has to be looked at: that is why rotating a part
 of D needs `dim`. Without it a table of both halves of D/2 dimensions has the width of one for all of D; it is found out
-where values are on the host, and not on a GPU. With interleaved pairs tables of R columns are refused: there they may as
-well have each column twice.
+where values are on the host, and not on a GPU. With interleaved pairs tables of R columns are refused: there they may
+as well have each column twice.
 
 rope_tables makes tables of R/2 columns: f_i = base ** (-2i / R), changed by a scaling (`rope_scaling`), in float64.
 """

@@ -125,8 +125,7 @@ def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None
     theta, name = told.get("rope_theta"), told.get("rope_type")
     if base is not None and theta is not None and base != theta:
         raise ValueError(f"{op}: base is {base}, scaling has rope_theta {theta}, expected one of them, or the same")
-    if base is None:
-        base = 10000.0 if theta is None else theta
+    number: float = next(given for given in (base, theta, 10000.0) if given is not None)
     R = int(dim * told.get("partial_rotary_factor", 1.0))
     if R % 2 or not 2 <= R <= dim:
         factor = told["partial_rotary_factor"]
@@ -134,14 +133,14 @@ def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None
             f"{op}: scaling has partial_rotary_factor {factor}, of dim={dim} that is R={R}, "
             f"expected an even number from 2 to {dim}"
         )
-    if name == "yarn" and base <= 1:
-        raise ValueError(f"{op}: base is {base}, expected more than 1 for yarn")
+    if name == "yarn" and number <= 1:
+        raise ValueError(f"{op}: base is {number}, expected more than 1 for yarn")
     if name == "dynamic":
         if R == 2:
             raise ValueError(f"{op}: R is 2, expected 4 or more for dynamic")
         longer = max(told["seq_len"] / told["max_position_embeddings"], 1.0)
-        base *= (told["factor"] * longer - (told["factor"] - 1)) ** (R / (R - 2))
-    return base, R
+        number *= (told["factor"] * longer - (told["factor"] - 1)) ** (R / (R - 2))
+    return number, R
 
 
 def yarn_range(R: int, base: float, told: Mapping[str, Any]) -> tuple[float, float]:
