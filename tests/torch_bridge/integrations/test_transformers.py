@@ -110,7 +110,9 @@ LENGTHS = (4, 1, 6)
 
 def alone(model: Any, rows: Tensor, **options: Any) -> Tensor:
     """Logits of each sequence by itself, in the places that they have when packed."""
-    return torch.cat([torch.cat([model(part[None], **options).logits[0] for part in row.split(LENGTHS)]) for row in rows])
+    return torch.cat(
+        [torch.cat([model(part[None], **options).logits[0] for part in row.split(LENGTHS)]) for row in rows]
+    )
 
 
 def positions(device: str) -> Tensor:

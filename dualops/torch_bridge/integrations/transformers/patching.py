@@ -268,9 +268,7 @@ def _with_rotation(function: Any) -> Callable[..., Any]:
 
 def _same_rotation(theirs: Any, like: dict[str, Any], called: tuple[str, ...]) -> bool:
     one, two = _plain(theirs), _plain(like[ROTATION])
-    return _same_code(one, two) and all(
-        _same_code(one.__globals__.get(name), two.__globals__[name]) for name in called
-    )
+    return _same_code(one, two) and all(_same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
 
 
 def _plain(function: Any) -> Any:
