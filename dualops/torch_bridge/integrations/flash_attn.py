@@ -1,7 +1,9 @@
-"""flash-attn's functions on dualops' kernels: `from dualops.torch_bridge.integrations.flash_attn import flash_attn_func`.
+"""flash-attn's functions on dualops' kernels.
+
+    from dualops.torch_bridge.integrations.flash_attn import flash_attn_func
 
 Arguments, their order and their defaults are those of flash-attn 2; tensors are [B, S, H, D], of which the kernels read
-[B, H, S, D] views: nothing is copied. float32 and float64 work too, and so do CPU tensors (in NumPy, to be compared with).
+[B, H, S, D] views: nothing is copied. float32 and float64 work too, and CPU tensors, in NumPy, to be compared with.
 Gradients are deterministic always. What there is no kernel for raises NotImplementedError, which names the argument.
 """
 
@@ -33,8 +35,8 @@ def flash_attn_func(
 ) -> Any:
     """Attention of q [B, Sq, H, D] to k [B, Sk, Hkv, D] and v [B, Sk, Hkv, Dv]: [B, Sq, H, Dv], differentiable once.
 
-    causal and window_size (left, right; -1 is unbounded) count from the last key: query i stands at i + Sk - Sq. softcap
-    0 is none. alibi_slopes [H] float32. return_attn_probs, without dropout: (out, lse [B, H, Sq], None).
+    causal and window_size (left, right; -1 is unbounded) count from the last key: query i stands at i + Sk - Sq.
+    softcap 0 is none. alibi_slopes [H] float32. return_attn_probs, without dropout: (out, lse [B, H, Sq], None).
     """
     op = "flash_attn_func"
     options = _options(op, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
@@ -98,9 +100,9 @@ def flash_attn_with_kvcache(
     """Attention of q [B, Sq, H, D] to a cache [B, Smax, Hkv, D], of which each batch has so many keys; no gradient.
 
     cache_seqlens: keys that are there, a number or [B] of int32, all of them if None; it is not written to. k and v
-    [B, Snew, Hkv, D] are written into the cache behind them, in place, first; then causal and window_size count from the
+    [B, Snew, Hkv, D] are first written into the cache behind them, in place; causal and window_size then count from the
     last of these. rotary_cos, rotary_sin [Smax, R/2]: k is rotated by its position, and so is q, from cache_seqlens on
-    if causal or in a window, else at cache_seqlens throughout. num_splits: taken, and of no effect on the result.
+    if causal or in a window, else at cache_seqlens throughout. num_splits is taken and changes nothing.
 
     Where cache_seqlens is a tensor nothing waits for it; more than one causal or windowed query then needs a mask of
     [B, Sq, Smax]. return_softmax_lse: (out, lse [B, H, Sq]).

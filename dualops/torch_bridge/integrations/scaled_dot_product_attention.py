@@ -3,8 +3,8 @@
     from dualops.torch_bridge.integrations.scaled_dot_product_attention import scaled_dot_product_attention
 
 takes the arguments of `torch.nn.functional.scaled_dot_product_attention`, and gives what that gives. With torch 2.13 or
-newer, torch's own function can be told to use dualops wherever it would use its flash kernel (CUDA, float16 and bfloat16,
-no mask), in compiled code and in context_parallel's ring too:
+newer, torch's own function can be told to use dualops wherever it would use its flash kernel (CUDA, float16 and
+bfloat16, no mask), in compiled code and in context_parallel's ring too:
 
     from dualops.torch_bridge.integrations.scaled_dot_product_attention import register
     register()
@@ -41,10 +41,10 @@ def scaled_dot_product_attention(
     query [..., H, Sq, D], key [..., Hkv, Sk, D], value [..., Hkv, Sk, Dv], with any number of axes from 2 on, of which
     those before the last two broadcast; with enable_gqa H is a multiple of Hkv. attn_mask broadcasts to
     [..., H, Sq, Sk]: of bool (True is seen), or added to the scores. is_causal: query i sees keys up to i, wherever the
-    keys end. scale None: 1 / sqrt(D). dropout_p: always applied, as torch does. A query that sees nothing gives 0.
+    keys end. scale None: 1 / sqrt(D). dropout_p is always applied, as by torch. A query that sees nothing gives 0.
 
-    Returns [..., H, Sq, Dv] of query's dtype. Dropout draws other numbers than torch's. Errors and the rest are those of
-    `dualops.torch_bridge.flash_attention`; ValueError for attn_mask together with is_causal.
+    Returns [..., H, Sq, Dv] of query's dtype. Dropout draws other numbers than torch's. ValueError for attn_mask together
+    with is_causal; other errors, and all else, are those of `dualops.torch_bridge.flash_attention`.
 
     >>> import torch
     >>> x = torch.zeros(1, 2, 4)
@@ -114,7 +114,7 @@ def _mask(mask: Tensor, batches: tuple[int, ...], shape: tuple[int, ...], dtype:
 
 
 def register() -> None:
-    """Let `torch.nn.attention.activate_flash_attention_impl` know dualops. Raises NotImplementedError before torch 2.13."""
+    """Let torch.nn.attention.activate_flash_attention_impl know dualops; NotImplementedError before torch 2.13."""
     there = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if there is None:
         raise NotImplementedError(f"{NAME}: torch {torch.__version__} has no register of flash kernels, expected 2.13")
@@ -178,5 +178,6 @@ def _backward(
     seed = philox_seed.view(torch.int64)[0] if dropout_p else None
     arrays = (query, key, value, out, logsumexp, _readable(grad_out), None, None, None, None, None, seed)
     params = (scale, None, None, "top_left" if is_causal else False, None, None, dropout_p)
-    dq, dk, dv, *_ = _operator.backward.run(*arrays, *params, False)  # no bias, and no gradient of one
+    gradient: Any = _operator.backward
+    dq, dk, dv, *_ = gradient.run(*arrays, *params, False)  # no bias, and no gradient of one
     return dq, dk, dv

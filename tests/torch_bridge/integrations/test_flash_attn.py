@@ -23,7 +23,7 @@ def drawn(*shape: int, device: str, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
-def qkv(Sq: int, Sk: int, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def qkv(Sq: int, Sk: int, device: str) -> Any:
     q, k, v = (
         drawn(B, S, heads, D, device=device, seed=i) for i, (S, heads) in enumerate([(Sq, H), (Sk, HKV), (Sk, HKV)])
     )
@@ -84,7 +84,7 @@ def same(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("lengths", [(6, 6), (3, 7)])
 def test_flash_attn_func(lengths: tuple[int, int], options: dict[str, Any], device: str) -> None:
-    leaves = [x.requires_grad_() for x in qkv(*lengths, device)]
+    leaves: Any = [x.requires_grad_() for x in qkv(*lengths, device)]
     options = on(device, options)
     found, expected = flash_attn_func(*leaves, **options), truth(*leaves, **options)
     same(found, expected)
@@ -99,10 +99,10 @@ def test_flash_attn_varlen_func(options: dict[str, Any], device: str) -> None:
     lengths_q, lengths_k = (3, 1, 4), (5, 2, 4)
     q = drawn(sum(lengths_q), H, D, device=device)
     k, v = (drawn(sum(lengths_k), HKV, D, device=device, seed=i) for i in (1, 2))
-    ends = [
+    ends_q, ends_k = (
         torch.tensor([0, *torch.tensor(n).cumsum(0)], dtype=torch.int32, device=device) for n in (lengths_q, lengths_k)
-    ]
-    found = flash_attn_varlen_func(q, k, v, *ends, max(lengths_q), max(lengths_k), **options)
+    )
+    found = flash_attn_varlen_func(q, k, v, ends_q, ends_k, max(lengths_q), max(lengths_k), **options)
     parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k), strict=True)
     same(found, torch.cat([truth(*(x[None] for x in part), **options)[0] for part in parts]))
 
@@ -125,9 +125,9 @@ def test_logsumexp(device: str) -> None:
     scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(2, 2)) * D**-0.5
     same(lse, scores.logsumexp(-1))
     assert nothing is None
-    flat = [x.flatten(0, 1) for x in (q, k, v)]
-    ends = [torch.tensor([0, n, 2 * n], dtype=torch.int32, device=device) for n in (4, 6)]
-    packed, lse_packed, _ = flash_attn_varlen_func(*flat, *ends, 4, 6, return_attn_probs=True)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    ends_q, ends_k = (torch.tensor([0, n, 2 * n], dtype=torch.int32, device=device) for n in (4, 6))
+    packed, lse_packed, _ = flash_attn_varlen_func(q, k, v, ends_q, ends_k, 4, 6, return_attn_probs=True)
     same(packed, found.flatten(0, 1))
     same(lse_packed, lse.transpose(0, 1).flatten(1))
 
@@ -240,11 +240,12 @@ def test_what_is_not_implemented_is_named(device: str) -> None:
 
 def test_wrong_calls(device: str) -> None:
     q, k, v = qkv(3, 5, device)
-    for more, told in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"k": k}, "one of k and v is given, expected both or none"),
         ({"rotary_cos": k, "rotary_sin": k}, "rotary_cos is given, expected rotary_sin, k and v too"),
         ({"k": k, "v": v, "cache_seqlens": 1}, r"k_cache has room for 5 keys, expected 1 \+ 5"),
-    ):
+    ]
+    for more, told in wrong:
         before = k.clone()
         with pytest.raises(ValueError, match=told):
             flash_attn_with_kvcache(q, k, v, **more)

@@ -150,7 +150,8 @@ def test_a_rotation_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match=r"^patch: model is a Linear, expected a transformers.PreTrainedModel$"):
         patch(nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]
-    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40, attn_implementation="eager"))
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=40))
+    gpt2.set_attn_implementation("eager")
     unchanged(gpt2, ValueError, "patch: GPT2LMHeadModel has no RMSNorm, expected rms_norm=False")
     unchanged(
         gpt2, ValueError, "patch: GPT2LMHeadModel has no apply_rotary_pos_emb, expected rope=False", rms_norm=False
@@ -169,7 +170,7 @@ def test_what_cannot_be_patched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_patching_twice_and_undoing_twice() -> None:
     made = model("llama")
     undo = patch(made)
-    with pytest.raises(RuntimeError, match="^patch: LlamaForCausalLM is patched already"):
+    with pytest.raises(RuntimeError, match=r"^patch: LlamaForCausalLM is patched already"):
         patch(made)
     with pytest.raises(NotImplementedError, match=r"patch: .* \(LlamaRMSNorm\) has had its forward replaced"):
         patch(made.model)

@@ -21,15 +21,16 @@ def drawn(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float64, 
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
 
 
-def qkv(device: str, *, q: tuple[int, ...], k: tuple[int, ...], Dv: int | None = None) -> list[Tensor]:
+def qkv(device: str, *, q: tuple[int, ...], k: tuple[int, ...], Dv: int | None = None) -> Any:
     shapes = q, k, (*k[:-1], Dv or k[-1])
     return [drawn(*shape, device=device, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
 
 
-def both(tensors: list[Tensor], mask: Tensor | None = None, **options: Any) -> None:
+def both(tensors: Any, mask: Tensor | None = None, **options: Any) -> None:
     """Results and gradients are torch's."""
     leaves = [*tensors, *([mask] if mask is not None and mask.requires_grad else [])]
-    found, expected = (f(*tensors, mask, **options) for f in (scaled_dot_product_attention, torchs))
+    q, k, v = tensors
+    found, expected = (function(q, k, v, mask, **options) for function in (scaled_dot_product_attention, torchs))
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     incoming = drawn(*found.shape, device=found.device.type, seed=9)
@@ -202,5 +203,5 @@ def test_the_switch(device: str) -> None:
 
 @pytest.mark.skipif(SWITCH, reason="torch has one")
 def test_an_older_torch_has_no_switch() -> None:
-    with pytest.raises(NotImplementedError, match="has no register of flash kernels, expected 2.13"):
+    with pytest.raises(NotImplementedError, match=r"has no register of flash kernels, expected 2\.13"):
         module.register()

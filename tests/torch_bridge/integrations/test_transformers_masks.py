@@ -76,7 +76,7 @@ def test_every_form(
         function = masking_utils.sliding_window_causal_mask_function(window)
     told: dict[str, Any] = {"batch_size": B, "q_length": Sq, "kv_length": Sk, "kv_offset": kv_offset}
     told |= {"mask_function": function, "attention_mask": kept}
-    visible = masking_utils.sdpa_mask(**told, q_offset=q_offset, allow_is_causal_skip=False)
+    visible: Any = masking_utils.sdpa_mask(**told, q_offset=q_offset, allow_is_causal_skip=False)
     q, k, v = qkv(Sq, Sk)
     expected = truth(q, k, v, visible)
     for offset in (q_offset, torch.tensor(q_offset)):  # static caches have it on the device
@@ -98,7 +98,7 @@ def test_every_form(
 def test_no_mask_is_made_where_none_is_needed() -> None:
     """What is cheap: nothing, lengths and padding of [B, Sk]; and a dense mask only where there is no other way."""
     ones = torch.ones(B, 6).bool()
-    plain = {"batch_size": B, "q_length": 6, "kv_length": 6}
+    plain: dict[str, Any] = {"batch_size": B, "q_length": 6, "kv_length": 6}
     assert masks.attention_mask(**plain) is None
 
     def shape(**more: Any) -> tuple[int, ...]:
@@ -180,7 +180,7 @@ def test_looking_both_ways() -> None:
     own = config("llama", is_causal=False)
     register()
     own._attn_implementation = "dualops"
-    made = masking_utils.create_causal_mask(
+    made: Any = masking_utils.create_causal_mask(
         config=own, inputs_embeds=torch.zeros(B, 8, 0), attention_mask=None, past_key_values=None
     )
     assert made is None

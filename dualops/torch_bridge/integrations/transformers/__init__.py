@@ -8,8 +8,8 @@
     ...                         # train, generate, compile
     undo()                      # the model as it was
 
-`patch` changes the model that it is given and no other one. `register` makes attention alone known to transformers, under
-the name "dualops": `model.set_attn_implementation("dualops")`, or `attn_implementation="dualops"` when a model is loaded.
+`patch` changes the model that it is given and no other one. `register` makes attention alone known to transformers, as
+"dualops": `model.set_attn_implementation("dualops")`, or `attn_implementation="dualops"` when a model is loaded.
 
 Tried with Llama, Mistral, Qwen3, Gemma 2 and 3 and GPT-OSS. Attention is for any model that goes through transformers'
 AttentionInterface; norms and rotary embeddings for any whose code for them is that of one of these. Anything else is

@@ -52,27 +52,28 @@ def attention(
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}
     if s_aux is not None:
         options["sinks"] = s_aux if s_aux.dtype is torch.float32 else s_aux.to(query.dtype)
-    mask, longest = attention_mask, (query.shape[2], key.shape[2])
-    given = cu_seq_lens_q is not None or cu_seq_lens_k is not None
-    if mask is not None and not given:
-        sliding_window = _window(module, mask, sliding_window)
-    if mask is not None and mask.ndim == 3:
-        keys = mask.shape[1] * mask.shape[2]
-        key, value = key[:, :, :keys], value[:, :, :keys]
-    if given:
-        mask = _given_ends(module, mask, cu_seq_lens_q, cu_seq_lens_k)
+    mask, ends, longest = attention_mask, None, (query.shape[2], key.shape[2])
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        ends = _given_ends(module, mask, cu_seq_lens_q, cu_seq_lens_k)
         longest = _longest(query, key, max_length_q, max_length_k)
-    elif causal and (mask is None or mask.dtype is torch.uint8):
-        mask = _by_positions(position_ids, query, key, sliding_window)
+    else:
+        if mask is not None:
+            sliding_window = _window(module, mask, sliding_window)
+            if mask.ndim == 3:
+                keys = mask.shape[1] * mask.shape[2]
+                key, value = key[:, :, :keys], value[:, :, :keys]
+        if causal and (mask is None or mask.dtype is torch.uint8):
+            mask = _by_positions(position_ids, query, key, sliding_window)
+        if mask is not None and mask.dtype is torch.int32:
+            ends = mask.flatten(), mask.flatten()
     if causal and sliding_window is not None:
         options["window"] = (sliding_window - 1, None)
-    if mask is not None and mask.dtype is torch.int32:
+    if ends is not None:
         if position_bias is not None:
             raise NotImplementedError(f"{_name(module)}: position_bias with packed sequences is not implemented")
-        ends = mask.flatten(), (mask.flatten() if cu_seq_lens_k is None else cu_seq_lens_k.to(torch.int32))
         return _packed(query, key, value, ends, longest, causal=causal, **options), None
     if mask is not None and mask.ndim == 4:
-        causal, options["window"] = False, None
+        causal, options["window"] = False, None  # the mask says it all
         options |= _complete(mask, query, key)
     elif mask is not None and mask.shape[0]:
         options["key_padding_mask"] = mask.flatten(1)
@@ -104,7 +105,7 @@ def _is_causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
 
 def _window(module: torch.nn.Module, mask: Tensor, sliding_window: int | None) -> int | None:
     """The layer's window, if the mask says that it cuts something off."""
-    if mask.ndim == 4 or mask.shape[-1] != 1 and mask.ndim != 2:
+    if mask.ndim == 4 or (mask.ndim == 3 and mask.shape[2] > 1) or mask.ndim == 1:
         return None  # it is in the mask, or cuts nothing off
     if sliding_window is None:
         raise NotImplementedError(
@@ -125,12 +126,12 @@ def _complete(mask: Tensor, query: Tensor, key: Tensor) -> dict[str, Tensor]:
 
 def _given_ends(
     module: torch.nn.Module, mask: Tensor | None, cu_seq_lens_q: Tensor | None, cu_seq_lens_k: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
         raise ValueError(f"{_name(module)}: one of cu_seq_lens_q and cu_seq_lens_k is given, expected both or none")
     if mask is not None and mask.dtype is torch.bool and mask.ndim == 3 and mask.shape[0]:
         raise ValueError(f"{_name(module)}: cu_seq_lens_q is given, and padding; expected one of them")
-    return cu_seq_lens_q.to(torch.int32)
+    return cu_seq_lens_q.to(torch.int32), cu_seq_lens_k.to(torch.int32)
 
 
 def _longest(query: Tensor, key: Tensor, max_length_q: Any, max_length_k: Any) -> tuple[int, int]:

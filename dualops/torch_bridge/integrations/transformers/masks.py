@@ -1,4 +1,4 @@
-"""The mask function: what transformers knows about who sees whom, in a form that attention can use without a dense mask.
+"""The mask function: what transformers knows of who sees whom, in a form that attention can use without a dense mask.
 
 transformers calls it once for each kind of layers in a forward, and hands what it returns to `attention.attention`
 through the model, which does not look at it. It has to be a tensor or None, so the form is told by dtype and axes:
@@ -83,7 +83,7 @@ def attention_mask(
         )
         return visible
 
-    end = kv_length
+    end: int | None = kv_length
     windowed = False
     packed: Tensor | None = None
     if mask_function is bidirectional_mask_function:
@@ -91,7 +91,7 @@ def attention_mask(
     else:
         end = _keys_so_far(q_length, q_offset, kv_offset, tracing)
         known = allow_is_causal_skip and mask_function is causal_mask_function
-        if allow_is_causal_skip and _is_window(local_size, config):
+        if allow_is_causal_skip and local_size is not None and _is_window(local_size, config):
             known, windowed = True, local_size < (kv_length if end is None else end)
         elif not known and not tracing:
             packed, windowed = _packed(mask_function)
@@ -121,10 +121,10 @@ def _keys_so_far(q_length: int, q_offset: int | Tensor, kv_offset: int, tracing:
     return q_offset + q_length - kv_offset
 
 
-def _is_window(local_size: int | None, config: Any) -> bool:
-    """Whether a local size is that of a sliding window. The other kind is chunks, and transformers does not say which."""
+def _is_window(local_size: int, config: Any) -> bool:
+    """Whether a local size is that of a sliding window: transformers gives chunks under the same name."""
     chunked = getattr(config, "attention_chunk_size", None) is not None
-    return local_size is not None and local_size == getattr(config, "sliding_window", None) and not chunked
+    return local_size == getattr(config, "sliding_window", None) and not chunked
 
 
 def _kept(attention_mask: Tensor, kv_length: int, kv_offset: int) -> Tensor:
@@ -152,11 +152,11 @@ def _parts(mask_function: MaskFunction) -> Iterator[Any]:
     if mask_function is causal_mask_function or getattr(mask_function, "__code__", None) in (_PACKED, _WINDOW):
         yield mask_function
         return
+    code, cells = getattr(mask_function, "__code__", None), getattr(mask_function, "__closure__", None) or ()
     inside: dict[str, Any] = {}
-    if getattr(mask_function, "__closure__", None):
-        names = mask_function.__code__.co_freevars
-        inside = {name: cell.cell_contents for name, cell in zip(names, mask_function.__closure__)}
-    if mask_function.__code__ is _BOTH:
+    if code is not None:
+        inside = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells)}
+    if code is _BOTH:
         parts = inside["mask_functions"]
     elif inside.keys() == {"mask_function", "position_ids"}:  # the same by positions within each sequence
         parts = (inside["mask_function"],)

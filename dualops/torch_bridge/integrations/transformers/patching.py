@@ -1,4 +1,4 @@
-"""`patch`: one model, its modules given other forwards of their own. Classes and modules of transformers stay untouched.
+"""`patch`: the modules of one model are given forwards of their own; transformers' classes stay untouched.
 
 Models of transformers are copies of one another, so what code stands for is told by comparing it: a norm is Llama's if
 its forward has the instructions of LlamaRMSNorm.forward. A forward that rotates calls the function
@@ -86,15 +86,15 @@ class Patch:
 def patch(model: PreTrainedModel, attention: bool = True, rms_norm: bool = True, rope: bool = True) -> Patch:
     """Let a model of transformers run on dualops' operators. Returns the undo, to be called or used as a context.
 
-    attention: flash_attention, as `model.set_attn_implementation("dualops")`; the model gets a copy of its config, which
-    another model may share. rms_norm: every RMSNorm; rope: every rotation by `apply_rotary_pos_emb`. Weights, buffers and
-    state dict stay what they are, and gradients go to the same parameters. Norms keep their dtypes but round once, where
-    Llama's round before the weight too. Patch a model before it is compiled or wrapped. A copy of a patched model is
-    patched, with an undo of its own (`copy.deepcopy`); one read from a pickle has its own norms and rotations again.
+    attention: flash_attention, as by `model.set_attn_implementation("dualops")`; the model gets a copy of its config,
+    which another model may share. rms_norm: every RMSNorm; rope: every rotation by `apply_rotary_pos_emb`. Parameters,
+    buffers and state dict stay what they are. Norms keep their dtypes but round once, where Llama's round before the
+    weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and has an
+    undo of its own, `copied._dualops_patch`; a pickle holds the norms and rotations that the model came with.
 
-    Raises TypeError for what is no model of transformers, RuntimeError for one that is patched already, ValueError where
-    there is nothing to patch, and NotImplementedError, by name, for a module that computes something else than those of
-    the models named in the package's docstring. Then nothing has been changed.
+    Raises TypeError for what is no model of transformers, RuntimeError for one that is patched already, ValueError
+    where there is nothing to patch, and NotImplementedError, by name, for a module that computes something else than
+    those of the models named in the package's docstring. Then nothing has been changed.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
