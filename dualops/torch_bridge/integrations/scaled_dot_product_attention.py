@@ -43,8 +43,8 @@ def scaled_dot_product_attention(
     [..., H, Sq, Sk]: of bool (True is seen), or added to the scores. is_causal: query i sees keys up to i, wherever the
     keys end. scale None: 1 / sqrt(D). dropout_p is always applied, as by torch. A query that sees nothing gives 0.
 
-    Returns [..., H, Sq, Dv] of query's dtype. Dropout draws other numbers than torch's. ValueError for attn_mask together
-    with is_causal; other errors, and all else, are those of `dualops.torch_bridge.flash_attention`.
+    Returns [..., H, Sq, Dv] of query's dtype. Dropout draws other numbers than torch's. ValueError for attn_mask with
+    is_causal; other errors, and all else, are those of `dualops.torch_bridge.flash_attention`.
 
     >>> import torch
     >>> x = torch.zeros(1, 2, 4)
