@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
-    """Tiny models: threads that wait for one another cost more than all the rest, on a busy machine ten times as much."""
+    """Tiny models: threads that wait for one another cost more than all the rest, ten times on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
