@@ -20,8 +20,9 @@ from dualops.spec import OPERATORS
 ROOT = Path(__file__).parent.parent
 NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
-HOST = ("dualops.cuda.backend", "dualops.cuda.device", "dualops.cuda.arrays", "dualops.cuda.compile")
-HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.launch")
+SIZES = "dualops.cuda.sizes"
+HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
+HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.plans", "dualops.cuda.launch")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ LAW = (
     Row("dualops.reference.*", (SPEC,), NUMBERS),
     # the road to the GPU, from the bottom up
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
-    Row(BACKEND, (SIMULATOR,), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
+    Row(SIZES, (), ()),
+    Row(BACKEND, (SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
     # `intrinsic` and libdevice are how an instruction is declared; all else of numba.cuda comes from the backend
     Row(
         PTX,
@@ -58,10 +60,12 @@ LAW = (
     ),
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:2]), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
-    Row("dualops.cuda.step", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step"), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
+    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4]), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
+    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
     Row("dualops.cuda.offline", (SPEC, *HOST_OF_OPERATORS), ()),
     *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),

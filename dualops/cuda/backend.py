@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
 
 from . import simulator
+from .sizes import concrete
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when it is imported
 
@@ -90,7 +91,11 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
         told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
         return replace(build(*args, **options), identity=f"{build.__module__}.{build.__name__}({told})")
 
-    return built
+    @wraps(build)
+    def of_numbers(*args: Any, **options: Any) -> Kernel:
+        return built(*concrete(args), **{name: concrete(value) for name, value in options.items()})
+
+    return of_numbers
 
 
 def where() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,16 @@ def integer(value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
         raise TypeError("expected an integer")
     return value.__index__()
+
+
+def length(value: Any) -> Any:
+    """A size: an integer of 0 or more. What only stands for an integer, in a traced call, stays what it is."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        raise TypeError("expected an integer")
+    if value < 0:
+        raise ValueError("expected 0 or more")
+    is_number = isinstance(value, Integral) or hasattr(value, "dtype")  # an array without axes
+    return value.__index__() if is_number else value
 
 
 def finite(value: Any) -> float:

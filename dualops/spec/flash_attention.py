@@ -25,7 +25,7 @@ import numpy as np
 from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, integer, optional
+from .domains import boolean, finite, length, optional
 from .lengths import check_ends
 from .meta import ArrayMeta, compute_dtype
 
@@ -101,12 +101,6 @@ def _params(options: tuple[Option, ...]) -> tuple[Param, ...]:
         *(param for option in options for param in option.params),
         Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
     )
-
-
-def _length(value: Any) -> int:
-    if (number := integer(value)) < 0:
-        raise ValueError("expected 0 or more")
-    return number
 
 
 def _gradient(name: str, **options: Any) -> Output:
@@ -193,7 +187,7 @@ SPEC_VARLEN = Spec(
         ("H", "total_q"),
         OPTIONS_VARLEN,
         tuple(Input(f"cu_seqlens_{side}", ("B+1",), ("int32",), role=Role.OTHER) for side in ("q", "k")),
-        tuple(Param(f"max_seqlen_{side}", None, _length, "of the longest sequence, or more") for side in ("q", "k")),
+        tuple(Param(f"max_seqlen_{side}", None, length, "of the longest sequence, or more") for side in ("q", "k")),
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,

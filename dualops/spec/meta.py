@@ -61,6 +61,13 @@ def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]
     return tuple(strides)
 
 
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to one past the last in memory (strides are not negative)."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
 class ArrayMeta(NamedTuple):
     """All that a spec and a launch need to know of an array; never its values."""
 
@@ -88,9 +95,7 @@ class ArrayMeta(NamedTuple):
     @property
     def extent(self) -> int:
         """Elements from the first to one past the last in memory (strides are not negative)."""
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return extent(self.shape, self.strides)
 
     @property
     def is_dense(self) -> bool:

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, integer, one_of, optional
+from .domains import boolean, finite, length, one_of, optional
 from .lengths import check_ends
 from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
@@ -213,12 +213,6 @@ def _state(name: str, axes: tuple[str, ...]) -> Input:
     return Input(name, axes, optional=True, contiguous_last=True, role=Role.STATISTIC)
 
 
-def _length(value: Any) -> int:
-    if (number := integer(value)) < 0:
-        raise ValueError("expected 0 or more")
-    return number
-
-
 STATE, NORM = ("B", "H", "D", "Dv"), ("B", "H", "D")
 _NORMALIZE = "'signed' divides o by max(1, |sum of s|), 'abs' by max(1, sum of |s|) without a gradient through it"
 
@@ -327,7 +321,7 @@ SPEC_VARLEN = Spec(
         (),
         (Input("cu_seqlens", ("B+1",), ("int32",), role=Role.OTHER),),
         (
-            Param("max_seqlen", None, _length, "of the longest sequence, or more"),
+            Param("max_seqlen", None, length, "of the longest sequence, or more"),
             Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
             Param("normalize", None, one_of(None, "signed"), _NORMALIZE.partition(", 'abs'")[0]),
         ),
