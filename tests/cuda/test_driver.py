@@ -106,9 +106,16 @@ def test_another_gpu_is_current_for_a_while(fake):
     assert driver.away(0) is None
     other = driver.away(1)
     assert other is not None
-    with pytest.raises(KeyError), other:
-        assert fake.current() == 1001
-        raise KeyError
+    seen = []
+
+    def fails() -> None:
+        with other:
+            seen.append(fake.current())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert seen == [1001]
     assert fake.current() == 1000
 
 
