@@ -31,7 +31,7 @@ from .comparison import commit
 from .tree import ROOT
 
 Call = Callable[[], object]
-BATCHES, CALLS = 15, 400
+BATCHES, CALLS = 60, 100  # a queue of the GPU holds a thousand launches: a batch must not fill it
 LENGTHS = 400  # that were never seen
 
 

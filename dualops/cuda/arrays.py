@@ -18,7 +18,7 @@ import numpy as np
 from ..spec import ArrayMeta
 from ..spec.meta import contiguous_strides, extent, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
-from .driver import device_of_address
+from .driver import current_device, device_of_address
 
 NUMBERS = (int, float)  # on the host, as a launch passes them on
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -77,6 +77,10 @@ class Adapter(Protocol):
         """Devices and lazy negation, which `layouts` has too: of many arrays the different ones."""
         ...
 
+    def current_device(self) -> int:
+        """The GPU that is current in this thread, if any is."""
+        ...
+
 
 class TorchAdapter:
     """torch tensors; allocation and the current stream are torch's."""
@@ -87,9 +91,10 @@ class TorchAdapter:
         self.names = {getattr(torch, name): name for name in names}
         self.dtypes = {name: dtype for dtype, name in self.names.items()}
         self.device_names: dict[Any, str] = {}
-        # what torch.cuda.current_stream ends in, several microseconds sooner
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        # what torch.cuda.current_stream and current_device end in, several microseconds sooner
+        raw, current = getattr(torch._C, "_cuda_getCurrentRawStream", None), getattr(torch._C, "_cuda_getDevice", None)
         self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+        self.current_device = current or torch.cuda.current_device
         self.pointer = torch.Tensor.data_ptr
 
     def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
@@ -135,7 +140,18 @@ class TorchAdapter:
         return frozenset(map(tensor.get_device, arrays)), frozenset(map(tensor.is_neg, arrays))
 
     def allocator(self, dtype: str, device: str) -> Allocator:
-        return partial(self.torch.empty_strided, dtype=self.dtypes[dtype], device=self.torch.device(device))
+        kind = self.dtypes[dtype]
+        allocate = partial(self.torch.empty_strided, dtype=kind, device=self.torch.device(device))
+        quick = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
+        quick = getattr(quick, "_empty_strided_cuda", None)  # what compiled functions call: it costs half
+        if quick is None:
+            return allocate
+        deterministic = self.torch._C._get_deterministic_algorithms  # then torch fills what it allocates
+
+        def allocate_quickly(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            return allocate(shape, strides) if deterministic() else quick(shape, strides, kind)
+
+        return allocate_quickly
 
     def stream(self, array: Any) -> int:
         return self.raw_stream(array.get_device())
@@ -195,6 +211,9 @@ class InterfaceAdapter:
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass  # Numba's memory is freed when the device is done with everything
+
+    def current_device(self) -> int:
+        return current_device()
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
@@ -266,6 +285,9 @@ class NumpyAdapter:
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass
+
+    def current_device(self) -> int:
+        return 0
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))

@@ -99,7 +99,7 @@ class Operation:
                 self._keep(key, plan)
         elif SIMULATED:
             self._check_values(plan, arrays)
-        elsewhere = away(plan.device_index)
+        elsewhere = away(plan.device_index, plan.adapter.current_device)
         if elsewhere is None:
             results = plan.run(everything, pointers, given, stream)
         else:

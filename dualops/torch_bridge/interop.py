@@ -149,7 +149,7 @@ class Direction:
             return self.dispatch(*self.checked(args))
         if not (watched() or transformed()) and (found := plain(args[: self.count])) is not None:
             if found.requires_grad and torch.is_grad_enabled():
-                return self.recorded(*args)
+                return self.recorded(args[self.count :], *args[: self.count])
             return self.compute(args, found.on_gpu)
         args = self.checked(args)
         try:
@@ -175,7 +175,7 @@ class Direction:
             if self.autocast is not None:
                 self.library.impl(self.name, self.cast_and_call(key.lower()), f"Autocast{key}")
         self.rule = autograd.rules(self, backward) if backward else autograd.refusal(self.name)
-        keep, differentiate = self.rule
+        keep, differentiate = self.rule.keep, self.differentiate
         qualified = f"{self.library.ns}::{self.name}"
         torch.library.register_fake(qualified, self.decoded(self.fake), lib=self.library)
         torch.library.register_vmap(qualified, self.vmap_decoded, lib=self.library)
@@ -189,7 +189,9 @@ class Direction:
         methods = {"forward": self, "setup_context": keep, "backward": differentiate, "vmap": partial(self.vmap, self)}
         self.function = _function(self.name, methods)
         # past what torch.autograd.Function.apply does for torch.func, which is not at work there
-        recorded = _function(self.name, {"forward": self.compute_and_keep, "backward": differentiate})
+        recorded = _function(
+            self.name, {"forward": self.compute_and_keep, "backward": self.differentiate_what_was_recorded}
+        )
         self.recorded: Callable[..., Any] = getattr(super(torch.autograd.Function, recorded), "apply")  # noqa: B009
 
     @cached_property
@@ -244,11 +246,22 @@ class Direction:
             _as_numpy(result)[...] = values
         return results
 
-    def compute_and_keep(self, ctx: Any, *args: Any) -> Any:
-        """`compute`, and what backward needs of it."""
+    def compute_and_keep(self, ctx: Any, params: tuple[Any, ...], *tensors: Any) -> Any:
+        """`compute`, and what backward needs of it. To torch, all parameters are one: each argument costs."""
+        args = tensors + params
         results = self.compute(args, self.on_gpu(args))
         self.rule.keep(ctx, args, results)
         return results
+
+    def differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of inputs and parameters, of which these have none."""
+        wants = ctx.needs_input_grad
+        found = self.rule.differentiate(ctx, wants[: self.count], gradients)
+        return (*found, *[None] * (len(wants) - self.count))
+
+    def differentiate_what_was_recorded(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The same, in the order in which `compute_and_keep` has them."""
+        return (None, *self.rule.differentiate(ctx, ctx.needs_input_grad[1:], gradients))
 
     def run(self, *args: Any) -> Any:
         """`compute` for the dispatcher, whose operators have all their results."""
