@@ -37,7 +37,7 @@ def main() -> None:
 
     def projections_alone(x: torch.Tensor) -> torch.Tensor:
         """What of a block is torch's, so that its own beginnings are not counted."""
-        q, k, v = heads(x @ query) * cos.repeat(1, 2), heads(x @ key), heads(x @ value)
+        q, k, v = (heads(x @ query) * cos.repeat(1, 2)).bfloat16(), heads(x @ key), heads(x @ value)
         x = (q + k.repeat(1, HEADS // KEY_HEADS, 1, 1) + v.repeat(1, HEADS // KEY_HEADS, 1, 1)).transpose(1, 2)
         h = x.flatten(2) @ output * norms[0] + norms[1]
         return x.flatten(2) + (torch.nn.functional.silu(h @ gate) * (h @ up)) @ down

@@ -28,7 +28,7 @@ from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes
 
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
 MOST_FAMILIES = 32  # of calls that differ in sizes alone
-WRONG_ARRAYS = (KeyError, TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
+WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
 
 
 class Operation:
@@ -84,7 +84,8 @@ class Operation:
             out = given[0] if len(given) == 1 else given
         everything = arrays if given is None else (*arrays, *given)
         try:
-            layouts, pointers = ADAPTERS[type(arrays[0])].layouts(everything)
+            adapter = ADAPTERS.get(type(arrays[0])) or adapter_of(arrays[0], self.op, self.inputs[0])
+            layouts, pointers = adapter.layouts(everything)
             # 1, 1.0 and True are equal and not the same parameter, so their types count too
             key = (type(arrays[0]), layouts, given is None, params, *map(type, params), kernel)
             plan = self.plans.get(key)
@@ -160,14 +161,17 @@ class Operation:
         layouts: tuple[Any, ...] | None,
     ) -> Plan:
         """Of a family that knows such calls, or of a new one. layouts: of the arrays, if they have any."""
-        if not SIMULATED:
-            devices.require()
-        lengths = [name for name, place in self.lengths.items() if type(params[place]) is int and params[place] >= 0]
         families: list[Family] = []
+        lengths: list[str] = []
+        if self.lengths:
+            lengths = [name for name, at in self.lengths.items() if type(params[at]) is int and params[at] >= 0]
         if layouts is not None:
             adapter = ADAPTERS[type(arrays[0])]
-            sizes, kinds = sizes_of(layouts, [params[self.lengths[name]] for name in lengths])
-            others = tuple(None if name in lengths else value for name, value in zip(self.defaults, params))
+            sizes, kinds = sizes_of(layouts)
+            others = params
+            if lengths:
+                sizes += [params[self.lengths[name]] for name in lengths]
+                others = tuple([None if name in lengths else value for name, value in zip(self.defaults, params)])
             kind = (kinds, out is None, others, *map(type, params), kernel)
             families = self.families.setdefault(kind, families)
             known = partial(self._known_call, adapter, layouts, params, kernel)
@@ -176,6 +180,8 @@ class Operation:
                     if SIMULATED:
                         self._check_values(plan, arrays)
                     return plan
+        if not SIMULATED:
+            devices.require()
         adapter, call = self._call(arrays, params, out, kernel)
         family = self._family(call, lengths, adapter)
         families.insert(0, family)

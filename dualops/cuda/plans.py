@@ -62,18 +62,18 @@ class Call(NamedTuple):
         return [*chain.from_iterable((*m.shape, *m.strides) for m in metas), *(self.params[name] for name in lengths)]
 
 
-def sizes_of(layouts: Iterable[Any], lengths: Iterable[int]) -> tuple[list[int], Hashable]:
-    """All that plans of one family may differ in, shapes, strides and lengths, and the rest of `Adapter.layouts`."""
+def sizes_of(layouts: Iterable[Any]) -> tuple[list[int], tuple[Hashable, ...]]:
+    """Shapes and strides, in which plans of one family may differ, and the rest of `Adapter.layouts`."""
     sizes: list[int] = []
     kinds: list[Hashable] = []
     for layout in layouts:
         if type(layout) is tuple:
-            shape, strides, *rest = layout
+            shape = layout[0]
             sizes += shape
-            sizes += strides
-            layout = (len(shape), *rest)
+            sizes += layout[1]
+            kinds.append(len(shape))
+            layout = layout[2:]
         kinds.append(layout)
-    sizes += lengths
     return sizes, tuple(kinds)
 
 

@@ -64,19 +64,20 @@ class Launcher:
         self.typed = [(i, cast) for i, cast in enumerate(self.casts) if cast is not int]
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
-        """The step's grid and arguments, these without their tuples; of a traced call they are sizes."""
+        """The step's grid and arguments, these without their tuples; of a traced call some are sizes."""
         blocks, *rest = self.step.grid
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
         args = [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
         for i, cast in self.typed:
             args[i] = args[i] if isinstance(args[i], Size) else cast(args[i])
+        self.untyped = [(i, cast) for i, cast in self.typed if isinstance(args[i], Size)]
         return (blocks // self.step.kernel.cluster, *rest), args
 
     def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
         launch, config, function = self.launch, self.config(grid=grid, **self.options), self.function
         places, typed_places = self.places, self.typed_places
-        for i, cast in self.typed:
+        for i, cast in self.untyped:
             args[i] = cast(args[i])
 
         def run(pointers: Sequence[int], handle: int) -> None:
