@@ -8,7 +8,7 @@ NumPy arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..spec import ArrayMeta
-from ..spec.meta import contiguous_strides, itemsize, numpy_dtype
+from ..spec.meta import check_plain, contiguous_strides, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -128,6 +128,11 @@ class TorchAdapter:
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
 
 
+def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
+    return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
+
+
 # dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
 _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat16"}
 
@@ -137,18 +142,16 @@ class InterfaceAdapter:
 
     def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         faces = [array.__cuda_array_interface__ for array in arrays]
-        return tuple(
-            [(f["shape"], f.get("strides"), f["typestr"], _ordinal(p), p & 15) for f, p in zip(faces, pointers)]
-        )
+        return tuple([(*_seen(face), _ordinal(pointer), pointer & 15) for face, pointer in zip(faces, pointers)])
 
     def meta(self, array: Any) -> ArrayMeta:
         interface = array.__cuda_array_interface__
-        shape, address = tuple(interface["shape"]), interface["data"][0]
+        shape, (address, read_only) = tuple(interface["shape"]), interface["data"]
         dtype = _TYPESTR.get(interface["typestr"]) or np.dtype(interface["typestr"]).name
         size = np.dtype(interface["typestr"]).itemsize
         strides = interface.get("strides")
         elements = contiguous_strides(shape) if strides is None else tuple(stride // size for stride in strides)
-        return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address)
+        return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address, read_only)
 
     def pointer(self, array: Any) -> int:
         return array.__cuda_array_interface__["data"][0]
@@ -172,7 +175,7 @@ class InterfaceAdapter:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)),)
+        return ((_seen(array.__cuda_array_interface__) for array in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return frozenset(map(_ordinal, pointers))
@@ -211,7 +214,7 @@ class NumpyAdapter:
     """NumPy arrays, in the simulator. Results are born with all bits set, so that what is not written shows as NaN."""
 
     def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        return tuple([(a.shape, a.strides, a.dtype, p & 15) for a, p in zip(arrays, pointers)])
+        return tuple([(*shape, pointer & 15) for shape, pointer in zip(*self.shapes(arrays), pointers)])
 
     def meta(self, array: Any) -> ArrayMeta:
         return ArrayMeta.of_numpy(array)
@@ -242,7 +245,7 @@ class NumpyAdapter:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((a.shape, a.strides, a.dtype) for a in arrays),)
+        return (((type(a), a.shape, a.strides, a.dtype, a.flags.writeable) for a in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return ()
@@ -262,6 +265,7 @@ def adapter_of(array: Any, op: str, name: str) -> Adapter:
 def _find(array: Any, op: str, name: str) -> Adapter:
     if SIMULATED:
         if isinstance(array, np.ndarray):
+            check_plain(array, op, name)
             return NumpyAdapter()
         raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")

@@ -69,6 +69,7 @@ class ArrayMeta(NamedTuple):
     strides: tuple[int, ...]  # in elements
     device: str  # "cpu", "cuda:0", "meta" ...
     pointer: int | float  # address of element 0; 0 if there is none; of a number on the host its value
+    read_only: bool = False  # whether its library forbids to write to it: no array for a result
 
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
@@ -79,7 +80,7 @@ class ArrayMeta(NamedTuple):
             )
         strides = tuple(stride // array.itemsize for stride in array.strides)
         dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
-        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
+        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data, not array.flags.writeable)
 
     @property
     def size(self) -> int:
@@ -122,6 +123,17 @@ class ArrayMeta(NamedTuple):
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
         return self.extent * itemsize(self.dtype)
+
+
+def check_plain(array: np.ndarray, op: str, name: str) -> None:
+    """Raise TypeError for an array whose type gives arithmetic a meaning of its own: np.matrix, a masked array."""
+    kind = type(array)
+    if kind is np.ndarray or kind is np.memmap:
+        return
+    maker = "its method filled" if isinstance(array, np.ma.MaskedArray) else "np.asarray"
+    raise TypeError(
+        f"{op}: {name} is a {kind.__module__}.{kind.__qualname__}, expected a plain numpy.ndarray, as {maker} makes one"
+    )
 
 
 def take_turns(one: ArrayMeta, other: ArrayMeta) -> bool:
