@@ -101,12 +101,14 @@ class Plan:
 
     def run(self, arrays: Sequence[Any], pointers: Sequence[int], stream: Any) -> None:
         """Launch on all arrays, results last, whose addresses are `pointers`."""
+        handle = None if stream is None else stream_of(self.op, stream)
         workspace = [allocate() for allocate in self.workspace]
         if SIMULATED:
             for launch in self.launches:
                 launch([*arrays, *workspace])
             return
-        handle = self.adapter.stream(arrays[0]) if stream is None else handle_of(stream)
+        if handle is None:
+            handle = self.adapter.stream(arrays[0])
         if workspace:
             pointers = [*pointers, *map(self.adapter.pointer, workspace)]
             if stream is not None:
@@ -347,6 +349,19 @@ def device_of(op: str, name: str, meta: ArrayMeta) -> Device:
     if kind != "cuda":
         raise TypeError(f"{op}: {name} is on {meta.device}, expected an array on a GPU")
     return devices.at(int(index or 0))
+
+
+def stream_of(op: str, stream: Any) -> int:
+    """The handle of a stream that the caller gave; 0 in the simulator, where there is one. Raises TypeError, naming the
+    operator, for what is no stream.
+    """
+    if SIMULATED and type(stream).__module__.startswith("numba.cuda.simulator"):  # Numba's own stand-in has no handle
+        return 0
+    try:
+        handle = handle_of(stream)
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}") from None
+    return 0 if SIMULATED else handle
 
 
 def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:

@@ -24,8 +24,8 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..arrays import Adapter, adapter_of
 from ..backend import SIMULATED
-from ..launch import Operation, device_of, on_host
-from ..step import handle_of, is_capturing
+from ..launch import Operation, device_of, on_host, stream_of
+from ..step import is_capturing
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
 from .tables import Group, Place, Streams, Tables
@@ -154,7 +154,7 @@ class ListOperation:
             known = None
         bound = known.bound if known else self._bound(call, kind, adapter.origins(arrays, pointers), arrays)
         home = 0 if SIMULATED else adapter.stream(arrays[0])
-        handle = home if stream is None or SIMULATED else handle_of(stream)
+        handle = home if stream is None else stream_of(self.op, stream)
         streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
         if known is None or not known.tables.are_written(streams):
             addresses = np.array(pointers, np.int64)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import cuda as numba_cuda
 
 import dualops.cuda
 from dualops import reference
@@ -122,3 +123,40 @@ def test_rope_in_place_writes_nothing_where_it_may_not(locked, no_more_launches)
     with pytest.raises(ValueError, match=f"^rope: out {locked}_rotated is read-only"):
         dualops.cuda.rope(**arrays, cos=tables, sin=tables, inplace=True)
     assert all((array == 1).all() for array in arrays.values())
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+@every_direction
+def test_a_stream_that_is_none_is_refused_as_on_a_gpu(direction, no_more_launches):
+    case, arrays = small(direction)
+    no_more_launches()
+    for stream in ("default", 1.0, [0]):
+        told = rf"^{direction.name}: stream is a {type(stream).__name__}, expected an integer or a stream object$"
+        with pytest.raises(TypeError, match=told):
+            call(direction.function(), direction.inputs, arrays, **case.params, stream=stream)
+
+
+def test_lists_refuse_a_stream_that_is_none(forgotten, no_more_launches):
+    params, grads, momenta = ([np.ones(9, np.float32)] for _ in range(3))
+    no_more_launches()
+    with pytest.raises(TypeError, match=r"^lion: stream is a str, expected an integer or a stream object$"):
+        dualops.cuda.lion(params, grads, momenta, lr=0.5, stream="default")
+    assert params[0].tolist() == [1.0] * 9
+
+
+class Handle:
+    """A stream as libraries show one."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 7
+
+
+@pytest.mark.parametrize("stream", [0, 1, Handle(), numba_cuda.stream()], ids=["0", "1", "protocol", "Numba's"])
+def test_any_stream_is_good_in_the_simulator(stream, forgotten):
+    x = np.ones((2, 3), np.float32)
+    assert dualops.cuda.softmax(x, stream=stream).tobytes() == dualops.cuda.softmax(x).tobytes()
+    lists = [[np.ones(9, np.float32)] for _ in range(3)]
+    dualops.cuda.lion(*lists, lr=0.5, stream=stream)
+    assert lists[0][0].tolist() == [0.5] * 9
