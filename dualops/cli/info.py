@@ -1,4 +1,6 @@
-"""What dualops would run with here: versions, device, measured ceilings, the cache of compiled kernels."""
+"""What dualops would run with here: versions, driver, device or what is missing for one, measured ceilings, and the
+cache of compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from .place import choose
+from ..machine import ask_driver, missing
+from .place import SWITCH, choose, is_switched
 from .report import size
 
-HELP = "versions, device, ceilings, cache"
+HELP = "versions, driver, device or what is missing for one, ceilings, cache"
 
 PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch")
 
@@ -44,10 +47,13 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def device() -> Iterator[tuple[str, str]]:
-    """Where kernels run, and on a GPU what it can do."""
+    """Where kernels run, what a GPU can do, or what is missing for one."""
+    asked = is_switched()  # which `choose` sets
     place = choose("auto")
+    yield "driver", str(ask_driver())
     if place != "gpu":
-        yield "device", "no GPU: kernels run in the simulator"
+        yield "device", f"the simulator: {SWITCH} is set" if asked else "the simulator: kernels can't run on a GPU here"
+        yield from (("missing", told) for told in missing())
         return
     gpu = import_module("dualops.cuda.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"

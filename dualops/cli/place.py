@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 
+from ..machine import missing
 from .errors import CommandError
 
 SWITCH = "NUMBA_ENABLE_CUDASIM"
@@ -19,13 +20,11 @@ def choose(wanted: str) -> str:
     """
     if wanted == "reference":
         return wanted
-    switch = os.environ.get(SWITCH, "0") != "0"
-    if wanted == "gpu" and not gpu_answers():
-        raise CommandError(
-            "no GPU answers: it takes an NVIDIA driver and `pip install dualops[cu13]` (or [cu12]); "
-            "--where simulator and --where reference need neither"
-        )
-    simulate = wanted == "simulator" or (wanted == "auto" and (switch or not gpu_answers()))
+    simulate = wanted == "simulator" or (wanted == "auto" and is_switched())
+    if not simulate and (told := missing()):
+        if wanted == "gpu":
+            raise CommandError(f"{' '.join(told)} --where simulator and --where reference need no GPU.")
+        simulate = True
     os.environ[SWITCH] = str(int(simulate))
     backend = import_module("dualops.cuda.backend")
     if simulate != backend.SIMULATED:
@@ -33,19 +32,6 @@ def choose(wanted: str) -> str:
     return "simulator" if simulate else "gpu"
 
 
-def gpu_answers() -> bool:
-    """Whether the driver knows a GPU and numba-cuda can use it.
-
-    `dualops.cuda.backend.where` answers the same, but importing it imports Numba, which then has read its switch.
-    """
-    try:
-        driver = import_module("cuda.bindings.driver")
-    except ImportError:
-        return False
-    try:
-        if driver.cuInit(0)[0] != driver.CUresult.CUDA_SUCCESS:
-            return False
-    except RuntimeError:  # no driver library on this machine
-        return False
-    error, count = driver.cuDeviceGetCount()
-    return error == driver.CUresult.CUDA_SUCCESS and count > 0
+def is_switched() -> bool:
+    """Whether the environment asks for the simulator."""
+    return os.environ.get(SWITCH, "0") != "0"

@@ -161,14 +161,15 @@ def test_too_slow_for_the_simulator(run, simulator, tmp_path):
 
 
 def test_no_gpu(run, monkeypatch):
-    monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: False)
-    refused(run("demo", "--where", "gpu"), "no GPU answers", "--where simulator", "--where reference")
+    monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "There is no numba-cuda."))
+    told = "There is no driver. There is no numba-cuda. --where simulator and --where reference need no GPU."
+    refused(run("demo", "--where", "gpu"), told)
 
 
 def test_numba_switched_otherwise_before(run, simulator):
     simulator()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualops.cli.place.gpu_answers", lambda: True)
+        patch.setattr("dualops.cli.place.missing", tuple)
         refused(run("demo", "--where", "gpu"), "start a new process")
 
 

@@ -64,7 +64,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
-    monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: True)
+    monkeypatch.setattr("dualops.cli.place.missing", tuple)
     made = Host(operators.calls)
     monkeypatch.setattr(gpu, "library", lambda: made)
     return made
