@@ -99,8 +99,8 @@ def _of_packages(driver: Driver) -> str:
     told = f"{' and '.join(absent[:2])} {'are' if len(absent) > 1 else 'is'} not installed"
     if not driver.found:
         older = f"with a driver older than {FIRST_DRIVERS[NEWEST]} cu{OLDEST} in place of cu{NEWEST}"
-        return f"{told}: {_command(NEWEST)} ({older})."
-    return f"{told}: {_command(max(OLDEST, min(NEWEST, driver.major)))}."
+        return f"{told}: {install_command(NEWEST)} ({older})."
+    return f"{told}: {install_command(max(OLDEST, min(NEWEST, driver.major)))}."
 
 
 def _of_versions(driver: Driver) -> str:
@@ -111,7 +111,7 @@ def _of_versions(driver: Driver) -> str:
     needs = f"update it to {FIRST_DRIVERS.get(wheels, FIRST_DRIVERS[OLDEST])} or newer"
     if not wheels:
         return f"The NVIDIA driver is too old: it knows {driver}, dualops needs CUDA {OLDEST}: {needs}."
-    other = f", or {_command(driver.major)}" if driver.major >= OLDEST else ""
+    other = f", or {install_command(driver.major)}" if driver.major >= OLDEST else ""
     return f"The NVIDIA driver is too old: it knows {driver}, the packages are for CUDA {wheels}: {needs}{other}."
 
 
@@ -130,8 +130,8 @@ def _major_of_packages() -> int:
         return 0
 
 
-def _command(major: int) -> str:
-    """What installs the packages of an extra beside this dualops, wherever that came from."""
+def install_command(major: int) -> str:
+    """The pip command for the packages of the extra cu12 or cu13, beside this dualops, wherever that came from."""
     extra = f"cu{major}"
     try:
         every = metadata.requires("dualops") or []

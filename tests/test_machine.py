@@ -128,7 +128,7 @@ def test_no_packages(here, version, extra):
     """Of the extra that the driver knows."""
     here.packages()
     here.driver(Library(version))
-    assert only() == f"numba-cuda and cuda-core are not installed: {machine._command(int(extra[2:]))}."
+    assert only() == f"numba-cuda and cuda-core are not installed: {machine.install_command(int(extra[2:]))}."
     assert f"numba-cuda[{extra}]" in only() or f"[{extra}]'" in only()
 
 
@@ -151,13 +151,13 @@ def test_neither_driver_nor_packages(here):
 def test_a_driver_that_is_too_old(here):
     here.driver(Library(12040))
     told = "The NVIDIA driver is too old: it knows CUDA 12.4, the packages are for CUDA 13: update it to 580 or newer"
-    assert only() == f"{told}, or {machine._command(12)}."
+    assert only() == f"{told}, or {machine.install_command(12)}."
     here.driver(Library(11080))
     told = "The NVIDIA driver is too old: it knows CUDA 11.8, the packages are for CUDA 13: update it to 580 or newer."
     assert only() == told
     here.packages()
     told = "The NVIDIA driver is too old: it knows CUDA 11.8, dualops needs CUDA 12: update it to 525 or newer."
-    assert missing() == (f"numba-cuda and cuda-core are not installed: {machine._command(12)}.", told)
+    assert missing() == (f"numba-cuda and cuda-core are not installed: {machine.install_command(12)}.", told)
 
 
 def test_a_newer_driver_than_the_packages_need(here):
@@ -168,7 +168,7 @@ def test_a_newer_driver_than_the_packages_need(here):
 def test_the_command_has_what_the_extra_asks_for(monkeypatch):
     wanted = ["numpy>=2", 'numba-cuda[cu13]<0.31,>=0.30; extra == "cu13"', 'numba-cuda[cu12]; extra == "cu12"']
     monkeypatch.setattr(machine.metadata, "requires", lambda name: wanted)
-    assert machine._command(13) == "pip install 'numba-cuda[cu13]<0.31,>=0.30'"
+    assert machine.install_command(13) == "pip install 'numba-cuda[cu13]<0.31,>=0.30'"
 
 
 def test_the_command_names_a_clone_that_is_not_installed(monkeypatch):
@@ -178,7 +178,7 @@ def test_the_command_names_a_clone_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(machine.metadata, "requires", requires)
     root = Path(machine.__file__).parents[1]
     assert (root / "pyproject.toml").exists()
-    assert machine._command(12) == f"pip install '{root}[cu12]'"
+    assert machine.install_command(12) == f"pip install '{root}[cu12]'"
 
 
 def test_every_extra_that_is_named_is_there():
