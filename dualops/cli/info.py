@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..machine import ask_driver, missing
-from .place import SWITCH, choose, is_switched
+from ..machine import ask_driver
+from .place import SWITCH, choose
 from .report import size
 
 HELP = "versions, driver, device or what is missing for one, ceilings, cache"
@@ -48,12 +48,12 @@ def versions() -> Iterator[tuple[str, str]]:
 
 def device() -> Iterator[tuple[str, str]]:
     """Where kernels run, what a GPU can do, or what is missing for one."""
-    asked = is_switched()  # which `choose` sets
     place = choose("auto")
     yield "driver", str(ask_driver())
-    if place != "gpu":
-        yield "device", f"the simulator: {SWITCH} is set" if asked else "the simulator: kernels can't run on a GPU here"
-        yield from (("missing", told) for told in missing())
+    if place.name != "gpu":
+        reason = "kernels can't run on a GPU here" if place.missing else f"{SWITCH} is set"
+        yield "device", f"the simulator: {reason}"
+        yield from (("missing", told) for told in place.missing)
         return
     gpu = import_module("dualops.cuda.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"

@@ -1,4 +1,4 @@
-"""The demo: exit codes, what the table says, what it refuses."""
+"""The demo: exit codes, what its lines and its table say, what it refuses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,55 @@ from dualops import reference
 from dualops.cli.problems import tasks
 from dualops.spec import OPERATORS
 
+LINE = r"(\w+) +(\d+) of \2 within tolerance, worst at \d+ % of allowed"
 
-def test_every_operator_is_shown_with_its_errors(run):
-    code, out, err = run("demo", "--where", "reference")
+
+def test_a_line_an_operator_and_one_for_the_whole(run, simulator):
+    simulator()
+    code, out, _ = run("demo")
+    assert code == 0
+    *told, last = out.splitlines()
+    assert max(map(len, out.splitlines())) <= 80
+    found = [re.fullmatch(LINE, line) for line in told]
+    assert [match and match[1] for match in found] == list(OPERATORS)
+    assert len({match.start(2) for match in found if match}) == 1  # one below another
+    counts = {match[1]: int(match[2]) for match in found if match}
+    assert counts["softmax"] == 2 * 2 * len(OPERATORS["softmax"].rungs)  # two dtypes, forward and gradient
+    total = sum(counts.values())
+    assert re.fullmatch(rf"{total} of {total} within tolerance, in the simulator, \d+ s\. Details: --verbose", last)
+
+
+def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
+    simulator()
+    words = ("demo", "rope_tables", "--dtype", "float32")
+    told = "dualops demo: kernels run in the simulator. There is no driver.\n"
+    assert run(*words)[2].startswith(told)
+    assert run(*words, "--where", "simulator")[2].startswith("[1/")
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    assert run(*words)[2].startswith("[1/")
+
+
+def test_what_is_not_checked_is_told_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
+    simulator()
+    words = ("demo", "softmax", "--kernel", "simt", "--dtype", "float32")
+    code, out, _ = run(*words, "--no-check")
+    assert code == 0
+    assert re.fullmatch(r"softmax  1 not checked\n1 not checked, in the simulator, \d+ s\. Details: --verbose\n", out)
+    monkeypatch.setattr("dualops.cli.demo.CHECK_LIMIT", 0)
+    out = run(*words)[1]
+    assert "\nsoftmax was not checked: the reference needs about 0 s, --check insists\n" in out
+    assert run(*words, "--check")[1].startswith("softmax  1 of 1 within tolerance, worst at ")
+
+
+def test_a_gradient_alone_has_a_line_of_its_own(run, simulator):
+    simulator()
+    code, out, _ = run("demo", "softmax_backward", "--dtype", "float32")
+    count = len(OPERATORS["softmax"].rungs)
+    assert code == 0 and out.startswith(f"softmax_backward  {count} of {count} within tolerance, worst at ")
+
+
+def test_verbose_shows_every_operator_with_its_errors(run):
+    code, out, err = run("demo", "--where", "reference", "--verbose")
     assert code == 0
     for name, task in tasks().items():
         for dtype in ("float32",) if task.spec.parent else ("float32", "bfloat16"):
@@ -27,7 +73,7 @@ def test_every_operator_is_shown_with_its_errors(run):
 
 def test_simulator_runs_every_rung(run, simulator):
     simulator()
-    code, out, _ = run("demo", "softmax", "--dtype", "float32")
+    code, out, _ = run("demo", "softmax", "--dtype", "float32", "-v")
     assert code == 0
     assert out.index("naive") < out.index("simt")
     assert "simulator" in out
@@ -35,7 +81,7 @@ def test_simulator_runs_every_rung(run, simulator):
 
 def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(run, simulator):
     simulator()
-    code, out, _ = run("demo")
+    code, out, _ = run("demo", "--verbose")
     assert code == 0
     shown = re.findall(r"^ *(\w+) +simulator", out, re.MULTILINE)
     assert list(dict.fromkeys(shown)) == list(tasks())
@@ -59,7 +105,7 @@ def test_the_reference_runs_once_for_all_rungs(run, simulator, monkeypatch):
 
 def test_one_rung_can_be_forced(run, simulator):
     simulator()
-    code, out, _ = run("demo", "softmax", "--kernel", "simt")
+    code, out, _ = run("demo", "softmax", "--kernel", "simt", "--verbose")
     assert code == 0 and "simt" in out and "naive" not in out
 
 
@@ -70,9 +116,18 @@ def test_error_over_its_tolerance_is_exit_code_1(run, simulator):
         return x
 
     simulator(one_element_off)
-    code, out, _ = run("demo", "softmax", "--dtype", "float32")
-    assert code == 1
-    assert "FAILS" in out and "over its tolerance: softmax, " in out and "worst at (0, 7)" in out
+    for verbose in ((), ("--verbose",)):
+        code, out, _ = run("demo", "softmax", "--dtype", "float32", *verbose)
+        assert code == 1
+        first, *told = out.splitlines()
+        rungs = OPERATORS["softmax"].rungs
+        count = len(rungs)
+        assert first == f"softmax  {count} of {count} OVER TOLERANCE, worst at > 999 % of allowed"
+        failures = [line for line in told if line.startswith("over its tolerance: softmax, ")]
+        for rung, line in zip(rungs, failures, strict=True):  # in full, whatever was asked for
+            assert f", {rung}: y: max error " in line and "worst at (0, 7)" in line
+        assert told[-1].startswith(f"{count} of {count} OVER TOLERANCE, in the simulator, ")
+        assert ("FAILS" in out) == bool(verbose)
 
 
 def test_unwritten_result_is_exit_code_1(run, simulator):
