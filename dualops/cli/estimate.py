@@ -48,7 +48,9 @@ def run_seconds(job: Job, place: str, checked: bool) -> float:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would use: "40 s", "12 min", "3 h", "2 days"."""
+    """In the unit that a person would use: "0.3 s", "40 s", "12 min", "3 h", "2 days"."""
+    if seconds < 1:
+        return f"{max(seconds, 0.1):.1f} s"
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

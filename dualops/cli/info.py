@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..machine import ask_driver
 from .place import SWITCH, choose
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     made.add_column(style="bold")
     made.add_column(overflow="fold")
     for name, value in (*versions(), *device(), *cache()):
-        made.add_row(name, value)
+        made.add_row(name, Text(value))  # brackets in it are its own
     Console(soft_wrap=True).print(made)
     return 0
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ def test_a_line_an_operator_and_one_for_the_whole(run, simulator):
     counts = {match[1]: int(match[2]) for match in found if match}
     assert counts["softmax"] == 2 * 2 * len(OPERATORS["softmax"].rungs)  # two dtypes, forward and gradient
     total = sum(counts.values())
-    assert re.fullmatch(rf"{total} of {total} within tolerance, in the simulator, \d+ s\. Details: --verbose", last)
+    assert re.fullmatch(rf"{total} of {total} within tolerance, in the simulator, [\d.]+ s\. Details: --verbose", last)
 
 
 def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
@@ -46,10 +48,10 @@ def test_what_is_not_checked_is_told_with_its_reason_unless_that_was_wanted(run,
     words = ("demo", "softmax", "--kernel", "simt", "--dtype", "float32")
     code, out, _ = run(*words, "--no-check")
     assert code == 0
-    assert re.fullmatch(r"softmax  1 not checked\n1 not checked, in the simulator, \d+ s\. Details: --verbose\n", out)
+    assert re.fullmatch(r"softmax  1 not checked\n1 not checked, in the simulator, [\d.]+ s\. .*\n", out)
     monkeypatch.setattr("dualops.cli.demo.CHECK_LIMIT", 0)
     out = run(*words)[1]
-    assert "\nsoftmax was not checked: the reference needs about 0 s, --check insists\n" in out
+    assert "\nsoftmax was not checked: the reference needs about 0.1 s, --check insists\n" in out
     assert run(*words, "--check")[1].startswith("softmax  1 of 1 within tolerance, worst at ")
 
 
@@ -316,3 +318,26 @@ def test_output_that_cannot_be_written(run, tmp_path):
 def test_unknown_option_is_argparses_error(run):
     code, _, err = run("demo", "--fast")
     assert code == 2 and "unrecognized arguments: --fast" in err
+
+
+# --- info, where there is no GPU -----------------------------------------------------------------
+
+
+def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):
+    simulator()
+    compile_: Any = SimpleNamespace(cache_dir=lambda: tmp_path)
+    monkeypatch.setitem(sys.modules, "dualops.cuda.compile", compile_)
+    monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "Do: pip install 'this[cu13]'."))
+    code, out, _ = run("info")
+    assert code == 0
+    told = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [value.strip() for name, value in told if name == "missing"] == [
+        "There is no driver.",
+        "Do: pip install 'this[cu13]'.",
+    ]
+    assert ["device", "the simulator: kernels can't run on a GPU here"] in [
+        [name, value.strip()] for name, value in told
+    ]
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    _, out, _ = run("info")
+    assert "the simulator: NUMBA_ENABLE_CUDASIM is set" in out and "missing" not in out
