@@ -47,11 +47,13 @@ class StepsOnBar(Steps):
 
 
 @contextmanager
-def progress(seconds: Sequence[float]) -> Iterator[Steps]:
+def progress(steps: int | Sequence[float]) -> Iterator[Steps]:
     """Gives what is to be told of each step as it begins.
 
-    seconds: what each step may take, however roughly: the time left is reckoned from them and from the time gone.
+    steps: how many there are, or the seconds that each may take, however roughly: the time left is reckoned from them
+    and from the time gone.
     """
+    seconds = [1.0] * steps if isinstance(steps, int) else steps
     console = Console(stderr=True)
     if not console.is_terminal:
         yield Steps(len(seconds), console)
