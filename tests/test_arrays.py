@@ -30,6 +30,8 @@ def test_metadata():
     assert adapter.meta(shown()) == ArrayMeta((2, 3), "float32", (3, 1), "cuda:1", ADDRESS)
     assert adapter.meta(shown(strides=(32, 8))).strides == (8, 2)
     assert adapter.meta(shown(typestr="<V2")).dtype == "bfloat16"
+    with pytest.raises(ValueError, match=r"strides are \(30, 6\) bytes, expected multiples of the 4 of an element"):
+        adapter.meta(shown(strides=(30, 6)))
     assert not adapter.meta(shown()).read_only
     assert adapter.meta(shown(data=(ADDRESS, True))).read_only
 

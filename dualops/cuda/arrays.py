@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..spec import ArrayMeta
-from ..spec.meta import check_plain, contiguous_strides, itemsize, numpy_dtype
+from ..spec.meta import check_plain, contiguous_strides, in_elements, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -150,7 +150,7 @@ class InterfaceAdapter:
         dtype = _TYPESTR.get(interface["typestr"]) or np.dtype(interface["typestr"]).name
         size = np.dtype(interface["typestr"]).itemsize
         strides = interface.get("strides")
-        elements = contiguous_strides(shape) if strides is None else tuple(stride // size for stride in strides)
+        elements = contiguous_strides(shape) if strides is None else in_elements(strides, size)
         return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address, read_only)
 
     def pointer(self, array: Any) -> int:

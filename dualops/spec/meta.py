@@ -30,6 +30,13 @@ def compute_dtype(name: str) -> str:
     return "float64" if name == "float64" else "float32"
 
 
+def in_elements(strides: Sequence[int], nbytes: int) -> tuple[int, ...]:
+    """Strides of elements of `nbytes` bytes each, from bytes. Raises ValueError where they are not whole elements."""
+    if any(stride % nbytes for stride in strides):
+        raise ValueError(f"strides are {tuple(strides)} bytes, expected multiples of the {nbytes} of an element")
+    return tuple(stride // nbytes for stride in strides)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides in elements."""
     strides, step = [], 1
@@ -74,11 +81,7 @@ class ArrayMeta(NamedTuple):
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
         """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
-        if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(
-                f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element"
-            )
-        strides = tuple(stride // array.itemsize for stride in array.strides)
+        strides = in_elements(array.strides, array.itemsize)
         dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
         return cls(array.shape, dtype, strides, "cpu", array.ctypes.data, not array.flags.writeable)
 

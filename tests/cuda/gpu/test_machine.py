@@ -32,16 +32,14 @@ def test_nothing_is_missing():
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_a_hidden_gpu(visible):
     found = told("import dualops.cuda; dualops.cuda.device.current()", CUDA_VISIBLE_DEVICES=visible)
-    assert (
-        f"RuntimeError: dualops.cuda: kernels can't run on a GPU here. CUDA_VISIBLE_DEVICES is '{visible}' and" in found
-    )
+    assert f"dualops.cuda: kernels can't run on a GPU here. CUDA_VISIBLE_DEVICES is '{visible}' and leaves no" in found
 
 
 def test_a_missing_package():
     """Its extra is that of the driver."""
     code = "import sys; sys.modules['numba_cuda'] = None; from dualops.machine import missing; print(missing())"
     found = told(code)
-    assert "numba-cuda is not installed: pip install 'numba-cuda[cu" in found
+    assert "numba-cuda is not installed: pip install '" in found
     assert f"[cu{min(13, ask_driver().major)}]" in found
 
 
