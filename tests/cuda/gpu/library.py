@@ -80,7 +80,7 @@ class ReadOnly(Foreign):
 
     @property
     def __cuda_array_interface__(self) -> Any:
-        face = self.array.__cuda_array_interface__
+        face: Any = self.array.__cuda_array_interface__
         return {**face, "data": (face["data"][0], True)}
 
 

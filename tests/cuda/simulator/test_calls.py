@@ -132,7 +132,7 @@ def test_blocks_are_for_the_tokens_that_there_are(operator, rung, untouched):
     arrays = {"q": tokens, "k": tokens, "v": tokens, **{f"cu_seqlens{side}": ends for side in sides}}
     plans = []
     for longest in (9, 100_000):
-        said = {f"max_seqlen{side}": longest for side in sides}
+        said: dict[str, Any] = {f"max_seqlen{side}": longest for side in sides}
         plans.append(dualops.cuda.plan(operator, **arrays, **said, kernel=rung))
     one, other = ([step.grid for step in plan.steps] for plan in plans)
     assert one == other
