@@ -41,17 +41,19 @@ class Row:
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
+MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 # kernels that operators share: a package of their own, which no other operator may import
 SHARED = {"rms_norm": ("dualops.cuda.norm",), "layer_norm": ("dualops.cuda.norm",)}
 
 LAW = (
     Row("dualops", (), ()),
+    Row(MACHINE, (), ()),
     Row(SPEC, (), NUMBERS),
     Row("dualops.reference.*", (SPEC,), NUMBERS),
     # the road to the GPU, from the bottom up
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
     Row(SIZES, (), ()),
-    Row(BACKEND, (SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
+    Row(BACKEND, (MACHINE, SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
     # `intrinsic` and libdevice are how an instruction is declared; all else of numba.cuda comes from the backend
     Row(
         PTX,
@@ -76,7 +78,7 @@ LAW = (
     Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
     Row(
         "dualops.cli.*",
-        ("dualops", SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
+        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),

@@ -8,7 +8,7 @@ NumPy arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..spec import ArrayMeta
-from ..spec.meta import contiguous_strides, extent, itemsize, numpy_dtype
+from ..spec.meta import check_plain, contiguous_strides, extent, in_elements, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
 from .driver import current_device, device_of_address
 
@@ -161,18 +161,13 @@ class TorchAdapter:
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
 
 
+def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
+    return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
+
+
 # dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
 _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat16"}
-
-
-def _strides(interface: Any) -> tuple[int, ...]:
-    """In elements. Raises TypeError where they are not whole elements."""
-    strides, size = interface.get("strides"), np.dtype(interface["typestr"]).itemsize
-    if strides is None:
-        return contiguous_strides(interface["shape"])
-    if any(stride % size for stride in strides):
-        raise TypeError(f"strides are {strides} bytes, expected multiples of the {size} of an element")
-    return tuple(stride // size for stride in strides)
 
 
 class InterfaceAdapter:
@@ -184,18 +179,24 @@ class InterfaceAdapter:
     @staticmethod
     def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
         face = array.__cuda_array_interface__
-        pointer, shape = face["data"][0], tuple(face["shape"])
+        shape, strides, typestr, (pointer, read_only) = (
+            tuple(face["shape"]),
+            face.get("strides"),
+            face["typestr"],
+            face["data"],
+        )
+        steps = contiguous_strides(shape) if strides is None else in_elements(strides, np.dtype(typestr).itemsize)
         device = device_of_address(pointer)
-        return (shape, _strides(face), face["typestr"], device, type(array), pointer & 15), pointer
+        return (shape, steps, typestr, device, type(array), read_only, pointer & 15), pointer
 
     def meta(self, array: Any) -> ArrayMeta:
         layout, address = self._layout(array)
         return self.meta_of(layout)._replace(pointer=address)
 
     def meta_of(self, layout: Any) -> ArrayMeta:
-        shape, strides, typestr, index, _, alignment = layout
+        shape, strides, typestr, index, _, read_only, alignment = layout
         dtype = _TYPESTR.get(typestr) or np.dtype(typestr).name
-        return ArrayMeta(shape, dtype, strides, f"cuda:{index}", alignment)
+        return ArrayMeta(shape, dtype, strides, f"cuda:{index}", alignment, read_only)
 
     def pointer(self, array: Any) -> int:
         return array.__cuda_array_interface__["data"][0]
@@ -219,7 +220,7 @@ class InterfaceAdapter:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)),)
+        return ((_seen(array.__cuda_array_interface__) for array in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return frozenset(map(device_of_address, pointers))
@@ -259,14 +260,15 @@ class NumpyAdapter:
     @staticmethod
     def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
         meta = ArrayMeta.of_numpy(array)
-        return (meta.shape, meta.strides, meta.dtype, int(meta.pointer) & 15), int(meta.pointer)
+        layout = meta.shape, meta.strides, meta.dtype, type(array), meta.read_only, int(meta.pointer) & 15
+        return layout, int(meta.pointer)
 
     def meta(self, array: Any) -> ArrayMeta:
         return ArrayMeta.of_numpy(array)
 
     def meta_of(self, layout: Any) -> ArrayMeta:
-        shape, strides, dtype, alignment = layout
-        return ArrayMeta(shape, dtype, strides, "cpu", alignment)
+        shape, strides, dtype, _, read_only, alignment = layout
+        return ArrayMeta(shape, dtype, strides, "cpu", alignment, read_only)
 
     def pointer(self, array: Any) -> int:
         return array.ctypes.data
@@ -293,7 +295,7 @@ class NumpyAdapter:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((a.shape, a.strides, a.dtype) for a in arrays),)
+        return (((type(a), a.shape, a.strides, a.dtype, a.flags.writeable) for a in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return ()
@@ -313,6 +315,7 @@ def adapter_of(array: Any, op: str, name: str) -> Adapter:
 def _find(array: Any, op: str, name: str) -> Adapter:
     if SIMULATED:
         if isinstance(array, np.ndarray):
+            check_plain(array, op, name)
             return NumpyAdapter()
         raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")

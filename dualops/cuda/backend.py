@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from numba.core import config, types
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
 
+from ..machine import missing
 from . import simulator
 from .sizes import concrete
 
@@ -103,19 +104,14 @@ def where() -> str | None:
     if SIMULATED:
         return "simulator"
     try:
-        _find_gpu()
-    except (ImportError, RuntimeError):  # no bindings; no driver's library, or no GPU
+        find_gpu()
+    except RuntimeError:
         return None
     return "gpu"
 
 
 @cache  # of success alone: an exception is not kept
-def _find_gpu() -> None:
-    """Raise ImportError or RuntimeError where the driver knows no GPU."""
-    from cuda.bindings import driver
-
-    (error,), count = driver.cuInit(0), 0
-    if error == driver.CUresult.CUDA_SUCCESS:
-        error, count = driver.cuDeviceGetCount()
-    if error != driver.CUresult.CUDA_SUCCESS or not count:
-        raise RuntimeError(f"the driver answered {error} and {count} GPUs")
+def find_gpu() -> None:
+    """Raise RuntimeError where kernels can't run on a GPU: what is missing here, each with its remedy."""
+    if told := missing():
+        raise RuntimeError(" ".join(told))

@@ -145,6 +145,7 @@ class Plan:
         """
         if given is not None:
             self.apart.check([pointer for array, pointer in zip(arrays, pointers) if array is not None])
+        handle = None if stream is None else stream_of(self.family.op, stream)
         results = [make(*layout) for make, layout in self.results]
         workspace = [make(*layout) for make, layout in self.workspace]
         if SIMULATED:
@@ -153,7 +154,8 @@ class Plan:
             return results
         adapter = self.adapter
         pointers += map(adapter.pointer, results)
-        handle = adapter.stream(arrays[0]) if stream is None else handle_of(stream)
+        if handle is None:
+            handle = adapter.stream(arrays[0])
         if workspace:
             pointers += map(adapter.pointer, workspace)
             if stream is not None:
@@ -230,3 +232,16 @@ class Apart:
         if i < len(self.inputs):
             return name
         return source if source and pointers[i] == pointers[self.names.index(source)] else f"out {name}"
+
+
+def stream_of(op: str, stream: Any) -> int:
+    """The handle of a stream that the caller gave; 0 in the simulator, where there is one. Raises TypeError, naming the
+    operator, for what is no stream.
+    """
+    if SIMULATED and type(stream).__module__.startswith("numba.cuda.simulator"):  # Numba's own stand-in has no handle
+        return 0
+    try:
+        handle = handle_of(stream)
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}") from None
+    return 0 if SIMULATED else handle

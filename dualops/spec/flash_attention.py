@@ -26,7 +26,7 @@ from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, length, optional
-from .lengths import check_ends
+from .lengths import check_ends, longest_of
 from .meta import ArrayMeta, compute_dtype
 
 MAX_HEAD_DIM = 512
@@ -49,10 +49,11 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq and Sk are what the longest of them may have."""
+    """B sequences; Sq and Sk are the most that one of them can have."""
     if sizes["B+1"] < 1:
         raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
-    longest = {"B": sizes["B+1"] - 1, "Sq": params["max_seqlen_q"], "Sk": params["max_seqlen_k"]}
+    Sq, Sk = (longest_of(params[f"max_seqlen_{side}"], sizes[f"total_{side}"]) for side in ("q", "k"))
+    longest = {"B": sizes["B+1"] - 1, "Sq": Sq, "Sk": Sk}
     return {**longest, **measure(op, arrays, params, sizes | longest)}
 
 

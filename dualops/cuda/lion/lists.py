@@ -25,8 +25,9 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..arrays import Adapter, adapter_of
 from ..backend import SIMULATED
-from ..driver import away, handle_of, is_capturing
+from ..driver import away, is_capturing
 from ..launch import Operation, device_of, on_host
+from ..plans import stream_of
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
 from .tables import Group, Place, Streams, Tables
@@ -172,7 +173,7 @@ class ListOperation:
         """The call's tables, from before or new, on the current GPU."""
         adapter, key = bound.place.adapter, (pointers, bound.kind)
         home = 0 if SIMULATED else adapter.stream(arrays[0])
-        handle = home if stream is None or SIMULATED else handle_of(stream)
+        handle = home if stream is None else stream_of(self.op, stream)
         streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
         known = self.ready.get(key)
         if known is None or known.bound is not bound or not known.tables.are_written(streams):

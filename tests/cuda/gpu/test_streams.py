@@ -101,7 +101,7 @@ def test_the_host_does_not_wait(direction):
 
 
 def test_a_stream_that_is_none():
-    with pytest.raises(TypeError, match="stream is a str, expected an integer or a stream object"):
+    with pytest.raises(TypeError, match="softmax: stream is a str, expected an integer or a stream object"):
         dualops.cuda.softmax(torch.zeros(2, 3, device="cuda"), stream="default")
 
 
