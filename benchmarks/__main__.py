@@ -4,6 +4,7 @@ python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder softmax [--json FILE]
 python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
+python -m benchmarks host [--json FILE]
 python -m benchmarks plot
 """
 
@@ -111,6 +112,23 @@ def training(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def host(arguments: argparse.Namespace) -> int:
+    """Time what calls cost on the host; 1 where nothing can be timed."""
+    try:
+        from . import host_run
+    except ImportError as missing:
+        print(f"python -m benchmarks host needs torch: {missing}", file=sys.stderr)
+        return 1
+    try:
+        found = host_run.run(partial(print, flush=True))
+    except (NotImplementedError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        host_run.save(arguments.json, found)
+    return 0
+
+
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
     from . import ladder_table, plot as drawing, scaling_plot, training_plot
@@ -184,6 +202,9 @@ def main(words: Sequence[str] | None = None) -> int:
     trainer.add_argument("--steps", type=int, default=30, metavar="N", help="default: 30")
     trainer.add_argument("--tiny", action="store_true", help="a tiny one, on a CPU too")
     trainer.set_defaults(command=training)
+    costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
+    costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    costs.set_defaults(command=host)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")

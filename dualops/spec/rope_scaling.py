@@ -83,7 +83,7 @@ def scaling(value: Any) -> Normal | None:
         raise ValueError("expected low_freq_factor to be less than high_freq_factor")
     if name == "yarn" and numbers["beta_slow"] >= numbers["beta_fast"]:
         raise ValueError("expected beta_slow to be less than beta_fast")
-    return (("rope_type", name), *((key, numbers[key]) for key in (*SCALINGS[name], *ANY) if key in numbers))
+    return (("rope_type", str(name)), *((key, numbers[key]) for key in (*SCALINGS[name], *ANY) if key in numbers))
 
 
 def _items(value: tuple[Any, ...] | list[Any]) -> dict[str, Any]:
