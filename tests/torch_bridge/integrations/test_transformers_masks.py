@@ -196,6 +196,25 @@ def test_looking_both_ways() -> None:
     torch.testing.assert_close(found, truth(q, k, v, kept.bool()[:, None, None]), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("Sk", [1, 7])
+def test_attention_to_another_sequence(Sk: int) -> None:
+    """Of a decoder to an encoder, with padding there: as many keys as there are, one at the least."""
+    kept = torch.ones(B, Sk).bool()
+    kept[0, 1:] = False
+    made = masks.attention_mask(
+        B,
+        5,
+        Sk,
+        mask_function=masking_utils.bidirectional_mask_function,
+        attention_mask=kept,
+        allow_is_causal_skip=False,
+        allow_is_bidirectional_skip=True,
+    )
+    q, k, v = qkv(5, Sk)
+    found, _ = attention(layer(causal=False), q, k, v, made)
+    torch.testing.assert_close(found, truth(q, k, v, kept[:, None, None]), rtol=1e-12, atol=1e-12)
+
+
 # --- attention by itself -------------------------------------------------------------------------
 
 

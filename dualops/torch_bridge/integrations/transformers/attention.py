@@ -41,7 +41,7 @@ def attention(
 
     query [B, H, Sq, D], key and value [B, Hkv, Sk, D], as projections leave them or a cache has them. attention_mask:
     what `masks.attention_mask` made, or a mask of one's own [B or 1, H or 1, Sq, Sk], bool (True is seen) or added to
-    the scores. is_causal None: what module.is_causal says. sliding_window: keys that a query sees, its own among them.
+    the scores. is_causal None: what module.is_causal says. sliding_window: keys that a causal query sees, its own too.
     s_aux [H]: sinks. position_bias: added to the scores, differentiable. cu_seq_lens_q, cu_seq_lens_k: where packed
     sequences begin among all tokens, and the end.
 
@@ -105,8 +105,9 @@ def _is_causal(module: torch.nn.Module, is_causal: bool | None) -> bool:
 
 def _window(module: torch.nn.Module, mask: Tensor, sliding_window: int | None) -> int | None:
     """The layer's window, if the mask says that it cuts something off."""
-    if mask.ndim == 4 or (mask.ndim == 3 and mask.shape[2] > 1) or mask.ndim == 1:
-        return None  # it is in the mask, or cuts nothing off
+    cuts = mask.ndim == 2 if mask.dtype is torch.int32 else mask.ndim == 3 and mask.shape[1] > mask.shape[2]
+    if not cuts:
+        return None  # or it is in the mask
     if sliding_window is None:
         raise NotImplementedError(
             f"{_name(module)}: the model's mask has a sliding window, of which the layer does not tell attention"
