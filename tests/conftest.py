@@ -16,6 +16,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: times something, so nothing may run beside it")
+    config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: looking for garbage there took a quarter of what Numba compiles."""
     gc.collect()
