@@ -18,7 +18,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: times something, so nothing may run beside it")
+    config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
     config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("cuda"):
+        from torch.cuda import device_count
+
+        wanted, found = (*marker.args, 1)[0], device_count()
+        if found < wanted:
+            pytest.skip(f"needs {wanted} CUDA GPU{'s' if wanted > 1 else ''}, found {found}")
 
 
 def pytest_collection_finish() -> None:

@@ -95,7 +95,9 @@ def _results(trial: Trial, arrays: Metas, wanted: Metas) -> Metas | None:
         return {name: arrays[likes[name]] for name in wanted}
     if trial.way == "given":
         layout = trial.out_layout
-        fits = {name: layout if layout and len(layout.order) == len(meta.shape) else None for name, meta in wanted.items()}
+        fits = {
+            name: layout if layout and len(layout.order) == len(meta.shape) else None for name, meta in wanted.items()
+        }
         return {name: _placed(meta, fits[name]) for name, meta in wanted.items()}
     return {name: arrays[updates[name]] for name in wanted} if updates else None
 

@@ -17,7 +17,7 @@ from dualops.cuda.device import Device
 from dualops.spec import Case
 from dualops.spec.matmul import shapes_of as matmul_shapes
 from dualops.spec.rope_cases import shapes_of as rope_shapes
-from tests import attention, matmul, retention
+from tests import attention, retention
 from tests.cuda.calls import call_of, kernels_of, steps_of
 from tests.cuda.fuzz import Trial, consistent, trials
 from tests.cuda.operators import Direction, shapes_of, without_broadcast
@@ -33,9 +33,7 @@ Shapes = dict[str, tuple[int, ...]]
 Resized = tuple[Shapes, dict[str, Any]]  # shapes, and the parameters that follow from them
 
 
-def batch(
-    direction: Direction, number: int, device: Device, *, alike: bool = True
-) -> Iterator[tuple[Trial, bool]]:
+def batch(direction: Direction, number: int, device: Device, *, alike: bool = True) -> Iterator[tuple[Trial, bool]]:
     """Batch `number` of a direction's random problems, always the same, and of each whether a kernel serves it.
 
     They are BATCH, or a few more. Where kernels are dear, all but CANDIDATES of them need the same ones; without
@@ -53,7 +51,7 @@ def batch(
 
 
 def others(trial: Trial, count: int, device: Device) -> Iterator[Trial]:
-    """`count` trials that the same kernels do, the first of them the trial itself; fewer where they are hard to find."""
+    """`count` trials that the same kernels do, the first of them the trial; fewer where they are hard to find."""
     yield trial
     rng = np.random.default_rng([trial.case.seed, 5])
     wanted = kernels_of([call_of(trial)], device)

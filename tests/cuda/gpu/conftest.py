@@ -41,4 +41,4 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     folder = os.environ.get("DUALOPS_TEST_CALLS")
     recorded = recorded_calls(Path(folder)) if folder else ()
     told = warm(chain(recorded, calls_of_tests(session.items)))
-    session.config.pluginmanager.get_plugin("terminalreporter").write_line(f"warm: {told}")
+    session.config.get_terminal_writer().line(f"warm: {told}")

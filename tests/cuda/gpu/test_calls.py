@@ -149,6 +149,7 @@ print(time.perf_counter() - began)
 """
 
 
+@pytest.mark.alone
 def test_the_first_call_of_a_first_and_of_a_second_process(tmp_path, monkeypatch, capsys):
     """Beyond imports and context: at most 2 s with an empty cache, 50 ms with a full one."""
     monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))

@@ -173,6 +173,7 @@ def test_addresses_that_were_others():
         del given
 
 
+@pytest.mark.xdist_group("large")
 def test_more_elements_than_an_int_counts():
     numel = 2**31 + 2**16
     p, g, m = (torch.zeros(numel, dtype=torch.bfloat16, device="cuda") for _ in range(3))
