@@ -68,9 +68,11 @@ def call_of(trial: Trial) -> Call:
     """The call of a trial, as `tests.checks.check` makes it."""
     spec, backward, case = trial.direction.spec, trial.direction.backward, trial.case
     absent = absent_problem(spec, case, backward).arrays
+    results = absent_problem(spec, case, False).outputs()
+    unasked = {f"d{output.name}" for output in spec.outputs if output.name not in results}  # no gradient comes of these
     arrays: Metas = {}
     for entry in trial.direction.inputs:
-        if entry.name not in absent:
+        if entry.name not in absent or entry.name in unasked:
             continue
         meta = absent[entry.name]
         if trial.narrow and entry.role is Role.WEIGHT:

@@ -12,6 +12,8 @@ import torch
 
 from tests.poison import new_memory_is_nan
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS warns that its bits may change
+torch.set_num_threads(1)  # tensors are small: threads would only wait for one another
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 CALLS = os.environ.get("DUALOPS_TEST_CALLS")
 if CALLS:
