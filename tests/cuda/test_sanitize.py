@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.gpu import sanitize
+from dualops.spec import OPERATORS
+from tests.checks import Rejected
+from tests.cuda.gpu import edge, sanitize
+from tests.cuda.operators import Direction
 
 # plays compute-sanitizer and the process under it; what a case is called says what becomes of it
 TOOL = f"""#!{sys.executable}
@@ -156,6 +159,30 @@ def test_no_case(run, capsys):
     with pytest.raises(SystemExit) as stopped:
         run("softmax-a", "matmul")
     assert stopped.value.code == 2 and "no EDGE case is named like matmul" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "until", "code", "told"),
+    [
+        ("a b", 1e99, 0, ["begins a", "done a", "begins b", "done b"]),
+        ("a b", 0, 0, ["begins a", "done a"]),
+        ("wrong b", 1e99, 1, ["begins wrong", "wrong wrong Rejected: y: no", "done wrong", "begins b", "done b"]),
+        ("a broken b", 1e99, 1, ["begins a", "done a", "begins broken", "broke broken RuntimeError: CUDA error"]),
+    ],
+)
+def test_cases_one_after_another(names, until, code, told, monkeypatch, capsys):
+    direction = Direction(OPERATORS["softmax"], False)
+
+    def check(spec, case, function, **options):
+        if case == "wrong":
+            raise Rejected("y:\n no")
+        if case == "broken":
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(edge, "check", check)
+    monkeypatch.setattr(edge, "cases", lambda: {name: (direction, "simt", name) for name in names.split()})
+    assert edge.run(names.split(), until) == code
+    assert capsys.readouterr().out.splitlines() == told
 
 
 def test_the_folder_of_the_sources_is_the_root():

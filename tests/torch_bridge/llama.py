@@ -160,13 +160,15 @@ class Mode(NamedTuple):
         fill(made)
         return made
 
-    def running(self, model: Llama, device: str, **options: Any) -> Callable[..., Tensor]:
-        """The loss as a function, compiled if that is the mode."""
+    def running(self, model: Llama, device: str, *, graphs: bool = False) -> Callable[..., Tensor]:
+        """The loss as a function, compiled if that is the mode; graphs: by a compiler that captures what it can."""
         if not self.compiled:
             return model
         torch._dynamo.reset()
-        backend = {} if device == "cuda" else {"backend": "aot_eager"}
-        return torch.compile(model, fullgraph=True, dynamic=False, **backend, **options)
+        how: dict[str, Any] = {"mode": "reduce-overhead"} if graphs else {}
+        if device == "cpu":
+            how = {"backend": "aot_eager"}
+        return torch.compile(model, fullgraph=True, dynamic=False, **how)
 
     def casting(self, device: str) -> Any:
         return torch.autocast(device, torch.bfloat16) if self.autocast else nullcontext()
@@ -221,10 +223,10 @@ def gradients(mode: Mode, operators: Operators, device: str, seeds: Sequence[int
 class Training:
     """Steps of Lion on batches, each whole: forward, backward, update. It can be captured in a CUDA graph."""
 
-    def __init__(self, mode: Mode, device: str, **compile_options: Any):
+    def __init__(self, mode: Mode, device: str, *, graphs: bool = False):
         self.mode, self.device = mode, device
         self.model = mode.model(OURS, device)
-        self.run = mode.running(self.model, device, **compile_options)
+        self.run = mode.running(self.model, device, graphs=graphs)
         halves = mode.dtype is torch.bfloat16
         self.optimizer = Lion(
             self.model.parameters(), 2e-3, weight_decay=0.1, capturable=device == "cuda", master_weights=halves

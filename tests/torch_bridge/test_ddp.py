@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import spawn
 
 from dualops.spec import compare
 from tests.torch_bridge.ddp import WORLD, train, work
@@ -24,7 +25,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def together(kind: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What each of the processes found, for each of NAMES."""
     folder = tmp_path_factory.mktemp(kind)
-    torch.multiprocessing.spawn(work, (kind, NAMES, str(folder)), nprocs=WORLD)
+    spawn(work, (kind, NAMES, str(folder)), nprocs=WORLD)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

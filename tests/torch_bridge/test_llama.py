@@ -106,10 +106,10 @@ def test_a_captured_step_replayed(mode: Mode) -> None:
 
 @pytest.mark.cuda
 def test_graphs_of_torch_compile() -> None:
-    """mode="reduce-overhead" captures what it can by itself."""
+    """The mode reduce-overhead captures what it can by itself."""
     mode, given = MODES["compiled"], batches(20, "cuda")
     plain = Training(mode, "cuda")
     losses = plain.steps(given)
-    graphed = Training(mode, "cuda", mode="reduce-overhead")
+    graphed = Training(mode, "cuda", graphs=True)
     assert same_bits(tuple(graphed.steps(given)), tuple(losses))
     assert same_bits(graphed.state(), plain.state())
