@@ -27,14 +27,13 @@ from dualops.torch_bridge.optim import Lion
 from tests.checks import call, gradient_inputs
 from tests.cuda.forget import forget
 from tests.cuda.gpu.first_work import elsewhere
-from tests.cuda.gpu.library import tensor
+from tests.cuda.gpu.library import LATE, several, tensor
 from tests.cuda.operators import DIRECTIONS, Direction
 from tests.problems import elements, values
 from tests.torch_bridge.operators import DIFFERENTIABLE, Tensors, bits, bridge_call, incoming_gradient, same_bits
 
 ROOT = Path(__file__).parents[3]
 THREADS, CALLS = 8, 1000
-LATE = 400_000_000  # clock cycles: a fifth of a second
 
 Work = Callable[[], Tensors]
 
@@ -57,10 +56,6 @@ def test_the_first_work_of_a_process_is_in_another_thread(way, operator):
 
 
 # --- many threads --------------------------------------------------------------------------------
-
-
-def several(results: Any) -> Tensors:
-    return results if isinstance(results, tuple) else (results,)
 
 
 def plain_call(direction: Direction, dtype: str) -> Work:
