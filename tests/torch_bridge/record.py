@@ -46,18 +46,19 @@ class Recorder:
         return noted
 
     def note(self, spec: Spec, backward: bool, given: dict[str, Any]) -> None:
-        """Keep a call, unless its arrays are lists, or it has a function that another process can't be given."""
-        arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+        """Keep a call, unless its arrays are lists, or it has a function that another process can't be given.
+
+        A number stays on the host: few tests have a seed on the GPU.
+        """
         if any(isinstance(value, list) for value in given.values()):
             return
-        host = {entry.name for entry in (*spec.inputs, *spec.gradient_inputs) if entry.host}
-        metas = {}
-        for name, array in arrays.items():
-            meta = ArrayMeta.of_numpy(array)
-            meta = meta._replace(device="cuda:0", pointer=meta.pointer % 16)
-            metas[name] = meta._replace(device="host", pointer=0) if name in host and not array.ndim else meta
-        params = {name: value for name, value in given.items() if name not in arrays}
-        call = Call(spec.name, backward, metas, params)
+        numbers = {entry.name for entry in spec.inputs if entry.host}
+        metas = {
+            name: _placed(value, "host" if name in numbers else "cuda:0")
+            for name, value in given.items()
+            if isinstance(value, np.ndarray)
+        }
+        call = Call(spec.name, backward, metas, {name: value for name, value in given.items() if name not in metas})
         if (told := repr(call)) not in self.calls:
             try:
                 self.calls[told] = pickle.dumps(call)
@@ -69,3 +70,9 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         calls = [pickle.loads(kept) for kept in self.calls.values() if kept]
         (folder / f"{os.getpid()}.calls").write_bytes(pickle.dumps(calls))
+
+
+def _placed(array: np.ndarray, where: str) -> ArrayMeta:
+    """The same array elsewhere, as far off a multiple of 16 bytes."""
+    meta = ArrayMeta.of_numpy(array)
+    return meta._replace(device=where, pointer=meta.pointer % 16)
