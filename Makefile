@@ -23,7 +23,7 @@ help:
 	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
-	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="--tools racecheck softmax"'
+	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part; no GPU needed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'

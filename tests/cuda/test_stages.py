@@ -29,9 +29,9 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = tmp_path / "test_it.py"
     file.write_text(TESTS)
 
-    def start(only: str, seconds: float = 60, processes: int = 1) -> Outcome:
+    def start(only: str, seconds: float = 60, processes: int = 1, may_be_empty: bool = False) -> Outcome:
         arguments = ["-p", "no:cacheprovider", *spread(processes), "-k", only, str(file)]
-        return run(Stage("a stage", arguments), tmp_path / "log.txt", seconds)
+        return run(Stage("a stage", arguments, may_be_empty=may_be_empty), tmp_path / "log.txt", seconds)
 
     return start
 
@@ -65,7 +65,8 @@ def test_what_dies(ran):
 
 def test_no_time_and_no_tests(ran):
     assert ran("good", seconds=0).last_word == "not run: no time was left"
-    assert ran("nothing_of_that_name").passed
+    assert not ran("nothing_of_that_name").passed
+    assert ran("nothing_of_that_name", may_be_empty=True).passed
 
 
 def test_every_test_is_in_one_stage():

@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--from", type=Path, dest="file", help="a file with the names of cases, one a line")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no case after this time")
     parser.add_argument("--mistake", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.mistake:
         make_mistake(given.mistake)
         return 0

@@ -252,7 +252,7 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="without what passed before")
     parser.add_argument("--logs", type=Path, default=ROOT / "build/sanitize", help="folder; default: build/sanitize")
     parser.add_argument("--sanitizer", help="the program, if it is not compute-sanitizer on PATH or under /usr/local")
-    parsed = parser.parse_args(given)
+    parsed = parser.parse_intermixed_args(given)
     parsed.sanitizer = find_sanitizer(parsed.sanitizer)
     if parsed.sanitizer is None:
         parser.error("compute-sanitizer was not found: it is part of the CUDA toolkit; --sanitizer says where it is")
