@@ -3,7 +3,9 @@
 
 PYTHON ?= python3
 VENV := .venv
+# make ... PY=python3: that one, with what it has; nothing is installed then
 PY := $(VENV)/bin/python
+ready = $(if $(filter file,$(origin PY)),$(VENV)/.$(1))
 # the build backend is installed, pinned, like everything else: no isolated build that would fetch another
 INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-build-isolation --constraint constraints.txt
 PYTEST := $(PY) -m pytest
@@ -13,60 +15,71 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu check lint format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize check lint \
+    format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
-	@echo 'make test-gpu   all of that and the tests on the GPU'
+	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
+	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part; no GPU needed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
+	@echo 'Any of them with PY=python3 uses that Python as it is, and installs nothing.'
 
-demo: $(VENV)/.base $(if $(GPU),$(VENV)/.gpu)
+demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo
 
 # four processes on two cores, the longest first; what each says comes when it is done
-test: $(VENV)/.test
+test: $(call ready,test)
 	$(MAKE) --jobs=2 --output-sync=target test-simulator test-compile test-torch test-cpu
 
-test-cpu: $(VENV)/.test
+test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
 
-test-torch: $(VENV)/.test
+test-torch: $(call ready,test)
 	$(PYTEST) tests/torch_bridge
 
 # its own process: Numba reads the switch when it is first imported
-test-simulator: $(VENV)/.test
+test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator
 
 ifdef COMPILER
 # builds a part of what `make check` builds, and looks closer
-test-compile: $(VENV)/.test
+test-compile: $(call ready,test)
 	$(PYTEST) tests/cuda/compile
 else
 test-compile:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
 endif
 
-check: $(VENV)/.test
+check: $(call ready,test)
 ifdef COMPILER
 	$(PY) -m dualops check --jobs 2
 else
 	@echo 'NVIDIA publishes no compiler for this system'
 endif
 
-test-gpu: test
-	$(PYTEST) tests/cuda/gpu
+# ARGS: --minutes 9, --only softmax
+test-gpu: $(call ready,test)
+	$(PY) -m tests.cuda.gpu $(ARGS)
 
-lint: $(VENV)/.lint
+# the bridge's tests again and again, each time with no kernel on the disk
+test-gpu-cold: $(call ready,test)
+	$(PY) -m tests.cuda.gpu.cold $(ARGS)
+
+sanitize: $(call ready,test)
+	$(PY) -m tests.cuda.gpu.sanitize $(ARGS)
+
+lint: $(call ready,lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright
 
-format: $(VENV)/.lint
+format: $(call ready,lint)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 

@@ -16,6 +16,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: times something, so nothing may run beside it")
+    config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
+    config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("cuda"):
+        from torch.cuda import device_count
+
+        wanted, found = (*marker.args, 1)[0], device_count()
+        if found < wanted:
+            pytest.skip(f"needs {wanted} CUDA GPU{'s' if wanted > 1 else ''}, found {found}")
+
+
 def pytest_collection_finish() -> None:
     """What is imported and collected by now stays: looking for garbage there took a quarter of what Numba compiles."""
     gc.collect()

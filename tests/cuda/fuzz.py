@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,15 @@ class Trial:
 
     direction: Direction
     case: Case
-    rung: str | None
-    layouts: dict[str, Layout]
-    out_layout: Layout | None
-    special: bool
-    way: str
-    order: str
-    host: bool
-    narrow: bool
-    extra: dict[str, Any]
+    rung: str | None = None
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    out_layout: Layout | None = None
+    special: bool = False
+    way: str = "given"
+    order: str = "forward"
+    host: bool = False
+    narrow: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def run(self, library: Library = NUMPY) -> bool:
         """Check it. False if the operator said, as its rules allow, that it does not do such a problem."""

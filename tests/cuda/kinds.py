@@ -1,81 +1,160 @@
-"""Many problems for few kernels: other sizes, values and layouts for a trial of attention, which is slow to build."""
+"""Many problems for few kernels: other sizes, values and layouts for a trial whose kernels take seconds to build.
+
+A batch of an operator that has few kernels is just the next of its trials.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
+from math import prod
+from typing import Any
 
 import numpy as np
 
-from dualops.cuda import device as devices
-from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.offline import absent_problem
+from dualops.cuda.device import Device
 from dualops.spec import Case
-from tests.attention import LONGEST
-from tests.cuda.fuzz import Trial, consistent
+from dualops.spec.matmul import shapes_of as matmul_shapes
+from dualops.spec.rope_cases import shapes_of as rope_shapes
+from tests import attention, retention
+from tests.cuda.calls import call_of, kernels_of, steps_of
+from tests.cuda.fuzz import Trial, consistent, trials
 from tests.cuda.operators import Direction, shapes_of, without_broadcast
 from tests.problems import layouts_of, random_layout
 from tests.sizes import random_size
 
+BATCH = 20
+SEED, MAX_ELEMENTS = 30, 1 << 15
 ATTEMPTS = 50
+CANDIDATES = 4  # trials that a kind is looked for among: some are empty, some their rung refuses
+
+Shapes = dict[str, tuple[int, ...]]
+Resized = tuple[Shapes, dict[str, Any]]  # shapes, and the parameters that follow from them
 
 
-def others(trial: Trial, count: int) -> Iterator[Trial]:
-    """`count` trials that the same kernels do, the first of them the trial itself."""
+def batch(direction: Direction, number: int, device: Device, *, alike: bool = True) -> Iterator[tuple[Trial, bool]]:
+    """Batch `number` of a direction's random problems, always the same, and of each whether a kernel serves it.
+
+    They are BATCH, or a few more. Where kernels are dear, all but CANDIDATES of them need the same ones; without
+    `alike` one of those stands for all.
+    """
+    dear = direction.spec.name in RESIZED
+    each = CANDIDATES if dear else BATCH
+    drawn = islice(trials(direction, SEED, (number + 1) * each, MAX_ELEMENTS), number * each, None)
+    for trial in drawn:
+        steps = steps_of(call_of(trial), device)
+        if dear and steps and all(map(prod, trial.case.shapes.values())):
+            yield from ((other, True) for other in (others(trial, BATCH, device) if alike else (trial,)))
+            return
+        yield trial, steps is not None
+
+
+def others(trial: Trial, count: int, device: Device) -> Iterator[Trial]:
+    """`count` trials that the same kernels do, the first of them the trial; fewer where they are hard to find."""
     yield trial
     rng = np.random.default_rng([trial.case.seed, 5])
-    wanted = _choice(trial.direction, trial.case, trial.rung)
+    wanted = kernels_of([call_of(trial)], device)
     made = 1
     for _ in range(ATTEMPTS * count):
         if made == count:
             return
-        case = _resized(trial.case, rng)
-        if _choice(trial.direction, case, trial.rung) != wanted:
-            continue
-        made += 1
-        yield _redrawn(trial, case, rng)
+        shapes, params = RESIZED[trial.direction.spec.name](trial.case, rng)
+        shapes = {name: shapes[name] for name in trial.case.shapes}
+        params, seed = {**trial.case.params, **params}, int(rng.integers(2**31))
+        case = replace(trial.case, name=f"{trial.case.name}_again", shapes=shapes, params=params, seed=seed)
+        other = _redrawn(trial, case, rng)
+        if kernels_of([call_of(other)], device) == wanted:
+            made += 1
+            yield other
 
 
-def _choice(direction: Direction, case: Case, rung: str | None) -> str:
-    """Which kernels do a case."""
-    problem = absent_problem(direction.spec, case, direction.backward)
-    operation = OPERATIONS[direction.spec.name][direction.backward]
-    choices = operation.choices(problem, problem.outputs(direction.outputs), devices.current())
-    found = next(choice for choice in choices if rung in (None, choice.rung))
-    return f"{found.rung} {found.config} {[step.kernel.identity for step in found.steps()]}"
+def _redrawn(trial: Trial, case: Case, rng: np.random.Generator) -> Trial:
+    """The trial on another case, with the layouts that it had in half of the draws, where these fit."""
+    direction = trial.direction
+    shapes, first = shapes_of(direction, case), direction.inputs[0]
+    special = bool(rng.random() < 0.3)
+    ranks = {name: len(layout.order) for name, layout in trial.layouts.items()}
+    if rng.random() < 0.5 and ranks == {name: len(shape) for name, shape in shapes.items() if name in ranks}:
+        return replace(trial, case=case, special=special)
+    layouts = consistent(direction, layouts_of(direction.inputs, shapes, rng))
+    if trial.way == "in place":
+        layouts |= {output.like: without_broadcast(layouts[output.like]) for output in direction.outputs}
+    out_layout = None
+    if trial.way == "given":
+        out_layout = random_layout(shapes[first.name], rng, contiguous_last=first.contiguous_last, broadcast=False)
+    return replace(trial, case=case, layouts=layouts, out_layout=out_layout, special=special)
 
 
-def _resized(case: Case, rng: np.random.Generator) -> Case:
-    """The same options, dtype and widths, with other batches, heads and tokens."""
-    D, varlen = case.shapes["q"][-1], "cu_seqlens_q" in case.shapes
+# --- other sizes ---------------------------------------------------------------------------------
+# Options, dtypes and widths stay, which kernels are built for; batches, heads, rows and tokens change.
+
+
+def _attention(case: Case, rng: np.random.Generator) -> Resized:
+    D, Dv = case.shapes["q"][-1], case.shapes["v"][-1]
     B, Hkv, group = (int(rng.integers(1, 4)) for _ in range(3))
     H = Hkv * group
-    Sq, Sk = (max(random_size(rng, LONGEST), 1) for _ in range(2))
-    new: dict[str, tuple[int, ...]] = {"alibi_slopes": (H,), "sinks": (H,), "seed": (), "key_padding_mask": (B, Sk)}
+    Sq, Sk = (max(random_size(rng, attention.LONGEST), 1) for _ in range(2))
+    new: Shapes = {"alibi_slopes": (H,), "sinks": (H,), "seed": (), "key_padding_mask": (B, Sk)}
     new |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
-    Dv, params = case.shapes["v"][-1], dict(case.params)
-    if varlen:
+    if "cu_seqlens_q" in case.shapes:
         new |= {"q": (Sq, H, D), "k": (Sk, Hkv, D), "v": (Sk, Hkv, Dv)}
-        params |= {"max_seqlen_q": Sq, "max_seqlen_k": Sk}
-    else:
-        new |= {"q": (B, H, Sq, D), "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}
+        return new, {"max_seqlen_q": Sq, "max_seqlen_k": Sk}
+    new |= {"q": (B, H, Sq, D), "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}
     if "bias" in case.shapes:
         own = case.shapes["bias"]
         full = (B, H, Sq, Sk)[4 - len(own) :]
         new["bias"] = tuple(1 if old == 1 else size for old, size in zip(own, full, strict=True))
-    shapes = {name: new[name] for name in case.shapes}
-    return replace(case, name=f"{case.name}_again", shapes=shapes, params=params, seed=int(rng.integers(2**31)))
+    return new, {}
 
 
-def _redrawn(trial: Trial, case: Case, rng: np.random.Generator) -> Trial:
-    """The trial on another case, with layouts for its shapes."""
-    direction = trial.direction
-    shapes, first = shapes_of(direction, case), direction.inputs[0]
-    layouts = consistent(direction, layouts_of(direction.inputs, shapes, rng))
-    if trial.way == "in place":
-        layouts[first.name] = without_broadcast(layouts[first.name])
-    out_layout = None
-    if trial.way == "given":
-        out_layout = random_layout(shapes[first.name], rng, contiguous_last=first.contiguous_last, broadcast=False)
-    special = bool(rng.random() < 0.3)
-    return replace(trial, case=case, layouts=layouts, out_layout=out_layout, special=special)
+def _retention(case: Case, rng: np.random.Generator) -> Resized:
+    D, Dv = case.shapes["q"][-1], case.shapes["v"][-1]
+    B, H = (int(rng.integers(1, 4)) for _ in range(2))
+    Sq, Sk = (max(random_size(rng, retention.LONGEST), 1) for _ in range(2))
+    new: Shapes = {"gamma": (H,), "cu_seqlens": (B + 1,), "initial_state": (B, H, D, Dv), "initial_norm": (B, H, D)}
+    if "cu_seqlens" in case.shapes:
+        return new | {"q": (Sq, H, D), "k": (Sq, H, D), "v": (Sq, H, Dv)}, {"max_seqlen": Sq}
+    if case.shapes["q"][2] == case.shapes["k"][2]:
+        Sk = Sq
+    return new | {"q": (B, H, Sq, D), "k": (B, H, Sk, D), "v": (B, H, Sk, Dv), "mask": (H, Sq, Sk)}, {}
+
+
+def _matmul(case: Case, rng: np.random.Generator) -> Resized:
+    M, N, K = (max(random_size(rng, 150), 1) for _ in range(3))
+    layout = "".join("t" if case.params.get(f"transpose_{name}") else "n" for name in "ab")
+    batches = [tuple(1 if size == 1 else 3 for size in case.shapes[name][:-2]) for name in "ab"]
+    return matmul_shapes(M, N, K, layout=layout, a=batches[0], b=batches[1], bias=True)[0], {}
+
+
+def _rows(case: Case, rng: np.random.Generator) -> Resized:
+    """The kernels of norms are built for the length of a row."""
+    N = case.shapes["x"][-1]
+    rows = max((1 << 15) // max(N, 1), 1)
+    shape = tuple(random_size(rng, max(int(rows**0.5), 1)) for _ in case.shapes["x"][:-1])
+    return {"x": (*shape, N), "residual": (*shape, N), "w": (N,), "b": (N,)}, {}
+
+
+def _rope(case: Case, rng: np.random.Generator) -> Resized:
+    D, table = case.shapes["q"][-1], case.shapes["cos"]
+    B, H, Hkv = (int(rng.integers(1, 6)) for _ in range(3))
+    S = max(random_size(rng, 200), 1)
+    positions, options = len(case.shapes.get("positions", ())), {}
+    if len(table) == 3:
+        options = {"batches": 1 if table[0] == 1 else B}
+    elif "positions" in case.shapes:
+        options = {"rows": int(rng.integers(1, 300)), "positions": positions}
+    return rope_shapes((B, H, S, D), Hkv, table[-1], **options), {}
+
+
+# the operators whose random problems need nearly as many kernels as they are
+RESIZED: dict[str, Callable[[Case, np.random.Generator], Resized]] = {
+    "flash_attention": _attention,
+    "flash_attention_varlen": _attention,
+    "matmul": _matmul,
+    "retention": _retention,
+    "retention_varlen": _retention,
+    "rms_norm": _rows,
+    "layer_norm": _rows,
+    "rope": _rope,
+}

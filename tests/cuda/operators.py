@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -54,6 +54,7 @@ every_direction = pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda di
 GENERAL_RUNGS = ("naive", "simt")
 
 
+@cache
 def cases_on_rungs(tag: Tag) -> list[Any]:
     """(direction, rung, case) for every case with this tag and every rung that does it."""
     return [

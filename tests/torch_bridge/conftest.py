@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.poison import new_memory_is_nan
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS warns that its bits may change
+torch.set_num_threads(1)  # tensors are small: threads would only wait for one another
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+CALLS = os.environ.get("DUALOPS_TEST_CALLS")
+if CALLS:
+    from tests.torch_bridge.record import Recorder
+
+    RECORDER = Recorder()
+    RECORDER.watch()  # before the first test imports the bridge
+
+
+def pytest_sessionfinish() -> None:
+    if CALLS:
+        RECORDER.write(Path(CALLS))
 
 
 @pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def memory_on_the_gpu_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a kernel leaves unwritten, or reads before it is written, shows."""
+    on_cpu = getattr(request.node, "callspec", None) and request.node.callspec.params.get("device") == "cpu"
+    if on_cpu or not torch.cuda.is_available():
+        yield
+        return
+    with new_memory_is_nan():
+        yield
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # an error of a kernel belongs to the test that launched it
 
 
 def values(shape: Sequence[int], dtype: torch.dtype, device: str, seed: int = 0) -> torch.Tensor:

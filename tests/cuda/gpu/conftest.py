@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any
+from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -19,28 +21,26 @@ if find_spec("torch") is None:
 
 
 @pytest.fixture(autouse=True)
-def memory_from_torch_is_nan() -> Iterator[None]:
-    """torch fills what it allocates: what a kernel leaves unwritten, or reads before it is written, shows as NaN."""
+def memory_from_torch_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a kernel leaves unwritten, or reads before it is written, shows as NaN. What is large is given back."""
     import torch
 
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # with torch.utils.deterministic.fill_uninitialized_memory, its default
-    yield
-    torch.use_deterministic_algorithms(before)
+    from tests.poison import new_memory_is_nan
+
+    with new_memory_is_nan():
+        yield
     torch.cuda.synchronize()  # an error of a kernel belongs to the test that launched it
+    if request.node.get_closest_marker("xdist_group"):
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile on all cores what the collected cases need."""
-    from tests.cuda.gpu.warm import Job, warm
+    """Compile on all cores what the collected tests need; among several processes who started them has seen to that."""
+    if hasattr(session.config, "workerinput"):
+        return
+    from tests.cuda.gpu.warm import calls_of_tests, recorded_calls, warm
 
-    found: list[dict[str, Any]] = [
-        item.callspec.params
-        for item in session.items
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    ]
-    warm(
-        Job(params["direction"].spec.name, params["direction"].backward, params.get("rung"), params["case"])
-        for params in found
-        if {"direction", "case"} <= params.keys()
-    )
+    folder = os.environ.get("DUALOPS_TEST_CALLS")
+    recorded = recorded_calls(Path(folder)) if folder else ()
+    told = warm(chain(recorded, calls_of_tests(session.items)))
+    session.config.get_terminal_writer().line(f"warm: {told}")

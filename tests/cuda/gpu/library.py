@@ -12,6 +12,8 @@ from dualops.cuda.backend import cuda
 from dualops.spec.meta import numpy_dtype
 from tests.checks import Library
 
+LATE = 1_000_000_000  # clock cycles, half a second: more than a host needs that others keep busy
+
 _TORCH = {
     name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
 }
@@ -88,3 +90,13 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
     """Whether two tensors are equal bit for bit, NaN included."""
     bits = _BITS[one.element_size()][1]
     return one.dtype == two.dtype and torch.equal(one.contiguous().view(bits), two.contiguous().view(bits))
+
+
+def several(results: Any) -> tuple[Any, ...]:
+    """What a call returned, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def as_returned(results: tuple[Any, ...]) -> Any:
+    """One result alone, several as a tuple."""
+    return results if len(results) > 1 else next(iter(results))

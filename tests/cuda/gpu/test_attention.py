@@ -119,6 +119,7 @@ def test_a_function_that_numba_cannot_compile():
         dualops.cuda.flash_attention(q, q, q, score_mod=reads_a_file)
 
 
+@pytest.mark.xdist_group("large")
 def test_gradients_of_more_than_2_to_the_31_elements():
     D = 64
     queries = 2**31 // (2 * D) + 5

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +15,11 @@ import dualops.cuda
 from dualops import reference
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import Foreign, ReadOnly, numpy, same_bits, tensor
+from tests.cuda.gpu.library import Foreign, ReadOnly, as_returned, numpy, same_bits, several, tensor
 from tests.cuda.operators import every_direction
 from tests.problems import values
 
 REPEATS = 1000
-
-
-def several(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def as_returned(results: tuple[Any, ...]) -> Any:
-    """One result alone, several as a tuple."""
-    return results if len(results) > 1 else next(iter(results))
 
 
 @every_direction
@@ -168,6 +158,7 @@ print(time.perf_counter() - began)
 """
 
 
+@pytest.mark.alone
 def test_the_first_call_of_a_first_and_of_a_second_process(tmp_path, monkeypatch, capsys):
     """Beyond imports and context: at most 2 s with an empty cache, 50 ms with a full one."""
     monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from itertools import chain
 from math import prod
 
 import pytest
 
+from dualops.cuda import device as devices
+from dualops.cuda.arrays import cdiv
 from dualops.spec import OPERATORS, Tag
 from tests.checks import check
-from tests.cuda.fuzz import goes_in_place, trials
+from tests.cuda.calls import odd_layout
+from tests.cuda.fuzz import goes_in_place
 from tests.cuda.gpu.library import NUMBA, TORCH
-from tests.cuda.gpu.warm import Job, warm
-from tests.cuda.kinds import others
+from tests.cuda.kinds import BATCH, batch
 from tests.cuda.operators import GENERAL_RUNGS, cases_on_rungs, every_direction, shapes_of
-from tests.problems import Layout
 
 CASES = [*cases_on_rungs(Tag.TEST), *cases_on_rungs(Tag.SIM)]
 HOST = {entry.name for spec in OPERATORS.values() for entry in spec.inputs if entry.host}
-MAX_ELEMENTS = 1 << 15
-PROBLEMS_OF_A_KIND = 20  # a kernel of attention is built for its widths and options, which takes seconds
+PROBLEMS = int(os.environ.get("DUALOPS_FUZZ", "250"))  # random ones, for each direction
 
 
 @pytest.mark.parametrize(("direction", "rung", "case"), CASES)
@@ -42,7 +41,7 @@ def test_in_place(direction, rung, case):
 @pytest.mark.parametrize(("direction", "rung", "case"), cases_on_rungs(Tag.EDGE))
 def test_rows_at_odd_addresses(direction, rung, case):
     """One element off a multiple of 16 bytes, results too; a rung may say that it does no such rows."""
-    layouts = {name: _odd(len(shape)) for name, shape in shapes_of(direction, case).items()}
+    layouts = {name: odd_layout(len(shape)) for name, shape in shapes_of(direction, case).items()}
     try:
         check(
             direction.spec,
@@ -55,10 +54,6 @@ def test_rows_at_odd_addresses(direction, rung, case):
         )
     except NotImplementedError:
         assert rung not in GENERAL_RUNGS
-
-
-def _odd(rank: int) -> Layout:
-    return Layout(tuple(range(rank)), (0,) * rank, misalignment=1)
 
 
 @pytest.mark.parametrize(
@@ -84,19 +79,10 @@ def test_case_with_numba_device_arrays(direction, rung, case):
 
 
 @every_direction
-def test_random_problems(direction):
-    """DUALOPS_FUZZ of them for each direction (250 unless told)."""
-    wanted = int(os.environ.get("DUALOPS_FUZZ", "250"))
-    spec = direction.spec
-    attention = "flash_attention" in (spec.name, spec.parent)
-    drawn = list(trials(direction, 30, 2 * wanted // PROBLEMS_OF_A_KIND + 1 if attention else 2 * wanted, MAX_ELEMENTS))
-    warm(Job(spec.name, direction.backward, trial.rung, trial.case) for trial in drawn)
-    problems = chain.from_iterable(others(kind, PROBLEMS_OF_A_KIND) for kind in drawn) if attention else iter(drawn)
-    ran = refused = 0
-    for trial in problems:
-        done = trial.run(TORCH)
-        ran, refused = ran + done, refused + (not done)
-        if ran >= wanted:
-            break
-    assert ran > 3 * refused
-    print(f"{direction.name}: {ran} random problems")
+@pytest.mark.parametrize("number", range(cdiv(PROBLEMS, BATCH)))
+def test_random_problems(direction, number):
+    """What planning says is served runs and is right, and nothing else is refused."""
+    problems = list(batch(direction, number, devices.current()))
+    for trial, served in problems:
+        assert trial.run(TORCH) == served, trial
+    assert any(served for _, served in problems)

@@ -20,10 +20,7 @@ NEAR = [0, 1, *range(2**31 // COLUMNS - 2, 2**31 // COLUMNS + 2), 2**30 // COLUM
 SAMPLE = sorted({*NEAR, *np.random.default_rng(0).integers(0, ROWS, 200).tolist()})
 
 
-@pytest.fixture(autouse=True)
-def free_memory():
-    yield
-    torch.cuda.empty_cache()
+pytestmark = pytest.mark.xdist_group("large")  # tens of gigabytes: one after another
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -14,9 +14,8 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda.lion import lists as lists_module, of_lists
 from dualops.torch_bridge.optim import Lion
-from tests.cuda.gpu.library import numpy
+from tests.cuda.gpu.library import LATE, numpy
 
-LATE = 400_000_000  # clock cycles: a fifth of a second
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 Tensors = list[torch.Tensor]
@@ -173,6 +172,7 @@ def test_addresses_that_were_others():
         del given
 
 
+@pytest.mark.xdist_group("large")
 def test_more_elements_than_an_int_counts():
     numel = 2**31 + 2**16
     p, g, m = (torch.zeros(numel, dtype=torch.bfloat16, device="cuda") for _ in range(3))

@@ -14,11 +14,9 @@ from dualops.cuda.backend import cuda
 from dualops.cuda.launch import OPERATIONS
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import same_bits, tensor
+from tests.cuda.gpu.library import LATE, as_returned, same_bits, several, tensor
 from tests.cuda.operators import every_direction
 from tests.problems import values
-
-LATE = 400_000_000  # clock cycles: a fifth of a second
 
 
 def inputs_of(direction, seed=0):
@@ -34,15 +32,6 @@ def inputs_of(direction, seed=0):
 def copies(inputs: dict[str, Any]) -> dict[str, Any]:
     """For a call that overwrites some of them."""
     return {name: x.clone() for name, x in inputs.items()}
-
-
-def several(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
-
-
-def as_returned(results: tuple[Any, ...]) -> Any:
-    """One result alone, several as a tuple."""
-    return results if len(results) > 1 else next(iter(results))
 
 
 @every_direction

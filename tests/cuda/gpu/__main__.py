@@ -1,0 +1,59 @@
+"""`make test-gpu`: everything that is tested on a GPU, in stages, the last of them in many processes.
+
+    python -m tests.cuda.gpu [--jobs N] [--minutes M] [--only WORDS] [--logs FOLDER]
+
+What is timed runs alone. The bridge's tests on the CPU come next, since they tell which kernels those on the GPU will
+need. Then all kernels are compiled, and then the tests run. Exit code 1 if anything failed or did not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.cuda.gpu.stages import BRIDGE, GPU, ROOT, Stage, cores, picked, run, spread
+
+
+def stages(jobs: int, only: str, calls: str) -> list[Stage]:
+    """In the order in which they run; `calls` is a folder for what is recorded."""
+    record, some = {"DUALOPS_TEST_CALLS": calls}, bool(only)
+    together = [*spread(jobs), "-m", "not alone"]
+    return [
+        Stage("what is timed", ["-m", "alone", *picked("", only), GPU, BRIDGE], may_be_empty=some),
+        Stage("the bridge on the CPU", [*together, *picked("not cuda", only), BRIDGE], record, may_be_empty=some),
+        Stage("compiling", ["--collect-only", "-qq", *picked("", only), GPU], record, may_be_empty=some),
+        Stage("on the GPU", [*together, *picked("cuda", only), GPU, BRIDGE]),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.cuda.gpu", description="all tests that need a GPU")
+    parser.add_argument("--jobs", type=int, default=cores(), help="processes; default: one a core")
+    parser.add_argument("--minutes", type=float, default=30, help="what is not done by then is stopped; default: 30")
+    parser.add_argument("--only", default="", metavar="WORDS", help="as pytest's -k")
+    parser.add_argument("--logs", type=Path, default=ROOT / "build/test-gpu", help="folder; default: build/test-gpu")
+    given = parser.parse_args()
+    if find_spec("xdist") is None:
+        parser.error("pytest-xdist is missing: pip install -e '.[test]'")
+    given.logs.mkdir(parents=True, exist_ok=True)
+    began, outcomes = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as calls:
+        for number, stage in enumerate(stages(given.jobs, given.only, calls)):
+            print(f"{stage.name} ...", flush=True)
+            left = 60 * given.minutes - (time.perf_counter() - began)
+            outcome = run(stage, given.logs / f"{number}.txt", left)
+            outcomes.append(outcome)
+            for line in outcome.lines:
+                print(f"    {line}", flush=True)
+    print(f"\n{'stage':24}{'s':>6}")
+    print(*outcomes, sep="\n")
+    print(f"{'all':24}{time.perf_counter() - began:6.0f}  logs in {given.logs}")
+    return 0 if all(outcome.passed for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""EDGE cases of every operator on each rung, one after another: what `tests.cuda.gpu.sanitize` runs under each tool.
+
+    python -m tests.cuda.gpu.edge backward sm90             # those whose name holds all of these words
+    python -m tests.cuda.gpu.edge --from FILE --until T     # those named in a file, until time.time() is T
+    python -m tests.cuda.gpu.edge --mistake racecheck       # a kernel that this tool must complain of
+
+The results are checked as well. A line before each case and one after it say how far this came. Exit code 1 where a
+result is wrong, or a case could not be run: then nothing after it is, since a GPU's error stays with the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dualops.cuda.backend import Kernel, cuda, verb
+from dualops.spec import Tag
+from tests.checks import Rejected, check
+from tests.cuda.operators import cases_on_rungs
+
+BEGINS, DONE, WRONG, BROKE = "begins", "done", "wrong", "broke"  # what a line starts with
+
+
+def names() -> list[str]:
+    """Of all cases, each once."""
+    return list(cases())
+
+
+def cases() -> dict[str, Any]:
+    """(direction, rung, case) by name."""
+    return {str(param.id): param.values for param in cases_on_rungs(Tag.EDGE)}
+
+
+def run(wanted: list[str], until: float) -> int:
+    """Check these cases, at least one of them, and print how far that came. Returns the exit code."""
+    from tests.cuda.gpu.library import TORCH
+
+    known, code = cases(), 0
+    for place, name in enumerate(wanted):
+        if place and time.time() > until:
+            break
+        direction, rung, case = known[name]
+        print(BEGINS, name, flush=True)
+        try:
+            check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH)
+        except Rejected as error:
+            code = 1
+            print(WRONG, name, one_line(error), flush=True)
+        except Exception as error:
+            print(BROKE, name, one_line(error), flush=True)
+            return 1
+        print(DONE, name, flush=True)
+    return code
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:1000]
+
+
+# --- mistakes that the tools must see --------------------------------------------------------------
+
+
+def mistakes() -> dict[str, tuple[Callable[[str], Kernel], bool]]:
+    """By tool: a kernel that it must complain of, and whether what this reads has been written."""
+    from tests.wrong.broken import BROKEN, control
+    from tests.wrong.kernels import build, build_through_shared, right
+
+    @verb
+    def half_a_warp_waits(warp):
+        if cuda.threadIdx.x % 32 < 16:
+            cuda.syncthreads()
+
+    return {
+        "memcheck": (BROKEN["one_element_too_many"].build, True),
+        "racecheck": (lambda dtype: build_through_shared(dtype, False), True),
+        "synccheck": (lambda dtype: build(dtype, right(dtype)._replace(meet=half_a_warp_waits)), True),
+        "initcheck": (control, False),
+    }
+
+
+def make_mistake(tool: str) -> None:
+    """Launch the kernel that `tool` must complain of."""
+    import torch
+
+    from tests.cuda.gpu.test_wrong import launch
+
+    build, written = mistakes()[tool]
+    rows, columns = 3, 67
+    y = torch.zeros(rows, columns, device="cuda")
+    x = torch.zeros_like(y) if written else torch.empty_like(y)
+    launch(build("float32"), rows, {"y": y, "x": x}, columns, [columns, columns])
+    torch.cuda.synchronize()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="EDGE cases, one after another")
+    parser.add_argument("words", nargs="*", help="in the name of each case that is run")
+    parser.add_argument("--from", type=Path, dest="file", help="a file with the names of cases, one a line")
+    parser.add_argument("--until", type=float, default=float("inf"), help="begin no case after this time")
+    parser.add_argument("--mistake", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
+    given = parser.parse_intermixed_args()
+    if given.mistake:
+        make_mistake(given.mistake)
+        return 0
+    wanted = list(picked(names(), given.words)) if given.file is None else given.file.read_text().split()
+    if not wanted:
+        parser.error(f"no case is named like {' '.join(given.words)}")
+    code = run(wanted, given.until)
+    print(f"{len(wanted)} cases")
+    return code
+
+
+def picked(every: list[str], words: list[str]) -> Iterator[str]:
+    return (name for name in every if all(word in name for word in words))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What is known of a call before it is made: the kernels that it needs, its layouts and all."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from dualops.cuda import device as devices, plans
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.sizes import concrete
+from dualops.cuda.step import Step
+from tests.checks import Rejected
+from tests.cuda.calls import call_of, steps_of
+from tests.cuda.fuzz import trials
+from tests.cuda.operators import every_direction
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The kernels of calls, which do nothing."""
+    found: list[tuple[str, int]] = []
+
+    class Launcher:
+        def __init__(self, step: Step, *_: Any):
+            found.append((step.kernel.identity, concrete(step.shared_bytes)))
+
+        def numbers(self) -> tuple[tuple[int, ...], list[Any]]:
+            return (), []
+
+        def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Any:
+            return lambda arrays: None
+
+    monkeypatch.setattr(plans, "launcher", Launcher)
+    return found
+
+
+@every_direction
+def test_the_kernels_of_random_problems(direction, prepared):
+    operation = OPERATIONS[direction.spec.name][direction.backward]
+    refused = 0
+    for trial in trials(direction, 50, 60, 400):
+        prepared.clear()
+        operation.forget()
+        steps = steps_of(call_of(trial), devices.current())
+        with suppress(Rejected):  # nothing was computed
+            served = trial.run()
+            assert served == (steps is not None)
+        refused += steps is None
+        assert prepared == [(step.kernel.identity, step.shared_bytes) for step in steps or ()], trial
+    operation.forget()
+    assert refused < 20

@@ -1,0 +1,195 @@
+"""`make sanitize` with a tool that only pretends: who gets which cases, and what is said of what goes wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dualops.spec import OPERATORS
+from tests.checks import Rejected
+from tests.cuda.gpu import edge, sanitize
+from tests.cuda.operators import Direction
+
+# plays compute-sanitizer and the process under it; what a case is called says what becomes of it
+TOOL = f"""#!{sys.executable}
+import os, sys, time
+tool, given = sys.argv[sys.argv.index("--tool") + 1], sys.argv
+assert given[3:7] == ["--report-api-errors", "no", "--error-exitcode", "9"]
+assert os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+if "--mistake" in given:
+    blind = os.environ.get("BLIND") == tool
+    print("========= ERROR SUMMARY:", "0 errors" if blind else "1 error")
+    sys.exit(0 if blind else 1 if tool == "memcheck" else 9)
+if os.environ.get("FIRST") == "dies":
+    sys.exit("no device")
+complaints, code = 0, 0
+for place, case in enumerate(open(given[given.index("--from") + 1]).read().split()):
+    if place and time.time() > float(given[given.index("--until") + 1]):
+        break
+    print("begins", case, flush=True)
+    if "hangs" in case:
+        time.sleep(60)
+    if "dies" in case:
+        os.abort()
+    if "slow" in case:
+        time.sleep(0.4)
+    if "races" in case and tool == "racecheck":
+        complaints += 2
+        print("========= Error: Race reported between Write access at f and Read access at f")
+        print("========= Error: Race reported between Write access at f and Read access at f")
+    if "wrong" in case:
+        code = 1
+        print("wrong", case, "Rejected: y: max error", flush=True)
+    if "broken" in case:
+        print("broke", case, "RuntimeError: CUDA error")
+        code = 1
+        break
+    print("done", case, flush=True)
+name = "RACECHECK" if tool == "racecheck" else "ERROR"
+print(f"========= {{name}} SUMMARY: {{complaints}} errors")
+sys.exit(9 if complaints else code)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """(cases, arguments) -> exit code and what was printed."""
+    tool = tmp_path / "tool"
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitize, "warm", lambda cases: None)
+    monkeypatch.setattr(sanitize, "STARTING", 1.0)
+
+    def start(cases: str, *words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sanitize, "names", cases.split)
+        logs = ["--sanitizer", str(tool), "--logs", str(tmp_path / "logs"), "--jobs", "2"]
+        code = sanitize.main([*words, *logs])
+        return code, capsys.readouterr().out
+
+    return start
+
+
+def row(out: str, tool: str) -> list[int]:
+    """Cases, errors, not ended, not run."""
+    (found,) = [line for line in out.splitlines() if line.startswith(tool) and "cases" not in line]
+    return [int(word) for word in found.split()[1:5]]
+
+
+def test_all_is_well(run):
+    code, out = run("softmax-a softmax-b norm-c")
+    assert code == 0
+    for tool in sanitize.TOOLS:
+        assert row(out, tool) == [3, 0, 0, 0]
+
+
+def test_words_pick_cases_and_tools_are_picked(run):
+    for words in (
+        ["softmax", "backward", "--tools", "memcheck"],
+        ["--tools", "memcheck", "--jobs", "1", "softmax_back"],
+    ):
+        code, out = run("softmax-a softmax_backward-a norm-a", *words)
+        assert code == 0 and row(out, "memcheck") == [1, 0, 0, 0] and "racecheck" not in out
+
+
+def test_a_complaint_is_an_error_of_its_tool_alone(run):
+    code, out = run("softmax-a softmax-races", "--tools", "racecheck", "memcheck")
+    assert code == 1 and row(out, "racecheck") == [2, 2, 0, 0] and row(out, "memcheck") == [2, 0, 0, 0]
+    assert "2 x Error: Race reported between Write access at f and Read access at f, about softmax-races" in out
+
+
+def test_a_wrong_result_and_a_broken_case(run):
+    code, out = run("a-wrong b-broken c d", "--tools", "synccheck")
+    assert code == 1 and row(out, "synccheck") == [3, 2, 0, 0]
+    assert "wrong a-wrong Rejected: y: max error" in out and "broke b-broken RuntimeError" in out
+
+
+def test_a_process_that_dies_takes_no_other_case_with_it(run):
+    code, out = run("a b-dies c", "--tools", "memcheck")
+    assert code == 1 and row(out, "memcheck") == [2, 1, 0, 0]
+    assert "broke b-dies exit code -6" in out
+
+
+def test_a_case_that_does_not_end_is_named_and_the_others_run(run):
+    code, out = run("a b-hangs c", "--tools", "memcheck", "--part-minutes", "0.01")
+    assert code == 1 and row(out, "memcheck") == [2, 0, 1, 0]
+    assert "did not end: b-hangs" in out
+
+
+def test_nothing_runs_where_nothing_starts(run, monkeypatch):
+    monkeypatch.setenv("FIRST", "dies")
+    code, out = run("a b", "--tools", "memcheck")
+    assert code == 1 and row(out, "memcheck") == [0, 1, 0, 0]
+    assert "exit code 1: no device" in out
+
+
+def test_what_a_process_leaves_another_takes_on(run):
+    code, out = run(" ".join(f"slow-{i}" for i in range(6)), "--tools", "initcheck", "--part-minutes", "0.01")
+    assert code == 0 and row(out, "initcheck") == [6, 0, 0, 0]
+    assert out.count("initcheck ") > 3  # so many processes
+
+
+def test_the_time_that_there_is(run):
+    code, out = run(" ".join(f"slow-{i}" for i in range(12)), "--tools", "memcheck", "--minutes", "0.035")
+    done, errors, unended, left = row(out, "memcheck")
+    assert code == 0 and errors == unended == 0 and 0 < done < 12 and done + left == 12
+    assert f"not run: {left} of slow" in out
+    code, out = run(" ".join(f"slow-{i}" for i in range(12)), "--tools", "memcheck", "--continue")
+    assert code == 0 and row(out, "memcheck")[0] == left
+
+
+def test_a_tool_that_sees_no_mistake_is_not_believed(run, monkeypatch):
+    monkeypatch.setenv("BLIND", "racecheck")
+    code, out = run("a")
+    assert code == 1 and "racecheck said nothing of a mistake" in out and "cases  errors" not in out
+
+
+def test_the_slowest_come_first_and_no_part_is_too_long():
+    cases = [*(f"softmax-{i}" for i in range(100)), *(f"retention_backward-{i}" for i in range(100))]
+    parts = sanitize.parts_of(["memcheck", "racecheck"], cases, {"racecheck retention_backward-0"})
+    assert [part.tool for part in parts] == ["racecheck"] * 3 + ["memcheck"]
+    assert parts[0].cases[0] == "retention_backward-1" and parts[-1].cases[-1] == "softmax-99"
+    assert sum(len(part.cases) for part in parts) == 399
+
+
+def test_no_tool(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitize, "PLACES", ())
+    with pytest.raises(SystemExit) as stopped:
+        sanitize.main([])
+    assert stopped.value.code == 2 and "compute-sanitizer was not found" in capsys.readouterr().err
+
+
+def test_no_case(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run("softmax-a", "matmul")
+    assert stopped.value.code == 2 and "no EDGE case is named like matmul" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "until", "code", "told"),
+    [
+        ("a b", 1e99, 0, ["begins a", "done a", "begins b", "done b"]),
+        ("a b", 0, 0, ["begins a", "done a"]),
+        ("wrong b", 1e99, 1, ["begins wrong", "wrong wrong Rejected: y: no", "done wrong", "begins b", "done b"]),
+        ("a broken b", 1e99, 1, ["begins a", "done a", "begins broken", "broke broken RuntimeError: CUDA error"]),
+    ],
+)
+def test_cases_one_after_another(names, until, code, told, monkeypatch, capsys):
+    direction = Direction(OPERATORS["softmax"], False)
+
+    def check(spec, case, function, **options):
+        if case == "wrong":
+            raise Rejected("y:\n no")
+        if case == "broken":
+            raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(edge, "check", check)
+    monkeypatch.setattr(edge, "cases", lambda: {name: (direction, "simt", name) for name in names.split()})
+    assert edge.run(names.split(), until) == code
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_the_folder_of_the_sources_is_the_root():
+    assert (sanitize.ROOT / "dualops").is_dir() and Path(sanitize.__file__).is_relative_to(sanitize.ROOT)

@@ -1,0 +1,81 @@
+"""Runs of pytest that `make test-gpu` consists of: what is said of them, and that each ends."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.gpu import stages
+from tests.cuda.gpu.__main__ import stages as of_everything
+from tests.cuda.gpu.stages import Outcome, Stage, picked, run, spread
+
+TESTS = """
+import os, time, pytest
+def test_good(): assert os.environ["OMP_NUM_THREADS"] == "1"
+@pytest.mark.skip("needs two of them")
+def test_omitted(): pass
+def test_bad(): assert 1 == 2
+def test_endless(): time.sleep(60)
+def test_deadly(): os.abort()
+"""
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """(words, seconds) -> what came of the tests of such names, which no folder of theirs has."""
+    monkeypatch.setattr(stages, "GRACE", 5)
+    file = tmp_path / "test_it.py"
+    file.write_text(TESTS)
+
+    def start(only: str, seconds: float = 60, processes: int = 1, may_be_empty: bool = False) -> Outcome:
+        arguments = ["-p", "no:cacheprovider", *spread(processes), "-k", only, str(file)]
+        return run(Stage("a stage", arguments, may_be_empty=may_be_empty), tmp_path / "log.txt", seconds)
+
+    return start
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_passes(ran, processes):
+    outcome = ran("good or omitted", processes=processes)
+    assert outcome.passed and outcome.last_word.startswith("1 passed, 1 skipped")
+    assert [line.partition(": ")[2] for line in outcome.lines] == ["needs two of them"]
+
+
+def test_what_fails(ran):
+    outcome = ran("good or bad")
+    assert not outcome.passed and outcome.last_word.startswith("1 failed, 1 passed")
+    assert any(line.startswith("FAILED ") for line in outcome.lines)
+    assert "FAILED: 1 failed" in str(outcome)
+
+
+def test_what_does_not_end(ran):
+    began = time.perf_counter()
+    outcome = ran("good or endless", seconds=5)
+    assert not outcome.passed and "did not end in 5 s" in outcome.last_word
+    assert time.perf_counter() - began < 40
+
+
+def test_what_dies(ran):
+    assert not ran("deadly").passed
+    outcome = ran("good or deadly", processes=2)
+    assert not outcome.passed and any("crashed" in line for line in outcome.lines)
+
+
+def test_no_time_and_no_tests(ran):
+    assert ran("good", seconds=0).last_word == "not run: no time was left"
+    assert not ran("nothing_of_that_name").passed
+    assert ran("nothing_of_that_name", may_be_empty=True).passed
+
+
+def test_every_test_is_in_one_stage():
+    """Of those that are neither timed nor on the CPU, only the last has them."""
+    timed, on_cpu, compiling, on_gpu = of_everything(4, "softmax", "folder")
+    assert (
+        timed.arguments[:2] == ["-m", "alone"] and "not alone" in on_cpu.arguments and "not alone" in on_gpu.arguments
+    )
+    assert picked("not cuda", "softmax") == ["-k", "(not cuda) and (softmax)"] == on_cpu.arguments[-3:-1]
+    assert on_gpu.arguments[-4:] == ["-k", "(cuda) and (softmax)", stages.GPU, stages.BRIDGE]
+    assert on_cpu.environment == compiling.environment == {"DUALOPS_TEST_CALLS": "folder"}
+    assert not on_gpu.environment
