@@ -23,7 +23,6 @@ from . import device as devices
 from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
 from .device import Device
-from .driver import away
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
 
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
@@ -82,6 +81,23 @@ class Operation:
         elif self.updated:
             given = self._overwritten(arrays)
             out = given[0] if len(given) == 1 else given
+        plan, pointers = self.find(arrays, params, given, kernel)
+        results = plan.run(arrays, pointers, given, stream)
+        if given is not None:
+            return out
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def find(
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        given: tuple[Any, ...] | None = None,
+        kernel: str | None = None,
+    ) -> tuple[Plan, list[Any]]:
+        """The plan of a call, from before or new, and the addresses of its arrays. Numbers on the host are Python's.
+
+        given: the arrays for the results, if the caller has them.
+        """
         everything = arrays if given is None else (*arrays, *given)
         try:
             adapter = ADAPTERS.get(type(arrays[0])) or adapter_of(arrays[0], self.op, self.inputs[0])
@@ -100,15 +116,7 @@ class Operation:
                 self._keep(key, plan)
         elif SIMULATED:
             self._check_values(plan, arrays)
-        elsewhere = away(plan.device_index, plan.adapter.current_device)
-        if elsewhere is None:
-            results = plan.run(everything, pointers, given, stream)
-        else:
-            with elsewhere:
-                results = plan.run(everything, pointers, given, stream)
-        if given is not None:
-            return out
-        return results[0] if len(results) == 1 else tuple(results)
+        return plan, pointers
 
     def plan(
         self,

@@ -130,6 +130,7 @@ class Plan:
     def __init__(self, family: Family, call: Callable[[], Call], launches: list[Any], layouts: list[Any]):
         """launches: grid and arguments of each; layouts: shape and strides of what is allocated."""
         self.family, self.call, self.adapter, self.device_index = family, call, family.adapter, family.device_index
+        self.notes: Any = None  # what a caller wants to remember of such calls
         self.launches: list[Callable[..., None]] = [
             launcher(*numbers) for launcher, numbers in zip(family.launchers, launches)
         ]
@@ -137,13 +138,18 @@ class Plan:
         self.results = list(zip(family.make_results, layouts))
         self.workspace = list(zip(family.make_workspace, layouts[count:]))
 
-    def run(self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None, stream: Any) -> list[Any]:
-        """Launch on the call's arrays, whose addresses are `pointers`. Returns the results that were allocated.
+    def run(
+        self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
+    ) -> list[Any]:
+        """Launch on arrays, None for one that is not there, whose addresses are `pointers`, those of `given` last.
 
-        arrays: all that the operator may have, None for what is not there; then what was `given` for the results. The
-        plan's GPU must be current.
+        Returns the results; where the caller has `given` arrays for them, none.
         """
+        if (elsewhere := away(self.device_index, self.adapter.current_device)) is not None:
+            with elsewhere:
+                return self.run(arrays, pointers, given, stream)
         if given is not None:
+            arrays = (*arrays, *given)
             self.apart.check([pointer for array, pointer in zip(arrays, pointers) if array is not None])
         handle = None if stream is None else stream_of(self.family.op, stream)
         results = [make(*layout) for make, layout in self.results]
