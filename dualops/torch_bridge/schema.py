@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +25,16 @@ KINDS: dict[str, tuple[type, ...]] = {
     "text": (object,),
 }
 _KNOWN: dict[str, Any] = {}  # values by their texts
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+
+def constant(function: Made) -> Made:
+    """Let torch.compile call a function when it compiles, and keep what it gives, in place of reading along.
+
+    This is torch.compiler.assume_constant_result without its import of torch._dynamo, which takes a second.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def fits(kind: str, value: Any) -> bool:
@@ -45,7 +56,7 @@ def declaration(param: Param, kind: str) -> str:
 
 def as_text(param: Param, value: Any) -> str:
     """The text of a value, for the schema. torch.compile reads along, and compiles again for another value."""
-    return _remembered(param, _constant(value))
+    return _remembered(param.domain, _constant(value))
 
 
 def from_text(text: str) -> Any:
@@ -69,10 +80,10 @@ def _constant(value: Any) -> Any:
     return value
 
 
-@torch.compiler.assume_constant_result
-def _remembered(param: Param, value: Any) -> str:
+@constant
+def _remembered(domain: Callable[[Any], Any], value: Any) -> str:
     try:
-        known = param.domain(value)
+        known = domain(value)
         text = repr(known)
     except (TypeError, ValueError):
         known, text = value, f"refused {id(value)}"  # where the call is bound, in the spec's words
