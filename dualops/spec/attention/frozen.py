@@ -113,7 +113,7 @@ class _Copying:
         self.made[id(function)] = function, copy
         copy.__dict__["reads"] = reads = _reads(code)
         for name, cell, own in zip(code.co_freevars, function.__closure__ or (), cells):
-            if name in reads.cells and (value := _content(cell)) is not MISSING:
+            if name in reads.cells and (value := content(cell)) is not MISSING:
                 own.cell_contents = self.value(name, value, reads.cells[name], reads.attributes)
         for name, paths in reads.globals.items():
             if name in scope:
@@ -167,10 +167,11 @@ def _parts(attributes: Attributes) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in vars(attributes).items() if name not in OF_EVERY_MODULE)
 
 
-def _content(cell: CellType) -> Any:
+def content(cell: CellType) -> Any:
+    """What a cell holds; MISSING where that is nothing as yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # as yet unassigned
+    except ValueError:
         return MISSING
 
 
@@ -205,25 +206,26 @@ def is_unchanged(function: FunctionType, copy: FunctionType, seen: tuple[Functio
         return True
     seen, reads = (*seen, function), copy.__dict__["reads"]
     for name, cell, kept in zip(code.co_freevars, function.__closure__ or (), copy.__closure__ or ()):
-        if name in reads.cells and not _is_same(_content(cell), _content(kept), seen):
+        if name in reads.cells and not is_same(content(cell), content(kept), seen):
             return False
     scope, own_scope = function.__globals__, copy.__globals__
     for name in reads.globals:
-        if not _is_same(scope.get(name, MISSING), own_scope.get(name, MISSING), seen):
+        if not is_same(scope.get(name, MISSING), own_scope.get(name, MISSING), seen):
             return False
     by_name, kept_by_name = function.__kwdefaults__ or {}, copy.__kwdefaults__ or {}
-    return _is_same(function.__defaults__, copy.__defaults__, seen) and (
+    return is_same(function.__defaults__, copy.__defaults__, seen) and (
         by_name.keys() == kept_by_name.keys()
-        and all(_is_same(by_name[name], kept_by_name[name], seen) for name in by_name)
+        and all(is_same(by_name[name], kept_by_name[name], seen) for name in by_name)
     )
 
 
-def _is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...]) -> bool:
+def is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...] = ()) -> bool:
+    """Whether a copy of the value would be as one that was made before."""
     kind = type(kept)
     if value is kept:
         return True
     if kind is Attributes:
-        return all(_is_same(getattr(value, name, MISSING), part, seen) for name, part in _parts(kept))
+        return all(is_same(getattr(value, name, MISSING), part, seen) for name, part in _parts(kept))
     if kind is np.ndarray:
         alike = _is_array(value) and value.shape == kept.shape and value.dtype == kept.dtype
         return alike and value.tobytes() == kept.base
@@ -232,7 +234,7 @@ def _is_same(value: Any, kept: Any, seen: tuple[FunctionType, ...]) -> bool:
     if kind is FunctionType:
         return is_unchanged(value, kept, seen)
     if isinstance(kept, (tuple, list)):
-        return len(value) == len(kept) and all(_is_same(one, other, seen) for one, other in zip(value, kept))
+        return len(value) == len(kept) and all(is_same(one, other, seen) for one, other in zip(value, kept))
     return (isinstance(kept, PLAIN) or _is_number(kept)) and constant_facts(value) == constant_facts(kept)
 
 
@@ -262,7 +264,7 @@ def _function_facts(function: FunctionType, seen: tuple[FunctionType, ...]) -> s
     code, scope, seen = function.__code__, function.__globals__, (*seen, function)
     values = [("default", value) for value in function.__defaults__ or ()]
     values += (function.__kwdefaults__ or {}).items()
-    values += zip(code.co_freevars, map(_content, function.__closure__ or ()))
+    values += zip(code.co_freevars, map(content, function.__closure__ or ()))
     values += [(name, scope[name]) for name in _reads(code).globals if name in scope]
     return "\n".join(
         [code_facts(code), *(f"{name}={facts(value, seen)}" for name, value in values if value is not MISSING)]
@@ -274,29 +276,24 @@ def _function_facts(function: FunctionType, seen: tuple[FunctionType, ...]) -> s
 Place = tuple[tuple[str, Any], ...]  # steps from a function: ("cell", 0), ("global", "SLOPES"), ("item", 2), ...
 
 
-def places(copy: FunctionType) -> tuple[list[Place], list[Place]]:
-    """Where a function found the numbers, strings and functions that its copy has, and where the arrays."""
-    values, arrays = [], []
-    for place, value in _placed(copy, (), ()):
-        (arrays if isinstance(value, (np.ndarray, list)) else values).append(place)
-    return values, arrays
+def leaves(copy: FunctionType) -> Iterator[tuple[Place, Any]]:
+    """All values that a copy has of what its function read, and where that found each; of a tuple its items."""
+    return _leaves(copy, (), ())
 
 
-def _placed(value: Any, place: Place, seen: tuple[FunctionType, ...]) -> Iterator[tuple[Place, Any]]:
-    inner: list[tuple[str, Any, Any]] = []
-    if isinstance(value, FunctionType):
-        if value in seen:
-            return
-        seen, code, scope = (*seen, value), value.__code__, value.__globals__
-        inner += [("default", index, part) for index, part in enumerate(value.__defaults__ or ())]
-        inner += [("keyword", name, part) for name, part in (value.__kwdefaults__ or {}).items()]
-        inner += [("cell", index, _content(cell)) for index, cell in enumerate(value.__closure__ or ())]
-        inner += [("global", name, scope[name]) for name in _reads(code).globals if name in scope]
+def _leaves(value: Any, place: Place, seen: tuple[FunctionType, ...]) -> Iterator[tuple[Place, Any]]:
+    parts: list[tuple[str, Any, Any]] = []
+    if isinstance(value, FunctionType) and value not in seen:
+        seen, scope = (*seen, value), value.__globals__
+        parts += [("default", index, part) for index, part in enumerate(value.__defaults__ or ())]
+        parts += [("keyword", name, part) for name, part in (value.__kwdefaults__ or {}).items()]
+        parts += [("cell", index, content(cell)) for index, cell in enumerate(value.__closure__ or ())]
+        parts += [("global", name, scope[name]) for name in _reads(value.__code__).globals if name in scope]
     elif isinstance(value, Attributes):
-        inner += [("attribute", name, part) for name, part in _parts(value)]
+        parts += [("attribute", name, part) for name, part in _parts(value)]
     elif isinstance(value, (tuple, list)):
-        inner += [("item", index, part) for index, part in enumerate(value)]
-    if place and not isinstance(value, Attributes) and not _is_fixed(value) and value is not MISSING:
+        parts += [("item", index, part) for index, part in enumerate(value)]
+    if place and value is not MISSING and not isinstance(value, (Attributes, tuple, list)):
         yield place, value
-    for kind, key, part in inner:
-        yield from _placed(part, (*place, (kind, key)), seen)
+    for kind, key, part in parts:
+        yield from _leaves(part, (*place, (kind, key)), seen)
