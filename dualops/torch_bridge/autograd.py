@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..spec.base import Input
+from . import recomputed
 
 if TYPE_CHECKING:
     from .interop import Direction
@@ -32,7 +33,8 @@ def rules(forward: Direction, backward: Direction) -> Rules:
         there = {out.name for out, has in zip(forward.outputs, having) if has}
         known |= {name: known[result] for name, result in spec.saved_instead.items() if result in there}
         needed = forward.needed(inputs)
-        ctx.save_for_backward(*(known[name] if name in needed else None for name in spec.saved))
+        saved = [known[name] if name in needed else None for name in spec.saved]
+        ctx.save_for_backward(*saved, recomputed.mark(inputs[count:], inputs[0]))
         ctx.mark_non_differentiable(*(x for out, x in zip(forward.outputs, results) if f"d{out.name}" not in incoming))
         ctx.params = inputs[count:]
         ctx.results = [
@@ -47,7 +49,9 @@ def rules(forward: Direction, backward: Direction) -> Rules:
                 raise NotImplementedError(
                     f"{backward.name}: {wanted.name} requires a gradient, which is not implemented; detach it"
                 )
-        known: dict[str, Any] = dict(zip(spec.saved, ctx.saved_tensors))
+        *saved, mark = ctx.saved_tensors
+        recomputed.check(ctx.params, mark)
+        known: dict[str, Any] = dict(zip(spec.saved, saved))
         for out, result, gradient in zip(forward.outputs, ctx.results, gradients):
             if f"d{out.name}" in incoming:
                 known[f"d{out.name}"] = _readable(gradient, incoming[f"d{out.name}"], result)

@@ -18,7 +18,7 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from dualops.torch_bridge import flash_attention, flash_attention_varlen, schema
+from dualops.torch_bridge import flash_attention, flash_attention_varlen, recomputed, schema
 from dualops.torch_bridge.flash_attention import _operator
 
 from .conftest import values
@@ -378,6 +378,12 @@ def test_recomputed_with_the_same_values_or_not_at_all(make: Callable[[], Mods],
         close(gradient(around, mods, value, value, x), expected(value, x)[1])
         with pytest.raises(RuntimeError, match=AGAIN):
             gradient(around, mods, value, 4 - value, leaf())
+
+
+def test_recomputed_by_others_than_torch_utils_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their regions nothing is known, but what is saved in the second call says it too."""
+    monkeypatch.setattr(recomputed, "Frame", ())
+    test_recomputed_with_the_same_values_or_not_at_all(of_cell, reentrant=False)
 
 
 @REENTRY
