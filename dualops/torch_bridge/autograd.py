@@ -34,7 +34,7 @@ def rules(forward: Direction, backward: Direction) -> Rules:
         known |= {name: known[result] for name, result in spec.saved_instead.items() if result in there}
         needed = forward.needed(inputs)
         saved = [known[name] if name in needed else None for name in spec.saved]
-        ctx.save_for_backward(*saved, recomputed.mark(inputs[count:], inputs[0]))
+        ctx.save_for_backward(*saved, recomputed.mark(inputs[count:], inputs[0]) if forward.texts else None)
         ctx.mark_non_differentiable(*(x for out, x in zip(forward.outputs, results) if f"d{out.name}" not in incoming))
         ctx.params = inputs[count:]
         ctx.results = [

@@ -19,7 +19,7 @@ autocast ...) goes through the dispatcher. Results are the same on each way, and
 `Spec.bind`, which the fakes call too, with symbolic sizes where a compiled function is dynamic.
 
 `schema` has what the dispatcher knows of parameters, `ways` which way a call takes, `autograd` what forward keeps and
-how backward is called.
+how backward is called; `compiled` and `recomputed` see to it that users' functions read what they read in forward.
 """
 
 from __future__ import annotations

@@ -65,10 +65,9 @@ def mark(params: Sequence[Any], like: Any) -> Tensor | None:
 
     What is traced or transformed has its functions for good, and needs none.
     """
-    words = _words(params)
-    if not words or not dense(like) or transformed():
+    if not any(type(param) is UserFunction for param in params) or not dense(like) or transformed():
         return None
-    return torch.tensor(words, dtype=torch.int64, device="cpu")
+    return torch.tensor(_words(params), dtype=torch.int64, device="cpu")
 
 
 def check(params: Sequence[Any], found: Tensor | None) -> None:

@@ -398,10 +398,10 @@ def imports(score, b, h, i, j):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (changes_a_global, "it assigns to ALPHA, expected that it leaves what is not its own"),
-        (counter(), "it assigns to count, expected that it leaves what is not its own"),
-        (counter_inside(), "it assigns to count, expected that it leaves what is not its own"),
-        (imports, "it imports random, expected that this is done outside of it"),
+        (changes_a_global, "changes_a_global assigns to ALPHA, expected that it leaves what is not its own"),
+        (counter(), "function assigns to count, expected that it leaves what is not its own"),
+        (counter_inside(), "function assigns to count, expected that it leaves what is not its own"),
+        (imports, "imports imports random, expected that this is done outside of it"),
         (made("score * next(numbers)", numbers=iter([1.0])), "its variable numbers is of type list_iterator"),
         (made("score * draw()", draw=[0.5, 0.25].pop), "its variable draw is of type builtin_function_or"),
         (made("twice(score)", twice=np.frompyfunc(lambda x: 2 * x, 1, 1)), "its variable twice is of type ufunc"),

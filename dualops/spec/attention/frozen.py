@@ -88,10 +88,10 @@ def _check_harmless(code: CodeType, steps: list[tuple[CodeType, dis.Instruction]
     for where, step in steps:
         name, kind = step.argval, step.opname
         if kind == "IMPORT_NAME" and name.partition(".")[0] not in ("math", "numpy"):
-            raise TypeError(f"it imports {name}, expected that this is done outside of it")
+            raise TypeError(f"{code.co_name} imports {name}, expected that this is done outside of it")
         to_cell = kind in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars and name in where.co_freevars
         if to_cell or kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            raise TypeError(f"it assigns to {name}, expected that it leaves what is not its own")
+            raise TypeError(f"{code.co_name} assigns to {name}, expected that it leaves what is not its own")
 
 
 # --- the copy ----------------------------------------------------------------------------------------
