@@ -3,6 +3,7 @@
 python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder softmax [--json FILE]
+python -m benchmarks host [--json FILE]
 python -m benchmarks plot
 """
 
@@ -84,6 +85,23 @@ def ladder(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def host(arguments: argparse.Namespace) -> int:
+    """Time what calls cost on the host; 1 where nothing can be timed."""
+    try:
+        from . import host_run
+    except ImportError as missing:
+        print(f"python -m benchmarks host needs torch: {missing}", file=sys.stderr)
+        return 1
+    try:
+        found = host_run.run(partial(print, flush=True))
+    except (NotImplementedError, RuntimeError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        host_run.save(arguments.json, found)
+    return 0
+
+
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
     from . import ladder_table, plot as drawing, scaling_plot
@@ -147,6 +165,9 @@ def main(words: Sequence[str] | None = None) -> int:
     steps.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
     steps.set_defaults(command=ladder)
+    costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
+    costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    costs.set_defaults(command=host)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")

@@ -20,8 +20,9 @@ from dualops.spec import OPERATORS
 ROOT = Path(__file__).parent.parent
 NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
-HOST = ("dualops.cuda.backend", "dualops.cuda.device", "dualops.cuda.arrays", "dualops.cuda.compile")
-HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.launch")
+SIZES = "dualops.cuda.sizes"
+HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
+HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.plans", "dualops.cuda.launch")
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,19 @@ class Row:
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
+MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 # kernels that operators share: a package of their own, which no other operator may import
 SHARED = {"rms_norm": ("dualops.cuda.norm",), "layer_norm": ("dualops.cuda.norm",)}
 
 LAW = (
     Row("dualops", (), ()),
+    Row(MACHINE, (), ()),
     Row(SPEC, (), NUMBERS),
     Row("dualops.reference.*", (SPEC,), NUMBERS),
     # the road to the GPU, from the bottom up
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
-    Row(BACKEND, (SIMULATOR,), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
+    Row(SIZES, (), ()),
+    Row(BACKEND, (MACHINE, SIMULATOR, SIZES), (*NUMBERS, *TOOLKIT, "numba", "numba.cuda")),
     # `intrinsic` and libdevice are how an instruction is declared; all else of numba.cuda comes from the backend
     Row(
         PTX,
@@ -58,10 +62,12 @@ LAW = (
     ),
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:2]), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
-    Row("dualops.cuda.step", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step"), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
+    Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4]), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
+    Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
+    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
     Row("dualops.cuda.offline", (SPEC, *HOST_OF_OPERATORS), ()),
     *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),
@@ -72,7 +78,7 @@ LAW = (
     Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
     Row(
         "dualops.cli.*",
-        ("dualops", SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
+        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),

@@ -11,10 +11,10 @@ Nothing here imports Numba before a subcommand has decided where kernels run: Nu
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from . import check, demo, info
+from .console import lines
 from .errors import CommandError
 
 SUBCOMMANDS = {"demo": demo, "info": info, "check": check}
@@ -33,5 +33,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return SUBCOMMANDS[arguments.command].run(arguments)
     except CommandError as error:
-        print(f"dualops {arguments.command}: {error}", file=sys.stderr)
+        lines(stderr=True).print(f"dualops {arguments.command}: {error}")
         return 2

@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from ..machine import NEWEST, install_command
 from .errors import CommandError
 from .place import SWITCH
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if find_spec("numba_cuda") is None:
-        raise CommandError("no compiler: pip install dualops[cu13] (or [cu12]); it needs no GPU")
+        raise CommandError(f"no compiler, which needs no GPU: {install_command(NEWEST)}")
     os.environ[SWITCH] = "0"
     if import_module("dualops.cuda.backend").SIMULATED:
         raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")

@@ -1,4 +1,4 @@
-"""The operators at work, each result held against the float64 reference.
+"""The operators at work, each result held against the float64 reference: a line an operator, and one for the whole.
 
     python -m dualops demo                                        every operator, on problems of its own
     python -m dualops demo flash_attention --param causal=True --input qkv.npz --output o.npz
@@ -12,25 +12,26 @@ Exit code 1: an error is over its tolerance. 2: the call is wrong, or would take
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
+from typing import NamedTuple
 
 from ..spec.meta import FLOATS
+from .console import lines
 from .errors import CommandError
-from .estimate import duration, reference_seconds, simulator_seconds
+from .estimate import duration, reference_seconds, run_seconds, simulator_seconds
 from .files import user_job, write_npz
 from .measure import Judge, Measurement, on_gpu, on_reference, on_simulator, plan_of
 from .own import own_jobs
 from .place import PLACES, choose
 from .problems import Arrays, Job, Task, parse_params, tasks
-from .progress import progress
-from .report import Row, table
+from .progress import Steps, progress
+from .report import Row, print_table
+from .verdict import last_line, operator_line, remarks
 
 HELP = "run the operators and hold each result against the float64 reference"
 
-WIDEST = 400  # columns
 SIMULATOR_LIMIT = 60.0  # seconds that a problem may take in the simulator
 CHECK_LIMIT = 300.0  # seconds that the reference may take to check it, unless --check insists
 
@@ -39,6 +40,14 @@ RUN: dict[str, Callable[[Job, Arrays, str | None], Measurement]] = {
     "simulator": on_simulator,
     "reference": on_reference,
 }
+
+
+class Work(NamedTuple):
+    """A problem, and the rungs to run it on; None is the one that serves it best."""
+
+    job: Job
+    rungs: Sequence[str | None]
+    checked: bool
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,36 +65,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help=f"hold the result against the reference; default: if that takes less than {duration(CHECK_LIMIT)}",
     )
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="also a table of all runs: arguments, errors, time, memory, speed"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
+    began = time.perf_counter()
     wanted = _wanted_tasks(arguments)
-    place = choose(arguments.where)
-    work = _work(arguments, wanted, place)
+    place, lacking = choose(arguments.where)
+    groups = _groups(_work(arguments, wanted, place))
+    if lacking:
+        lines(stderr=True).print(f"dualops demo: kernels run in the simulator. {' '.join(lacking)}")
+    console = lines()
     rows: list[Row] = []
-    failures: list[str] = []
-    with progress(sum(len(rungs) for _, rungs in work)) as advance:
-        for job, rungs in work:
-            arrays = job.load()
-            judge = Judge(job, arrays) if _to_check(job, arguments.check) else None
-            for kernel in rungs:
-                advance(" ".join(filter(None, [job.task.name, job.title, kernel])))
-                try:
-                    if place == "simulator":
-                        _refuse_if_slow(job, arrays, kernel)
-                    measured = RUN[place](job, arrays, kernel)
-                except NotImplementedError as error:
-                    if arguments.input or arguments.kernel:
-                        raise CommandError(str(error)) from None
-                    continue  # a rung that does not serve this problem: the others are shown
-                found = judge.verdict(measured.results) if judge else None
-                rows.append(Row(job, measured, found and found.worst))
-                told = found.failures if found else ()
-                failures += [f"{job.task.name}, {job.title}, {measured.rung}: {message}" for message in told]
-                if arguments.output:
-                    write_npz(arguments.output, measured.results)
-    _print(rows, failures, place)
-    return 1 if failures else 0
+    with progress(_seconds(groups.values(), place)) as steps:
+        for name, group in groups.items():
+            found = [row for work in group for row in _rows(work, arguments, place, steps)]
+            with steps.aside():
+                console.print(operator_line(name, max(map(len, groups)), found))
+                for remark in remarks(found, arguments.output, said=arguments.check is None):
+                    console.print(remark)
+            rows += found
+    if arguments.verbose:
+        print_table(rows, place)
+    console.print(last_line(rows, place, time.perf_counter() - began, verbose=arguments.verbose))
+    return 1 if any(row.failures for row in rows) else 0
 
 
 def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
@@ -102,18 +107,58 @@ def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
     return [known[arguments.operator]]
 
 
-def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> list[tuple[Job, Sequence[str | None]]]:
+def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> Iterator[Work]:
     """What to run: the user's problem on the rung that serves it, or problems of our own on every rung."""
-    work: list[tuple[Job, Sequence[str | None]]] = []
     for task in wanted:
         params = parse_params(arguments.param, task)
         if arguments.kernel is not None and arguments.kernel not in task.spec.rungs:
             raise CommandError(f"--kernel {arguments.kernel}: {task.name} has {', '.join(task.spec.rungs)}")
         if arguments.input:
-            return [(user_job(task, arguments.input, params, arguments.dtype), [arguments.kernel])]
-        rungs = [arguments.kernel] if arguments.kernel or place == "reference" else task.spec.rungs
-        work += [(job, rungs) for job in own_jobs(task, place, params, arguments.dtype)]
-    return work
+            jobs, rungs = [user_job(task, arguments.input, params, arguments.dtype)], [arguments.kernel]
+        else:
+            jobs = own_jobs(task, place, params, arguments.dtype)
+            rungs = [arguments.kernel] if arguments.kernel or place == "reference" else task.spec.rungs
+        yield from (Work(job, rungs, _to_check(job, arguments.check)) for job in jobs)
+
+
+def _groups(every: Iterator[Work]) -> dict[str, list[Work]]:
+    """What has a line together: an operator and its gradient, by the operator's name."""
+    groups: dict[str, list[Work]] = {}
+    for work in every:
+        task = work.job.task
+        groups.setdefault(task.spec.name if task.spec.name in groups else task.name, []).append(work)
+    return groups
+
+
+def _seconds(groups: Iterable[list[Work]], place: str) -> list[float]:
+    """What each run may take."""
+    every = (work for group in groups for work in group)
+    return [run_seconds(work.job, place, work.checked) for work in every for _ in work.rungs]
+
+
+def _to_check(job: Job, insisted: bool | None) -> bool:
+    return reference_seconds(job) <= CHECK_LIMIT if insisted is None else insisted
+
+
+def _rows(work: Work, arguments: argparse.Namespace, place: str, steps: Steps) -> Iterator[Row]:
+    """Run a problem on its rungs, check the results, and write the user's."""
+    job = work.job
+    arrays = job.load()
+    judge = Judge(job, arrays) if work.checked else None
+    for kernel in work.rungs:
+        steps(" ".join(filter(None, [job.task.name, kernel, job.title])))
+        try:
+            if place == "simulator":
+                _refuse_if_slow(job, arrays, kernel)
+            measured = RUN[place](job, arrays, kernel)
+        except NotImplementedError as error:
+            if arguments.input or arguments.kernel:
+                raise CommandError(str(error)) from None
+            continue  # a rung that does not serve this problem: the others are shown
+        found = judge.verdict(measured.results) if judge else None
+        if arguments.output:
+            write_npz(arguments.output, measured.results)
+        yield Row(job, measured, found and found.worst, found.failures if found else [])
 
 
 def _refuse_if_slow(job: Job, arrays: Arrays, kernel: str | None) -> None:
@@ -123,21 +168,3 @@ def _refuse_if_slow(job: Job, arrays: Arrays, kernel: str | None) -> None:
             f"{job}: without a GPU the simulator would need about {duration(seconds)}; "
             f"--where reference runs it as NumPy in about {duration(reference_seconds(job))}"
         )
-
-
-def _to_check(job: Job, insisted: bool | None) -> bool:
-    return reference_seconds(job) <= CHECK_LIMIT if insisted is None else insisted
-
-
-def _print(rows: list[Row], failures: list[str], place: str) -> None:
-    console = Console()
-    shown = table(rows, place)
-    natural = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
-    console.width = max(console.width, natural)  # a narrow window breaks lines, but no cell loses its end
-    console.print(shown)
-    for row in rows:
-        if row.accuracy is None:
-            told = duration(reference_seconds(row.job))
-            console.print(f"{row.job.task.name} was not checked: the reference needs about {told}, --check insists")
-    for message in failures:
-        console.print(f"over its tolerance: {message}", style="bold red", highlight=False, soft_wrap=True)

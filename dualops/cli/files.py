@@ -14,7 +14,7 @@ from ..spec import ArrayMeta
 from ..spec.base import Input, Role
 from ..spec.meta import numpy_dtype
 from .errors import CommandError
-from .problems import Arrays, Job, Task
+from .problems import Arrays, Job, Task, shape_of
 
 
 def user_job(task: Task, path: Path, params: Mapping[str, Any], dtype: str | None) -> Job:
@@ -65,6 +65,13 @@ def _in_dtype(array: np.ndarray, given: Input, dtype: str | None) -> np.ndarray:
     if dtype == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
         return array.view(numpy_dtype("bfloat16"))
     return array.astype(numpy_dtype(given.dtype_for(dtype))) if array.dtype.kind == "f" else array
+
+
+def contents(results: Arrays) -> str:
+    """What `write_npz` writes: "o 1×2×20×16 float32, lse 1×2×20 float32"."""
+    bits = numpy_dtype("bfloat16")
+    dtypes = {name: "bfloat16 as uint16" if x.dtype == bits else str(x.dtype) for name, x in results.items()}
+    return ", ".join(f"{name} {shape_of(x.shape)} {dtypes[name]}" for name, x in results.items())
 
 
 def write_npz(path: Path, results: Arrays) -> None:

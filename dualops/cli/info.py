@@ -1,4 +1,6 @@
-"""What dualops would run with here: versions, device, measured ceilings, the cache of compiled kernels."""
+"""What dualops would run with here: versions, driver, device or what is missing for one, measured ceilings, and the
+cache of compiled kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from .place import choose
+from ..machine import ask_driver
+from .place import SWITCH, choose
 from .report import size
 
-HELP = "versions, device, ceilings, cache"
+HELP = "versions, driver, device or what is missing for one, ceilings, cache"
 
 PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch")
 
@@ -28,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     made.add_column(style="bold")
     made.add_column(overflow="fold")
     for name, value in (*versions(), *device(), *cache()):
-        made.add_row(name, value)
+        made.add_row(name, Text(value))  # brackets in it are its own
     Console(soft_wrap=True).print(made)
     return 0
 
@@ -44,10 +48,13 @@ def versions() -> Iterator[tuple[str, str]]:
 
 
 def device() -> Iterator[tuple[str, str]]:
-    """Where kernels run, and on a GPU what it can do."""
+    """Where kernels run, what a GPU can do, or what is missing for one."""
     place = choose("auto")
-    if place != "gpu":
-        yield "device", "no GPU: kernels run in the simulator"
+    yield "driver", str(ask_driver())
+    if place.name != "gpu":
+        reason = "kernels can't run on a GPU here" if place.missing else f"{SWITCH} is set"
+        yield "device", f"the simulator: {reason}"
+        yield from (("missing", told) for told in place.missing)
         return
     gpu = import_module("dualops.cuda.device").current()
     yield "device", f"{gpu.name}, {gpu.arch}, {gpu.sms} SMs"

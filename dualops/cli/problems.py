@@ -126,12 +126,17 @@ class Job:
         by_shape: dict[tuple[int, ...], list[str]] = {}
         for name, meta in self.problem.arrays.items():
             by_shape.setdefault(meta.shape, []).append(name)
-        shapes = [f"{' '.join(names)} {'×'.join(map(str, shape)) or '()'}" for shape, names in by_shape.items()]
+        shapes = [f"{' '.join(names)} {shape_of(shape)}" for shape, names in by_shape.items()]
         defaults = {param.name: param.default for param in self.task.params}
         return shapes + [f"{name}={_told(x)}" for name, x in self.params.items() if x != defaults[name]]
 
     def __str__(self) -> str:
         return f"{self.task.name} {self.problem.dtype}, {', '.join(self.parts())}"
+
+
+def shape_of(shape: Sequence[int]) -> str:
+    """ "1×2×19×16", or "()" without axes."""
+    return "×".join(map(str, shape)) or "()"
 
 
 def _told(value: Any) -> str:

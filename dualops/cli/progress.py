@@ -1,30 +1,70 @@
-"""Progress on stderr: a bar on a terminal, a plain line a step elsewhere."""
+"""Progress on stderr: a bar with the time left on a terminal, a plain line a step elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+
+class Steps:
+    """Call it with the name of each step as it begins: a plain line."""
+
+    def __init__(self, total: int, console: Console):
+        self.total, self.console = total, console
+        self.begun = 0
+
+    def __call__(self, name: str) -> None:
+        self.begun += 1
+        print(f"[{self.begun}/{self.total}] {name}", file=self.console.file, flush=True)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Within it lines may be written, to stdout too."""
+        return nullcontext()
+
+
+class StepsOnBar(Steps):
+    """The same on a bar, which is as long as all steps together are thought to take."""
+
+    def __init__(self, seconds: Sequence[float], console: Console, bar: Progress):
+        super().__init__(len(seconds), console)
+        self.seconds, self.bar = seconds, bar
+        self.task: TaskID = bar.add_task("", total=sum(seconds), step=0, steps=self.total)
+
+    def __call__(self, name: str) -> None:
+        done = self.seconds[self.begun - 1] if self.begun else 0
+        self.begun += 1
+        self.bar.update(self.task, advance=done, description=name, step=self.begun)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self.bar.stop()
+        yield
+        self.bar.start()
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Gives a function to call with the name of each of `total` steps as it begins."""
+def progress(steps: int | Sequence[float]) -> Iterator[Steps]:
+    """Gives what is to be told of each step as it begins.
+
+    steps: how many there are, or the seconds that each may take, however roughly: the time left is reckoned from them
+    and from the time gone.
+    """
+    seconds = [1.0] * steps if isinstance(steps, int) else steps
     console = Console(stderr=True)
     if not console.is_terminal:
-        steps = iter(range(1, total + 1))
-        yield lambda name: print(f"[{next(steps)}/{total}] {name}", file=console.file, flush=True)
+        yield Steps(len(seconds), console)
         return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun = False
-
-        def advance(name: str) -> None:
-            nonlocal begun
-            bar.update(task, advance=int(begun), description=name)
-            begun = True
-
-        yield advance
+    columns = (
+        BarColumn(bar_width=20, table_column=Column(min_width=20)),
+        TextColumn("{task.fields[step]}/{task.fields[steps]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    everything = 24 * 3600  # speed is that of the whole run, not of the last half minute: steps differ
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=everything) as bar:
+        yield StepsOnBar(seconds, console, bar)

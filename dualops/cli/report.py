@@ -1,4 +1,4 @@
-"""The demo's table."""
+"""The demo's table: what `--verbose` tells of each run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.box import HORIZONTALS
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +16,8 @@ from .problems import Job
 
 NOT_CHECKED = "not checked"
 ARGUMENTS_WIDTH = 36
+
+WIDEST = 400  # columns
 
 CAPTION = """\
 Errors are relative to the largest and to the root mean square value of the float64 truth.
@@ -27,11 +30,29 @@ MEMORY_TOLD = {
 
 
 class Row(NamedTuple):
-    """One line: what ran, and how far from the truth it came out (None: not held against it)."""
+    """One run: what ran, and how far from the truth it came out (None: not held against it)."""
 
     job: Job
     run: Measurement
     accuracy: Accuracy | None
+    failures: Sequence[str] = ()  # what is to be said of the results that are too far from it
+
+    @property
+    def operations_a_second(self) -> float:
+        return self.run.flops / self.run.seconds
+
+    @property
+    def of_roof(self) -> float | None:
+        """How near it came to what the memory can do, where that is what counts."""
+        return None if self.run.roof_seconds is None else self.run.roof_seconds / self.run.seconds
+
+
+def print_table(rows: Sequence[Row], place: str) -> None:
+    console = Console()
+    shown = table(rows, place)
+    natural = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
+    console.width = max(console.width, natural)  # a narrow window breaks lines, but no cell loses its end
+    console.print(shown)
 
 
 def table(rows: Sequence[Row], place: str) -> Table:
@@ -71,7 +92,7 @@ def _errors(accuracy: Accuracy | None) -> list[str]:
     return [
         f"{kernel.max:.1e}\n{baseline.max:.1e}",
         f"{kernel.rms:.1e}\n{baseline.rms:.1e}",
-        f"{accuracy.ratio:.0%}" if accuracy.passed else f"{accuracy.ratio:.0%} FAILS",
+        percent(accuracy.ratio) if accuracy.passed else f"{percent(accuracy.ratio)} FAILS",
     ]
 
 
@@ -90,11 +111,21 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def percent(share: float) -> str:
+    """A share as a person reads it: "50 %"."""
+    return f"{100 * share:.0f} %" if share < 10 else "> 999 %"
+
+
+def tflops(operations_a_second: float) -> str:
+    speed = operations_a_second / 1e12
+    return f"{speed:.0f} TFLOP/s" if speed >= 100 else f"{speed:.3g} TFLOP/s"
+
+
 def _speed(row: Row) -> str:
     if row.job.compute_bound:
-        return f"{row.run.flops / row.run.seconds / 1e12:.3g} TFLOP/s"
+        return tflops(row.operations_a_second)
     return f"{row.job.bytes_moved / row.run.seconds / 1e12:.3g} TB/s"
 
 
 def _roof(row: Row) -> str:
-    return "–" if row.run.roof_seconds is None else f"{row.run.roof_seconds / row.run.seconds:.0%}"
+    return "–" if row.of_roof is None else percent(row.of_roof)

@@ -8,8 +8,7 @@ NumPy arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -17,25 +16,38 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..spec import ArrayMeta
-from ..spec.meta import contiguous_strides, itemsize, numpy_dtype
+from ..spec.meta import check_plain, contiguous_strides, extent, in_elements, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
+from .driver import current_device, device_of_address
 
+NUMBERS = (int, float)  # on the host, as a launch passes them on
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+
+
+Allocator = Callable[[tuple[int, ...], tuple[int, ...]], Any]  # of shape and strides, in elements
 
 
 class Adapter(Protocol):
     """What dualops asks of an array library."""
 
-    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        """What a plan depends on: of each array shape, strides, dtype, device and alignment."""
+    def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
+        """What a plan depends on, and the addresses.
+
+        That is of each array a tuple that begins with shape and strides (in elements) and has dtype, device and
+        alignment. Of None it is None, with address 0; of a number on the host its type, with its value for an address.
+        """
         ...
 
     def meta(self, array: Any) -> ArrayMeta: ...
 
+    def meta_of(self, layout: Any) -> ArrayMeta:
+        """Of an array with that layout: the alignment is its address."""
+        ...
+
     def pointer(self, array: Any) -> int: ...
 
-    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
-        """What makes a new array like `meta` on `meta.device`, its values undefined."""
+    def allocator(self, dtype: str, device: str) -> Allocator:
+        """What makes new arrays on that device, which is the current one when it does; their values are undefined."""
         ...
 
     def stream(self, array: Any) -> int:
@@ -65,8 +77,8 @@ class Adapter(Protocol):
         """Devices and lazy negation, which `layouts` has too: of many arrays the different ones."""
         ...
 
-    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
-        """What makes GPU `index` current, or None where it is."""
+    def current_device(self) -> int:
+        """The GPU that is current in this thread, if any is."""
         ...
 
 
@@ -83,15 +95,28 @@ class TorchAdapter:
         raw, current = getattr(torch._C, "_cuda_getCurrentRawStream", None), getattr(torch._C, "_cuda_getDevice", None)
         self.raw_stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
         self.current_device = current or torch.cuda.current_device
+        self.pointer = torch.Tensor.data_ptr
 
-    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        return tuple(
-            [(a.shape, a.stride(), a.dtype, a.get_device(), a.is_neg(), p & 15) for a, p in zip(arrays, pointers)]
-        )
+    def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
+        found: list[Hashable] = []
+        pointers: list[Any] = []
+        for a in arrays:
+            if a is None:
+                found.append(None)
+                pointers.append(0)
+            elif type(a) in NUMBERS:
+                found.append(type(a))
+                pointers.append(a)
+            else:
+                pointer = a.data_ptr()
+                found.append((a.shape, a.stride(), a.dtype, a.get_device(), a.is_neg(), pointer & 15))
+                pointers.append(pointer)
+        return tuple(found), pointers
 
     def meta(self, array: Any) -> ArrayMeta:
-        if array.layout is not self.torch.strided or array.is_neg():
+        if array.layout is not self.torch.strided or array.is_neg() or array.is_nested:
             told = f"{array.layout}, negated: resolve_neg() it" if array.is_neg() else array.layout
+            told = "a nested one" if array.is_nested else told
             raise TypeError(f"expected a strided tensor that is not lazily negated, got {told}")
         dtype = self.names.get(array.dtype, str(array.dtype).removeprefix("torch."))
         device = array.device
@@ -100,8 +125,9 @@ class TorchAdapter:
             name = self.device_names[device] = str(device)
         return ArrayMeta(tuple(array.shape), dtype, array.stride(), name, array.data_ptr())
 
-    def pointer(self, array: Any) -> int:
-        return array.data_ptr()
+    def meta_of(self, layout: Any) -> ArrayMeta:
+        shape, strides, dtype, index, _, alignment = layout
+        return ArrayMeta(tuple(shape), self.names[dtype], strides, f"cuda:{index}", alignment)
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.torch.Tensor.data_ptr, arrays))
@@ -113,12 +139,19 @@ class TorchAdapter:
         tensor = self.torch.Tensor
         return frozenset(map(tensor.get_device, arrays)), frozenset(map(tensor.is_neg, arrays))
 
-    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
-        device, dtype = self.torch.device(meta.device), self.dtypes[meta.dtype]
-        return partial(self.torch.empty_strided, meta.shape, meta.strides, dtype=dtype, device=device)
+    def allocator(self, dtype: str, device: str) -> Allocator:
+        kind = self.dtypes[dtype]
+        allocate = partial(self.torch.empty_strided, dtype=kind, device=self.torch.device(device))
+        quick = getattr(getattr(self.torch._C, "_dynamo", None), "guards", None)
+        quick = getattr(quick, "_empty_strided_cuda", None)  # what compiled functions call: it costs half
+        if quick is None:
+            return allocate
+        deterministic = self.torch._C._get_deterministic_algorithms  # then torch fills what it allocates
 
-    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
-        return None if self.current_device() == index else self.torch.cuda.device(index)
+        def allocate_quickly(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            return allocate(shape, strides) if deterministic() else quick(shape, strides, kind)
+
+        return allocate_quickly
 
     def stream(self, array: Any) -> int:
         return self.raw_stream(array.get_device())
@@ -128,6 +161,11 @@ class TorchAdapter:
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
 
 
+def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
+    return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
+
+
 # dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
 _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat16"}
 
@@ -135,32 +173,39 @@ _TYPESTR = {"<f8": "float64", "<f4": "float32", "<f2": "float16", "<V2": "bfloat
 class InterfaceAdapter:
     """Anything with `__cuda_array_interface__`: Numba device arrays, CuPy arrays and others."""
 
-    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        faces = [array.__cuda_array_interface__ for array in arrays]
-        return tuple(
-            [(f["shape"], f.get("strides"), f["typestr"], _ordinal(p), p & 15) for f, p in zip(faces, pointers)]
+    def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
+        return _layouts(arrays, self._layout)
+
+    @staticmethod
+    def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
+        face = array.__cuda_array_interface__
+        shape, strides, typestr, (pointer, read_only) = (
+            tuple(face["shape"]),
+            face.get("strides"),
+            face["typestr"],
+            face["data"],
         )
+        steps = contiguous_strides(shape) if strides is None else in_elements(strides, np.dtype(typestr).itemsize)
+        device = device_of_address(pointer)
+        return (shape, steps, typestr, device, type(array), read_only, pointer & 15), pointer
 
     def meta(self, array: Any) -> ArrayMeta:
-        interface = array.__cuda_array_interface__
-        shape, address = tuple(interface["shape"]), interface["data"][0]
-        dtype = _TYPESTR.get(interface["typestr"]) or np.dtype(interface["typestr"]).name
-        size = np.dtype(interface["typestr"]).itemsize
-        strides = interface.get("strides")
-        elements = contiguous_strides(shape) if strides is None else tuple(stride // size for stride in strides)
-        return ArrayMeta(shape, dtype, elements, f"cuda:{_ordinal(address)}", address)
+        layout, address = self._layout(array)
+        return self.meta_of(layout)._replace(pointer=address)
+
+    def meta_of(self, layout: Any) -> ArrayMeta:
+        shape, strides, typestr, index, _, read_only, alignment = layout
+        dtype = _TYPESTR.get(typestr) or np.dtype(typestr).name
+        return ArrayMeta(shape, dtype, strides, f"cuda:{index}", alignment, read_only)
 
     def pointer(self, array: Any) -> int:
         return array.__cuda_array_interface__["data"][0]
 
-    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
-        if meta.dtype == "bfloat16":
+    def allocator(self, dtype: str, device: str) -> Allocator:
+        if dtype == "bfloat16":
             raise TypeError("Numba has no bfloat16 arrays to put the result in: give out=")
-        strides = tuple(stride * itemsize(meta.dtype) for stride in meta.strides)
-        return partial(cuda.device_array, meta.shape, numpy_dtype(meta.dtype), strides=strides)
-
-    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
-        return None if cuda.get_current_device().id == index else cuda.gpus[index]
+        size, stored = itemsize(dtype), numpy_dtype(dtype)
+        return lambda shape, strides: cuda.device_array(shape, stored, strides=tuple(step * size for step in strides))
 
     def stream(self, array: Any) -> int:
         return array.__cuda_array_interface__.get("stream") or 0
@@ -168,14 +213,17 @@ class InterfaceAdapter:
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass  # Numba's memory is freed when the device is done with everything
 
+    def current_device(self) -> int:
+        return current_device()
+
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((f["shape"], f.get("strides"), f["typestr"]) for f in (a.__cuda_array_interface__ for a in arrays)),)
+        return ((_seen(array.__cuda_array_interface__) for array in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        return frozenset(map(_ordinal, pointers))
+        return frozenset(map(device_of_address, pointers))
 
 
 class CupyAdapter(InterfaceAdapter):
@@ -184,18 +232,14 @@ class CupyAdapter(InterfaceAdapter):
     def __init__(self, cupy: Any):
         self.cupy = cupy
 
-    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
-        size = itemsize(meta.dtype)
-        strides = tuple(stride * size for stride in meta.strides)
+    def allocator(self, dtype: str, device: str) -> Allocator:
+        size, stored = itemsize(dtype), numpy_dtype(dtype)
 
-        def allocate() -> Any:
-            memory = self.cupy.cuda.alloc(max(meta.extent, 1) * size)
-            return self.cupy.ndarray(meta.shape, numpy_dtype(meta.dtype), memory, strides)
+        def allocate(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            memory = self.cupy.cuda.alloc(max(extent(shape, strides), 1) * size)
+            return self.cupy.ndarray(shape, stored, memory, tuple(step * size for step in strides))
 
         return allocate
-
-    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
-        return None if self.cupy.cuda.Device().id == index else self.cupy.cuda.Device(index)
 
     def stream(self, array: Any) -> int:
         return self.cupy.cuda.get_current_stream().ptr
@@ -210,27 +254,33 @@ class CupyAdapter(InterfaceAdapter):
 class NumpyAdapter:
     """NumPy arrays, in the simulator. Results are born with all bits set, so that what is not written shows as NaN."""
 
-    def layouts(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-        return tuple([(a.shape, a.strides, a.dtype, p & 15) for a, p in zip(arrays, pointers)])
+    def layouts(self, arrays: Sequence[Any]) -> tuple[tuple[Hashable, ...], list[Any]]:
+        return _layouts(arrays, self._layout)
+
+    @staticmethod
+    def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
+        meta = ArrayMeta.of_numpy(array)
+        layout = meta.shape, meta.strides, meta.dtype, type(array), meta.read_only, int(meta.pointer) & 15
+        return layout, int(meta.pointer)
 
     def meta(self, array: Any) -> ArrayMeta:
         return ArrayMeta.of_numpy(array)
 
+    def meta_of(self, layout: Any) -> ArrayMeta:
+        shape, strides, dtype, _, read_only, alignment = layout
+        return ArrayMeta(shape, dtype, strides, "cpu", alignment, read_only)
+
     def pointer(self, array: Any) -> int:
         return array.ctypes.data
 
-    def allocator(self, meta: ArrayMeta) -> Callable[[], Any]:
-        size = itemsize(meta.dtype)
-        strides = tuple(stride * size for stride in meta.strides)
+    def allocator(self, dtype: str, device: str) -> Allocator:
+        size, stored = itemsize(dtype), numpy_dtype(dtype)
 
-        def allocate() -> Any:
-            memory = np.full(max(meta.extent, 1) * size + 16, 0xFF, np.uint8)
-            return np.ndarray(meta.shape, numpy_dtype(meta.dtype), memory, -memory.ctypes.data % 16, strides)
+        def allocate(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            memory = np.full(max(extent(shape, strides), 1) * size + 16, 0xFF, np.uint8)
+            return np.ndarray(shape, stored, memory, -memory.ctypes.data % 16, tuple(step * size for step in strides))
 
         return allocate
-
-    def on_device(self, index: int) -> AbstractContextManager[Any] | None:
-        return None
 
     def stream(self, array: Any) -> int:
         return 0
@@ -238,11 +288,14 @@ class NumpyAdapter:
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass
 
+    def current_device(self) -> int:
+        return 0
+
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
 
     def shapes(self, arrays: Sequence[Any]) -> tuple[Iterable[Any], ...]:
-        return (((a.shape, a.strides, a.dtype) for a in arrays),)
+        return (((type(a), a.shape, a.strides, a.dtype, a.flags.writeable) for a in arrays),)
 
     def origins(self, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
         return ()
@@ -262,6 +315,7 @@ def adapter_of(array: Any, op: str, name: str) -> Adapter:
 def _find(array: Any, op: str, name: str) -> Adapter:
     if SIMULATED:
         if isinstance(array, np.ndarray):
+            check_plain(array, op, name)
             return NumpyAdapter()
         raise TypeError(f"{op}: {name} is a {_told(array)}, expected a NumPy array: kernels run in the simulator")
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
@@ -280,15 +334,15 @@ def _told(array: Any) -> str:
     return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
-def _ordinal(address: int) -> int:
-    """Number of the GPU that an address belongs to."""
-    from cuda.bindings import driver
-
-    if address == 0:
-        return 0
-    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    error, ordinal = driver.cuPointerGetAttribute(attribute, address)
-    return int(ordinal) if error == driver.CUresult.CUDA_SUCCESS else 0
+def _layouts(
+    arrays: Sequence[Any], layout: Callable[[Any], tuple[tuple[Any, ...], int]]
+) -> tuple[tuple[Hashable, ...], list[Any]]:
+    """`Adapter.layouts`, of the layout and the address of one array."""
+    parts = [
+        (None, 0) if array is None else (type(array), array) if type(array) in NUMBERS else layout(array)
+        for array in arrays
+    ]
+    return tuple([found for found, _ in parts]), [pointer for _, pointer in parts]
 
 
 def cdiv(value: int, step: int) -> int:

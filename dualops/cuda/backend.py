@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
 
+from ..machine import missing
 from . import simulator
+from .sizes import concrete
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when it is imported
 
@@ -90,7 +92,11 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
         told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
         return replace(build(*args, **options), identity=f"{build.__module__}.{build.__name__}({told})")
 
-    return built
+    @wraps(build)
+    def of_numbers(*args: Any, **options: Any) -> Kernel:
+        return built(*concrete(args), **{name: concrete(value) for name, value in options.items()})
+
+    return of_numbers
 
 
 def where() -> str | None:
@@ -98,19 +104,14 @@ def where() -> str | None:
     if SIMULATED:
         return "simulator"
     try:
-        _find_gpu()
-    except (ImportError, RuntimeError):  # no bindings; no driver's library, or no GPU
+        find_gpu()
+    except RuntimeError:
         return None
     return "gpu"
 
 
 @cache  # of success alone: an exception is not kept
-def _find_gpu() -> None:
-    """Raise ImportError or RuntimeError where the driver knows no GPU."""
-    from cuda.bindings import driver
-
-    (error,), count = driver.cuInit(0), 0
-    if error == driver.CUresult.CUDA_SUCCESS:
-        error, count = driver.cuDeviceGetCount()
-    if error != driver.CUresult.CUDA_SUCCESS or not count:
-        raise RuntimeError(f"the driver answered {error} and {count} GPUs")
+def find_gpu() -> None:
+    """Raise RuntimeError where kernels can't run on a GPU: what is missing here, each with its remedy."""
+    if told := missing():
+        raise RuntimeError(" ".join(told))

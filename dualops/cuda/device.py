@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from .backend import SIMULATED, where
+from .backend import SIMULATED, find_gpu
 
 KIB = 1024
 
@@ -73,12 +73,16 @@ def current() -> Device:
 
 
 def require() -> None:
-    """Raise RuntimeError where kernels can't run at all."""
-    if where() is None:
+    """Raise RuntimeError where kernels can't run at all: what is missing, each with its remedy."""
+    if SIMULATED:
+        return
+    try:
+        find_gpu()
+    except RuntimeError as error:
         raise RuntimeError(
-            "dualops.cuda: no CUDA GPU was found. Set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in "
-            "the simulator, or use dualops.reference"
-        )
+            f"dualops.cuda: kernels can't run on a GPU here. {error} Without a GPU, set NUMBA_ENABLE_CUDASIM=1 before "
+            "Python starts to run kernels in the simulator, or use dualops.reference."
+        ) from None
 
 
 @cache

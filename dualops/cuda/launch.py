@@ -1,134 +1,34 @@
-"""Plans: a call that was bound, configured, compiled and loaded once, ready to launch again with other pointers.
+"""Operations: a direction of an operator, callable on arrays.
 
 An operator hands an `Operation` its spec and `choices(problem, results, device)`: every way to do the problem, best
-first. A call looks for its plan by the layouts of its arrays and its parameters before anything else is done; only a
-call of a new layout is bound by the spec, configured and, if its kernel is new, compiled. Nothing here waits for the
-GPU.
+first. A call looks for its plan by the layouts of its arrays and its parameters before anything else is done. Only one
+of a new layout is looked at closer, and only one that no earlier call's kernels serve is bound by the spec, configured
+and compiled (`plans`). Nothing here waits for the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
-from ..spec.meta import FLOATS, number_meta, take_turns
+from ..spec.domains import length
+from ..spec.meta import FLOATS, number_meta
 from . import device as devices
-from .arrays import ADAPTERS, Adapter, adapter_of
+from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
 from .device import Device
-from .step import Step, handle_of, prepare
+from .driver import away
+from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
 
-NUMBERS = (int, float)  # on the host, as a launch passes them on
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
-
-
-class Choice(NamedTuple):
-    """One way to do a problem: the rung, its Config, why it stands where it does, and the launches."""
-
-    rung: str
-    config: Any
-    reason: str
-    steps: Callable[[], Sequence[Step]]
-    workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
-
-
-class Result(NamedTuple):
-    """An array that a plan writes."""
-
-    name: str
-    meta: ArrayMeta
-    allocate: Callable[[], Any]
-
-
-class Plan:
-    """A problem with the choice taken, its kernels loaded."""
-
-    def __init__(
-        self,
-        op: str,
-        problem: Problem,
-        choice: Choice,
-        adapter: Adapter,
-        results: tuple[Result, ...],
-        device: Device,
-        inplace: frozenset[tuple[str, str]],
-    ):
-        self.op, self.problem, self.choice, self.adapter, self.results = op, problem, choice, adapter, results
-        self.device_index = device.index
-        names = [*problem.arrays, *(result.name for result in results), *choice.workspace]
-        self.workspace = [adapter.allocator(meta) for meta in choice.workspace.values()]
-        self.metas = [*problem.arrays.values(), *(result.meta for result in results)]
-        self.steps = choice.steps()
-        self.launches = [prepare(step, names, device) for step in self.steps]
-        self.names = [*problem.arrays, *(result.name for result in results)]
-        self.apart = list(self._pairs(inplace))
-
-    def _pairs(self, inplace: frozenset[tuple[str, str]]) -> Iterator[tuple[int, int, int, int, bool]]:
-        """Results and arrays before them that may not meet in memory: i, j, their bytes, if one place is allowed."""
-        metas, names = self.metas, self.names
-        nbytes = [meta.nbytes for meta in metas]
-        for i in range(len(self.problem.arrays), len(metas)):
-            for j in range(i):
-                if metas[j].device == "host":
-                    continue
-                same = (names[i], names[j]) in inplace and metas[i].strides == metas[j].strides
-                yield i, j, nbytes[i], nbytes[j], same
-
-    def check_overlap(self, pointers: Sequence[int]) -> None:
-        """Raise ValueError where a result that the caller gave shares memory with another array and may not."""
-        for i, j, my_bytes, their_bytes, same_place_allowed in self.apart:
-            mine, theirs = pointers[i], pointers[j]
-            if same_place_allowed and mine == theirs:
-                continue
-            if mine < theirs + their_bytes and theirs < mine + my_bytes:
-                if take_turns(self.metas[i]._replace(pointer=mine), self.metas[j]._replace(pointer=theirs)):
-                    continue
-                mine, theirs = (self._told(k, pointers) for k in (i, j))
-                raise ValueError(f"{self.op}: {mine} overlaps {theirs} in memory, expected memory of its own")
-
-    def _told(self, i: int, pointers: Sequence[int]) -> str:
-        """What a message calls an array: a result that overwrites its input by the input's name."""
-        name, inputs = self.names[i], len(self.problem.arrays)
-        source = self.problem.spec.updates.get(name)
-        if i < inputs:
-            return name
-        return source if source and pointers[i] == pointers[self.names.index(source)] else f"out {name}"
-
-    def run(self, arrays: Sequence[Any], pointers: Sequence[int], stream: Any) -> None:
-        """Launch on all arrays, results last, whose addresses are `pointers`."""
-        workspace = [allocate() for allocate in self.workspace]
-        if SIMULATED:
-            for launch in self.launches:
-                launch([*arrays, *workspace])
-            return
-        handle = self.adapter.stream(arrays[0]) if stream is None else handle_of(stream)
-        if workspace:
-            pointers = [*pointers, *map(self.adapter.pointer, workspace)]
-            if stream is not None:
-                for array in workspace:
-                    self.adapter.used_on(array, handle)
-        elsewhere = self.adapter.on_device(self.device_index)
-        if elsewhere is None:
-            for launch in self.launches:
-                launch(pointers, handle)
-        else:
-            with elsewhere:
-                for launch in self.launches:
-                    launch(pointers, handle)
-
-    def __str__(self) -> str:
-        lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
-        lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
-        lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]
-        return "\n".join(lines if self.steps else [*lines, "nothing to launch: the result is empty"])
-
-
-Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
+MOST_FAMILIES = 32  # of calls that differ in sizes alone
+WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
 
 
 class Operation:
@@ -151,8 +51,8 @@ class Operation:
         self.op = f"{spec.name}_backward" if backward else spec.name
         inputs = spec.gradient_inputs if backward else spec.inputs
         self.inputs = [wanted.name for wanted in inputs]
-        self.plain = not any(wanted.optional or wanted.host for wanted in inputs)  # every input is an array
         self.host = {wanted.name: wanted.dtypes for wanted in inputs if wanted.host}
+        self.host_places = [place for place, wanted in enumerate(inputs) if wanted.host]
         self.outputs = spec.gradients if backward else spec.outputs
         updates = {} if backward else spec.updates
         self.updated = [self.inputs.index(updates[output.name]) for output in self.outputs if output.name in updates]
@@ -163,63 +63,52 @@ class Operation:
         self.same_place = frozenset({*places, *updates.items()})
         accepted = (*spec.params, *(spec.gradient_params if backward else ()))
         self.defaults = {param.name: param.default for param in accepted}
+        # parameters that are sizes, and their places
+        self.lengths = {param.name: place for place, param in enumerate(accepted) if param.domain is length}
         self.plans: dict[Any, Plan] = {}
+        self.families: dict[Hashable, list[Family]] = {}  # by all but the sizes of a call, the latest first
         OPERATIONS.setdefault(spec.name, []).append(self)
 
     def __call__(
         self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: Any, kernel: str | None, stream: Any
     ) -> Any:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
-        given = () if out is None else _results_of(out)
-        if self.updated and out is None:
+        for place in self.host_places:
+            if arrays[place] is not None:
+                arrays = self._with_numbers(arrays)
+        given = None
+        if out is not None:
+            given = _results_of(out)
+        elif self.updated:
             given = self._overwritten(arrays)
             out = given[0] if len(given) == 1 else given
-        present, which = (arrays, ()) if self.plain else self._present(arrays)
-        everything = (*present, *given)
-        pointers: list[int] = []
+        everything = arrays if given is None else (*arrays, *given)
         try:
-            adapter = ADAPTERS[type(arrays[0])]
-            pointers = _pointers(adapter, everything)
+            adapter = ADAPTERS.get(type(arrays[0])) or adapter_of(arrays[0], self.op, self.inputs[0])
+            layouts, pointers = adapter.layouts(everything)
             # 1, 1.0 and True are equal and not the same parameter, so their types count too
-            layouts = adapter.layouts(everything, pointers) if self.plain else _layouts(adapter, everything, pointers)
-            key = (type(arrays[0]), layouts, which, params, *map(type, params), kernel)
+            key = (type(arrays[0]), layouts, given is None, params, *map(type, params), kernel)
             plan = self.plans.get(key)
-        except (KeyError, TypeError, AttributeError):
-            key = plan = None
+        except WRONG_ARRAYS:
+            layouts = key = plan = None
+            pointers: list[Any] = []
         if plan is None:
-            plan = self.plan(arrays, params, given if out is not None else None, kernel)
-            pointers = _pointers(plan.adapter, everything)
-            if key is not None:
-                if len(self.plans) >= MOST_PLANS:
-                    self.plans.clear()
-                self.plans[key] = plan
+            plan = self._new_plan(arrays, params, given, kernel, layouts)
+            if layouts is None:
+                _, pointers = plan.adapter.layouts(everything)
+            else:
+                self._keep(key, plan)
         elif SIMULATED:
-            self._check_values(plan.problem, everything)
-        if out is not None:
-            plan.check_overlap(pointers)
-            plan.run(everything, pointers, stream)
+            self._check_values(plan, arrays)
+        elsewhere = away(plan.device_index, plan.adapter.current_device)
+        if elsewhere is None:
+            results = plan.run(everything, pointers, given, stream)
+        else:
+            with elsewhere:
+                results = plan.run(everything, pointers, given, stream)
+        if given is not None:
             return out
-        results = [result.allocate() for result in plan.results]
-        pointers += [plan.adapter.pointer(result) for result in results]
-        plan.run((*present, *results), pointers, stream)
         return results[0] if len(results) == 1 else tuple(results)
-
-    def _overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The inputs that results are written to where there is no out=."""
-        return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
-
-    def _present(self, arrays: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        """The arrays that are there, numbers on the host as Python's; and of each whether it is there."""
-        present = [
-            on_host(array, self.op, name, self.host[name]) if name in self.host else array
-            for name, array in zip(self.inputs, arrays, strict=True)
-        ]
-        return tuple(array for array in present if array is not None), tuple(array is not None for array in present)
-
-    def _check_values(self, problem: Problem, arrays: Sequence[Any]) -> None:
-        """What the spec says of values, where they can be seen without waiting for a GPU."""
-        if self.spec.values:
-            self.spec.values(self.op, dict(zip(problem.arrays, arrays)), problem)
 
     def plan(
         self,
@@ -229,61 +118,167 @@ class Operation:
         kernel: str | None = None,
     ) -> Plan:
         """A new plan for such a call. Raises the spec's errors; launches nothing."""
-        if not SIMULATED:
-            devices.require()
-        present, which = self._present(arrays)
-        names = [name for name, there in zip(self.inputs, which, strict=True) if there]
-        adapter = self._one_library(names, present)
-        metas = {
-            name: number_meta(array, self.op, name, self.host[name]) if type(array) in NUMBERS else adapter.meta(array)
-            for name, array in zip(names, present, strict=True)
-        }
-        bind = self.spec.bind_backward if self.backward else self.spec.bind
-        problem = bind(metas, dict(zip(self.defaults, params, strict=True)))
-        if SIMULATED:
-            self._check_values(problem, present)
-        device = device_of(self.op, *next(iter(problem.arrays.items())))
-        wanted = problem.outputs(self.outputs)
+        arrays = self._with_numbers(arrays)
         if self.updated and out is None:
             out = self._overwritten(arrays)
-        placed = wanted if out is None else self._check_out(wanted, out, adapter, problem)
-        choice = self._choose(problem, placed, device, kernel)
-        allocators = [_given if out is not None else adapter.allocator(meta) for meta in placed.values()]
-        results = tuple(Result(name, placed[name], make) for name, make in zip(placed, allocators, strict=True))
-        try:
-            return Plan(self.op, problem, choice, adapter, results, device, self.same_place)
-        except NumbaError as error:
-            raise TypeError(f"{self.op}: {_not_compiled(problem, error)}") from error
+        return self._new_plan(arrays, params, out, kernel, None)
 
-    def _one_library(self, names: Sequence[str], arrays: Sequence[Any]) -> Adapter:
+    def _overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs that results are written to where there is no out=."""
+        return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
+
+    def _with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arrays, with Python's numbers for numbers on the host."""
+        return tuple(
+            on_host(array, self.op, name, self.host[name]) if name in self.host else array
+            for name, array in zip(self.inputs, arrays, strict=True)
+        )
+
+    def _check_values(self, plan: Plan, arrays: Sequence[Any]) -> None:
+        """What the spec says of values, where they can be seen without waiting for a GPU."""
+        if self.spec.values:
+            there = (array for array in arrays if array is not None)
+            self.spec.values(self.op, dict(zip(plan.problem.arrays, there)), plan.problem)
+
+    def _keep(self, key: Hashable, plan: Plan) -> None:
+        if len(self.plans) >= MOST_PLANS:
+            self.forget()
+        self.plans[key] = plan
+
+    def forget(self) -> None:
+        """Let go of all plans: the next calls make theirs anew."""
+        self.plans.clear()
+        self.families.clear()
+
+    # --- calls of a new layout
+
+    def _new_plan(
+        self,
+        arrays: tuple[Any, ...],
+        params: tuple[Any, ...],
+        out: tuple[Any, ...] | None,
+        kernel: str | None,
+        layouts: tuple[Any, ...] | None,
+    ) -> Plan:
+        """Of a family that knows such calls, or of a new one. layouts: of the arrays, if they have any."""
+        families: list[Family] = []
+        lengths: list[str] = []
+        if self.lengths:
+            lengths = [name for name, at in self.lengths.items() if type(params[at]) is int and params[at] >= 0]
+        if layouts is not None:
+            adapter = ADAPTERS[type(arrays[0])]
+            sizes, kinds = sizes_of(layouts)
+            others = params
+            if lengths:
+                sizes += [params[self.lengths[name]] for name in lengths]
+                others = tuple([None if name in lengths else value for name, value in zip(self.defaults, params)])
+            kind = (kinds, out is None, others, *map(type, params), kernel)
+            families = self.families.setdefault(kind, families)
+            known = partial(self._known_call, adapter, layouts, params, kernel)
+            for family in families:
+                if (plan := family.plan(sizes, known)) is not None:
+                    if SIMULATED:
+                        self._check_values(plan, arrays)
+                    return plan
+        if not SIMULATED:
+            devices.require()
+        adapter, call = self._call(arrays, params, out, kernel)
+        family = self._family(call, lengths, adapter)
+        families.insert(0, family)
+        del families[MOST_FAMILIES:]
+        plan = family.plan(call.sizes(lengths), lambda: call)
+        assert plan is not None  # a family knows the call that it was made of
+        if SIMULATED:
+            self._check_values(plan, arrays)
+        return plan
+
+    def _known_call(
+        self, adapter: Adapter, layouts: Sequence[Any], params: tuple[Any, ...], kernel: str | None
+    ) -> Call:
+        """A call of a family, by the layouts of its arrays."""
+        metas = [layout if layout is None else _meta_of(layout, adapter) for layout in layouts]
+        inputs, out = metas[: len(self.inputs)], metas[len(self.inputs) :]
+        arrays = {name: meta for name, meta in zip(self.inputs, inputs) if meta is not None}
+        return Call(arrays, tuple(filter(None, out)) or None, dict(zip(self.defaults, params, strict=True)), kernel)
+
+    def _call(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None, kernel: str | None
+    ) -> tuple[Adapter, Call]:
+        """What is known of a call. Raises TypeError for arrays that are none, or of several libraries."""
+        present = {name: array for name, array in zip(self.inputs, arrays, strict=True) if array is not None}
+        adapter = self._one_library(present)
+        metas = {
+            name: number_meta(array, self.op, name, self.host[name])
+            if type(array) in NUMBERS and name in self.host
+            else adapter.meta(array)
+            for name, array in present.items()
+        }
+        call = Call(metas, None, dict(zip(self.defaults, params, strict=True)), kernel)
+        if out is None:
+            return adapter, call
+        return adapter, call._replace(out=self._metas_of_results(out, adapter, call))
+
+    def _metas_of_results(self, out: tuple[Any, ...], adapter: Adapter, call: Call) -> tuple[ArrayMeta, ...]:
+        """Of the arrays that the caller gave. Raises TypeError or ValueError for what is no array of that library."""
+        names = [output.name for output in self.outputs]
+        if len(out) != len(names) or any(type(ADAPTERS.get(type(array))) is not type(adapter) for array in out):
+            wanted = self._bind(call).outputs(self.outputs)
+            self._check_count(wanted, out)
+            names = list(wanted)
+        for name, array in zip(names, out, strict=True):
+            if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
+                raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
+        return tuple(map(adapter.meta, out))
+
+    def _family(self, call: Call, lengths: Sequence[str], adapter: Adapter) -> Family:
+        try:
+            return Family(self.op, call, lengths, self.inputs, self.same_place, adapter, self._settle)
+        except NumbaError as error:
+            raise TypeError(f"{self.op}: {_not_compiled(call.params, error)}") from error
+
+    def _bind(self, call: Call) -> Problem:
+        return (self.spec.bind_backward if self.backward else self.spec.bind)(call.arrays, call.params)
+
+    def _settle(self, call: Call) -> Settled:
+        """What a call comes to. Raises the spec's errors."""
+        problem = self._bind(call)
+        device = device_of(self.op, *next(iter(problem.arrays.items())))
+        results = problem.outputs(self.outputs)
+        if call.out is not None:
+            results = self._bind_out(results, call.out, problem)
+        return Settled(problem, results, self._choose(problem, results, device, call.rung), device)
+
+    def _bind_out(
+        self, wanted: Mapping[str, ArrayMeta], out: Sequence[ArrayMeta], problem: Problem
+    ) -> dict[str, ArrayMeta]:
+        """The arrays that the caller gave for results, by name."""
+        self._check_count(wanted, out)
+        metas = dict(zip(wanted, out, strict=True))
+        updates = {} if self.backward else self.spec.updates
+        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
+        self.spec.bind_out(self.op, wanted, metas, told)
+        return metas
+
+    def _check_count(self, wanted: Mapping[str, ArrayMeta], out: Sequence[Any]) -> None:
+        if len(out) != len(wanted):
+            raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
+
+    def _one_library(self, arrays: Mapping[str, Any]) -> Adapter:
         found: Adapter | None = None
-        for name, array in zip(names, arrays, strict=True):
+        first = next(iter(arrays), self.inputs[0])
+        for name, array in arrays.items():
             if type(array) in NUMBERS and name in self.host:
                 continue
             adapter = adapter_of(array, self.op, name)
             found = found or adapter
             if type(adapter) is not type(found):
                 raise TypeError(
-                    f"{self.op}: {name} is a {type(array).__qualname__}, {names[0]} a "
-                    f"{type(arrays[0]).__qualname__}, expected arrays of one library"
+                    f"{self.op}: {name} is a {type(array).__qualname__}, {first} a "
+                    f"{type(arrays[first]).__qualname__}, expected arrays of one library"
                 )
         if found is None:
             raise TypeError(f"{self.op}: {self.inputs[0]} is missing, expected an array")
         return found
-
-    def _check_out(
-        self, wanted: Mapping[str, ArrayMeta], out: tuple[Any, ...], adapter: Adapter, problem: Problem
-    ) -> dict[str, ArrayMeta]:
-        if len(out) != len(wanted):
-            raise ValueError(f"{self.op}: out has {len(out)} arrays, expected {len(wanted)}: {', '.join(wanted)}")
-        for name, array in zip(wanted, out, strict=True):
-            if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
-                raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
-        metas = {name: adapter.meta(array) for name, array in zip(wanted, out, strict=True)}
-        updates = {} if self.backward else self.spec.updates
-        told = {name: x for name, x in updates.items() if name in metas and metas[name] == problem.arrays[x]}
-        self.spec.bind_out(self.op, wanted, metas, told)
-        return metas
 
     def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
         if rung is not None and rung not in self.spec.rungs:
@@ -325,11 +320,11 @@ def plan(
     return operation.plan(values[0], values[1], given, kernel)
 
 
-def _not_compiled(problem: Problem, error: NumbaError) -> str:
+def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
     """What Numba could not make of a function that the user gave, with the line where it says one."""
     told = [line.strip(" :") for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in told if not line.startswith("Failed in")), "")
-    for name, value in problem.params.items():
+    for name, value in params.items():
         if isinstance(value, UserFunction):
             code = value.function.__code__
             file = code.co_filename.rpartition("/")[2]
@@ -360,21 +355,12 @@ def on_host(value: Any, op: str, name: str, dtypes: Sequence[str]) -> Any:
     return value
 
 
-def _pointers(adapter: Adapter, arrays: Sequence[Any]) -> list[int]:
-    """The address of every array; of a number on the host its value."""
-    return [array if type(array) in NUMBERS else adapter.pointer(array) for array in arrays]
-
-
-def _layouts(adapter: Adapter, arrays: Sequence[Any], pointers: Sequence[int]) -> Hashable:
-    """What a plan depends on; the value of a number on the host is nothing of it."""
-    devices = [(array, pointer) for array, pointer in zip(arrays, pointers) if type(array) not in NUMBERS]
-    places = tuple((place, type(array)) for place, array in enumerate(arrays) if type(array) in NUMBERS)
-    return adapter.layouts(*zip(*devices)), places
+def _meta_of(layout: Any, adapter: Adapter) -> ArrayMeta:
+    """Of an array, or of a number on the host, whose type is its layout."""
+    if layout in NUMBERS:
+        return ArrayMeta((), "int64" if layout is int else "float64", (), "host", 0)
+    return adapter.meta_of(layout)
 
 
 def _results_of(out: Any) -> tuple[Any, ...]:
     return out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)
-
-
-def _given() -> Any:
-    raise RuntimeError("results that the caller gave are not allocated")

@@ -13,6 +13,7 @@ from . import simulator
 from .backend import SIMULATED, Kernel, f32, f64, i32, types
 from .compile import binary
 from .device import Device
+from .sizes import Size, concrete
 
 Argument = str | int | float | tuple[Any, ...]
 
@@ -31,46 +32,124 @@ class Step(NamedTuple):
     resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
 
 
-def prepare(step: Step, names: Sequence[str], device: Device) -> Callable[..., None]:
-    """A function that launches `step`, given the pointers (or, simulated, the arrays) of `names` in order."""
-    flattened = list(leaves(step.args))
-    places = [(i, names.index(arg)) for i, arg in enumerate(flattened) if isinstance(arg, str) and arg in names]
-    fixed = [0 if isinstance(arg, str) else arg for arg in flattened]
-    if SIMULATED:
-        return _simulated(step, names, places, fixed)
-    from cuda.core import LaunchConfig, launch
+def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable[..., None]:
+    """A function that launches `step`, given a stream and the pointers (or, simulated, the arrays) of `names` in order.
 
-    function, casts = load(step.kernel, device.arch, step.shared_bytes)
-    narrow = [(place, which, casts[place]) for place, which in places if casts[place] is not int]
-    template = [cast(value) for cast, value in zip(casts, fixed, strict=True)]
-    cluster, (blocks, *rest) = step.kernel.cluster, step.grid
-    options = {"block": step.kernel.threads, "shmem_size": step.shared_bytes}
-    if cluster > 1:
-        options["cluster"] = cluster
-    if step.resident:
-        blocks = min(blocks, _resident_blocks(function, step, options))
-    config = LaunchConfig(grid=(blocks // cluster, *rest), **options)
+    None among the names is an array that no argument means.
+    """
+    made = launcher(step, names, device)
+    return made(*made.numbers())
 
-    def run(pointers: Sequence[int], handle: int) -> None:
-        args = template.copy()
-        for place, which in places:
-            args[place] = pointers[which]
-        for place, which, cast in narrow:
-            args[place] = cast(pointers[which])
-        launch(_stream(handle), config, function, *args)
 
-    return run
+def launcher(step: Step, names: Sequence[str | None], device: Device) -> Launcher | SimulatedLauncher:
+    """The same for many steps that differ in numbers alone."""
+    return (SimulatedLauncher if SIMULATED else Launcher)(step, names, device)
+
+
+class Launcher:
+    """A step's kernel on the GPU. Called with a grid and arguments, it gives the function that launches it so."""
+
+    def __init__(self, step: Step, names: Sequence[str | None], device: Device):
+        from cuda.core import LaunchConfig, launch
+
+        self.step, self.config, self.launch = step, LaunchConfig, launch
+        shared_bytes, cluster = concrete(step.shared_bytes), step.kernel.cluster
+        self.function, self.casts = load(step.kernel, device.arch, shared_bytes)
+        self.options = {"block": step.kernel.threads, "shmem_size": shared_bytes}
+        if cluster > 1:
+            self.options["cluster"] = cluster
+        self.most_blocks = _resident_blocks(self.function, step, self.options) if step.resident else None
+        self.places = _places(step, names)
+        self.typed_places = [(i, which, self.casts[i]) for i, which in self.places if self.casts[i] is not int]
+        self.typed = [(i, cast) for i, cast in enumerate(self.casts) if cast is not int]
+
+    def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
+        """The step's grid and arguments, these without their tuples; of a traced call some are sizes."""
+        blocks, *rest = self.step.grid
+        if self.most_blocks is not None:
+            blocks = min(blocks, self.most_blocks)
+        args = [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
+        for i, cast in self.typed:
+            args[i] = args[i] if isinstance(args[i], Size) else cast(args[i])
+        self.untyped = [(i, cast) for i, cast in self.typed if isinstance(args[i], Size)]
+        return (blocks // self.step.kernel.cluster, *rest), args
+
+    def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
+        launch, config, function = self.launch, self.config(grid=grid, **self.options), self.function
+        places, typed_places = self.places, self.typed_places
+        for i, cast in self.untyped:
+            args[i] = cast(args[i])
+
+        def run(pointers: Sequence[int], handle: int) -> None:
+            own = args.copy()
+            for i, which in places:
+                own[i] = pointers[which]
+            for i, which, cast in typed_places:
+                own[i] = cast(pointers[which])
+            launch(_stream(handle), config, function, *own)
+
+        return run
+
+
+class SimulatedLauncher:
+    """The same in the simulator, where arrays stand for their pointers."""
+
+    def __init__(self, step: Step, names: Sequence[str | None], device: Device):
+        self.step, self.names = step, names
+        self.places = _places(step, names)
+        self.kinds = [*leaves(step.kernel.argtypes)]
+
+    def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
+        blocks, *rest = self.step.grid
+        if self.step.resident:  # one cluster, which has to take every piece of work
+            blocks = self.step.kernel.cluster
+        return (blocks, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
+
+    def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[Any]], None]:
+        step, names = self.step, self.names
+        scalars = [_simulated(value, kind, "") for value, kind in zip(args, self.kinds, strict=True)]
+
+        def run(arrays: Sequence[Any]) -> None:
+            own = scalars.copy()
+            for i, which in self.places:
+                own[i] = _simulated(arrays[which], self.kinds[i], names[which])
+            there = {x.ctypes.data: flat(x, name) for x, name in zip(arrays, names) if name and _has_place(x)}
+            with simulator.reachable(there):
+                simulator.launch(
+                    step.kernel.function,
+                    grid,
+                    (step.kernel.threads,),
+                    nested(step.args, iter(own)),
+                    cluster=step.kernel.cluster,
+                    shared_bytes=concrete(step.shared_bytes),
+                )
+
+        return run
+
+
+def _places(step: Step, names: Sequence[str | None]) -> list[tuple[int, int]]:
+    """Which arguments are which of the arrays."""
+    flattened = enumerate(leaves(step.args))
+    return [(i, names.index(arg)) for i, arg in flattened if isinstance(arg, str) and arg in names]
+
+
+def _simulated(value: Any, kind: Any, name: str | None) -> Any:
+    """An argument as it would reach the compiled kernel: a Python int, a typed float, or memory."""
+    if isinstance(value, np.ndarray):
+        return value.ctypes.data if isinstance(kind, types.Integer) else flat(value, name or "")
+    typed = {f32: np.float32, f64: np.float64}
+    return typed[kind](value) if kind in typed else value
 
 
 def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
-    """Blocks of a kernel that the GPU runs at once."""
+    """Blocks of a kernel that the current GPU runs at once."""
     from cuda.core import Device as CoreDevice, LaunchConfig
 
     here, cluster = CoreDevice(), step.kernel.cluster
     if cluster > 1:
         config = LaunchConfig(grid=1, **options)
         return function.occupancy.max_active_clusters(config, stream=here.default_stream) * cluster
-    each = function.occupancy.max_active_blocks_per_multiprocessor(step.kernel.threads, step.shared_bytes)
+    each = function.occupancy.max_active_blocks_per_multiprocessor(options["block"], options["shmem_size"])
     return each * here.properties.multiprocessor_count
 
 
@@ -89,41 +168,6 @@ def nested(like: Any, values: Iterator[Any]) -> Any:
         return next(values)
     inner = [nested(part, values) for part in like]
     return type(like)(*inner) if hasattr(like, "_fields") else tuple(inner)
-
-
-def _simulated(
-    step: Step, names: Sequence[str], places: list[tuple[int, int]], fixed: list[Any]
-) -> Callable[[Sequence[Any]], None]:
-    # Python ints and typed floats reach the simulator as they would reach the compiled kernel
-    typed = {f32: np.float32, f64: np.float64}
-    kinds = list(leaves(step.kernel.argtypes))
-    scalars = [typed[kind](v) if kind in typed else v for v, kind in zip(fixed, kinds, strict=True)]
-
-    grid = step.grid
-    if step.resident:  # one cluster, which has to take every piece of work
-        grid = (step.kernel.cluster, *grid[1:])
-
-    def argument(value: Any, kind: Any, name: str) -> Any:
-        if isinstance(value, np.ndarray):
-            return value.ctypes.data if isinstance(kind, types.Integer) else flat(value, name)
-        return typed[kind](value) if kind in typed else value
-
-    def run(arrays: Sequence[Any]) -> None:
-        args = list(scalars)
-        for place, which in places:
-            args[place] = argument(arrays[which], kinds[place], names[which])
-        there = {array.ctypes.data: flat(array, name) for array, name in zip(arrays, names) if _has_place(array)}
-        with simulator.reachable(there):
-            simulator.launch(
-                step.kernel.function,
-                grid,
-                (step.kernel.threads,),
-                nested(step.args, iter(args)),
-                cluster=step.kernel.cluster,
-                shared_bytes=step.shared_bytes,
-            )
-
-    return run
 
 
 def _has_place(array: Any) -> bool:
@@ -165,67 +209,3 @@ def _stream(handle: int) -> Any:
     from cuda.core import Stream
 
     return Stream.from_handle(handle)
-
-
-def is_capturing(handle: int) -> bool:
-    """Whether what is launched on a stream goes into a CUDA graph."""
-    from cuda.bindings import driver
-
-    _, status = driver.cuStreamIsCapturing(handle)  # an error says that another stream's capture forbids the question
-    return status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-
-
-def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
-    """Copy memory of a GPU, given by addresses, in the order of a stream (simulated, from array to array)."""
-    if SIMULATED:
-        target[...] = source
-        return
-    from cuda.bindings import driver
-
-    (error,) = driver.cuMemcpyDtoDAsync(target, source, nbytes, handle)
-    if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"{nbytes} bytes were not copied from {source:#x} to {target:#x}: {error}")
-
-
-class Mark:
-    """A place in a stream's work."""
-
-    def __init__(self, handle: int):
-        from cuda.bindings import driver
-
-        self.driver, self.over = driver, False
-        _, self.event = driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        driver.cuEventRecord(self.event, handle)
-
-    def is_over(self) -> bool:
-        """Whether what was launched before it is done. Does not wait, nor disturb a stream that is being captured."""
-        if not self.over:
-            driver = self.driver
-            relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-            _, before = driver.cuThreadExchangeStreamCaptureMode(relaxed)
-            (answer,) = driver.cuEventQuery(self.event)
-            driver.cuThreadExchangeStreamCaptureMode(before)
-            self.over = answer == driver.CUresult.CUDA_SUCCESS
-        return self.over
-
-    def hold_up(self, handle: int) -> None:
-        """Let what is launched on a stream from now on wait for it."""
-        self.driver.cuStreamWaitEvent(handle, self.event, 0)
-
-    def __del__(self) -> None:
-        self.driver.cuEventDestroy(self.event)
-
-
-def handle_of(stream: Any) -> int:
-    """The CUstream of an integer, or of a stream object of torch, CuPy, Numba or cuda.core."""
-    if isinstance(stream, int):
-        return stream
-    for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
-    if hasattr(stream, "handle"):
-        handle = stream.handle
-        return int(getattr(handle, "value", handle) or 0)
-    raise TypeError(f"stream is a {type(stream).__qualname__}, expected an integer or a stream object")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
-from ..spec.meta import number_meta
+from ..spec.meta import check_plain, number_meta
 
 
 def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tuple[Problem, dict[str, Any]]:
@@ -24,7 +24,9 @@ def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tu
         if array is None and wanted.optional:
             continue
         if isinstance(array, np.ndarray):
-            metas[wanted.name] = ArrayMeta.of_numpy(abs_strides(array))
+            check_plain(array, op, wanted.name)
+            meta = ArrayMeta.of_numpy(abs_strides(array))
+            metas[wanted.name] = meta._replace(read_only=not array.flags.writeable)
         elif wanted.host:
             metas[wanted.name] = number_meta(array, op, wanted.name, wanted.dtypes)
         else:

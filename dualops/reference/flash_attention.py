@@ -64,7 +64,7 @@ def flash_attention(
     """
     problem, arrays = bound(SPEC, locals())
     o, lse = attend(q, k, v, options_of(problem, arrays))
-    return (o, lse) if return_lse else o
+    return (o, lse) if problem.return_lse else o
 
 
 def flash_attention_backward(
@@ -102,7 +102,7 @@ def flash_attention_backward(
     options = options_of(problem, arrays, gradient=True)
     dq, dk, dv, d_scores, delta = attend_backward(q, k, v, o, lse, do, dlse, options)
     gradients = [dq, dk, dv]
-    if bias is not None and bias_gradient:
+    if bias is not None and problem.bias_gradient:
         gradients.append(sum_to(d_scores, bias.shape).astype(bias.dtype))
     if sinks is not None:
         gradients.append(sinks_gradient(options, lse, delta).astype(sinks.dtype))

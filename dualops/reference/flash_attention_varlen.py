@@ -57,7 +57,7 @@ def flash_attention_varlen(
     for queries, keys, options in sequences(problem, arrays):
         o_one, lse_one = attend(_heads(q[queries]), _heads(k[keys]), _heads(v[keys]), options)
         o[queries], lse[:, queries] = _tokens(o_one), lse_one[0]
-    return (o, lse) if return_lse else o
+    return (o, lse) if problem.return_lse else o
 
 
 def flash_attention_varlen_backward(

@@ -29,13 +29,13 @@ def layer_norm(
     then y. A row with a NaN or an infinity is NaN, and no other is.
     Raises TypeError and ValueError for a wrong call.
     """
-    bound(SPEC, locals())
+    problem, _ = bound(SPEC, locals())
     h = with_residual(x, residual)  # [..., N]
     rows = rows_last(h, -1)  # [..., N]
     with np.errstate(all="ignore"):
         mean = row_mean(rows)  # [...]
         centred = rows - mean[..., None]  # [..., N]
-        rstd = np.asarray(1 / np.sqrt(row_mean(centred * centred) + eps))  # [...]
+        rstd = np.asarray(1 / np.sqrt(row_mean(centred * centred) + problem.eps))  # [...]
         y = centred * rstd[..., None]  # [..., N]
         if w is not None:
             y = y * arithmetic(w)  # [..., N]
@@ -45,7 +45,7 @@ def layer_norm(
     results = [y]
     if residual is not None:
         results.append(h)
-    if return_stats:
+    if problem.return_stats:
         results += [mean, rstd]
     return y if len(results) == 1 else tuple(results)
 
@@ -74,7 +74,7 @@ def layer_norm_backward(
     Returns dx, which is the residual's gradient too, of x's shape and dtype; with w and with b, if they are wanted,
     also dw [N] of w's dtype and db [N] of b's, 0 if there are no rows.
     """
-    bound(SPEC, locals(), backward=True)
+    problem, _ = bound(SPEC, locals(), backward=True)
     rows, dy_rows = rows_last(x, -1), rows_last(dy, -1)  # [..., N]
     with np.errstate(all="ignore"):
         xhat = (rows - mean[..., None]) * rstd[..., None]  # [..., N]
@@ -89,10 +89,10 @@ def layer_norm_backward(
         gradients = [dx.astype(x.dtype)]
 
         # dw = sum over rows of dy * xhat
-        if w is not None and w_gradient:
+        if w is not None and problem.w_gradient:
             gradients.append(sum_of_rows(dy_rows * xhat).astype(w.dtype))  # [N]
 
         # db = sum over rows of dy
-        if b is not None and b_gradient:
+        if b is not None and problem.b_gradient:
             gradients.append(sum_of_rows(dy_rows).astype(b.dtype))  # [N]
     return gradients[0] if len(gradients) == 1 else tuple(gradients)

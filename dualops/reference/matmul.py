@@ -37,14 +37,14 @@ def matmul(
     float32 (float64 for float64), results are rounded once. K = 0 leaves act(bias).
     Raises TypeError and ValueError for a wrong call.
     """
-    bound(SPEC, locals())
+    problem, _ = bound(SPEC, locals())
     with np.errstate(all="ignore"):
-        left, right = _op(a, transpose_a), _op(b, transpose_b)  # [..., M, K], [..., K, N]
-        z = _product(left, right, precision)  # [..., M, N]
+        left, right = _op(a, problem.transpose_a), _op(b, problem.transpose_b)  # [..., M, K], [..., K, N]
+        z = _product(left, right, problem.precision)  # [..., M, N]
         if bias is not None:
             z = z + arithmetic(bias)  # [..., M, N]
-        y = _activate(z, activation)  # [..., M, N]
-    return (y.astype(a.dtype), z.astype(a.dtype)) if return_preactivation else y.astype(a.dtype)
+        y = _activate(z, problem.activation)  # [..., M, N]
+    return (y.astype(a.dtype), z.astype(a.dtype)) if problem.return_preactivation else y.astype(a.dtype)
 
 
 def matmul_tiled(a: np.ndarray, b: np.ndarray, tile: int = 32, depth: int = 8) -> np.ndarray:
@@ -93,27 +93,27 @@ def matmul_backward(
     Returns those of da, db and dbias that are wanted (dbias where there is a bias), each of the shape and dtype of its
     input. dz is rounded to a's dtype before it meets a matrix.
     """
-    bound(SPEC, locals(), backward=True)
+    problem, _ = bound(SPEC, locals(), backward=True)
     gradients = []
     with np.errstate(all="ignore"):
         # dL/dz = dL/dy * act'(z), and what reached z by itself
         dz = arithmetic(dy)  # [..., M, N]
-        if activation is not None:
+        if problem.activation is not None:
             assert preactivation is not None  # `bound` asks for it
-            dz = _slopes(arithmetic(preactivation), dz, activation)  # [..., M, N]
+            dz = _slopes(arithmetic(preactivation), dz, problem.activation)  # [..., M, N]
         if dpreactivation is not None:
             dz = dz + arithmetic(dpreactivation)  # [..., M, N]
         dz = arithmetic(dz.astype(a.dtype))
         # z_mn = sum_k a_mk b_kn + bias_n:  dL/da_mk = sum_n dL/dz_mn b_kn,  dL/db_kn = sum_m a_mk dL/dz_mn
-        if a_gradient:
-            right = _op(b, transpose_b)  # [..., K, N]
-            da = _product(dz, right.swapaxes(-1, -2), precision)  # [..., M, K]
-            gradients.append(_sum_to(_op(da, transpose_a), a.shape).astype(a.dtype))
-        if b_gradient:
-            left = _op(a, transpose_a)  # [..., M, K]
-            db = _product(left.swapaxes(-1, -2), dz, precision)  # [..., K, N]
-            gradients.append(_sum_to(_op(db, transpose_b), b.shape).astype(b.dtype))
-        if bias is not None and bias_gradient:
+        if problem.a_gradient:
+            right = _op(b, problem.transpose_b)  # [..., K, N]
+            da = _product(dz, right.swapaxes(-1, -2), problem.precision)  # [..., M, K]
+            gradients.append(_sum_to(_op(da, problem.transpose_a), a.shape).astype(a.dtype))
+        if problem.b_gradient:
+            left = _op(a, problem.transpose_a)  # [..., M, K]
+            db = _product(left.swapaxes(-1, -2), dz, problem.precision)  # [..., K, N]
+            gradients.append(_sum_to(_op(db, problem.transpose_b), b.shape).astype(b.dtype))
+        if bias is not None and problem.bias_gradient:
             gradients.append(_sum_to(dz, bias.shape).astype(bias.dtype))
     return gradients[0] if len(gradients) == 1 else tuple(gradients)
 

@@ -29,19 +29,19 @@ def rms_norm(
     A NaN or an infinity leaves a NaN in its row and in no other.
     Raises TypeError and ValueError for a wrong call.
     """
-    bound(SPEC, locals())
+    problem, _ = bound(SPEC, locals())
     h = with_residual(x, residual)  # [..., N]
     rows = rows_last(h, -1)  # [..., N]
     with np.errstate(all="ignore"):
-        rstd = np.asarray(1 / np.sqrt(row_mean(rows * rows) + eps))  # [...]
+        rstd = np.asarray(1 / np.sqrt(row_mean(rows * rows) + problem.eps))  # [...]
         y = rows * rstd[..., None]  # [..., N]
         if w is not None:
-            y = y * (arithmetic(w) + offset)  # [..., N]
+            y = y * (arithmetic(w) + problem.offset)  # [..., N]
         y = y.astype(x.dtype)
     results = [y]
     if residual is not None:
         results.append(h)
-    if return_rstd:
+    if problem.return_rstd:
         results.append(rstd)
     return y if len(results) == 1 else tuple(results)
 
@@ -67,7 +67,7 @@ def rms_norm_backward(
     Returns dx, which is the residual's gradient too, of x's shape and dtype; with w, if it is wanted, also dw [N] of
     w's dtype, 0 if there are no rows.
     """
-    bound(SPEC, locals(), backward=True)
+    problem, _ = bound(SPEC, locals(), backward=True)
     rows, dy_rows = rows_last(x, -1), rows_last(dy, -1)  # [..., N]
     with np.errstate(all="ignore"):
         xhat = rows * rstd[..., None]  # [..., N]
@@ -75,12 +75,12 @@ def rms_norm_backward(
         # y_j = xhat_j * (w_j + offset), and the gradient of xhat is g = dy * (w + offset)
         # dxhat_j/dx_i = rstd * ([i = j] - xhat_i * xhat_j / N)
         # dx_i = sum_j g_j * dxhat_j/dx_i = rstd * (g_i - xhat_i * mean(g * xhat)), and summed is h itself: + dsummed_i
-        g = dy_rows if w is None else dy_rows * (arithmetic(w) + offset)  # [..., N]
+        g = dy_rows if w is None else dy_rows * (arithmetic(w) + problem.offset)  # [..., N]
         dx = rstd[..., None] * (g - xhat * row_mean(g * xhat)[..., None])  # [..., N]
         if dsummed is not None:
             dx = dx + arithmetic(dsummed)
         dx = dx.astype(x.dtype)
-        if w is None or not w_gradient:
+        if w is None or not problem.w_gradient:
             return dx
 
         # dw = sum over rows of dy * xhat

@@ -351,6 +351,8 @@ class Spec:
                 raise ValueError(f"{op}: {called} has stride {meta.strides[-1]} along its last axis, expected 1")
             if meta.overlaps_itself:
                 raise ValueError(f"{op}: {called} has strides {meta.strides}: its elements overlap one another")
+            if meta.read_only:
+                raise ValueError(f"{op}: {called} is read-only, expected an array that can be written to")
 
 
 def standard_normal(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:

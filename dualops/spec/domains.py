@@ -1,8 +1,13 @@
-"""Domains of parameters: a function from a value to its normal form, which raises ValueError or TypeError."""
+"""Domains of parameters: a function from a value to its normal form, which raises ValueError or TypeError.
+
+A normal form is Python's own number, truth value or string: NumPy's scalars promote what they meet (np.float64 is a
+float, and makes a float32 array one of float64), and are told from Python's wherever a type is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -15,13 +20,25 @@ def boolean(value: Any) -> bool:
 
 
 def integer(value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) or not hasattr(value, "__index__"):
         raise TypeError("expected an integer")
-    return value.__index__()
+    try:
+        return value.__index__()
+    except TypeError:  # an array of floats
+        raise TypeError("expected an integer") from None
+
+
+def length(value: Any) -> Any:
+    """A size: an integer of 0 or more. What only stands for an integer, in a traced call, stays what it is."""
+    stands_for_one = hasattr(value, "__index__") and not (isinstance(value, Integral) or hasattr(value, "dtype"))
+    number = value if stands_for_one else integer(value)
+    if number < 0:
+        raise ValueError("expected 0 or more")
+    return number
 
 
 def finite(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_, str, bytes)):
+    if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "ndim", 0):
         raise TypeError("expected a number")
     try:
         number = float(value)

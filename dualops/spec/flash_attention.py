@@ -25,8 +25,8 @@ import numpy as np
 from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, integer, optional
-from .lengths import check_ends
+from .domains import boolean, finite, length, optional
+from .lengths import check_ends, longest_of
 from .meta import ArrayMeta, compute_dtype
 
 MAX_HEAD_DIM = 512
@@ -49,10 +49,11 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq and Sk are what the longest of them may have."""
+    """B sequences; Sq and Sk are the most that one of them can have."""
     if sizes["B+1"] < 1:
         raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
-    longest = {"B": sizes["B+1"] - 1, "Sq": params["max_seqlen_q"], "Sk": params["max_seqlen_k"]}
+    Sq, Sk = (longest_of(params[f"max_seqlen_{side}"], sizes[f"total_{side}"]) for side in ("q", "k"))
+    longest = {"B": sizes["B+1"] - 1, "Sq": Sq, "Sk": Sk}
     return {**longest, **measure(op, arrays, params, sizes | longest)}
 
 
@@ -101,12 +102,6 @@ def _params(options: tuple[Option, ...]) -> tuple[Param, ...]:
         *(param for option in options for param in option.params),
         Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
     )
-
-
-def _length(value: Any) -> int:
-    if (number := integer(value)) < 0:
-        raise ValueError("expected 0 or more")
-    return number
 
 
 def _gradient(name: str, **options: Any) -> Output:
@@ -193,7 +188,7 @@ SPEC_VARLEN = Spec(
         ("H", "total_q"),
         OPTIONS_VARLEN,
         tuple(Input(f"cu_seqlens_{side}", ("B+1",), ("int32",), role=Role.OTHER) for side in ("q", "k")),
-        tuple(Param(f"max_seqlen_{side}", None, _length, "of the longest sequence, or more") for side in ("q", "k")),
+        tuple(Param(f"max_seqlen_{side}", None, length, "of the longest sequence, or more") for side in ("q", "k")),
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+
+
+def longest_of(said: Any, total: Any) -> Any:
+    """The most tokens that one of the sequences can have: what the caller said, but never more than there are in all.
+
+    torch's symbolic sizes have a minimum of their own, for a comparison would tie a compiled function to its outcome.
+    """
+    for one, other in ((said, total), (total, said)):
+        if hasattr(one, "__sym_min__"):
+            return one.__sym_min__(other)
+    return min(said, total)
 
 
 def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, int], longest: tuple[str, int]) -> None:

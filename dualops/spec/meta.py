@@ -30,6 +30,13 @@ def compute_dtype(name: str) -> str:
     return "float64" if name == "float64" else "float32"
 
 
+def in_elements(strides: Sequence[int], nbytes: int) -> tuple[int, ...]:
+    """Strides of elements of `nbytes` bytes each, from bytes. Raises ValueError where they are not whole elements."""
+    if any(stride % nbytes for stride in strides):
+        raise ValueError(f"strides are {tuple(strides)} bytes, expected multiples of the {nbytes} of an element")
+    return tuple(stride // nbytes for stride in strides)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Row-major strides in elements."""
     strides, step = [], 1
@@ -61,6 +68,13 @@ def dense_strides_like(shape: Sequence[int], like: ArrayMeta) -> tuple[int, ...]
     return tuple(strides)
 
 
+def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to one past the last in memory (strides are not negative)."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
 class ArrayMeta(NamedTuple):
     """All that a spec and a launch need to know of an array; never its values."""
 
@@ -69,17 +83,14 @@ class ArrayMeta(NamedTuple):
     strides: tuple[int, ...]  # in elements
     device: str  # "cpu", "cuda:0", "meta" ...
     pointer: int | float  # address of element 0; 0 if there is none; of a number on the host its value
+    read_only: bool = False  # whether its library forbids to write to it: no array for a result
 
     @classmethod
     def of_numpy(cls, array: np.ndarray) -> ArrayMeta:
         """Of a NumPy array. Raises ValueError if its strides are not whole elements (a field of a record array)."""
-        if any(stride % array.itemsize for stride in array.strides):
-            raise ValueError(
-                f"strides are {array.strides} bytes, expected multiples of the {array.itemsize} of an element"
-            )
-        strides = tuple(stride // array.itemsize for stride in array.strides)
+        strides = in_elements(array.strides, array.itemsize)
         dtype = array.dtype.name if array.dtype.isnative else array.dtype.str  # ">f4" is no dtype of ours
-        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data)
+        return cls(array.shape, dtype, strides, "cpu", array.ctypes.data, not array.flags.writeable)
 
     @property
     def size(self) -> int:
@@ -88,9 +99,7 @@ class ArrayMeta(NamedTuple):
     @property
     def extent(self) -> int:
         """Elements from the first to one past the last in memory (strides are not negative)."""
-        if 0 in self.shape:
-            return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return extent(self.shape, self.strides)
 
     @property
     def is_dense(self) -> bool:
@@ -122,6 +131,17 @@ class ArrayMeta(NamedTuple):
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
         return self.extent * itemsize(self.dtype)
+
+
+def check_plain(array: np.ndarray, op: str, name: str) -> None:
+    """Raise TypeError for an array whose type gives arithmetic a meaning of its own: np.matrix, a masked array."""
+    kind = type(array)
+    if kind is np.ndarray or kind is np.memmap:
+        return
+    maker = "its method filled" if isinstance(array, np.ma.MaskedArray) else "np.asarray"
+    raise TypeError(
+        f"{op}: {name} is a {kind.__module__}.{kind.__qualname__}, expected a plain numpy.ndarray, as {maker} makes one"
+    )
 
 
 def take_turns(one: ArrayMeta, other: ArrayMeta) -> bool:

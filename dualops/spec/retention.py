@@ -44,8 +44,8 @@ from typing import Any
 import numpy as np
 
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, integer, one_of, optional
-from .lengths import check_ends
+from .domains import boolean, finite, length, one_of, optional
+from .lengths import check_ends, longest_of
 from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
 
@@ -120,14 +120,14 @@ def _check_norms(op: str, arrays: Mapping[str, ArrayMeta], normalize: str | None
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq = Sk is what the longest of them may have."""
+    """B sequences; Sq = Sk is the most that one of them can have."""
     B = sizes["B+1"] - 1
     if B < 0:
         raise ValueError(f"{op}: cu_seqlens has no elements, expected B+1 of them")
     if sizes.get("B", B) != B:
         name = next(name for name in ("initial_state", "initial_norm", "dstate", "dstate_norm") if name in arrays)
         raise ValueError(f"{op}: {name} has B={sizes['B']}, cu_seqlens has B+1={B + 1}")
-    longest = params["max_seqlen"]
+    longest = longest_of(params["max_seqlen"], sizes["total"])
     _check(op, arrays, params, sizes)
     return {"B": B, "Sq": longest, "Sk": longest, "form": "chunk"}
 
@@ -211,12 +211,6 @@ def _gradient(name: str) -> Output:
 
 def _state(name: str, axes: tuple[str, ...]) -> Input:
     return Input(name, axes, optional=True, contiguous_last=True, role=Role.STATISTIC)
-
-
-def _length(value: Any) -> int:
-    if (number := integer(value)) < 0:
-        raise ValueError("expected 0 or more")
-    return number
 
 
 STATE, NORM = ("B", "H", "D", "Dv"), ("B", "H", "D")
@@ -327,7 +321,7 @@ SPEC_VARLEN = Spec(
         (),
         (Input("cu_seqlens", ("B+1",), ("int32",), role=Role.OTHER),),
         (
-            Param("max_seqlen", None, _length, "of the longest sequence, or more"),
+            Param("max_seqlen", None, length, "of the longest sequence, or more"),
             Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
             Param("normalize", None, one_of(None, "signed"), _NORMALIZE.partition(", 'abs'")[0]),
         ),

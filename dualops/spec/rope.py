@@ -127,7 +127,7 @@ def scaling(value: Any) -> tuple[Any, ...] | None:
     normal = tuple(positive(number) for number in numbers)
     if name == "llama3" and normal[1] >= normal[2]:
         raise ValueError("expected low_freq_factor to be less than high_freq_factor")
-    return (name, *normal)
+    return (str(name), *normal)
 
 
 def _rotated_bytes(problem: Problem) -> int:

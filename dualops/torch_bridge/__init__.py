@@ -7,7 +7,7 @@ NumPy of `dualops.reference`. Importing this package needs torch and loads neith
 try:
     import torch  # noqa: F401  asked for here so that its absence is explained
 except ImportError as error:
-    raise ImportError("dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'") from error
+    raise ImportError("dualops.torch_bridge needs PyTorch 2.11 or newer: pip install torch") from error
 
 from . import nn, optim
 from .flash_attention import flash_attention, flash_attention_varlen

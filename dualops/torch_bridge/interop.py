@@ -11,12 +11,14 @@ rest follows from names:
     CUDA tensors and is imported when the first one arrives;
   - the gradient of the input or result `x` is called `dx`; an optional `dx` is None where the result was not used;
   - a parameter of backward alone, `x_gradient`, says whether the gradient of `x` is wanted;
-  - where a call does not have a result (`Output.when`), the operator has an empty tensor and autograd no gradient.
+  - where a call does not have a result (`Output.when`), the dispatcher's operator has an empty tensor, what `register`
+    returns gives None, and autograd has no gradient.
 
 A call that torch's machinery has no interest in goes straight to the implementation, at a microsecond's cost or two.
-Plain autograd, torch.func and forward-mode AD get an autograd.Function; all else (compilation, modes, subclasses,
-autocast ...) goes through the dispatcher. Results are the same on each way, and so are the errors: those of
-`Spec.bind`, which the fakes call too, with symbolic sizes where a compiled function is dynamic.
+Plain autograd gets an autograd.Function of the old form, which costs torch the least; torch.func and forward-mode AD
+one of the new form; all else (compilation, modes, subclasses, autocast ...) goes through the dispatcher. Results are
+the same on each way, and so are the errors: those of `Spec.bind`, which the fakes call too, with symbolic sizes where a
+compiled function is dynamic.
 
 `schema` has what the dispatcher knows of parameters, `ways` which way a call takes, `autograd` what forward keeps and
 how backward is called; `compiled` and `recomputed` see to it that users' functions read what they read in forward.
@@ -24,11 +26,12 @@ how backward is called; `compiled` and `recomputed` see to it that users' functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib import import_module
 from inspect import Parameter, Signature
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -40,13 +43,14 @@ from ..spec.base import Cost, Input, Output, Param, Problem, Role, Spec
 from ..spec.meta import ArrayMeta, numpy_dtype
 from . import autograd
 from .schema import KINDS, as_text, declaration, fits, from_text
-from .ways import dense, transformed, watched
+from .ways import plain, transformed, watched
 
 _DTYPE_NAMES = {
     value: str(value).removeprefix("torch.") for value in vars(torch).values() if type(value) is torch.dtype
 }
 # autograd.Function asks for the signature of forward at every call, which takes 16 microseconds to work out
 _SIGNATURE = Signature([Parameter("args", Parameter.VAR_POSITIONAL)])
+MOST_KNOWN = 1000  # combinations of parameters and inputs that are there, of which an operator keeps what they mean
 # Strides are part of what a kernel was found right for: the compiler must not choose other ones.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
@@ -85,14 +89,16 @@ def register(
     params = tuple(param for param in spec.params if param.name not in fixed)
     library = torch.library.Library(namespace, "FRAGMENT")
     direction = partial(Direction, library, spec, types, fixed)
-    there = direction(spec.name, spec.inputs, params, spec.outputs, spec.bind, spec.forward_cost, forward, autocast)
+    name, results, cost = spec.name, spec.outputs, spec.forward_cost
+    there = direction(name, spec.inputs, params, results, spec.bind, cost, forward, autocast=autocast)
     back = None
     if backward is not None:
         if spec.backward_cost is None:
             raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one beside a backward function")
         name, inputs, results = f"{spec.name}_backward", spec.gradient_inputs, spec.gradients
         params += spec.gradient_params
-        back = direction(name, inputs, params, results, spec.bind_backward, spec.backward_cost, backward)
+        binder, cost = spec.bind_backward, spec.backward_cost
+        back = direction(name, inputs, params, results, binder, cost, backward, backwards=True)
         back.define(None)
     there.define(back)
     return there
@@ -117,24 +123,34 @@ class Direction:
     binder: Callable[..., Problem]
     cost: Cost
     reference: Callable[..., Any]
+    backwards: bool = False
     autocast: str | None = None
 
     def __post_init__(self) -> None:
         # whatever torch.compile may meet in a first call is made here: it cannot follow a cached_property
+        self.count = len(self.inputs)
         self.names = (*(wanted.name for wanted in self.inputs), *(param.name for param in self.params))
         texts = enumerate(self.params, len(self.inputs))  # parameters that the schema has as text, and their places
         self.texts = tuple((place, param) for place, param in texts if self.kinds[param.name] == "text")
         self.__signature__ = _SIGNATURE
+        # what makes of args and fixed values the parameters for `dualops.cuda`, in the spec's order
+        self.fixed_values = tuple(self.fixed.values())
+        places = {name: place for place, name in enumerate((*self.names, *self.fixed))}
+        accepted = (*self.spec.params, *(self.spec.gradient_params if self.backwards else ()))
+        self.kernel_params = _items([places[param.name] for param in accepted])
+        self.known: dict[Any, list[bool]] = {}  # what `having` told
 
     def __call__(self, *args: Any) -> Any:
-        """One tensor, or a tuple of all outputs. Raises the spec's error for a wrong call."""
+        """One tensor, or a tuple of all outputs, in which None may stand for one that the call does not have.
+
+        Raises the spec's error for a wrong call.
+        """
         if torch.compiler.is_dynamo_compiling():
             return self.dispatch(*self.checked(args))
-        tensors = args[: len(self.inputs)]
-        if not (watched() or transformed()) and all(map(dense, tensors)):
-            if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-                return self.function.apply(*args)
-            return self.run(*args)
+        if not (watched() or transformed()) and (found := plain(args[: self.count])) is not None:
+            if found.requires_grad and torch.is_grad_enabled():
+                return self.recorded(args[self.count :], *args[: self.count])
+            return self.compute(args, found.on_gpu)
         args = self.checked(args)
         try:
             return self.function.apply(*args) if transformed() else self.dispatch(*args)
@@ -158,7 +174,8 @@ class Direction:
             self.library.impl(self.name, self.decoded(self.run), key)
             if self.autocast is not None:
                 self.library.impl(self.name, self.cast_and_call(key.lower()), f"Autocast{key}")
-        keep, differentiate = autograd.rules(self, backward) if backward else autograd.refusal(self.name)
+        self.rule = autograd.rules(self, backward) if backward else autograd.refusal(self.name)
+        keep, differentiate = self.rule.keep, self.differentiate
         qualified = f"{self.library.ns}::{self.name}"
         torch.library.register_fake(qualified, self.decoded(self.fake), lib=self.library)
         torch.library.register_vmap(qualified, self.vmap_decoded, lib=self.library)
@@ -170,8 +187,12 @@ class Direction:
         )
         register_flop_formula(self.overload.overloadpacket, get_raw=True)(self.decoded(self.flops))
         methods = {"forward": self, "setup_context": keep, "backward": differentiate, "vmap": partial(self.vmap, self)}
-        static = {name: staticmethod(method) for name, method in methods.items()}
-        self.function: Any = type(self.name, (torch.autograd.Function,), static)
+        self.function = _function(self.name, methods)
+        # past what torch.autograd.Function.apply does for torch.func, which is not at work there
+        recorded = _function(
+            self.name, {"forward": self.compute_and_keep, "backward": self.differentiate_what_was_recorded}
+        )
+        self.recorded: Callable[..., Any] = getattr(super(torch.autograd.Function, recorded), "apply")  # noqa: B009
 
     @cached_property
     def overload(self) -> Any:
@@ -183,6 +204,13 @@ class Direction:
         return getattr(import_module("dualops.cuda"), self.name)
 
     @cached_property
+    def operation(self) -> Callable[..., Any]:
+        """What that function calls: (inputs, parameters in the spec's order, out, kernel, stream)."""
+        import_module("dualops.cuda")
+        directions = import_module("dualops.cuda.launch").OPERATIONS[self.spec.name]
+        return directions[self.backwards]
+
+    @cached_property
     def schema(self) -> str:
         arguments = [f"Tensor{'?' if wanted.optional else ''} {wanted.name}" for wanted in self.inputs]
         arguments += [declaration(param, self.kinds[param.name]) for param in self.params]
@@ -191,20 +219,62 @@ class Direction:
 
     # --- implementations
 
-    def run(self, *args: Any) -> Any:
-        """Kernels for CUDA tensors, NumPy for CPU tensors. Results share no memory with the arguments."""
+    def compute(self, args: tuple[Any, ...], on_gpu: bool) -> Any:
+        """Kernels for CUDA tensors, NumPy for CPU tensors. Results share no memory with the arguments.
+
+        None stands for a result that the call does not have, where it has others behind it.
+        """
+        if on_gpu:
+            results = self.operation(args[: self.count], self.kernel_params(args + self.fixed_values), None, None, None)
+        else:
+            results = self.on_cpu(args)
+        if len(self.outputs) == 1:
+            return results if isinstance(results, Tensor) else results[0]
+        if not isinstance(results, tuple):
+            results = (results,)
+        if len(results) < len(self.outputs):
+            there = iter(results)
+            results = tuple([next(there) if has else None for has in self.having(args)])
+        return results
+
+    def on_cpu(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """What the reference computes."""
         arrays, params = self.split(args)
-        if any(array.is_cuda for array in arrays.values()):
-            return self.packed(args, self.kernel(**arrays, **params))
         results = self.allocate(args)
         computed = self.reference(**{name: _as_numpy(array) for name, array in arrays.items()}, **params)
-        for result, values in zip(results, _as_tuple(computed), strict=True):
+        for result, values in zip(results, computed if isinstance(computed, tuple) else (computed,), strict=True):
             _as_numpy(result)[...] = values
-        return self.packed(args, results)
+        return results
+
+    def compute_and_keep(self, ctx: Any, params: tuple[Any, ...], *tensors: Any) -> Any:
+        """`compute`, and what backward needs of it. To torch, all parameters are one: each argument costs."""
+        args = tensors + params
+        results = self.compute(args, self.on_gpu(args))
+        self.rule.keep(ctx, args, results)
+        return results
+
+    def differentiate(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of inputs and parameters, of which these have none."""
+        wants = ctx.needs_input_grad
+        found = self.rule.differentiate(ctx, wants[: self.count], gradients)
+        return (*found, *[None] * (len(wants) - self.count))
+
+    def differentiate_what_was_recorded(self, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The same, in the order in which `compute_and_keep` has them."""
+        return (None, *self.rule.differentiate(ctx, ctx.needs_input_grad[1:], gradients))
+
+    def run(self, *args: Any) -> Any:
+        """`compute` for the dispatcher, whose operators have all their results."""
+        return self.packed(args, self.compute(args, self.on_gpu(args)))
+
+    def on_gpu(self, args: tuple[Any, ...]) -> bool:
+        return any(tensor is not None and tensor.is_cuda for tensor in args[: self.count])
 
     def fake(self, *args: Any) -> Any:
         """Results without values, of the shapes, dtypes and strides that `run` gives."""
-        return self.packed(args, self.allocate(args))
+        there = iter(self.allocate(args))
+        results = [next(there) if has else None for has in self.having(args)]
+        return self.packed(args, results[0] if len(results) == 1 else results)
 
     def flops(self, *args: Any, out_val: Any) -> int:
         return self.cost.flops(self.bind(args))
@@ -326,23 +396,24 @@ class Direction:
 
     def packed(self, args: tuple[Any, ...], results: Any) -> Any:
         """Results as the schema has them, an empty tensor in place of one that the call does not have."""
-        there = _as_tuple(results)
-        if len(there) < len(self.outputs):
-            following, like = iter(there), next(array for array in args if array is not None)
-            there = tuple(next(following) if has else like.new_empty(0) for has in self.having(args))
-        return there[0] if len(self.outputs) == 1 else there
+        if isinstance(results, Tensor):
+            return results
+        like = next(array for array in args if array is not None)
+        return tuple(like.new_empty(0) if result is None else result for result in results)
 
     def having(self, args: tuple[Any, ...]) -> list[bool]:
         """Which results a right call has: parameters say so, and which inputs are there, so nothing is bound for it."""
-        problem = self.unbound(args)
-        return [output.when(problem) for output in self.outputs]
-
-    def needed(self, args: tuple[Any, ...]) -> list[str]:
-        """Which of the inputs and results that forward keeps the backward of a right call reads."""
-        if not self.spec.saved_when:
-            return list(self.spec.saved)
-        problem, when = self.unbound(args), self.spec.saved_when
-        return [name for name in self.spec.saved if name not in when or when[name](problem)]
+        try:
+            key = (*[arg is None for arg in args[: self.count]], *args[self.count :])
+            found = self.known.get(key)
+        except TypeError:  # a parameter that is no key
+            key = found = None
+        if found is None:
+            problem = self.unbound(args)
+            found = [output.when(problem) for output in self.outputs]
+            if key is not None and len(self.known) < MOST_KNOWN:
+                self.known[key] = found
+        return found
 
     def unbound(self, args: tuple[Any, ...]) -> Problem:
         """A right call's parameters, and which inputs are there."""
@@ -350,8 +421,16 @@ class Direction:
         return Problem(self.spec, "", {}, params, arrays)
 
 
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
+def _items(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What takes the items in these places, as a tuple."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple([items[place] for place in places])
+
+
+def _function(name: str, methods: Mapping[str, Callable[..., Any]]) -> Any:
+    """An autograd.Function."""
+    return type(name, (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
 
 
 def _settled(value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..spec import lion as SPEC
+from ..spec.domains import boolean, optional
 from ..spec.lion import LISTS
 from ..spec.meta import number_meta
 from .lion import lion
@@ -18,10 +19,20 @@ _negatives: Callable[..., Iterable[Tensor]] = getattr(torch, "_foreach_neg")  # 
 
 # of a parameter group, beyond lr, betas and weight_decay, which lion-pytorch has too
 OPTIONS: dict[str, Any] = {
+    "foreach": None,
     "maximize": False,
     "capturable": False,
+    "fused": None,
     "momentum_dtype": None,
     "master_weights": False,
+}
+# of those that are truth values
+FLAGS: dict[str, Callable[[Any], Any]] = {
+    "foreach": optional(boolean),
+    "maximize": boolean,
+    "capturable": boolean,
+    "fused": optional(boolean),
+    "master_weights": boolean,
 }
 
 
@@ -35,7 +46,11 @@ class Lion(Optimizer):
     All dense parameters of a group that share their dtypes are one launch. The arithmetic is float32 (float64 for
     float64 parameters), and bit for bit that of `dualops.reference.lion`; CPU parameters go through it.
 
+    params: parameters, (name, parameter) pairs, or groups of them with options of their own; a group may be empty.
     lr: a number, or a tensor without axes; one on a GPU is read when the kernel runs. betas, weight_decay: see above.
+    foreach, fused: as torch's optimizers have them, None, True or False, but not both True. There they choose an
+    implementation; here there is one, so that they change nothing, and a tensor as lr goes with either. GradScaler
+    unscales the gradients before the step, with fused=True too.
     maximize: step towards larger values.
     capturable: keep lr as a tensor beside the group's first parameter, so that a CUDA graph of `step` can be replayed
     with another lr: a scheduler of torch.optim.lr_scheduler writes to it in place. Call `step` once before the capture.
@@ -54,19 +69,27 @@ class Lion(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
+        foreach: bool | None = None,
         maximize: bool = False,
         capturable: bool = False,
+        fused: bool | None = None,
         momentum_dtype: torch.dtype | None = None,
         master_weights: bool = False,
     ):
         given = {"betas": betas, "weight_decay": weight_decay}
         defaults = {"lr": lr, **SPEC.normal_params(SPEC.params, given, "Lion")}
-        options = (maximize, capturable, momentum_dtype, master_weights)
+        options = (foreach, maximize, capturable, fused, momentum_dtype, master_weights)
+        if foreach and fused:
+            raise RuntimeError("Lion: foreach and fused are both True, expected one of them at most")
         super().__init__(params, defaults | dict(zip(OPTIONS, options, strict=True)))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        _settle(self.param_groups[-1])
+        try:
+            _settle(self.param_groups[-1])
+        except (TypeError, ValueError):
+            del self.param_groups[-1]
+            raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -137,15 +160,21 @@ class Lion(Optimizer):
 
 
 def _settle(group: dict[str, Any]) -> None:
-    """Check a group's lr, and make it a tensor beside the parameters where it is to be read there."""
-    lr, first = group["lr"], group["params"][0]
+    """Check a group's flags and lr, and make lr a tensor beside the parameters where it is to be read there."""
+    for name, domain in FLAGS.items():
+        try:
+            group[name] = domain(group[name])
+        except TypeError as error:
+            raise TypeError(f"Lion: {name} is {group[name]!r}, {error}") from None
+    lr = group["lr"]
     if isinstance(lr, Tensor):
         if lr.numel() != 1 or not lr.is_floating_point():
             raise ValueError(f"Lion: lr has shape {tuple(lr.shape)} and dtype {lr.dtype}, expected one float")
         group["lr"] = lr.reshape(())  # the same memory
     elif number_meta(lr, "Lion", "lr", ("float64",)).pointer < 0:
         raise ValueError(f"Lion: lr is {lr}, expected 0 or more")
-    if group["capturable"]:
+    if group["capturable"] and group["params"]:
+        first = group["params"][0]
         dtype = lr.dtype if isinstance(lr, Tensor) else _wide(first)
         group["lr"] = torch.as_tensor(group["lr"], dtype=dtype, device=first.device)
 

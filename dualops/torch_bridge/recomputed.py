@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 
 from ..spec.attention import UserFunction
 from ..spec.attention.frozen import content
-from .ways import dense, transformed
+from .ways import plain, transformed
 
 _C: Any = torch._C
 NOTE = "dualops_functions"  # an attribute of a region
@@ -65,7 +65,7 @@ def mark(params: Sequence[Any], like: Any) -> Tensor | None:
 
     What is traced or transformed has its functions for good, and needs none.
     """
-    if not any(type(param) is UserFunction for param in params) or not dense(like) or transformed():
+    if not any(type(param) is UserFunction for param in params) or plain((like,)) is None or transformed():
         return None
     return torch.tensor(_words(params), dtype=torch.int64, device="cpu")
 

@@ -12,7 +12,7 @@ from .. import reference
 from ..spec import rope as SPEC, rope_tables as SPEC_TABLES
 from ..spec.meta import FLOATS
 from .interop import register
-from .ways import dense, transformed, watched
+from .ways import plain, transformed, watched
 
 _operator = register(SPEC, reference.rope, reference.rope_backward, fixed={"inplace": False})
 _operator_tables = register(SPEC_TABLES, reference.rope_tables, kinds={"dim": "int", "scaling": "text"})
@@ -85,8 +85,8 @@ def rope(
 
 def _straight(arrays: tuple[Any, ...]) -> bool:
     """Whether a call may go to the kernels past all of torch's machinery."""
-    on_gpu = any(isinstance(x, Tensor) and x.is_cuda for x in arrays)
-    return on_gpu and not (watched() or transformed()) and all(map(dense, arrays))
+    found = None if watched() or transformed() else plain(arrays)
+    return found is not None and found.on_gpu
 
 
 def rope_tables(

@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 _C: Any = torch._C
+# every call asks all of them: 0.05 microseconds each, and as much again to find one by its full name
+_dispatch_modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_stack
+_autocast, _tracing, _profiled = _C._is_any_autocast_enabled, _C._is_tracing, _C._autograd._profiler_enabled
+_functorch, _forward_gradients = _C._functorch.peek_interpreter_stack, _C._is_fwd_grad_enabled
+_Parameter, _strided = torch.nn.Parameter, torch.strided
 
 
 def watched() -> bool:
     """Whether a mode, autocast, a trace or a profile has to see what is called."""
-    return bool(
-        _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
-        or _C._is_any_autocast_enabled()
-        or _C._is_tracing()
-        or _C._autograd._profiler_enabled()
-    )
+    return bool(_dispatch_modes() or _function_modes() or _autocast() or _tracing() or _profiled())
 
 
 def transformed() -> bool:
     """Whether torch.func or forward-mode AD is at work."""
-    return _C._functorch.peek_interpreter_stack() is not None or (
-        forward_ad._current_level >= 0 and _C._is_fwd_grad_enabled()
-    )
+    return _functorch() is not None or (forward_ad._current_level >= 0 and _forward_gradients())
 
 
-def dense(tensor: Any) -> bool:
-    """Whether this is nothing, or a tensor proper whose memory holds its values."""
-    return tensor is None or (
-        (type(tensor) is Tensor or type(tensor) is torch.nn.Parameter)
-        and (tensor.is_cuda or tensor.is_cpu)
-        and tensor.layout is torch.strided
-        and not (tensor.is_neg() or tensor.is_nested)
-    )
+class Plain(NamedTuple):
+    """Of tensors proper whose memory holds their values."""
+
+    on_gpu: bool  # some are
+    requires_grad: bool  # some do
+
+
+_PLAIN = [[Plain(on_gpu, requires_grad) for requires_grad in (False, True)] for on_gpu in (False, True)]
+
+
+def plain(tensors: Iterable[Any]) -> Plain | None:
+    """None where some of the tensors (or None) are others, which torch has to make plain or to refuse.
+
+    A tensor on a GPU whose memory is no plain one is refused where its address is asked for.
+    """
+    on_gpu = requires_grad = False
+    for tensor in tensors:
+        if tensor is not None:
+            kind = type(tensor)
+            if (kind is not Tensor and kind is not _Parameter) or tensor.is_neg():
+                return None
+            if tensor.is_cuda:
+                on_gpu = True
+            elif not tensor.is_cpu or tensor.layout is not _strided or tensor.is_nested:
+                return None
+            if tensor.requires_grad:
+                requires_grad = True
+    return _PLAIN[on_gpu][requires_grad]

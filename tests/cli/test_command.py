@@ -61,7 +61,11 @@ def test_demo_in_the_simulator(tmp_path):
     arguments = ("--input", tmp_path / "qkv.npz", "--output", tmp_path / "o.npz", "--param", "causal=True")
     done = python("-m", "dualops", "demo", "flash_attention", *arguments, "--where", "simulator")
     assert done.returncode == 0, done.stderr
-    assert "simulator" in done.stdout and "simt" in done.stdout and "q 1×2×20×16" in done.stdout
+    assert "flash_attention  1 of 1 within tolerance, worst at " in done.stdout
+    assert f"\nwrote {tmp_path / 'o.npz'}: o 1×2×20×16 float32\n" in done.stdout
+    assert "\n1 of 1 within tolerance, in the simulator, " in done.stdout
+    verbose = python("-m", "dualops", "demo", "flash_attention", *arguments, "--where", "simulator", "--verbose")
+    assert "simt" in verbose.stdout and "q 1×2×20×16" in verbose.stdout
     o = np.load(tmp_path / "o.npz")["o"]
     np.testing.assert_allclose(o, reference.flash_attention(q, k, v, causal=True), rtol=0, atol=1e-5)
 
@@ -102,5 +106,5 @@ def test_check_builds_real_kernels():
 
 
 def test_durations_are_told_in_the_unit_of_a_person():
-    told = [duration(seconds) for seconds in (3.4, 119, 121, 7199, 7201, 200000)]
-    assert told == ["3 s", "119 s", "2 min", "120 min", "2 h", "2 days"]
+    told = [duration(seconds) for seconds in (0, 0.26, 3.4, 119, 121, 7199, 7201, 200000)]
+    assert told == ["0.1 s", "0.3 s", "3 s", "119 s", "2 min", "120 min", "2 h", "2 days"]

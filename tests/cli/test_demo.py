@@ -1,9 +1,11 @@
-"""The demo: exit codes, what the table says, what it refuses."""
+"""The demo: exit codes, what its lines and its table say, what it refuses."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,55 @@ from dualops import reference
 from dualops.cli.problems import tasks
 from dualops.spec import OPERATORS
 
+LINE = r"(\w+) +(\d+) of \2 within tolerance, worst at \d+ % of allowed"
 
-def test_every_operator_is_shown_with_its_errors(run):
-    code, out, err = run("demo", "--where", "reference")
+
+def test_a_line_an_operator_and_one_for_the_whole(run, simulator):
+    simulator()
+    code, out, _ = run("demo")
+    assert code == 0
+    *told, last = out.splitlines()
+    assert max(map(len, out.splitlines())) <= 80
+    found = [re.fullmatch(LINE, line) for line in told]
+    assert [match and match[1] for match in found] == list(OPERATORS)
+    assert len({match.start(2) for match in found if match}) == 1  # one below another
+    counts = {match[1]: int(match[2]) for match in found if match}
+    assert counts["softmax"] == 2 * 2 * len(OPERATORS["softmax"].rungs)  # two dtypes, forward and gradient
+    total = sum(counts.values())
+    assert re.fullmatch(rf"{total} of {total} within tolerance, in the simulator, [\d.]+ s\. Details: --verbose", last)
+
+
+def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
+    simulator()
+    words = ("demo", "rope_tables", "--dtype", "float32")
+    told = "dualops demo: kernels run in the simulator. There is no driver.\n"
+    assert run(*words)[2].startswith(told)
+    assert run(*words, "--where", "simulator")[2].startswith("[1/")
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    assert run(*words)[2].startswith("[1/")
+
+
+def test_what_is_not_checked_is_told_with_its_reason_unless_that_was_wanted(run, simulator, monkeypatch):
+    simulator()
+    words = ("demo", "softmax", "--kernel", "simt", "--dtype", "float32")
+    code, out, _ = run(*words, "--no-check")
+    assert code == 0
+    assert re.fullmatch(r"softmax  1 not checked\n1 not checked, in the simulator, [\d.]+ s\. .*\n", out)
+    monkeypatch.setattr("dualops.cli.demo.CHECK_LIMIT", 0)
+    out = run(*words)[1]
+    assert "\nsoftmax was not checked: the reference needs about 0.1 s, --check insists\n" in out
+    assert run(*words, "--check")[1].startswith("softmax  1 of 1 within tolerance, worst at ")
+
+
+def test_a_gradient_alone_has_a_line_of_its_own(run, simulator):
+    simulator()
+    code, out, _ = run("demo", "softmax_backward", "--dtype", "float32")
+    count = len(OPERATORS["softmax"].rungs)
+    assert code == 0 and out.startswith(f"softmax_backward  {count} of {count} within tolerance, worst at ")
+
+
+def test_verbose_shows_every_operator_with_its_errors(run):
+    code, out, err = run("demo", "--where", "reference", "--verbose")
     assert code == 0
     for name, task in tasks().items():
         for dtype in ("float32",) if task.spec.parent else ("float32", "bfloat16"):
@@ -27,7 +75,7 @@ def test_every_operator_is_shown_with_its_errors(run):
 
 def test_simulator_runs_every_rung(run, simulator):
     simulator()
-    code, out, _ = run("demo", "softmax", "--dtype", "float32")
+    code, out, _ = run("demo", "softmax", "--dtype", "float32", "-v")
     assert code == 0
     assert out.index("naive") < out.index("simt")
     assert "simulator" in out
@@ -35,7 +83,7 @@ def test_simulator_runs_every_rung(run, simulator):
 
 def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(run, simulator):
     simulator()
-    code, out, _ = run("demo")
+    code, out, _ = run("demo", "--verbose")
     assert code == 0
     shown = re.findall(r"^ *(\w+) +simulator", out, re.MULTILINE)
     assert list(dict.fromkeys(shown)) == list(tasks())
@@ -59,7 +107,7 @@ def test_the_reference_runs_once_for_all_rungs(run, simulator, monkeypatch):
 
 def test_one_rung_can_be_forced(run, simulator):
     simulator()
-    code, out, _ = run("demo", "softmax", "--kernel", "simt")
+    code, out, _ = run("demo", "softmax", "--kernel", "simt", "--verbose")
     assert code == 0 and "simt" in out and "naive" not in out
 
 
@@ -70,9 +118,18 @@ def test_error_over_its_tolerance_is_exit_code_1(run, simulator):
         return x
 
     simulator(one_element_off)
-    code, out, _ = run("demo", "softmax", "--dtype", "float32")
-    assert code == 1
-    assert "FAILS" in out and "over its tolerance: softmax, " in out and "worst at (0, 7)" in out
+    for verbose in ((), ("--verbose",)):
+        code, out, _ = run("demo", "softmax", "--dtype", "float32", *verbose)
+        assert code == 1
+        first, *told = out.splitlines()
+        rungs = OPERATORS["softmax"].rungs
+        count = len(rungs)
+        assert first == f"softmax  {count} of {count} OVER TOLERANCE, worst at > 999 % of allowed"
+        failures = [line for line in told if line.startswith("over its tolerance: softmax, ")]
+        for rung, line in zip(rungs, failures, strict=True):  # in full, whatever was asked for
+            assert f", {rung}: y: max error " in line and "worst at (0, 7)" in line
+        assert told[-1].startswith(f"{count} of {count} OVER TOLERANCE, in the simulator, ")
+        assert ("FAILS" in out) == bool(verbose)
 
 
 def test_unwritten_result_is_exit_code_1(run, simulator):
@@ -161,14 +218,15 @@ def test_too_slow_for_the_simulator(run, simulator, tmp_path):
 
 
 def test_no_gpu(run, monkeypatch):
-    monkeypatch.setattr("dualops.cli.place.gpu_answers", lambda: False)
-    refused(run("demo", "--where", "gpu"), "no GPU answers", "--where simulator", "--where reference")
+    monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "There is no numba-cuda."))
+    told = "There is no driver. There is no numba-cuda. --where simulator and --where reference need no GPU."
+    refused(run("demo", "--where", "gpu"), told)
 
 
 def test_numba_switched_otherwise_before(run, simulator):
     simulator()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualops.cli.place.gpu_answers", lambda: True)
+        patch.setattr("dualops.cli.place.missing", tuple)
         refused(run("demo", "--where", "gpu"), "start a new process")
 
 
@@ -260,3 +318,26 @@ def test_output_that_cannot_be_written(run, tmp_path):
 def test_unknown_option_is_argparses_error(run):
     code, _, err = run("demo", "--fast")
     assert code == 2 and "unrecognized arguments: --fast" in err
+
+
+# --- info, where there is no GPU -----------------------------------------------------------------
+
+
+def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):
+    simulator()
+    compile_: Any = SimpleNamespace(cache_dir=lambda: tmp_path)
+    monkeypatch.setitem(sys.modules, "dualops.cuda.compile", compile_)
+    monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "Do: pip install 'this[cu13]'."))
+    code, out, _ = run("info")
+    assert code == 0
+    told = [line.split(maxsplit=1) for line in out.splitlines()]
+    assert [value.strip() for name, value in told if name == "missing"] == [
+        "There is no driver.",
+        "Do: pip install 'this[cu13]'.",
+    ]
+    assert ["device", "the simulator: kernels can't run on a GPU here"] in [
+        [name, value.strip()] for name, value in told
+    ]
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "1")
+    _, out, _ = run("info")
+    assert "the simulator: NUMBA_ENABLE_CUDASIM is set" in out and "missing" not in out

@@ -49,7 +49,7 @@ def call(run, tmp_path):
 
 def test_every_option_reaches_the_operator(call):
     arrays = {**options(), **qkv()}  # in no order that the operator has
-    (code, out, _), saved = call("flash_attention", arrays, *WORDS)
+    (code, out, _), saved = call("flash_attention", arrays, *WORDS, "--verbose")
     assert code == 0
     assert np.array_equal(saved["o"], reference.flash_attention(**arrays, **PARAMS))
     for words in ("bias 4×1×9", "alibi_slopes sinks 4", "key_padding_mask 2×9", "seed ()", "window=(3, None)"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dualops import reference
+from dualops.spec.lengths import longest_of
 from dualops.spec.meta import FLOATS, compute_dtype, number_meta
 from tests.spec.calls import attention, attention_backward, meta, varlen
 
@@ -176,6 +177,32 @@ def test_right_options():
         30,
         2,
     ]
+
+
+def test_no_sequence_is_taken_for_longer_than_all_of_them():
+    """Whatever was said: launches, workspaces and costs follow from Sq and Sk."""
+    given = {"q": meta(9, 2, 8), "k": meta(11, 2, 8), "v": meta(11, 2, 8)}
+    least, most = (varlen(**given, max_seqlen_q=q, max_seqlen_k=k, causal=True) for q, k in ((9, 11), (100_000,) * 2))
+    assert (most.Sq, most.Sk, most.max_seqlen_q) == (9, 11, 100_000)
+    cost = most.spec.forward_cost
+    assert cost.flops(most) == cost.flops(least) > 0
+
+
+class Symbol(int):
+    """As torch's symbolic sizes are: comparing two of them is not free."""
+
+    def __sym_min__(self, other):
+        return ("minimum", int(self), int(other))
+
+    def __lt__(self, other):
+        raise AssertionError("compared")
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+def test_symbolic_sizes_are_not_compared():
+    assert longest_of(Symbol(3), 4) == longest_of(Symbol(3), Symbol(4)) == ("minimum", 3, 4)
+    assert longest_of(3, Symbol(4)) == ("minimum", 4, 3)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

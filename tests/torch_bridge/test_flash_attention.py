@@ -375,18 +375,20 @@ def test_compiled_once_for_every_size(device: str) -> None:
 
 
 def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
-    """Their number and the longest of them too; the first call alone takes all of these for constants."""
+    """Their number and the longest of them too, be it more than all of them together; the first call alone takes all of
+    these for constants.
+    """
     counter = CompileCounterWithBackend("aot_eager")
 
     def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int) -> Any:
         return flash_attention_varlen(q, k, v, ends, ends, longest, longest, causal=True)
 
     function = compiled(around, backend=counter)
-    for lengths in ((3, 4), (5, 2, 6), (1, 1, 1, 9), (17, 3)):
+    for lengths, more in (((3, 4), 0), ((5, 2, 6), 0), ((1, 1, 1, 9), 100), ((17, 3), 0), ((2, 3), 2), ((7, 1), 90)):
         ends = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
         q, k, v = (values((sum(lengths), 2, 8), torch.float32, device, seed=seed) for seed in range(3))
         q.requires_grad_()
-        found = [torch.autograd.grad(call(q, k, v, ends, max(lengths)).sum(), q) for call in (function, around)]
+        found = [torch.autograd.grad(call(q, k, v, ends, max(lengths) + more).sum(), q) for call in (function, around)]
         equal(*found)
     assert counter.frame_count == 2
 

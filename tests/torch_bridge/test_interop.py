@@ -142,7 +142,7 @@ def test_only_one_result_used_and_only_one_gradient_wanted() -> None:
     torch.testing.assert_close(dw, x.detach().sum(dim=0))
 
 
-def test_results_that_a_call_does_not_have_are_empty() -> None:
+def test_results_that_a_call_does_not_have_are_empty_or_none() -> None:
     x, w = arguments(True)
     assert w is not None
     saved, incoming = x.detach(), torch.ones(3, 5).double()
@@ -151,6 +151,11 @@ def test_results_that_a_call_does_not_have_are_empty() -> None:
         assert tuple(dx.shape) == (3, 5)
         assert tuple(dw.shape) == (0,)
     y, total = OPERATOR(x, w, None, *DEFAULTS[:-1], False)
+    assert total is None
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(dx, w.detach().expand(3, 5))
+    with profile():  # by way of the dispatcher
+        y, total = OPERATOR(x, w, None, *DEFAULTS[:-1], False)
     assert tuple(total.shape) == (0,)
     (dx,) = torch.autograd.grad(y.sum() + total.sum(), x)  # an empty tensor may take part, and has no gradient
     torch.testing.assert_close(dx, w.detach().expand(3, 5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from dualops.torch_bridge.optim import Lion
 from .conftest import values
 
 Model = list[torch.nn.Parameter]
-OPTIONS = ("maximize", "capturable", "momentum_dtype", "master_weights")
+OPTIONS = ("foreach", "maximize", "capturable", "fused", "momentum_dtype", "master_weights")
+DEFAULTS = [None, False, False, None, None, False]
 
 
 def model(device: str, dtype: torch.dtype = torch.float32) -> Model:
@@ -125,6 +127,69 @@ def test_memory_that_moves_between_steps(device: str) -> None:
     assert same(optimizer, params, plain)
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_groups_may_be_empty(capturable: bool, device: str) -> None:
+    """As in torch's optimizers, wherever they stand; without any group there is nothing to optimize."""
+    params = model(device)
+    optimizer = Lion([{"params": []}, {"params": params}], 0.01, capturable=capturable)
+    optimizer.add_param_group({"params": [], "lr": 0.5})
+    plain = Plain(params)
+    with_gradients(params, 1)
+    optimizer.step()
+    plain.step(params, 0.01, (0.9, 0.99), 0.0)
+    assert same(optimizer, params, plain)
+    again = Lion([{"params": []}, {"params": params}, {"params": []}], 0.1, capturable=capturable)
+    again.load_state_dict(optimizer.state_dict())
+    assert [float(group["lr"]) for group in again.param_groups] == pytest.approx([0.01, 0.01, 0.5])
+    alone = Lion([{"params": []}], capturable=capturable)
+    alone.step()
+    alone.load_state_dict(alone.state_dict())
+    with pytest.raises(ValueError, match="optimizer got an empty parameter list"):
+        Lion([], capturable=capturable)
+
+
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["number", "tensor"])
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"fused": True}, {"foreach": False, "fused": False}], ids=str)
+def test_foreach_and_fused_change_nothing(flags: dict[str, Any], capturable: bool, lr: Any, device: str) -> None:
+    params = model(device)
+    optimizer, plain = Lion(params, lr, weight_decay=0.1, capturable=capturable, **flags), Plain(params)
+    for turn in range(2):
+        with_gradients(params, turn)
+        optimizer.step()
+        plain.step(params, 0.01, (0.9, 0.99), 0.1)
+        assert same(optimizer, params, plain)
+    (group,) = optimizer.state_dict()["param_groups"]
+    assert {name: group[name] for name in flags} == flags
+
+
+def test_keywords_are_those_of_torchs_optimizers() -> None:
+    """And have their defaults."""
+    theirs, ours = (signature(kind).parameters for kind in (torch.optim.Adam, Lion))
+    for name in ("foreach", "maximize", "capturable", "fused"):
+        assert ours[name].default is theirs[name].default
+        assert ours[name].kind is theirs[name].kind
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_scaler_unscales_the_gradients_and_leaves_out_steps(fused: bool | None, device: str) -> None:
+    params = model(device)
+    optimizer, scaler, plain = Lion(params, 0.01, fused=fused), torch.amp.GradScaler(device), Plain(params)
+    for turn in range(3):
+        scaler.scale(torch.ones((), device=device))
+        with_gradients(params, turn)
+        given = [param.grad for param in params if param.grad is not None]
+        if turn == 1:
+            given[0][0] = float("inf")
+        else:
+            plain.step(params, 0.01, (0.9, 0.99), 0.0)
+        for grad in given:
+            grad.mul_(scaler.get_scale())  # powers of two
+        scaler.step(optimizer)
+        scaler.update()
+        assert same(optimizer, params, plain)
+
+
 def test_closure_and_hooks() -> None:
     param = torch.nn.Parameter(torch.ones(3))
     optimizer, seen = Lion([param], lr=0.25), []
@@ -161,7 +226,7 @@ def test_their_state_loads_and_goes_on() -> None:
     optimizer.load_state_dict(copy.deepcopy(THEIRS))
     (group,) = optimizer.param_groups
     assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, (0.9, 0.99), 0.1)
-    assert [group[name] for name in OPTIONS] == [False, False, None, False]
+    assert [group[name] for name in OPTIONS] == DEFAULTS
     plain = Plain(params)
     plain.momenta = [state["exp_avg"].clone() for state in THEIRS["state"].values()]
     with_gradients(params, 3)
@@ -186,10 +251,10 @@ def test_our_state_has_what_theirs_has() -> None:
 
 def test_options_that_a_state_dict_does_not_have_stay() -> None:
     params = pair(torch.bfloat16)
-    optimizer = Lion(params, 0.5, capturable=True, momentum_dtype=torch.float32, master_weights=True)
+    optimizer = Lion(params, 0.5, capturable=True, fused=True, momentum_dtype=torch.float32, master_weights=True)
     optimizer.load_state_dict(copy.deepcopy(THEIRS))
     (group,) = optimizer.param_groups
-    assert [group[name] for name in OPTIONS] == [False, True, torch.float32, True]
+    assert [group[name] for name in OPTIONS] == [None, False, True, True, torch.float32, True]
     assert isinstance(group["lr"], torch.Tensor) and group["lr"].item() == pytest.approx(0.01)
     assert torch.equal(optimizer.state[params[1]]["exp_avg"], torch.tensor([-0.02, 0.5]))  # not by way of bfloat16
     with_gradients(params, 0)
@@ -231,7 +296,7 @@ def test_old_pickles_get_the_defaults() -> None:
             del group[name]
     again = Lion.__new__(Lion)
     again.__setstate__(state)
-    assert [again.param_groups[0][name] for name in OPTIONS] == [False, False, None, False]
+    assert [again.param_groups[0][name] for name in OPTIONS] == DEFAULTS
 
 
 def test_a_state_dict_of_other_groups_is_refused() -> None:
@@ -296,11 +361,21 @@ def test_lr_of_a_new_group_goes_beside_its_parameters(device: str) -> None:
         ({"lr": torch.ones(2)}, ValueError, r"Lion: lr has shape \(2,\) and dtype torch.float32, expected one float"),
         ({"betas": (0.9, 1.1)}, ValueError, r"Lion: betas is \(0.9, 1.1\), expected two numbers from 0 to 1"),
         ({"weight_decay": -1}, ValueError, "Lion: weight_decay is -1, expected 0 or more"),
+        ({"foreach": True, "fused": True}, RuntimeError, "Lion: foreach and fused are both True, expected one of them"),
+        ({"foreach": "yes"}, TypeError, "Lion: foreach is 'yes', expected True or False"),
+        ({"maximize": None}, TypeError, "Lion: maximize is None, expected True or False"),
     ],
 )
 def test_options_out_of_their_domain(options: dict[str, Any], error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         Lion(pair(), **options)
+
+
+def test_a_group_that_is_refused_is_not_added() -> None:
+    optimizer = Lion(pair(), 0.5)
+    with pytest.raises(ValueError, match="Lion: lr is -1, expected 0 or more"):
+        optimizer.add_param_group({"params": pair(), "lr": -1})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_sparse_and_complex() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import SimpleNamespace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -30,15 +29,23 @@ class Mode(torch.overrides.TorchFunctionMode):
 
 @pytest.fixture
 def short_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The calls that reach the implementation without the dispatcher, which knows it under another reference."""
+    """The calls that reach the implementation without the dispatcher."""
     calls: list[tuple[Any, ...]] = []
-    implementation = OPERATOR.run
+    compute, run = OPERATOR.compute, OPERATOR.dispatch
 
-    def counted(*args: Any) -> Any:
+    def counted(args: tuple[Any, ...], on_gpu: bool) -> Any:
         calls.append(args)
-        return implementation(*args)
+        return compute(args, on_gpu)
 
-    monkeypatch.setattr(OPERATOR, "run", counted)
+    def dispatched(*args: Any) -> Any:
+        count = len(calls)
+        try:
+            return run(*args)
+        finally:
+            del calls[count:]
+
+    monkeypatch.setattr(OPERATOR, "compute", counted)
+    monkeypatch.setattr(OPERATOR, "dispatch", dispatched)
     return calls
 
 
@@ -103,24 +110,36 @@ class Pretender(torch.Tensor):
     is_cuda: bool = True
 
 
-def test_cuda_tensors_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the operator's name, with the arrays that are there and all parameters by name; results are told apart."""
-    seen: dict[str, Any] = {}
+def test_cuda_tensors_go_to_the_kernels() -> None:
+    """In the spec's order, with None for arrays that are not there and the fixed parameters; results are told apart."""
+    seen: list[Any] = []
     results: Any = (torch.ones(3, 5), torch.ones(3))
 
-    def affine_on_gpu(**arguments: Any) -> Any:
-        seen.clear()
-        seen.update(arguments)
+    def operation(*call: Any) -> Any:
+        seen[:] = call
         return results
 
-    direction = replace(OPERATOR, name="affine_on_gpu")
-    monkeypatch.setitem(sys.modules, "dualops.cuda", SimpleNamespace(affine_on_gpu=affine_on_gpu))
+    direction = replace(OPERATOR)
+    direction.operation = operation
     x, seed = X.as_subclass(Pretender), torch.tensor(4)
-    assert direction.run(x, None, seed, *DEFAULTS) is results
-    assert seen.pop("x") is x
-    assert seen.pop("shifts") is seed, "a number on the host, which no kernel waits for"
-    assert seen == {**dict(zip(direction.names[3:], DEFAULTS, strict=True)), "rank": 3}
+    y, total = direction.compute((x, None, seed, *DEFAULTS), on_gpu=True)
+    assert (y, total) == results
+    arrays, params, *ways = seen
+    assert arrays[0] is x
+    assert arrays[1] is None
+    assert arrays[2] is seed, "a number on the host, which no kernel waits for"
+    given = dict(zip(direction.names[3:], DEFAULTS, strict=True)) | {"rank": 3}
+    assert params == tuple(given[param.name] for param in direction.spec.params)
+    assert ways == [None, None, None]
     results = torch.ones(3, 5)
-    y, total = direction.run(x, None, None, *DEFAULTS[:-1], False)
-    assert y is results
-    assert tuple(total.shape) == (0,)
+    assert direction.compute((x, None, None, *DEFAULTS[:-1], False), True) == (results, None)
+    assert tuple(direction.run(x, None, None, *DEFAULTS[:-1], False)[1].shape) == (0,)
+
+
+@pytest.mark.parametrize("module", ["softmax", "flash_attention", "rms_norm", "rope", "matmul", "retention"])
+def test_operations_are_those_of_the_public_functions(module: str) -> None:
+    operator = getattr(import_module(f"dualops.torch_bridge.{module}"), "_operator")  # noqa: B009
+    for direction in (operator, operator.backward):
+        assert direction.operation.op == direction.name
+        assert direction.operation.inputs == [*direction.names[: direction.count]]
+        assert [*direction.kernel_params((*direction.names, *direction.fixed))] == [*direction.operation.defaults]

@@ -415,4 +415,4 @@ def test_import_loads_no_numba() -> None:
 def test_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import dualops.torch_bridge"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "ImportError: dualops.torch_bridge needs PyTorch: pip install 'dualops[torch]'" in done.stderr
+    assert "ImportError: dualops.torch_bridge needs PyTorch 2.11 or newer: pip install torch" in done.stderr

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
 from operator import eq
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..arrays import Adapter, adapter_of
 from ..backend import SIMULATED
+from ..driver import away, is_capturing
 from ..launch import Operation, device_of, on_host
-from ..step import handle_of, is_capturing
+from ..plans import stream_of
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
 from .tables import Group, Place, Streams, Tables
@@ -34,6 +36,7 @@ MOST_KEPT = 64
 LR_DTYPES = next(entry.dtypes for entry in SPEC.inputs if entry.name == "lr")
 
 Lists = dict[str, Sequence[Any]]
+Addresses = tuple[int, ...]  # of a call's arrays
 
 
 class Call(NamedTuple):
@@ -73,6 +76,7 @@ class Bound(NamedTuple):
     nbytes: np.ndarray  # of them
     written: np.ndarray  # which of them are
     source: np.ndarray  # of a result the array that it may overwrite, of all others themselves
+    lr_on_device: bool
 
     def fits(self, arrays: Sequence[Any]) -> bool:
         """Whether as many arrays have the same shapes, strides and dtypes."""
@@ -94,6 +98,7 @@ class ListOperation:
         self.bounds: list[Bound] = []
         self.ready: dict[Hashable, Ready] = {}
         self.captured: list[Ready] = []
+        self.lock = RLock()  # of what is kept: a training loop may step in several threads
 
     def __call__(
         self,
@@ -115,12 +120,15 @@ class ListOperation:
         params = {"betas": betas, "weight_decay": weight_decay}
         call = Call(lists, {} if out is None else results, on_host(lr, self.op, "lr", LR_DTYPES), params, kernel)
         arrays = list(chain(*call.everything.values()))
-        ready, streams = self._find(call, arrays, stream)
-        adapter, device, _ = ready.bound.place
+        with self.lock:
+            bound, pointers = self._bound(call, arrays)
+        adapter, device, _ = bound.place
         address = call.lr if SIMULATED or type(call.lr) is float else adapter.pointer(call.lr)
-        with adapter.on_device(device.index) or nullcontext():
-            ready.tables.launch(address, rates, arrays, streams)
-        for i in ready.bound.alone:
+        with away(device.index) or nullcontext():
+            with self.lock:
+                tables, streams = self._tables(bound, pointers, arrays, stream)
+            tables.launch(address, rates, arrays, streams)
+        for i in bound.alone:
             self.one(*call.one(i), kernel, stream)
         return tuple(results.values())
 
@@ -139,8 +147,8 @@ class ListOperation:
         check_lengths(self.op, {**lists, **results})
         return lists, results
 
-    def _find(self, call: Call, arrays: list[Any], stream: Any) -> tuple[Ready, Streams]:
-        """The call with its tables, from before or new. Raises the spec's errors."""
+    def _bound(self, call: Call, arrays: list[Any]) -> tuple[Bound, Addresses]:
+        """What is known of the call, from before or new, and its addresses. Raises the spec's errors."""
         adapter = adapter_of(arrays[0], self.op, "params[0]")
         try:
             pointers = adapter.pointers(arrays)
@@ -150,38 +158,40 @@ class ListOperation:
             self._metas(call)  # says whose fault it is
             raise
         known = self.ready.get((pointers, kind))
-        if known is not None and not known.bound.fits(arrays):
-            known = None
-        bound = known.bound if known else self._bound(call, kind, adapter.origins(arrays, pointers), arrays)
+        if known is not None and known.bound.fits(arrays):
+            return known.bound, pointers
+        origins = adapter.origins(arrays, pointers)
+        for bound in self.bounds:
+            if (bound.kind, bound.origins) == (kind, origins) and bound.fits(arrays):
+                return bound, pointers
+        bound = self._bind(call, kind, origins, arrays)
+        self.bounds.append(bound)
+        del self.bounds[:-MOST_KEPT]
+        return bound, pointers
+
+    def _tables(self, bound: Bound, pointers: Addresses, arrays: list[Any], stream: Any) -> tuple[Tables, Streams]:
+        """The call's tables, from before or new, on the current GPU."""
+        adapter, key = bound.place.adapter, (pointers, bound.kind)
         home = 0 if SIMULATED else adapter.stream(arrays[0])
-        handle = home if stream is None or SIMULATED else handle_of(stream)
+        handle = home if stream is None else stream_of(self.op, stream)
         streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
-        if known is None or not known.tables.are_written(streams):
+        known = self.ready.get(key)
+        if known is None or known.bound is not bound or not known.tables.are_written(streams):
             addresses = np.array(pointers, np.int64)
             check_apart(self.op, bound.names, addresses, bound.nbytes, bound.written, bound.source)
             latest = reversed(list(self.ready.values()))
             alike = (each.tables for each in latest if each.bound is bound and each.tables.are_written(streams))
-            like = next(alike, None)
-            with adapter.on_device(bound.place.device.index) or nullcontext():
-                tables = Tables(bound.groups, bound.names, addresses, lr is not None, bound.place, streams, like)
+            tables = Tables(
+                bound.groups, bound.names, addresses, bound.lr_on_device, bound.place, streams, next(alike, None)
+            )
             known = Ready(bound, tables)
             if not streams.captured:  # what is captured is written when the graph is launched
                 while len(self.ready) >= MOST_KEPT:
                     self.ready.pop(next(iter(self.ready)))
-                self.ready[pointers, kind] = known
+                self.ready[key] = known
         if streams.captured and not any(known is kept for kept in self.captured):
             self.captured.append(known)
-        return known, streams
-
-    def _bound(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:
-        """What is known of the call, from before or new."""
-        for bound in self.bounds:
-            if (bound.kind, bound.origins) == (kind, origins) and bound.fits(arrays):
-                return bound
-        bound = self._bind(call, kind, origins, arrays)
-        self.bounds.append(bound)
-        del self.bounds[:-MOST_KEPT]
-        return bound
+        return known.tables, streams
 
     def _bind(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:
         """Check a call by the spec, and part it into groups."""
@@ -219,6 +229,7 @@ class ListOperation:
             np.array([meta.nbytes for each in metas.values() for meta in each]),
             np.array([name in targets for name, _ in number]),
             np.array([source.get(k, k) for k in number.values()]),
+            type(call.lr) is not float,
         )
 
     def _metas(self, call: Call) -> tuple[Adapter, dict[str, list[ArrayMeta]], ArrayMeta]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...spec import ArrayMeta
 from ..arrays import Adapter
 from ..backend import SIMULATED
 from ..device import Device
-from ..step import Mark, Step, copy, prepare
+from ..driver import Mark, copy
+from ..step import Step, prepare
 from . import dense
 from .formula import Dtypes, Lr, Rates
 
@@ -62,14 +62,18 @@ class Tables:
         streams: Streams,
         like: Tables | None,
     ):
-        """names, addresses: of the call's arrays. like: written tables of the same groups, if any."""
+        """names, addresses: of the call's arrays. like: written tables of the same groups, if any.
+
+        The GPU of `place` must be current.
+        """
         self.adapter, self.streams = place.adapter, streams
         parts = [words_of(group, addresses) for group in groups]
         self.words = [words for words, _ in parts]
-        metas = (ArrayMeta((words.size,), "int64", (1,), place.name, 0) for words in self.words)
-        self.memory = [place.adapter.allocator(meta)() for meta in metas]
+        make = place.adapter.allocator("int64", place.name)
+        self.memory = [make((words.size,), (1,)) for words in self.words]
         if streams.home != streams.handle and not streams.captured:
-            Mark(streams.home).hold_up(streams.handle)  # what the memory was before may still be in use there
+            # what the memory was before may still be in use there
+            Mark(streams.home, place.device.index).hold_up(streams.handle)
         self.copied = like if streams.captured else None  # a graph reads it at any time
         self._write(like, _writer(place.device))
         lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
@@ -79,7 +83,7 @@ class Tables:
             kernel = dense.build_table(group.config, group.dtypes)
             step = Step(kernel, (blocks,), ("table", len(group.N), lr, Rates(*Rates._fields)))
             self.launches.append(prepare(step, known, place.device))
-        self.mark = None if streams.captured or SIMULATED else Mark(streams.handle)
+        self.mark = None if streams.captured or SIMULATED else Mark(streams.handle, place.device.index)
 
     def _write(self, like: Tables | None, write: Callable[..., None]) -> None:
         """Fill the memory: all words, or a copy and those that are others."""

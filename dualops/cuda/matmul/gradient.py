@@ -121,7 +121,9 @@ def dz_steps(p: Problem) -> list[Step]:
     dense = contiguous_strides(shape)  # of an array that is not there
     sizes, strides = collapse(shape, *(metas[name].strides if name in metas else dense for name in names))
     vector, count = storage(p.dtype).vector, prod(shape)
-    aligned = set(strides) == {(1,)} and count % vector == 0 and all(meta.pointer % 16 == 0 for meta in there)
+    aligned = (
+        all(own == (1,) for own in strides) and count % vector == 0 and all(meta.pointer % 16 == 0 for meta in there)
+    )
     sizes, strides = sizes or (1,), [stride or (0,) for stride in strides]
     found = DzVariant(p.dtype, p.activation, "dpreactivation" in metas, len(sizes), aligned)
     blocks = cdiv(count, THREADS * (vector if aligned else 1))

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dualops.cuda import backend
+from dualops.machine import missing
 
 if backend.where() != "gpu":
-    raise pytest.UsageError(f"tests/cuda/gpu needs a CUDA GPU, kernels would run here: {backend.where() or 'nowhere'}")
+    told = "kernels are simulated" if backend.SIMULATED else " ".join(missing())
+    raise pytest.UsageError(f"tests/cuda/gpu needs a CUDA GPU: {told}")
 if find_spec("torch") is None:
     raise pytest.UsageError("tests/cuda/gpu needs torch")
 

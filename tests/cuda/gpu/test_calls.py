@@ -16,7 +16,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.spec import Tag
 from tests.checks import gradient_inputs
-from tests.cuda.gpu.library import Foreign, numpy, same_bits, tensor
+from tests.cuda.gpu.library import Foreign, ReadOnly, numpy, same_bits, tensor
 from tests.cuda.operators import every_direction
 from tests.problems import values
 
@@ -99,6 +99,25 @@ def test_a_library_that_is_not_known(dtype):
     dualops.cuda.softmax(Foreign(x), out=Foreign(y))
     torch.cuda.synchronize()
     assert same_bits(y, dualops.cuda.softmax(x))
+
+
+def test_a_library_that_forbids_to_write():
+    """Its arrays are read, and are no place for results, the first time and ever after."""
+    x, y = torch.randn(33, 70, device="cuda"), torch.zeros(33, 70, device="cuda")
+    torch.cuda.synchronize()
+    dualops.cuda.softmax(ReadOnly(x), out=Foreign(y))
+    torch.cuda.synchronize()
+    assert same_bits(y, dualops.cuda.softmax(x))
+    for inputs in (ReadOnly(x), Foreign(x)):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="softmax: out y is read-only, expected an array that can be written"):
+                dualops.cuda.softmax(inputs, out=ReadOnly(y))
+            dualops.cuda.softmax(inputs, out=Foreign(y))
+    ones = [torch.ones(5, device="cuda") for _ in range(6)]
+    arrays = [*map(Foreign, ones[:5]), ReadOnly(ones[5])]
+    with pytest.raises(ValueError, match=r"^lion: momenta\[1\] is read-only"):
+        dualops.cuda.lion(arrays[:2], arrays[2:4], arrays[4:], lr=0.1)
+    assert all((array == 1).all() for array in ones)
 
 
 def test_two_libraries_in_one_call():

@@ -40,8 +40,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """lion keeps nothing from test to test."""
-    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
+    for kept in (forward.plans, forward.families, of_lists.ready, of_lists.bounds):
         kept.clear()
     yield
-    for kept in (forward.plans, of_lists.ready, of_lists.bounds):
+    for kept in (forward.plans, forward.families, of_lists.ready, of_lists.bounds):
         kept.clear()

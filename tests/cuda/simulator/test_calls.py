@@ -123,6 +123,22 @@ def test_plan_says_rung_and_reason(untouched):
         assert dualops.cuda.RUNGS[name] == OPERATORS[name].rungs
 
 
+@pytest.mark.parametrize("rung", ["naive", "simt"])
+@pytest.mark.parametrize("operator", ["flash_attention_varlen", "retention_varlen"])
+def test_blocks_are_for_the_tokens_that_there_are(operator, rung, untouched):
+    """Not for sequences as long as the caller said that they may be."""
+    tokens, ends = numbers(9, 2, 8), np.array([0, 4, 9], np.int32)
+    sides = ("_q", "_k") if operator.startswith("flash") else ("",)
+    arrays = {"q": tokens, "k": tokens, "v": tokens, **{f"cu_seqlens{side}": ends for side in sides}}
+    plans = []
+    for longest in (9, 100_000):
+        said: dict[str, Any] = {f"max_seqlen{side}": longest for side in sides}
+        plans.append(dualops.cuda.plan(operator, **arrays, **said, kernel=rung))
+    one, other = ([step.grid for step in plan.steps] for plan in plans)
+    assert one == other
+    assert plans[0].choice.workspace == plans[1].choice.workspace
+
+
 # --- special values ----------------------------------------------------------------------------------
 
 

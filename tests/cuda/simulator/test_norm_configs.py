@@ -35,6 +35,7 @@ def few_rows_a_piece(monkeypatch):
     for name in NORMS:
         for operation in OPERATIONS[name]:
             monkeypatch.setattr(operation, "plans", {})
+            monkeypatch.setattr(operation, "families", {})
 
 
 def hold(name: str, backward: bool, rung: str, M: int, N: int, dtype: str, layout: Layout | None = None) -> None:

@@ -1,0 +1,55 @@
+"""The table of host costs: what counts as reached, and what a line says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import host_run
+from benchmarks.host_run import Row, document, line, save
+
+
+@pytest.mark.parametrize(
+    ("row", "reached"),
+    [
+        (Row("a", 12e-6, torch=10e-6, times=1.3), True),
+        (Row("a", 14e-6, torch=10e-6, times=1.3), False),
+        (Row("a", 14e-6, torch=10e-6), None),
+        (Row("a", 24e-6, most=25e-6), True),
+        (Row("a", 26e-6, most=25e-6), False),
+        (Row("a", 1.0), None),
+    ],
+)
+def test_reached(row, reached):
+    assert row.reached is reached
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (Row("softmax", 14e-6, torch=10e-6, times=1.3), "softmax 14.0 µs torch 10.0 µs 1.40 x at most 1.3 x: MISSED"),
+        (Row("start", 0.05, most=0.1), "start 0.050 s at most 0.100 s: reached"),
+        (Row("rms_norm", 14e-6), "rms_norm 14.0 µs"),
+    ],
+)
+def test_lines(row, told):
+    assert " ".join(line(row).split()) == told
+
+
+def test_without_a_gpu_nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(NotImplementedError, match="GPU"):
+        host_run.run(print)
+
+
+def test_what_is_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    save(tmp_path / "folder" / "h200.json", [Row("a", 1e-6, torch=1e-6, times=1.3), Row("b", 2.0)])
+    kept = json.loads((tmp_path / "folder" / "h200.json").read_text())
+    assert kept["gpu"] == "a GPU"
+    rows = [(row["name"], row["seconds"], row["reached"]) for row in kept["rows"]]
+    assert rows == [("a", 1e-6, True), ("b", 2.0, None)]
+    assert document([])["rows"] == []

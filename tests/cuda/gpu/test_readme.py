@@ -1,0 +1,14 @@
+"""README's blocks that need a GPU, as printed, each in a process of its own."""
+
+from __future__ import annotations
+
+from tests.readme import run
+
+
+def test_torch_tensors(tmp_path):
+    assert run("torch tensors", tmp_path) == ""
+
+
+def test_numba_device_arrays(tmp_path):
+    told = run("Numba device arrays", tmp_path)
+    assert "softmax(float32, " in told and "\nrung " in told

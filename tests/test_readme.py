@@ -1,0 +1,43 @@
+"""README as its reader would use it: its blocks run as printed; tests/cuda/gpu has those that need a GPU."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import numpy as np
+
+from dualops import reference
+from tests.readme import BLOCKS, README, ROOT, python, run
+
+
+def test_what_extras_it_names_there_are():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {extra for group in re.findall(r"dualops\[([\w,]+)\]", README) for extra in group.split(",")}
+    assert named == {"cu13", "torch"} <= extras.keys()
+
+
+def test_it_installs_nothing_that_is_not_published():
+    """dualops itself comes from a path or a URL."""
+    assert set(re.findall(r"pip install '?dualops(?:\[[\w,]+\])?(...)", README)) == {" @ "}
+
+
+def test_laptop(tmp_path):
+    assert run("A laptop", tmp_path, NUMBA_ENABLE_CUDASIM="1") == ""
+
+
+def test_reference(tmp_path):
+    assert run("The reference", tmp_path) == ""
+
+
+def test_your_own_arrays(tmp_path):
+    q = np.random.default_rng(0).standard_normal((1, 1, 20, 8)).astype(np.float32)
+    np.savez(tmp_path / "qkv.npz", q=q, k=q, v=q)
+    commands = [line.partition("#")[0].split() for line in BLOCKS["Your own arrays, no code"].splitlines()]
+    assert all(command[:3] == ["python", "-m", "dualops"] for command in commands)
+    told = [python(tmp_path, *command[1:]) for command in commands if command[3] != "check"]
+    assert len(told) == 2
+    assert "flash_attention  1 of 1 within tolerance" in told[0] and "wrote o.npz: o 1×1×20×8 float32" in told[0]
+    o = reference.flash_attention(q, q, q, causal=True)
+    np.testing.assert_allclose(np.load(tmp_path / "o.npz")["o"], o, rtol=0, atol=1e-5)
+    assert "baseline's" not in told[0] and "baseline's" in told[1]
