@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from inspect import unwrap
 from typing import Any
 from weakref import ReferenceType
@@ -65,21 +66,28 @@ def mark(params: Sequence[Any], like: Any) -> Tensor | None:
 
     What is traced or transformed has its functions for good, and needs none.
     """
-    if not any(type(param) is UserFunction for param in params) or plain((like,)) is None or transformed():
-        return None
-    return torch.tensor(_words(params), dtype=torch.int64, device="cpu")
+    digests = _digests(params)
+    return None if not digests or plain((like,)) is None or transformed() else _tensor_of(digests)
 
 
 def check(params: Sequence[Any], found: Tensor | None) -> None:
     """RuntimeError where the mark that backward gets is not that of the call which it belongs to."""
-    if found is not None and found.tolist() != _words(params):
+    if found is not None and found.tolist() != _words(_digests(params)):
         raise _changed(["others"], [param for param in params if isinstance(param, UserFunction)])
 
 
-def _words(params: Sequence[Any]) -> list[int]:
-    """Digests in words of 48 bits."""
-    digests = "".join(param.digest for param in params if isinstance(param, UserFunction))
+def _digests(params: Sequence[Any]) -> str:
+    return "".join([param.digest for param in params if type(param) is UserFunction])
+
+
+def _words(digests: str) -> list[int]:
+    """In words of 48 bits."""
     return [int(digests[place : place + 12], 16) for place in range(0, len(digests), 12)]
+
+
+@lru_cache(maxsize=256)
+def _tensor_of(digests: str) -> Tensor:
+    return torch.tensor(_words(digests), dtype=torch.int64, device="cpu")
 
 
 def _changed(found: Sequence[Any], first: Sequence[Any]) -> RuntimeError:
