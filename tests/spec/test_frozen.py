@@ -137,6 +137,20 @@ def object_by_another_name() -> Change:
     return Change(function, lambda: setattr(settings, "slope", 5.0))
 
 
+def object_in_a_tuple() -> Change:
+    layers = (Settings(7.0), Settings(2.0))
+    return Change(lambda score, b, h, i, j: score * layers[h].slope, lambda: setattr(layers[1], "slope", 5.0))
+
+
+def object_as_default() -> Change:
+    settings = Settings(2.0)
+
+    def function(score, b, h, i, j, settings=settings, *, m=math):
+        return score * settings.slope * m.cos(0.0)
+
+    return Change(function, lambda: setattr(settings, "slope", 5.0))
+
+
 def attribute_of_an_attribute() -> Change:
     outer = SimpleNamespace(inner=SimpleNamespace(table=np.array([1.0, 2.0])))
     return Change(lambda score, b, h, i, j: score * outer.inner.table[h], lambda: outer.inner.table.fill(5.0))
@@ -228,6 +242,8 @@ CHANGES = (
     array_as_default,
     object_s_attribute,
     object_by_another_name,
+    object_in_a_tuple,
+    object_as_default,
     attribute_of_an_attribute,
     module_s_attribute,
     class_s_attribute,

@@ -179,8 +179,8 @@ def layers(x: torch.Tensor, run: Callable[..., torch.Tensor]) -> torch.Tensor:
     return x
 
 
-def test_a_loop_over_layers() -> None:
-    x = leaf()
+def test_a_loop_over_layers(device: str) -> None:
+    x = leaf(device)
     found = torch.autograd.grad(sum_of(layers(x, lambda layer, x: layer(x))), x)
     y = x
     for slope in (1.0, -2.0, 3.0):
@@ -242,10 +242,10 @@ def test_compiled_for_every_number(make: Callable[[], Mods]) -> None:
 
 
 @pytest.mark.parametrize("make", ARRAYS)
-def test_compiled_for_an_array_that_must_stay(make: Callable[[], Mods]) -> None:
+def test_compiled_for_an_array_that_must_stay(make: Callable[[], Mods], device: str) -> None:
     mods = make()
     function = compiled(mods.__call__)
-    x = leaf()
+    x = leaf(device)
     close(gradient(function, mods, 1, 3, x), expected(1, x)[1])
     with pytest.raises(RuntimeError, match=r"(table|TABLE), which <lambda> reads, has changed since it was compiled"):
         function(x)
@@ -387,10 +387,10 @@ def test_recomputed_by_others_than_torch_utils_checkpoint(monkeypatch: pytest.Mo
 
 
 @REENTRY
-def test_recomputed_loop_over_layers(reentrant: bool) -> None:
+def test_recomputed_loop_over_layers(reentrant: bool, device: str) -> None:
     """Every slope was one of some layer's: it must be this one's."""
     with pytest.raises(RuntimeError, match=AGAIN):
-        sum_of(layers(leaf(), lambda layer, x: checkpoint(layer, x * 1, use_reentrant=reentrant))).backward()
+        sum_of(layers(leaf(device), lambda layer, x: checkpoint(layer, x * 1, use_reentrant=reentrant))).backward()
 
 
 @REENTRY

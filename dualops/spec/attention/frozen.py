@@ -32,7 +32,7 @@ class Attributes(ModuleType):
     """What a copy has in place of a module or another object: the attributes that it takes from it."""
 
 
-OF_EVERY_MODULE = vars(ModuleType("")).keys()
+OF_EVERY_MODULE = frozenset(vars(ModuleType("")))
 
 
 def frozen(function: FunctionType) -> FunctionType:
@@ -98,7 +98,7 @@ def _check_harmless(code: CodeType, steps: list[tuple[CodeType, dis.Instruction]
 
 
 class _Copying:
-    """The making of one copy. `made`: functions, by their ids, with copies: they may call one another."""
+    """The making of one copy. `made`: functions and their copies, by the functions' ids: they may call one another."""
 
     def __init__(self) -> None:
         self.made: dict[int, tuple[FunctionType, FunctionType]] = {}
@@ -119,25 +119,20 @@ class _Copying:
             if name in scope:
                 own_scope[name] = self.value(name, scope[name], paths, reads.attributes)
         if function.__defaults__:
-            copy.__defaults__ = self.value("a default", function.__defaults__)
-        for name, value in (function.__kwdefaults__ or {}).items():
-            copy.__kwdefaults__ = {**(copy.__kwdefaults__ or {}), name: self.value(name, value)}
+            copy.__defaults__ = self.value("default", function.__defaults__, AS_IT_IS, reads.attributes)
+        if by_name := function.__kwdefaults__:
+            parts = {name: self.value(name, value, AS_IT_IS, reads.attributes) for name, value in by_name.items()}
+            copy.__kwdefaults__ = parts
         return copy
 
-    def value(
-        self,
-        name: str,
-        value: Any,
-        paths: Set[Path] = AS_IT_IS,
-        attributes: frozenset[str] = frozenset(),
-    ) -> Any:
+    def value(self, name: str, value: Any, paths: Set[Path], attributes: frozenset[str]) -> Any:
         """The copy of a value, of which `paths` are used; where it goes further as it is, `attributes` may be."""
         if value is None or isinstance(value, PLAIN) or _is_number(value) or _is_fixed(value):
             return value
         if _is_array(value):
             return np.ndarray(value.shape, value.dtype, value.tobytes())  # on bytes, which nobody can write to
         if isinstance(value, (tuple, list)):
-            parts = [self.value(name, part) for part in value]
+            parts = [self.value(name, part, AS_IT_IS, attributes) for part in value]
             if isinstance(value, list):
                 return parts
             same = all(part is old for part, old in zip(parts, value))
@@ -154,7 +149,7 @@ class _Copying:
             part = getattr(value, attribute, MISSING)
             if part is not MISSING:
                 further = {path[1:] for path in paths if path[:1] == (attribute,)}
-                setattr(copy, attribute, self.value(f"{name}.{attribute}", part, further or AS_IT_IS))
+                setattr(copy, attribute, self.value(f"{name}.{attribute}", part, further or AS_IT_IS, frozenset()))
         if not isinstance(value, ModuleType) and not any(_parts(copy)):
             raise TypeError(
                 f"its variable {name} is of type {type(value).__name__}, "
