@@ -7,7 +7,9 @@
     comparison                 python -m benchmarks run: dualops beside its peers, in one process
     scaling_run                python -m benchmarks scaling: attention's time and memory against length
     ladder_run, profiler       python -m benchmarks ladder: the steps of softmax's page, timed and profiled
-    recorded, plot, scaling_plot, ladder_table    python -m benchmarks plot: tables, pictures, from committed JSON alone
+    training_run                python -m benchmarks training: a Llama of a billion parameters, beside eager
+    recorded, plot, scaling_plot, training_plot, ladder_table
+                                python -m benchmarks plot: tables, pictures, from committed JSON alone
 
 README.md in this folder has the commands.
 """

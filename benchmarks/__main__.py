@@ -3,6 +3,7 @@
 python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder softmax [--json FILE]
+python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
 python -m benchmarks host [--json FILE]
 python -m benchmarks plot
 """
@@ -13,6 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from .tree import ROOT, spec
@@ -85,6 +87,31 @@ def ladder(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def training(arguments: argparse.Namespace) -> int:
+    """Train a Llama three times; 1 where there is no GPU for the large one, or a package is missing."""
+    try:
+        import torch
+
+        from . import training_plot, training_run
+        from .comparison import save
+
+        import_module("transformers")
+    except ImportError as missing:
+        print(f"python -m benchmarks training needs torch and transformers: {missing}", file=sys.stderr)
+        return 1
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not arguments.tiny:
+        print("python -m benchmarks training needs a GPU; --tiny is for a CPU", file=sys.stderr)
+        return 1
+    size = training_run.TINY if arguments.tiny else training_run.LLAMA_1B
+    found = training_run.run(size, steps=arguments.steps, device=device, show=partial(print, flush=True))
+    figures = arguments.folder / "llama_training.json"
+    save(figures, training_run.document(found, size, device))
+    training_plot.picture(figures, figures.with_suffix(".png"))
+    print(f"{figures}\n{figures.with_suffix('.png')}\n{training_run.table(found)}")
+    return 0
+
+
 def host(arguments: argparse.Namespace) -> int:
     """Time what calls cost on the host; 1 where nothing can be timed."""
     try:
@@ -104,7 +131,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import ladder_table, plot as drawing, scaling_plot
+    from . import ladder_table, plot as drawing, scaling_plot, training_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -138,6 +165,11 @@ def plot(arguments: argparse.Namespace) -> int:
         markers = "<!-- scaling:begin -->", "<!-- scaling:end -->"
         arguments.page.write_text(drawing.fill(page, scaling_plot.table(lengths), *markers))
         print(arguments.page)
+    trained = arguments.training / f"{arguments.machine}.json"
+    if trained.exists():
+        target = arguments.docs / "llama_training.png"
+        training_plot.picture(trained, target)
+        print(target)
     page, steps = arguments.softmax_page, ladder_table.tables(arguments.ladder / f"{arguments.machine}.json")
     page.write_text(drawing.fill(page.read_text(), steps, *ladder_table.MARKERS))
     print(page)
@@ -165,6 +197,11 @@ def main(words: Sequence[str] | None = None) -> int:
     steps.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
     steps.set_defaults(command=ladder)
+    trainer = commands.add_parser("training", help="train a Llama of 1 B parameters, beside eager and float32")
+    trainer.add_argument("--folder", type=Path, required=True, help="gets llama_training.json and .png")
+    trainer.add_argument("--steps", type=int, default=30, metavar="N", help="default: 30")
+    trainer.add_argument("--tiny", action="store_true", help="a tiny one, on a CPU too")
+    trainer.set_defaults(command=training)
     costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
     costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     costs.set_defaults(command=host)
@@ -178,6 +215,7 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter.add_argument("--softmax-page", type=Path, default=page, help="whose tables of softmax's ladder are filled")
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
+    plotter.add_argument("--training", type=Path, default=ROOT / "benchmarks" / "training")
     plotter.add_argument("--ladder", type=Path, default=ROOT / "benchmarks" / "ladder")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator and dtype")
     every_case = ROOT / "benchmarks" / "README.md"

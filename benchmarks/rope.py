@@ -31,7 +31,8 @@ def tokens(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> S
 
 def plain(problem: spec.Problem) -> None:
     """Raise NotImplementedError for what peers have otherwise: partial rotation, positions, tables for each batch."""
-    if 2 * problem.half != problem.D or "positions" in problem.arrays or len(problem.arrays["cos"].shape) == 3:
+    cos = problem.arrays["cos"].shape
+    if (2 * problem.half, cos[-1]) != (problem.D, problem.half) or "positions" in problem.arrays or len(cos) == 3:
         raise NotImplementedError("only all dimensions, by tables that have a row for each token")
 
 
@@ -111,7 +112,7 @@ def liger(problem: spec.Problem) -> Contestant:
 def tables_eager(problem: spec.Problem) -> Contestant:
     """Angles in float64 by torch, operation by operation; scaled frequencies are made beforehand."""
     torch, frequencies = import_module("torch"), import_module("dualops.reference.rope").inverse_frequencies
-    made = torch.from_numpy(frequencies(problem.dim, problem.base, problem.scaling))
+    made = torch.from_numpy(frequencies(2 * problem.half, problem.theta, problem.scaling))
     made = made.to(problem.arrays["positions"].device)
     dtype = getattr(torch, problem.dtype)
 

@@ -15,13 +15,24 @@ from tests.sizes import random_size
 Shapes = dict[str, tuple[int, ...]]
 Arrays = Mapping[str, np.ndarray]
 
-SCALINGS = (None, ("linear", 4.0), ("linear", 0.5), ("llama3", 8.0, 1.0, 4.0, 8192.0), ("llama3", 32.0, 0.5, 3.0, 64.0))
+SCALINGS = (
+    None,
+    ("linear", 4.0),
+    ("linear", 0.5),
+    ("llama3", 8.0, 1.0, 4.0, 8192.0),
+    ("llama3", 32.0, 0.5, 3.0, 64.0),
+    ("yarn", 40.0, 4096),
+    ("yarn", 4.0, 64, 8.0, 0.5, 1.3, False),
+    ("dynamic", 2.0, 2048, 8000),
+)
 
 
 def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
     """Shapes and parameters of rope: any width and share of it, every form of tables and positions."""
     D = random_size(rng, min(max_elements, 300))
     half = D // 2 if rng.random() < 0.5 else int(rng.integers(D // 2 + 1))
+    interleaved = bool(rng.integers(2))
+    columns = half if interleaved or rng.random() < 0.6 else 2 * half
     rows = max(max_elements // max(D, 1), 1)  # of D elements, heads and tokens together
     S = random_size(rng, rows)
     H = random_size(rng, min(rows // max(S, 1), 20))
@@ -36,7 +47,8 @@ def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[s
     elif form != "rows":
         options |= {"rows": int(rng.integers(1, rows + 1)), "positions": 1 if form == "positions" else 2}
     options = {name: size for name, size in options.items() if size or name != "batches"}  # no batch: by position
-    return shapes_of((B, H, S, D), Hkv, half, **options), {"interleaved": bool(rng.integers(2))}
+    params = {"interleaved": interleaved} | ({} if 2 * half == D and rng.random() < 0.5 else {"dim": 2 * half})
+    return shapes_of((B, H, S, D), Hkv, columns, **options), params
 
 
 def tables_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
@@ -47,6 +59,8 @@ def tables_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes,
     B = random_size(rng, min(max_elements // max(S * half, 1), 3))
     params = {"dim": 2 * half, "base": float(rng.choice([1.5, 100.0, 10000.0, 500000.0, 1e6]))}
     scaling = SCALINGS[rng.integers(len(SCALINGS))]
+    if scaling and scaling[0] == "dynamic" and half == 1:
+        scaling = None  # the exponent of its base is R / (R - 2)
     return {"positions": (B, S) if own else (S,)}, params | {"scaling": scaling}
 
 
@@ -58,7 +72,8 @@ def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[
 
 
 def tables_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """The largest angle: what cos and sin are taken of is known to eps of that."""
+    """The largest angle: what cos and sin are taken of is known to eps of that, times what they are multiplied by."""
     largest = float(np.abs(arrays["positions"]).max(initial=0))
-    frequencies = inverse_frequencies(problem.dim, problem.base, problem.scaling)
-    return dict.fromkeys(("cos", "sin"), largest * float(frequencies.max()))
+    frequencies = inverse_frequencies(2 * problem.half, problem.theta, problem.scaling)
+    magnitude = dict(problem.scaling or ()).get("attention_factor", 1.0)
+    return dict.fromkeys(("cos", "sin"), magnitude * largest * float(frequencies.max()))

@@ -74,6 +74,8 @@ LAW = (
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
     Row("dualops.cuda", ("dualops.cuda.*",), ()),
+    # other libraries' places: the bridge, and the library itself
+    Row("dualops.torch_bridge.integrations.*", ("dualops.torch_bridge.*",), ("torch", "transformers")),
     # host functions only: `dualops.cuda` itself, and what operators are launched with
     Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
     Row(

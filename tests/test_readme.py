@@ -14,12 +14,16 @@ from tests.readme import BLOCKS, README, ROOT, python, run
 def test_what_extras_it_names_there_are():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     named = {extra for group in re.findall(r"dualops\[([\w,]+)\]", README) for extra in group.split(",")}
-    assert named == {"cu13", "torch"} <= extras.keys()
+    assert named == {"cu13", "torch", "transformers"} <= extras.keys()
 
 
 def test_it_installs_nothing_that_is_not_published():
     """dualops itself comes from a path or a URL."""
     assert set(re.findall(r"pip install '?dualops(?:\[[\w,]+\])?(...)", README)) == {" @ "}
+
+
+def test_a_hugging_face_model(tmp_path):
+    assert run("A Hugging Face model", tmp_path) == ""
 
 
 def test_laptop(tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 from ..spec import Problem, rope as SPEC, rope_tables as SPEC_TABLES
 from ..spec.base import Output
 from ..spec.meta import numpy_dtype
+from ..spec.rope_scaling import Normal, yarn_range
 from ._rounding import arithmetic, bound
 
 Scaling = tuple[Any, ...] | Mapping[str, Any] | None
@@ -26,6 +27,7 @@ def rope(
     sin: np.ndarray,
     *,
     positions: np.ndarray | None = None,
+    dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -36,6 +38,8 @@ def rope(
     or [1, S, R/2]. Tables of B * S rows are reshaped to the latter.
 
     positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s
+    dim: R, where not all of D is rotated. From it, or from D, follows whether a table has R/2 columns, or R as Hugging
+    Face's have, whose halves are alike (half-rotated pairs only)
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
     inplace: write over q and k, and return them
 
@@ -54,6 +58,7 @@ def rope_backward(
     sin: np.ndarray,
     *,
     positions: np.ndarray | None = None,
+    dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -71,40 +76,59 @@ def rope_tables(
     positions: np.ndarray,
     dim: int | None = None,
     *,
-    base: float = 10000.0,
+    base: float | None = None,
     scaling: Scaling = None,
     dtype: str = "float32",
 ) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of the angles that positions stand for, as `rope` takes them.
 
     positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
-    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
-    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+    base ** (-2i / R), 10000 if neither it nor the scaling says. scaling changes them: Hugging Face's dict as it is,
+    config.rope_parameters (of a model with several, that of one kind of layers), or a tuple:
 
     ("linear", factor): all are divided by the factor
     ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
     by the factor, those that turn more than `high` times stay, and those between are mixed of both
+    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between those that
+    turn `slow` and `fast` times, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor,
+    0.1 log(factor) + 1 unless told, or what a dict's mscale and mscale_all_dim make of it
+    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
+    needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
 
-    Returns cos, sin [S, dim/2] or [B, S, dim/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
+    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that). What
+    there is of longrope, proportional and multimodal scalings is refused.
+
+    Returns cos, sin [S, R/2] or [B, S, R/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
     cos and sin are computed in float64, and then rounded.
     """
     problem, arrays = bound(SPEC_TABLES, locals())
-    frequencies = inverse_frequencies(problem.dim, problem.base, problem.scaling)  # [dim/2]
-    angles = arrays["positions"][..., None] * frequencies  # [..., dim/2]
-    return tuple(table.astype(numpy_dtype(problem.dtype)) for table in (np.cos(angles), np.sin(angles)))
+    frequencies = inverse_frequencies(2 * problem.half, problem.theta, problem.scaling)  # [R/2]
+    angles = arrays["positions"][..., None] * frequencies  # [..., R/2]
+    magnitude = dict(problem.scaling or ()).get("attention_factor", 1.0)
+    cos, sin = (magnitude * function(angles) for function in (np.cos, np.sin))
+    return cos.astype(numpy_dtype(problem.dtype)), sin.astype(numpy_dtype(problem.dtype))
 
 
-def inverse_frequencies(dim: int, base: float, scaling: tuple[Any, ...] | None) -> np.ndarray:
-    """Radians that a position adds to the angle of each pair, [dim/2] of float64. scaling: in its normal form."""
-    frequencies = float(base) ** (-np.arange(0, dim, 2) / dim)  # [dim/2]
-    if scaling is None:
+def inverse_frequencies(R: int, base: float, scaling: Normal | None) -> np.ndarray:
+    """Radians that a position adds to the angle of each pair, [R/2] of float64.
+
+    base: that of a dynamic scaling's sequence already (`dualops.spec.rope_scaling.base_and_width`).
+    """
+    told, pairs = dict(scaling or ()), np.arange(R // 2)
+    frequencies = float(base) ** (-2 * pairs / R)  # [R/2]
+    name, factor = told.get("rope_type", "default"), told.get("factor", 1.0)
+    if name in ("default", "dynamic"):
         return frequencies
-    name, factor, *rest = scaling
     if name == "linear":
         return frequencies / factor
-    low, high, original = rest
-    turns = original * frequencies / (2 * np.pi)  # in the positions that the model was trained on first
-    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 0: slowed down by the factor; 1: left as it is
+    # kept: 0 where a frequency is divided by the factor, 1 where it is left as it is
+    if name == "yarn":
+        first, last = yarn_range(R, base, told)
+        kept = 1 - np.clip((pairs - first) / (last - first), 0.0, 1.0)
+    else:
+        low, high = told["low_freq_factor"], told["high_freq_factor"]
+        turns = told["original_max_position_embeddings"] * frequencies / (2 * np.pi)  # in the positions trained on
+        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return (1 - kept) * frequencies / factor + kept * frequencies
 
 
@@ -116,7 +140,7 @@ def _turned(problem: Problem, arrays: Mapping[str, np.ndarray], names: tuple[str
 
 def _rows_of_tokens(problem: Problem, arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     """A table with a row for each token, [B or 1, 1, S, R/2], in the dtype of arithmetic."""
-    table = arithmetic(arrays[name])
+    table = arithmetic(arrays[name][..., : problem.half])
     if table.ndim == 3:
         return table[:, None]
     if "positions" not in arrays:

@@ -5,54 +5,65 @@ Of a token at position p, pair i of the first R dimensions of every head is turn
     x1' = x1 * cos - x2 * sin        (x1, x2) = (x[i], x[i + R/2]), the two halves (Llama, NeoX)
     x2' = x2 * cos + x1 * sin                   (x[2i], x[2i + 1]), interleaved (GPT-J, the paper)
 
-and the dimensions from R on stay what they are. The gradient is the rotation by the opposite angle. cos and sin have
-R/2 columns and come in two forms, told apart by their axes: [Smax, R/2] holds a row for each position, which all
-batches share; [B, S, R/2] (or [1, S, R/2]) a row for each token. Token (b, s) stands at position s, or at
-positions[b, s] (positions[s]), which tables for positions alone can have.
+and the dimensions from R on stay what they are. R is all of D unless `dim` says less. The gradient is the rotation by
+the opposite angle. cos and sin have R/2 columns and come in two forms, told apart by their axes: [Smax, R/2] holds a
+row for each position, which all batches share; [B, S, R/2] (or [1, S, R/2]) a row for each token. Token (b, s) stands
+at position s, or at positions[b, s] (positions[s]), which tables for positions alone can have.
 
-rope_tables makes such tables: f_i = base ** (-2i / dim), changed by a scaling, and the angles in float64.
+Tables of R columns are taken too: Hugging Face's, whose halves are alike, and of which the first one is read. Which of
+the two a table is follows from its width and R alone, so that no value has to be looked at: that is why rotating a part
+of D needs `dim`. Without it a table of both halves of D/2 dimensions has the width of one for all of D; it is found out
+where values are on the host, and not on a GPU. With interleaved pairs tables of R columns are refused: there they may
+as well have each column twice.
+
+rope_tables makes tables of R/2 columns: f_i = base ** (-2i / R), changed by a scaling (`rope_scaling`), in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, integer, one_of
+from .domains import boolean, integer, one_of, optional
 from .meta import FLOATS, ArrayMeta, itemsize
 from .rope_cases import CASES, CASES_TABLES, generate, generate_positions
+from .rope_scaling import base_and_width, positive, scaling
 
 POSITIONS = ("int64", "int32")
-# what a scaling has beside its name, in the order of the normal form, as Hugging Face calls it
-SCALINGS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """half: R/2. rows: of the tables."""
     B, S, D = sizes["B"], sizes["S"], sizes["D"]
+    R = D if params["dim"] is None else params["dim"]
     cos, sin, positions = arrays["cos"], arrays["sin"], arrays.get("positions")
     first = next(iter(arrays))
     if len(cos.shape) not in (2, 3):
         raise ValueError(
             f"{op}: cos has {len(cos.shape)} axes {cos.shape}, expected [Smax, R/2], or [B, S, R/2] for each batch"
         )
+    if R > D:
+        raise ValueError(f"{op}: dim is {R}, {first} has D={D}, expected D or less")
+    if R % 2:
+        raise ValueError(f"{op}: {first} has D={D}, expected an even number, or dim, the dimensions to rotate")
     for name, meta in (("cos", cos), ("sin", sin)):
         if meta.shape != cos.shape:
             raise ValueError(f"{op}: {name} has shape {meta.shape}, cos has shape {cos.shape}, expected the same")
         if meta.dtype != cos.dtype:
             raise TypeError(f"{op}: {name} has dtype {meta.dtype}, cos has dtype {cos.dtype}, expected the same")
-    half, rows = cos.shape[-1], cos.shape[-2]
-    if 2 * half > D:
+    half, rows = R // 2, cos.shape[-2]
+    if cos.shape[-1] not in (half, R):
+        told = f"{first} has D={D}" if params["dim"] is None else f"dim is R={R}"
         raise ValueError(
-            f"{op}: cos has R/2={half}, {first} has D={D}, expected D to be R or more, which is {2 * half}"
+            f"{op}: cos has {cos.shape[-1]} columns, {told}, expected R/2={half} or R={R}; for a part of D give dim"
         )
+    if cos.shape[-1] != half and params["interleaved"]:
+        raise ValueError(f"{op}: cos has R={R} columns, expected R/2={half} for interleaved pairs")
     if len(cos.shape) == 3:
         if cos.shape[0] not in (1, B):
             raise ValueError(f"{op}: cos has B={cos.shape[0]}, {first} has B={B}, expected the same or 1")
@@ -68,8 +79,14 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
     return {"half": half, "rows": rows}
 
 
-def check_positions(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Every position has a row in the tables."""
+def check_values(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """Every position has a row in the tables; tables of R/2 columns are none of R/2 dimensions, with both halves."""
+    half, cos, sin = problem.half, arrays["cos"], arrays["sin"]
+    if cos.shape[-1] == half and half and half % 2 == 0 and sin.any() and all(map(_halves_alike, (cos, sin))):
+        raise ValueError(
+            f"{op}: cos has {half} columns, whose halves are alike, as of a table for R={half}; "
+            f"R is {2 * half}, expected R/2 of its own, or dim={half}"
+        )
     positions = arrays.get("positions")
     if positions is None or not positions.size:
         return
@@ -82,52 +99,26 @@ def check_positions(op: str, arrays: Mapping[str, np.ndarray], problem: Problem)
         )
 
 
+def _halves_alike(table: np.ndarray) -> bool:
+    middle = table.shape[-1] // 2
+    return np.array_equal(table[..., :middle], table[..., middle:])
+
+
 def measure_tables(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
     shape = arrays["positions"].shape
     if len(shape) not in (1, 2):
         raise ValueError(f"{op}: positions has {len(shape)} axes {shape}, expected 1 or 2: [S] or [B, S]")
-    return {"tokens": prod(shape), "half": params["dim"] // 2}
+    theta, R = base_and_width(op, params["dim"], params["base"], params["scaling"])
+    return {"tokens": prod(shape), "half": R // 2, "theta": theta}
 
 
-def dimension(value: Any) -> int:
+def dimension(value: Any, least: int = 2) -> int:
     """Domain of the number of rotary dimensions."""
-    if (number := integer(value)) < 2 or number % 2:
-        raise ValueError("expected an even number, 2 or more")
+    if (number := integer(value)) < least or number % 2:
+        raise ValueError(f"expected an even number, {least} or more")
     return number
-
-
-def positive(value: Any) -> float:
-    if (number := finite(value)) <= 0:
-        raise ValueError("expected a number above 0")
-    return number
-
-
-def scaling(value: Any) -> tuple[Any, ...] | None:
-    """Domain of scalings: None, or the name and the numbers of one, whose dict in Hugging Face's words is taken too."""
-    if value is None:
-        return None
-    if isinstance(value, Mapping):
-        given = {name: entry for name, entry in value.items() if name not in ("rope_type", "type")}
-        name = value.get("rope_type", value.get("type"))
-        if name == "default" and not given:
-            return None
-        numbers = [given.pop(key) for key in SCALINGS.get(name, ()) if key in given]
-        if given:
-            raise ValueError(f"expected no {', '.join(map(str, given))}")
-    elif isinstance(value, (tuple, list)) and value:
-        name, *numbers = value
-    else:
-        raise TypeError("expected None, a tuple or a dict")
-    if not isinstance(name, str) or name not in SCALINGS:
-        raise ValueError(f"expected one of {', '.join(map(repr, SCALINGS))}")
-    if len(numbers) != len(SCALINGS[name]):
-        raise ValueError(f"expected {name!r} with {', '.join(SCALINGS[name])}")
-    normal = tuple(positive(number) for number in numbers)
-    if name == "llama3" and normal[1] >= normal[2]:
-        raise ValueError("expected low_freq_factor to be less than high_freq_factor")
-    return (str(name), *normal)
 
 
 def _rotated_bytes(problem: Problem) -> int:
@@ -172,6 +163,7 @@ SPEC = Spec(
     paper="Su et al. 2021, arXiv:2104.09864, equation 34",
     inputs=(_heads("q", "H"), _heads("k", "Hkv"), *TABLES),
     params=(
+        Param("dim", None, optional(partial(dimension, least=0)), "rotary dimensions R; None is D"),
         Param("interleaved", False, boolean, "pairs are neighbours, not the two halves of the rotary dimensions"),
         Param("inplace", False, boolean, "write over the inputs"),
     ),
@@ -187,7 +179,7 @@ SPEC = Spec(
     rungs=("naive", "simt"),
     cases=CASES,
     generate=generate,
-    values=check_positions,
+    values=check_values,
 )
 
 
@@ -197,13 +189,13 @@ def _table(name: str) -> Output:
 
 SPEC_TABLES = Spec(
     name="rope_tables",
-    formula="cos, sin of positions * base ** (-2i / dim), i from 0 to dim / 2 - 1",
-    paper="Su et al. 2021, arXiv:2104.09864, equation 15; scaling llama3: Grattafiori et al. 2024, arXiv:2407.21783",
+    formula="cos, sin of positions * base ** (-2i / R), i from 0 to R / 2 - 1, each multiplied by yarn's factor",
+    paper="Su et al. 2021, arXiv:2104.09864, equation 15; scalings: see dualops/spec/rope_scaling.py",
     inputs=(Input("positions", None, POSITIONS, role=Role.OTHER),),
     params=(
-        Param("dim", None, dimension, "rotary dimensions R"),
-        Param("base", 10000.0, positive, "base of the frequencies, rope_theta"),
-        Param("scaling", None, scaling, "what becomes of low frequencies: None, linear or llama3"),
+        Param("dim", None, dimension, "rotary dimensions R, or what a partial_rotary_factor is of"),
+        Param("base", None, optional(positive), "base of the frequencies; None: scaling's rope_theta, or 10000"),
+        Param("scaling", None, scaling, "what becomes of frequencies: None, linear, llama3, yarn, dynamic"),
         Param("dtype", "float32", one_of(*FLOATS), "of the tables"),
     ),
     outputs=(_table("cos"), _table("sin")),

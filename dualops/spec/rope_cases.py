@@ -14,15 +14,15 @@ TOKENS_FIRST = {"q": (0, 2, 1, 3), "k": (0, 2, 1, 3)}  # [B, S, H, D] in memory
 
 
 def shapes_of(
-    q: tuple[int, int, int, int], Hkv: int, half: int, rows: int | None = None, batches: int = 0, positions: int = 0
+    q: tuple[int, int, int, int], Hkv: int, columns: int, rows: int | None = None, batches: int = 0, positions: int = 0
 ) -> Shapes:
-    """Of a call with this q [B, H, S, D] and tables of `half` columns.
+    """Of a call with this q [B, H, S, D] and tables of so many columns.
 
     rows: of tables by position, as many as tokens unless told; batches: 1 or B for tables of three axes instead;
     positions: their axes, 0 for none.
     """
     B, _, S, D = q
-    table = (batches, S, half) if batches else (S if rows is None else rows, half)
+    table = (batches, S, columns) if batches else (S if rows is None else rows, columns)
     shapes: Shapes = {"q": q, "k": (B, Hkv, S, D), "cos": table, "sin": table}
     if positions:
         shapes["positions"] = (S,) if positions == 1 else (B, S)
@@ -43,10 +43,13 @@ def _cases() -> tuple[Case, ...]:
         interleaved: bool = False,
         orders: dict[str, tuple[int, ...]] | None = None,
         own: dict[str, str] | None = None,
+        wide: bool = False,
         **tables: Any,
     ) -> None:
-        """own: dtypes of inputs that have another than usual."""
-        params, shapes = {"interleaved": True} if interleaved else {}, shapes_of(q, Hkv, half, **tables)
+        """half: of the rotary dimensions. own: dtypes that are not the usual ones. wide: tables of R columns."""
+        params: dict[str, Any] = {"interleaved": True} if interleaved else {}
+        params |= {} if 2 * half == q[-1] else {"dim": 2 * half}
+        shapes = shapes_of(q, Hkv, 2 * half if wide else half, **tables)
         more: dict[str, Any] = {"orders": orders or {}, "dtypes": own or {}}
         cases.extend(Case(name, dtype, shapes, params, frozenset(tags), **more) for dtype in dtypes)
 
@@ -67,6 +70,9 @@ def _cases() -> tuple[Case, ...]:
     add("gptj", (2, 3, 19, 256), 3, 32, FLOATS, edge, interleaved=True)
     add("neox", (2, 3, 19, 96), 3, 12, FLOATS, edge)
     add("phi", (1, 5, 21, 80), 5, 16, FLOATS, edge)
+    # tables of both halves, as Hugging Face makes them
+    add("wide_tables", (2, 4, 37, 64), 2, 32, FLOATS, edge, wide=True, batches=2)
+    add("wide_tables_partial", (2, 3, 19, 80), 3, 16, FLOATS, edge, wide=True, rows=33, positions=2)
     # every form of tables and positions
     add("own_tables", (3, 2, 21, 64), 2, 32, FLOATS, edge, batches=3)
     add("one_table", (3, 2, 21, 64), 2, 32, FLOATS, test, batches=1, interleaved=True)
@@ -93,6 +99,8 @@ def _cases() -> tuple[Case, ...]:
     add("sim_tables", (2, 2, 3, 16), 1, 8, ("float32", "bfloat16"), sim, batches=2)
     add("sim_positions", (2, 2, 5, 16), 1, 8, ("float32", "bfloat16"), sim, rows=9, positions=1)
     add("sim_own_positions", (2, 2, 5, 16), 1, 8, ("float64", "float16"), sim, rows=9, positions=2, interleaved=True)
+    add("sim_wide_tables", (2, 2, 3, 32), 1, 16, ("float32", "bfloat16"), sim, wide=True, batches=2)
+    add("sim_wide_tables_partial", (2, 2, 3, 20), 1, 4, ("float64", "float16"), sim, wide=True)
     add("sim_many_heads", (1, 9, 1, 16), 4, 8, ("float32",), sim)
     # one of each kernel variant, for the offline compiler
     whole, part, odd = ((2, 32, 256, 128), 8, 64), ((2, 32, 256, 96), 8, 32), ((2, 32, 256, 30), 8, 13)
@@ -114,7 +122,9 @@ def _table_cases() -> tuple[Case, ...]:
             asked = {"dim": dim, **params} | ({"dtype": dtype} if dtype != "float32" else {})
             cases.append(Case(name, dtype, {"positions": positions}, asked, frozenset(tags), backward=False))
 
-    llama = ("llama3", 8.0, 1.0, 4.0, 8192)
+    llama, yarn = ("llama3", 8.0, 1.0, 4.0, 8192), ("yarn", 40.0, 4096)
+    own = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "truncate": False}
+    own |= {"beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.0, "rope_theta": 150000.0}
     test, edge, sim = {Tag.TEST}, {Tag.TEST, Tag.EDGE}, {Tag.SIM}
     add("s131072", (131072,), 128, ("float32",), {Tag.BENCH}, base=500000.0, scaling=llama)
     add("s65536", (65536,), 128, ("float32", "bfloat16"), {Tag.DEMO})
@@ -122,16 +132,25 @@ def _table_cases() -> tuple[Case, ...]:
     add("batches", (3, 70), 80, FLOATS, edge, base=500000.0)
     add("linear", (90,), 128, FLOATS, edge, scaling=("linear", 4.0))
     add("llama3", (2, 45), 128, FLOATS, edge, base=500000.0, scaling=llama)
+    add("yarn", (2, 45), 128, FLOATS, edge, scaling=yarn)
+    add("yarn_entries", (45,), 64, FLOATS, test, scaling=own)
+    add("dynamic", (90,), 96, FLOATS, edge, scaling=("dynamic", 2.0, 2048, 5000))
+    add("partial", (33,), 80, FLOATS, test, scaling={"rope_type": "default", "partial_rotary_factor": 0.4})
     add("narrow", (257,), 2, FLOATS, edge)
     add("no_positions", (0,), 64, FLOATS, {*edge, *sim})
     add("sim", (2, 7), 6, FLOATS, sim)
     add("sim_llama3", (9,), 16, FLOATS, sim, base=500000.0, scaling=("llama3", 8.0, 1.0, 4.0, 64))
+    add("sim_yarn", (9,), 16, FLOATS, sim, scaling=("yarn", 8.0, 64))
+    add("sim_dynamic", (9,), 6, FLOATS, sim, scaling=("dynamic", 2.0, 64, 100))
     add("any", (4096,), 128, FLOATS, {Tag.COMPILE})
     return tuple(cases)
 
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Normal q and k, tables of angles as models have them from some position on, and any rows of them as positions."""
+    """Normal q and k, tables of angles as models have them from some position on, and any rows of them as positions.
+
+    Where tables have columns for both halves, these are not alike: the second one must not be read.
+    """
     made = standard_normal(spec, case, rng)
     shape = case.shapes["cos"]
     entries = {entry.name: entry for entry in spec.inputs}

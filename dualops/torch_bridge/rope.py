@@ -14,8 +14,10 @@ from ..spec.meta import FLOATS
 from .interop import register
 from .ways import plain, transformed, watched
 
-_operator = register(SPEC, reference.rope, reference.rope_backward, fixed={"inplace": False})
-_operator_tables = register(SPEC_TABLES, reference.rope_tables, kinds={"dim": "int", "scaling": "text"})
+_operator = register(SPEC, reference.rope, reference.rope_backward, kinds={"dim": "int?"}, fixed={"inplace": False})
+_operator_tables = register(
+    SPEC_TABLES, reference.rope_tables, kinds={"dim": "int", "base": "float?", "scaling": "text"}
+)
 
 _NAMES = {getattr(torch, name): name for name in FLOATS}
 
@@ -27,6 +29,7 @@ def rope(
     sin: Tensor,
     *,
     positions: Tensor | None = None,
+    dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -35,12 +38,13 @@ def rope(
     q [B, H, S, D], k [B, Hkv, S, D] of one dtype (float64, float32, float16, bfloat16) on a CUDA device or the CPU, any
     strides with a contiguous last axis: the transposed views that projections leave are as good as any. cos, sin of
     that dtype or of float32 (float64 for float64), with R/2 columns, R at most D, in one of two forms: [Smax, R/2] has
-    a row for each position, [B, S, R/2] one for each token, or [1, S, R/2]. `rope_tables` makes both; of Hugging Face's
-    tables, whose two halves are alike, take `cos[..., : R // 2]`.
+    a row for each position, [B, S, R/2] one for each token, or [1, S, R/2]. `rope_tables` makes both.
 
     positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
     On a CUDA device they are not looked at, which would wait for it: a token whose position has no row becomes NaN in
     its first R dimensions.
+    dim: R, where not all of D is rotated. From it, or from D, follows whether a table has R/2 columns, or R as Hugging
+    Face's have, whose halves are alike (half-rotated pairs only)
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
     inplace: write over q and k, and return them; where no gradient is recorded. Compiled functions, and the CPU, rotate
     into new memory and copy
@@ -62,7 +66,7 @@ def rope(
     """
     arrays = (q, k, cos, sin, positions)
     if inplace is False:
-        return _operator(*arrays, interleaved)
+        return _operator(*arrays, dim, interleaved)
     if inplace is not True:
         raise TypeError(f"{SPEC.name}: inplace is {inplace!r}, expected True or False")
     if torch.is_grad_enabled():
@@ -73,10 +77,10 @@ def rope(
                     "leave inplace out, or call it under torch.no_grad()"
                 )
     if torch.compiler.is_dynamo_compiling() or not _straight(arrays):
-        for x, rotated in zip((q, k), _operator(*arrays, interleaved)):
+        for x, rotated in zip((q, k), _operator(*arrays, dim, interleaved)):
             x.copy_(rotated)
     else:
-        _operator.kernel(q, k, cos, sin, positions=positions, interleaved=interleaved, inplace=True)
+        _operator.kernel(q, k, cos, sin, positions=positions, dim=dim, interleaved=interleaved, inplace=True)
         for x in (q, k):
             if not x.is_inference():
                 torch.autograd.graph.increment_version(x)  # who saved it for a gradient must be told
@@ -93,21 +97,29 @@ def rope_tables(
     positions: Tensor,
     dim: int,
     *,
-    base: float = 10000.0,
+    base: float | None = None,
     scaling: tuple[Any, ...] | Mapping[str, Any] | None = None,
     dtype: torch.dtype | str = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """cos and sin of the angles that positions stand for, as `rope` takes them; without a gradient.
 
     positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
-    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
-    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+    base ** (-2i / R), 10000 if neither it nor the scaling says. scaling changes them: Hugging Face's dict as it is,
+    config.rope_parameters (of a model with several, that of one kind of layers), or a tuple:
 
     ("linear", factor): all are divided by the factor
     ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
     by the factor, those that turn more than `high` times stay, and those between are mixed of both
+    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between those that
+    turn `slow` and `fast` times, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor,
+    0.1 log(factor) + 1 unless told, or what a dict's mscale and mscale_all_dim make of it
+    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
+    needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
 
-    Returns (cos, sin) [S, dim/2] or [B, S, dim/2] of `dtype` (float32, float64, float16 or bfloat16) on the device of
+    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that). What
+    there is of longrope, proportional and multimodal scalings is refused.
+
+    Returns (cos, sin) [S, R/2] or [B, S, R/2] of `dtype` (float32, float64, float16 or bfloat16) on the device of
     positions. Angles, cos and sin are computed in float64, and then rounded, so that a position of a million is as
     exact as one of ten. Works under torch.compile and torch.export. Raises TypeError and ValueError for a wrong call.
 

@@ -24,6 +24,10 @@ def tables(positions: Any, dim: int, **options: Any) -> tuple[np.ndarray, np.nda
     return reference.rope_tables(np.asarray(positions, np.int64), dim, dtype="float64", **options)
 
 
+def normal(scaling: Any) -> Any:
+    return next(param.domain(scaling) for param in SPEC_TABLES.params if param.name == "scaling")
+
+
 def problems(seed: int, count: int = 40, **options: Any) -> Any:
     return random_problems("rope", seed, count, max_elements=500, **options)
 
@@ -31,11 +35,16 @@ def problems(seed: int, count: int = 40, **options: Any) -> Any:
 # --- rotation ------------------------------------------------------------------------------------
 
 
-def turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray | None, interleaved: bool, turn: int):
+def rotary(arrays: dict[str, np.ndarray], params: dict[str, Any]) -> int:
+    """R of a call."""
+    return params.get("dim", next(iter(arrays.values())).shape[-1])
+
+
+def turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray | None, params: Any, turn: int):
     """x rotated number by number, by complex multiplication."""
     y = x.copy()
     B, heads, S, _ = x.shape
-    half = cos.shape[-1]
+    half, interleaved = rotary({"x": x}, params) // 2, params["interleaved"]
     for b, h, s, i in np.ndindex(B, heads, S, half):
         row = s if positions is None else positions[s] if positions.ndim == 1 else positions[b, s]
         at = (row, i) if cos.ndim == 2 else (b % cos.shape[0], row, i)
@@ -55,10 +64,11 @@ def test_rotation_and_gradient_number_by_number():
             found = call(function, SPEC.gradient_inputs if backward else SPEC.inputs, arrays, **case.params)
             for x, y in zip((one, two), found, strict=True):
                 rows = positions[0] if positions else None
-                expected = turned(x, cos, sin, rows, case.params["interleaved"], -1 if backward else 1)
+                expected = turned(x, cos, sin, rows, case.params, -1 if backward else 1)
                 np.testing.assert_allclose(y, expected, rtol=1e-14, atol=1e-14)
-            forms.add((cos.ndim, positions[0].ndim if positions else 0, case.params["interleaved"]))
-    assert len(forms) == 8
+            wide = 0 < rotary(arrays, case.params) == cos.shape[-1]
+            forms.add((cos.ndim, positions[0].ndim if positions else 0, case.params["interleaved"], wide))
+    assert len(forms) == 12
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -110,8 +120,8 @@ def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
     m, n = np.meshgrid(np.arange(60), np.arange(60))
     at_m, at_n = (tables(p.reshape(-1), dim) for p in (m, n))
     spread = np.broadcast_to(q, (1, 1, m.size, 16)), np.broadcast_to(k, (1, 1, m.size, 16))
-    q_m, _ = reference.rope(*spread, *at_m, interleaved=interleaved)
-    _, k_n = reference.rope(*spread, *at_n, interleaved=interleaved)
+    q_m, _ = reference.rope(*spread, *at_m, dim=dim, interleaved=interleaved)
+    _, k_n = reference.rope(*spread, *at_n, dim=dim, interleaved=interleaved)
     scores = (q_m * k_n).sum(-1).reshape(m.shape)
     for distance in range(-59, 60):
         same = scores[m - n == distance]
@@ -122,11 +132,13 @@ def test_inner_products_depend_on_the_distance_alone(dim, interleaved):
 def test_interleaved_is_halves_with_the_dimensions_in_another_order():
     for case in problems(5, dtypes=("float32",)):
         arrays = values(SPEC, case)
-        R = 2 * arrays["cos"].shape[-1]
+        R = rotary(arrays, case.params)
+        if arrays["cos"].shape[-1] != R // 2:
+            continue
         order = np.r_[np.arange(0, R, 2), np.arange(1, R, 2), np.arange(R, arrays["q"].shape[-1])]
         halves = arrays | {name: np.ascontiguousarray(arrays[name][..., order]) for name in ("q", "k")}
-        neighbours = call(reference.rope, SPEC.inputs, arrays, interleaved=True)
-        for one, two in zip(neighbours, call(reference.rope, SPEC.inputs, halves), strict=True):
+        neighbours = call(reference.rope, SPEC.inputs, arrays, interleaved=True, dim=R)
+        for one, two in zip(neighbours, call(reference.rope, SPEC.inputs, halves, dim=R), strict=True):
             assert one[..., order].tobytes() == two.tobytes()
 
 
@@ -135,9 +147,9 @@ def test_position_0_and_dimensions_from_R_on_stay_what_they_are():
     q[..., 14] = np.nan
     still, turning = (reference.rope_tables(positions, 14) for positions in (np.zeros(5, int), np.arange(5)))
     for interleaved in (False, True):
-        same = reference.rope(q, k, *still, interleaved=interleaved)
+        same = reference.rope(q, k, *still, dim=14, interleaved=interleaved)
         assert [x.tobytes() for x in same] == [q.tobytes(), k.tobytes()]
-        for x, y in zip((q, k), reference.rope(q, k, *turning, interleaved=interleaved), strict=True):
+        for x, y in zip((q, k), reference.rope(q, k, *turning, dim=14, interleaved=interleaved), strict=True):
             assert y[..., 14:].tobytes() == x[..., 14:].tobytes() and not np.array_equal(y[..., :14], x[..., :14])
 
 
@@ -160,15 +172,26 @@ def test_each_form_of_tables_and_positions_says_the_same():
 def test_a_nan_poisons_its_pair_and_a_row_of_the_tables_its_token():
     q, k = RNG.standard_normal((2, 2, 3, 5, 8))
     cos, sin = tables(np.arange(5), 6)
-    clean = reference.rope(q, k, cos, sin)[0]
+    clean = reference.rope(q, k, cos, sin, dim=6)[0]
     q[1, 2, 3, 4] = np.nan
-    struck = np.isnan(reference.rope(q, k, cos, sin)[0])
+    struck = np.isnan(reference.rope(q, k, cos, sin, dim=6)[0])
     assert np.argwhere(struck).tolist() == [[1, 2, 3, 1], [1, 2, 3, 4]]
     q[1, 2, 3, 4], cos[2] = 1, np.nan
-    poisoned = reference.rope(q, k, cos, sin)[0]
+    poisoned = reference.rope(q, k, cos, sin, dim=6)[0]
     assert np.isnan(poisoned[:, :, 2, :6]).all()
     kept = np.delete(poisoned, 2, 2)
     assert np.isfinite(kept).all() and np.array_equal(kept[0], np.delete(clean, 2, 2)[0])
+
+
+def test_tables_of_both_halves_are_used_by_the_first():
+    """Hugging Face's formula, with its tables as they are, and with a part of the dimensions."""
+    q, k = RNG.standard_normal((2, 2, 3, 5, 8))
+    for dim in (8, 4):
+        cos, sin = (np.concatenate((x, x), -1) for x in tables(np.arange(5), dim))
+        for x, y in zip((q, k), reference.rope(q, k, cos, sin, dim=dim), strict=True):
+            x1, x2 = x[..., : dim // 2], x[..., dim // 2 : dim]
+            expected = x[..., :dim] * cos + np.concatenate((-x2, x1), -1) * sin
+            np.testing.assert_allclose(y, np.concatenate((expected, x[..., dim:]), -1), rtol=1e-14, atol=1e-14)
 
 
 # --- in place ------------------------------------------------------------------------------------
@@ -219,6 +242,17 @@ def frequency(i: int, dim: int, base: float, scaling: tuple[Any, ...] | None) ->
     name, factor, *rest = scaling
     if name == "linear":
         return plain / factor
+    if name == "dynamic":
+        original, length = rest
+        longer = base * (factor * max(length, original) / original - (factor - 1)) ** (dim / (dim - 2))
+        return 1.0 / longer ** (2 * i / dim)
+    if name == "yarn":
+        original, fast, slow, *_, truncate = rest
+        ends = [dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (fast, slow)]
+        first, last = (math.floor(ends[0]), math.ceil(ends[1])) if truncate else ends
+        first, last = max(first, 0), min(last, dim - 1)
+        ramp = min(max((i - first) / (last - first or 0.001), 0), 1)
+        return plain / factor * ramp + plain * (1 - ramp)
     low, high, original = rest
     wavelength = 2 * math.pi / plain
     if wavelength < original / high:
@@ -229,23 +263,35 @@ def frequency(i: int, dim: int, base: float, scaling: tuple[Any, ...] | None) ->
     return (1 - smooth) * plain / factor + smooth * plain
 
 
+SCALINGS = [
+    None,
+    ("linear", 4.0),
+    LLAMA3,
+    ("llama3", 32.0, 0.5, 3.0, 64.0),
+    ("yarn", 40.0, 4096, 32.0, 1.0, 1.3, True),
+    ("yarn", 4.0, 64, 8.0, 0.5, 0.7, False),
+    ("dynamic", 2.0, 2048, 5000),
+    ("dynamic", 2.0, 2048, 100),
+]
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("scaling", [None, ("linear", 4.0), LLAMA3, ("llama3", 32.0, 0.5, 3.0, 64.0)])
-@pytest.mark.parametrize(("dim", "base"), [(128, 500000.0), (6, 10000.0), (2, 100.0)])
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize(("dim", "base"), [(128, 500000.0), (6, 10000.0), (4, 100.0)])
 def test_tables_number_by_number(dim, base, scaling, dtype):
+    magnitude = scaling[5] if scaling and scaling[0] == "yarn" else 1.0
     positions = np.array([[0, 1, 2, 17, 4095], [131071, -3, 999_999, 65536, 100_000]])
     found = reference.rope_tables(positions, dim, base=base, scaling=scaling, dtype=dtype)
     for table, function in zip(found, (math.cos, math.sin), strict=True):
         assert table.shape == (2, 5, dim // 2) and table.dtype == numpy_dtype(dtype)
         for *at, i in np.ndindex(table.shape):
-            exact = function(int(positions[tuple(at)]) * frequency(i, dim, base, scaling))
-            assert abs(float(table[(*at, i)]) - exact) < 1e-9 + 0.5 * float(np.finfo(np.float32).eps) * (
-                2.0 ** {"float32": 0, "float64": -9, "float16": 13, "bfloat16": 16}[dtype]
-            )
+            exact = magnitude * function(int(positions[tuple(at)]) * frequency(i, dim, base, scaling))
+            eps = 2.0 ** {"float32": -23, "float64": -32, "float16": -10, "bfloat16": -7}[dtype]
+            assert abs(float(table[(*at, i)]) - exact) < 1e-9 + 0.5 * max(magnitude, 1.0) * eps
 
 
 def test_llama3_slows_low_frequencies_and_leaves_high_ones():
-    plain, scaled = (inverse_frequencies(128, 500000.0, scaling) for scaling in (None, LLAMA3))
+    plain, scaled = (inverse_frequencies(128, 500000.0, scaling) for scaling in (None, normal(LLAMA3)))
     ratio = plain / scaled
     assert (ratio[:20] == 1).all() and np.allclose(ratio[-20:], 8)
     assert (np.diff(ratio) >= -1e-12).all() and 5 < ((ratio > 1.01) & (ratio < 7.9)).sum() < 20
@@ -265,10 +311,34 @@ def test_dicts_in_hugging_faces_words():
         ({"rope_type": "llama3", **dict(zip(names, LLAMA3[1:]))}, LLAMA3),
         ({"type": "linear", "factor": 4}, ("linear", 4.0)),
         ({"rope_type": "default"}, None),
+        ({"rope_type": "default", "rope_theta": 10000.0, "factor": None}, None),
+        ({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 512}, ("yarn", 4, 512)),
+        (
+            {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 64, "seq_len": 99},
+            ("dynamic", 2.0, 64, 99),
+        ),
+        (normal(LLAMA3), LLAMA3),
     ]
-    for given, normal in same:
-        one, two = (reference.rope_tables(positions, 16, scaling=scaling) for scaling in (given, normal))
+    for given, meant in same:
+        one, two = (reference.rope_tables(positions, 16, scaling=scaling) for scaling in (given, meant))
         assert one[0].tobytes() == two[0].tobytes() and one[1].tobytes() == two[1].tobytes()
+
+
+def test_what_else_such_a_dict_says():
+    positions = np.arange(50)
+    theta = reference.rope_tables(positions, 16, scaling={"rope_type": "default", "rope_theta": 500.0})
+    assert theta[0].tobytes() == reference.rope_tables(positions, 16, base=500.0)[0].tobytes()
+    partial = reference.rope_tables(positions, 64, scaling={"rope_type": "default", "partial_rotary_factor": 0.25})
+    assert partial[0].tobytes() == reference.rope_tables(positions, 16)[0].tobytes()
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+    for more, expected in (
+        ({}, 0.1 * math.log(40) + 1),
+        ({"factor": 0.5}, 1.0),
+        ({"mscale": 0.707, "mscale_all_dim": 1.0}, (0.0707 * math.log(40) + 1) / (0.1 * math.log(40) + 1)),
+        ({"mscale": 0.707, "mscale_all_dim": 1.0, "attention_factor": 2.5}, 2.5),
+    ):
+        cos, sin = reference.rope_tables(positions, 16, scaling={**yarn, **more}, dtype="float64")
+        np.testing.assert_allclose(np.hypot(cos, sin), expected, rtol=1e-14)
 
 
 def test_random_tables_are_within_their_tolerance():

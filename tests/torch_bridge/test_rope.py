@@ -31,6 +31,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": None}
 
 
 class Arguments(NamedTuple):
@@ -40,8 +41,8 @@ class Arguments(NamedTuple):
     sin: torch.Tensor
     positions: torch.Tensor | None
 
-    def __call__(self, function: Callable[..., Any] = rope, **options: Any) -> Any:
-        return function(self.q, self.k, self.cos, self.sin, positions=self.positions, **options)
+    def __call__(self, function: Callable[..., Any] = rope, *, dim: int | None = R, **options: Any) -> Any:
+        return function(self.q, self.k, self.cos, self.sin, positions=self.positions, dim=dim, **options)
 
     def leaves(self) -> Arguments:
         """The same with q and k anew, to be differentiated by."""
@@ -89,19 +90,19 @@ def gradients(function: Callable[..., Any], given: Arguments, **options: Any) ->
 def test_opcheck(form: str, dtype: torch.dtype, device: str) -> None:
     given = arguments(form, dtype, device)
     interleaved = form in ("batches", "positions")
-    torch.library.opcheck(FORWARD, (*given.leaves(), interleaved))
-    torch.library.opcheck(BACKWARD, (*given, interleaved))
+    torch.library.opcheck(FORWARD, (*given.leaves(), R, interleaved))
+    torch.library.opcheck(BACKWARD, (*given, R, interleaved))
 
 
 def test_strides_are_the_specs(device: str) -> None:
     given = arguments("rows", torch.float32, device)
     there = {name: x for name, x in given._asdict().items() if x is not None}
     metas = {name: ArrayMeta(tuple(x.shape), "float32", x.stride(), device, 0) for name, x in there.items()}
-    expected = SPEC.bind(metas).outputs()
+    expected = SPEC.bind(metas, {"dim": R}).outputs()
     for x, name in zip(given(), ("q_rotated", "k_rotated"), strict=True):
         assert (tuple(x.shape), x.stride()) == (expected[name].shape, expected[name].strides)
     assert given()[0].stride() == given.q.stride() != given.q.contiguous().stride()
-    dq, _ = BACKWARD(*given)
+    dq, _ = BACKWARD(*given, R)
     assert dq.stride() == given.q.stride()
 
 
@@ -119,7 +120,7 @@ def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
     arrays = SPEC.generate(SPEC, case, np.random.default_rng(case.seed))
     q, k, *others = (to_torch(array, device) for array in arrays.values())
     given = Arguments(q, k, others[0], others[1], others[2] if len(others) == 3 else None).leaves()
-    found = given(**case.params)
+    found = given(**{"dim": None, **case.params})
     incoming = [values(x.shape, x.dtype, device, seed=3) for x in found]
     derived = torch.autograd.grad(found, (given.q, given.k), incoming)
     more = {name: array for name, array in arrays.items() if name not in ("q", "k")}
@@ -136,13 +137,18 @@ def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
 
 
 def test_it_is_the_formula_of_hugging_face(device: str) -> None:
-    """Tables as wide as the rotary dimensions, of which the first half is ours."""
+    """Tables as wide as the rotary dimensions, as they are; a part of the dimensions with them is not guessed."""
     given = arguments("rows", torch.float64, device)
-    q, wide = given.q[..., :R], [torch.cat((x, x), -1)[None, None, :S] for x in (given.cos, given.sin)]
+    q, wide = given.q[..., :R], [torch.cat((x, x), -1)[None, :S] for x in (given.cos, given.sin)]
     other = torch.cat((-q[..., R // 2 :], q[..., : R // 2]), -1)
-    theirs = q * wide[0] + other * wide[1]
-    ours, _ = rope(q, q, wide[0][0, ..., : R // 2], wide[1][0, ..., : R // 2])
-    torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    theirs = q * wide[0][:, None] + other * wide[1][:, None]
+    for ours, _ in (rope(q, q, wide[0], wide[1]), compiled(rope)(q, q, wide[0], wide[1])):
+        torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
+    thrice = torch.cat((q, q, q), -1)
+    with pytest.raises(ValueError, match=f"rope: cos has {R} columns, q has D={3 * R}, .*for a part of D give dim"):
+        rope(thrice, thrice, wide[0], wide[1])
+    part, _ = rope(thrice, thrice, wide[0], wide[1], dim=R)
+    torch.testing.assert_close(part, torch.cat((theirs, q, q), -1), rtol=1e-14, atol=1e-14)
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def test_compiled_once_for_every_length(device: str) -> None:
 
 class Module(torch.nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> Any:
-        return rope(q, k, *rope_tables(positions, R, scaling=LLAMA3))
+        return rope(q, k, *rope_tables(positions, R, scaling=LLAMA3), dim=R)
 
 
 def test_export(device: str) -> None:
@@ -293,11 +299,11 @@ def test_tables_are_the_references(shape: tuple[int, ...], dtype: torch.dtype, d
 
 def test_opcheck_of_tables(device: str) -> None:
     torch.library.opcheck(TABLES, (torch.arange(5, device=device), 6))
-    text = "('llama3', 8.0, 1.0, 4.0, 64.0)"
-    torch.library.opcheck(TABLES, (torch.arange(6, device=device).reshape(2, 3), 6, 100.0, text, "bfloat16"))
+    for text in ("('llama3', 8.0, 1.0, 4.0, 64.0)", "(('rope_type', 'linear'), ('factor', 2.0))"):
+        torch.library.opcheck(TABLES, (torch.arange(6, device=device).reshape(2, 3), 6, 100.0, text, "bfloat16"))
 
 
-@pytest.mark.parametrize("scaling", [None, ("linear", 2.0), LLAMA3], ids=str)
+@pytest.mark.parametrize("scaling", [None, ("linear", 2.0), LLAMA3, YARN], ids=str)
 def test_compiled_tables_are_eager(scaling: Any, device: str) -> None:
     positions = torch.arange(6, device=device)
 
@@ -332,9 +338,10 @@ def test_errors_are_the_specs(device: str) -> None:
         (
             {"dim": 8, "scaling": {"rope_type": "yarn"}},
             ValueError,
-            "rope_tables: scaling is .*expected one of 'linear'",
+            "rope_tables: scaling is .*expected 'yarn' with factor",
         ),
         ({"dim": 8, "scaling": ("linear", 0)}, ValueError, "rope_tables: scaling is .*expected a number above 0"),
+        ({"dim": 8, "scaling": {"rope_type": "longrope"}}, NotImplementedError, "rope_tables: scaling has 'longrope'"),
         ({"dim": 8, "dtype": torch.int8}, ValueError, "rope_tables: dtype is .*expected one of 'float64'"),
     ]
     for params, error, told in wrong_tables:

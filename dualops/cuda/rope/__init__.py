@@ -37,6 +37,7 @@ def rope(
     sin: Any,
     *,
     positions: Any = None,
+    dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
     out: Any = None,
@@ -52,6 +53,8 @@ def rope(
     positions [S] or [B, S] of int64 or int32: which row of [Smax, R/2] a token uses; without them token s uses row s.
     On a GPU they are not looked at, which would wait for it: a token whose position has no row becomes NaN in its
     first R dimensions, and nothing is read outside the tables.
+    dim: R, where not all of D is rotated. From it, or from D, follows whether a table has R/2 columns, or R as Hugging
+    Face's have, whose halves are alike (half-rotated pairs only)
     interleaved: dimensions 2i and 2i + 1 are a pair (GPT-J), not i and i + R/2 (Llama, NeoX)
     inplace: write over q and k, and return them; they may take turns in memory, as parts of one projection do
 
@@ -61,7 +64,7 @@ def rope(
     Raises TypeError and ValueError for a wrong call. No gradient is recorded: see dualops.torch_bridge.
     """
     given = _results(SPEC.name, inplace, (q, k), out)
-    return forward((q, k, cos, sin, positions), (interleaved, inplace), given, kernel, stream)
+    return forward((q, k, cos, sin, positions), (dim, interleaved, inplace), given, kernel, stream)
 
 
 def rope_backward(
@@ -71,6 +74,7 @@ def rope_backward(
     sin: Any,
     *,
     positions: Any = None,
+    dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
     out: Any = None,
@@ -85,14 +89,14 @@ def rope_backward(
     """
     given = _results(f"{SPEC.name}_backward", inplace, (dq_rotated, dk_rotated), out)
     arrays = (dq_rotated, dk_rotated, cos, sin, positions)
-    return backward(arrays, (interleaved, inplace), given, kernel, stream)
+    return backward(arrays, (dim, interleaved, inplace), given, kernel, stream)
 
 
 def rope_tables(
     positions: Any,
     dim: int | None = None,
     *,
-    base: float = 10000.0,
+    base: float | None = None,
     scaling: tuple[Any, ...] | Mapping[str, Any] | None = None,
     dtype: str = "float32",
     out: Any = None,
@@ -102,14 +106,22 @@ def rope_tables(
     """cos and sin of the angles that positions stand for, as `rope` takes them.
 
     positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies
-    base ** (-2i / dim). scaling changes them; both are tuples, or dicts in Hugging Face's words (rope_type, factor,
-    low_freq_factor, high_freq_factor, original_max_position_embeddings):
+    base ** (-2i / R), 10000 if neither it nor the scaling says. scaling changes them: Hugging Face's dict as it is,
+    config.rope_parameters (of a model with several, that of one kind of layers), or a tuple:
 
     ("linear", factor): all are divided by the factor
     ("llama3", factor, low, high, original): those that turn less than `low` times in `original` positions are divided
     by the factor, those that turn more than `high` times stay, and those between are mixed of both
+    ("yarn", factor, original, fast=32, slow=1, attention_factor, truncate=True): the same by pair, between those that
+    turn `slow` and `fast` times, rounded outwards to whole pairs; cos and sin are multiplied by attention_factor,
+    0.1 log(factor) + 1 unless told, or what a dict's mscale and mscale_all_dim make of it
+    ("dynamic", factor, original, length): the base grows with the length of the sequence beyond `original`; a dict
+    needs both, as "max_position_embeddings" and "seq_len", which Hugging Face keeps elsewhere
 
-    Returns (cos, sin) [S, dim/2] or [B, S, dim/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
+    A dict may have the base, as rope_theta, and a partial_rotary_factor: then dim is D and R is int(D * that). What
+    there is of longrope, proportional and multimodal scalings is refused.
+
+    Returns (cos, sin) [S, R/2] or [B, S, R/2] of `dtype` ("float32", "float64", "float16" or "bfloat16"). Angles,
     cos and sin are computed in float64, and then rounded. out: a pair of arrays to write to. kernel, stream and errors
     as for `rope`.
     """

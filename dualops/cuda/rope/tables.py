@@ -1,10 +1,12 @@
 """rope_tables: cos and sin of position * frequency, in float64 for every dtype of the result.
 
-    1  f = base ** (-2i / dim), my frequency, after the scaling
-    2  for my tokens: cos and sin of as many turns as position * f / 2 pi is
+    1  f = base ** (-2i / R), my frequency, and what the scaling makes of it
+    2  for my tokens: cos and sin of as many turns as position * f / 2 pi is, times the magnitude
 
 An angle of 100,000 radians in float32 is wrong by hundredths; in float64 by 1e-11. Counting it in turns, of which the
 whole ones do not matter, leaves cos and sin no large number to reduce. A thread has one frequency and `tokens` tokens.
+
+All scalings are one formula of seven numbers (`Numbers`), so that there is one kernel.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
 from ..step import Step
 from ..tile import cospi_f64, pow_f64, sinpi_f64, storage
-from .call import Rows
+from .call import Rows, start
 
 
 @dataclass(frozen=True)
@@ -30,31 +33,49 @@ class TablesConfig:
     tokens: int = 8  # of a thread
 
 
+class Numbers(NamedTuple):
+    """What a scaling is to the kernel: (1 - kept) * f / factor + kept * f, of frequencies f of this base, where kept is
+
+    (turns * f / 2 pi + pair * i - low) / (high - low), clipped to 0 ... 1.
+    """
+
+    base: Any
+    factor: Any
+    turns: Any  # positions in which turns are counted
+    pair: Any  # 1 where pairs are counted instead, else 0
+    low: Any
+    high: Any
+    magnitude: Any  # of cos and sin
+
+
 @builds
 def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
-    """rope_tables(cos, sin, positions, tokens, S, half, shares, base, factor, low, high, original)."""
+    """rope_tables(cos, sin, positions, tokens, S, half, shares, numbers)."""
     stored, given = storage(dtype), i32 if positions_dtype == "int32" else i64
     number, store = stored.number, stored.store
     table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in (stored.element, given))
+    numbers_of_scaling = types.NamedUniTuple(f64, len(Numbers._fields), Numbers)
     THREADS, TOKENS = config.threads, config.tokens
     ZERO, ONE, TWO, TWO_PI = f64(0), f64(1), f64(2), f64(2 * pi)
 
-    @kernel(table, table, places, *[i64] * 4, *[f64] * 5, threads=config.threads)
-    def rope_tables(cos, sin, positions, tokens, S, half, shares, base, factor, low, high, original):
+    @kernel(table, table, places, *[i64] * 4, numbers_of_scaling, threads=config.threads)
+    def rope_tables(cos, sin, positions, tokens, S, half, shares, numbers):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         i, share = index % half, index // half
         if share < shares:
-            frequency = pow_f64(base, -(f64(i) / f64(half)))
-            kept = min(max((original * frequency / TWO_PI - low) / (high - low), ZERO), ONE)
-            frequency = (ONE - kept) * frequency / factor + kept * frequency
+            frequency = pow_f64(numbers.base, -(f64(i) / f64(half)))
+            measure = numbers.turns * frequency / TWO_PI + numbers.pair * f64(i)
+            kept = min(max((measure - numbers.low) / (numbers.high - numbers.low), ZERO), ONE)
+            frequency = (ONE - kept) * frequency / numbers.factor + kept * frequency
             for j in range(TOKENS):
                 token = share + j * shares
                 if token < tokens:
                     b, s = token // S, token % S
-                    position = f64(positions.data[b * positions.batch + s * positions.token])
+                    position = f64(positions.data[start(positions, b, s)])
                     half_turns = TWO * (position * (frequency / TWO_PI))
-                    store(cos.data, b * cos.batch + s * cos.token + i, number(cospi_f64(half_turns)))
-                    store(sin.data, b * sin.batch + s * sin.token + i, number(sinpi_f64(half_turns)))
+                    x, y = cospi_f64(half_turns), sinpi_f64(half_turns)
+                    store(cos.data, start(cos, b, s) + i, number(numbers.magnitude * x))
+                    store(sin.data, start(sin, b, s) + i, number(numbers.magnitude * y))
 
     return rope_tables
 
@@ -66,7 +87,7 @@ def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConf
     tables = [_rows(name, meta.strides[:-1]) for name, meta in results.items()]
     args = (*tables, _rows("positions", positions.strides), p.tokens, positions.shape[-1], p.half, shares)
     kernel = build(config, p.dtype, positions.dtype)
-    return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, p.base, *blend(p.scaling)))]
+    return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, numbers(p)))]
 
 
 def _rows(name: str, strides: tuple[int, ...]) -> Rows:
@@ -74,9 +95,18 @@ def _rows(name: str, strides: tuple[int, ...]) -> Rows:
     return Rows(name, batch, token)
 
 
-def blend(scaling: tuple[Any, ...] | None) -> tuple[float, ...]:
-    """factor, low, high and original, with which each scaling is a case of llama3's: in 0 positions nothing turns."""
-    if scaling is None:
-        return 1.0, 1.0, 2.0, 0.0
-    name, factor, *rest = scaling
-    return (factor, 1.0, 2.0, 0.0) if name == "linear" else (factor, *rest)
+def numbers(problem: Problem) -> Numbers:
+    """Those of a call's scaling."""
+    told, R = dict(problem.scaling or ()), 2 * problem.half
+    name, base = told.get("rope_type", "default"), problem.theta
+    every = Numbers(base, 1.0, 0.0, 0.0, 1.0, 2.0, told.get("attention_factor", 1.0))  # kept is 0, and nothing divided
+    if name in ("default", "dynamic"):
+        return every
+    every = every._replace(factor=told["factor"])
+    if name == "yarn":
+        first, last = yarn_range(R, base, told)  # what is kept falls, so the last one is the lower end
+        return every._replace(pair=1.0, low=last, high=first)
+    if name == "llama3":
+        low, high = told["low_freq_factor"], told["high_freq_factor"]
+        return every._replace(turns=told["original_max_position_embeddings"], low=low, high=high)
+    return every

@@ -1,0 +1,308 @@
+"""`patch`: the modules of one model are given forwards of their own; transformers' classes stay untouched.
+
+Models of transformers are copies of one another, so what code stands for is told by comparing it: a norm is Llama's if
+its forward has the instructions of LlamaRMSNorm.forward. A forward that rotates calls the function
+`apply_rotary_pos_emb` of its module; it is made anew, of the same code, with `rotated` under that name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.llama import modeling_llama
+
+from ...nn import RMSNorm
+from ...rms_norm import rms_norm
+from ...rope import rope
+from .attention import NAME, attention
+from .masks import attention_mask
+
+ROTATION = "apply_rotary_pos_emb"
+_RECORD = "_dualops_patch"  # the name of a model's Patch
+
+
+def register() -> None:
+    """Make attention known to transformers as "dualops", with its masks. Doing so again changes nothing."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, attention_mask)
+
+
+class Change(NamedTuple):
+    """One attribute of a module."""
+
+    module: nn.Module
+    name: str
+    old: Any  # None where the module had none of its own, but its class's
+    new: Any
+
+
+class Patch:
+    """What `patch` did to a model. Calling it, or leaving a `with` block, undoes that."""
+
+    def __init__(self, model: nn.Module, changes: list[Change]):
+        self.model, self.changes = model, changes
+
+    def __call__(self) -> None:
+        """The model as it was. Raises RuntimeError if somebody else has changed it since, and leaves it then."""
+        if self.model.__dict__.get(_RECORD) is not self:
+            raise RuntimeError(f"{type(self.model).__name__}: this patch is undone already")
+        for change in self.changes:
+            if change.module.__dict__.get(change.name) is not change.new:
+                raise RuntimeError(
+                    f"{type(change.module).__name__}: its {change.name} was replaced after patch(); undo that first"
+                )
+        self._restore()
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self()
+
+    def _apply(self) -> None:
+        for change in self.changes:
+            setattr(change.module, change.name, change.new)
+        setattr(self.model, _RECORD, self)
+
+    def _restore(self) -> None:
+        for module, name, old, _ in self.changes:
+            if old is None:
+                delattr(module, name)
+            else:
+                setattr(module, name, old)
+        delattr(self.model, _RECORD)
+
+
+def patch(model: PreTrainedModel, attention: bool = True, rms_norm: bool = True, rope: bool = True) -> Patch:
+    """Let a model of transformers run on dualops' operators. Returns the undo, to be called or used as a context.
+
+    attention: flash_attention, as by `model.set_attn_implementation("dualops")`; the model gets a copy of its config,
+    which another model may share. rms_norm: every RMSNorm; rope: every rotation by `apply_rotary_pos_emb`. Parameters,
+    buffers and state dict stay what they are. Norms keep their dtypes but round once, where Llama's round before the
+    weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and has an
+    undo of its own, `copied._dualops_patch`; a pickle holds the norms and rotations that the model came with.
+
+    Raises TypeError for what is no model of transformers, RuntimeError for one that is patched already, ValueError
+    where there is nothing to patch, and NotImplementedError, by name, for a module that computes something else than
+    those of the models named in the package's docstring. Then nothing has been changed.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
+    if any(_RECORD in module.__dict__ for module in model.modules()):
+        raise RuntimeError(f"patch: {type(model).__name__} is patched already, expected its undo first")
+    changes: list[Change] = []
+    if rms_norm:
+        changes += _found(_norms(model), "RMSNorm", "rms_norm", model)
+    if rope:
+        changes += _found(_rotations(model), ROTATION, "rope", model)
+    if attention:
+        changes += _configs(model)
+    made = Patch(model, changes)
+    made._apply()
+    if attention:
+        try:
+            _set_attention(model)
+        except BaseException:
+            made._restore()
+            raise
+    return made
+
+
+def _found(changes: Iterable[Change], what: str, option: str, model: nn.Module) -> list[Change]:
+    found = list(changes)
+    if not found:
+        raise ValueError(f"patch: {type(model).__name__} has no {what}, expected {option}=False")
+    return found
+
+
+def _forward(module: nn.Module, place: str, function: Callable[..., Any]) -> Change:
+    """Another forward for one module."""
+    if "forward" in module.__dict__:
+        raise NotImplementedError(
+            f"patch: {place} ({type(module).__name__}) has had its forward replaced, by hooks or by another library"
+        )
+    return Change(module, "forward", None, MethodType(function, module))
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def _configs(model: PreTrainedModel) -> list[Change]:
+    """Copies of the configs that the model's modules have: their attention can be another than that of other models."""
+    having = [module for module in model.modules() if isinstance(module.__dict__.get("config"), PreTrainedConfig)]
+    copies: dict[int, Any] = {}
+
+    def copied(config: Any) -> Any:
+        if id(config) not in copies:
+            copies[id(config)] = own = copy.copy(config)
+            for name in type(config).sub_configs:
+                if isinstance(part := getattr(config, name, None), PreTrainedConfig):
+                    setattr(own, name, copied(part))
+        return copies[id(config)]
+
+    return [Change(module, "config", module.config, copied(module.config)) for module in having]
+
+
+def _set_attention(model: PreTrainedModel) -> None:
+    register()
+    model.set_attn_implementation(NAME)
+    for place, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module.config._attn_implementation != NAME:
+            called = f"{place} ({type(module).__name__})" if place else type(module).__name__
+            raise NotImplementedError(f"patch: {called} does not take its attention from transformers' interface")
+
+
+# --- norms ---------------------------------------------------------------------------------------
+
+
+def _readable(weight: Tensor, x: Tensor) -> Tensor:
+    """A weight or a table in x's dtype or, if it has another one, in that of arithmetic, as operators take it."""
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return weight if weight.dtype in (x.dtype, wide) else weight.to(wide)
+
+
+def _llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    x = hidden_states
+    y = rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon)
+    return y.to(torch.promote_types(x.dtype, self.weight.dtype))
+
+
+def _gpt_oss_norm(self: Any, hidden_states: Tensor) -> Tensor:
+    x = hidden_states
+    return rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon).to(x.dtype)
+
+
+def _gemma_norm(self: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, _readable(self.weight, x), eps=self.eps, offset=1.0).to(x.dtype)
+
+
+# a class, the methods that say what its norm is, and ours for its forward
+NORMS: tuple[tuple[type[nn.Module], tuple[str, ...], Callable[..., Tensor]], ...] = (
+    (modeling_llama.LlamaRMSNorm, ("forward",), _llama_norm),
+    (modeling_gpt_oss.GptOssRMSNorm, ("forward",), _gpt_oss_norm),
+    (Gemma2RMSNorm, ("forward", "_norm"), _gemma_norm),
+)
+
+
+def _norms(model: nn.Module) -> Iterator[Change]:
+    for place, module in model.named_modules():
+        if not type(module).__name__.endswith("RMSNorm"):
+            continue
+        if type(module) is nn.RMSNorm:
+            yield _forward(module, place, RMSNorm.forward)
+            continue
+        ours = next((function for like, names, function in NORMS if _same_methods(type(module), like, names)), None)
+        if ours is None:
+            known = ", ".join(like.__name__ for like, *_ in NORMS)
+            raise NotImplementedError(
+                f"patch: {place} ({type(module).__name__}) is none of the norms that are known ({known}); "
+                "leave norms out with rms_norm=False"
+            )
+        yield _forward(module, place, ours)
+
+
+# --- rotary embeddings ---------------------------------------------------------------------------
+
+
+def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """transformers' `apply_rotary_pos_emb` with `rope`.
+
+    q [B, H, S, R], k [B, Hkv, S, R]; with unsqueeze_dim=2 [B, S, H, R]. cos, sin [B or 1, S, R or R/2]; if not of q's
+    dtype, they are read as float32.
+    """
+    if unsqueeze_dim not in (1, 2):
+        raise NotImplementedError(f"{ROTATION}: unsqueeze_dim is {unsqueeze_dim}, expected 1 or 2")
+    cos, sin = (_readable(table, q).contiguous() for table in (cos, sin))  # GPT-OSS has transposed them
+    if unsqueeze_dim == 1:
+        return rope(q, k, cos, sin)
+    q, k = rope(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    return q.transpose(1, 2), k.transpose(1, 2)
+
+
+# modules that have such a function, and what it calls there
+ROTATIONS = ((modeling_llama, ("rotate_half",)), (modeling_gpt_oss, ("_apply_rotary_emb",)))
+
+
+def _rotations(model: nn.Module) -> Iterator[Change]:
+    made: dict[type, Callable[..., Any]] = {}
+    for place, module in model.named_modules():
+        function: Any = type(module).forward
+        if ROTATION not in _code(getattr(function, "__wrapped__", function)).co_names:
+            continue
+        if hasattr(function, "__wrapped__"):
+            raise NotImplementedError(f"patch: {place} ({type(module).__name__}): its forward is decorated")
+        theirs = function.__globals__[ROTATION]
+        if not any(_same_rotation(theirs, vars(like), called) for like, called in ROTATIONS):
+            raise NotImplementedError(
+                f"patch: {place} ({type(module).__name__}) rotates otherwise than Llama and GPT-OSS; "
+                "leave rotations out with rope=False"
+            )
+        if type(module) not in made:
+            made[type(module)] = _with_rotation(function)
+        yield _forward(module, place, made[type(module)])
+
+
+def _with_rotation(function: Any) -> Callable[..., Any]:
+    """The same function, with `rotated` under the name that it calls."""
+    others = {**function.__globals__, ROTATION: rotated}
+    # torch.compile looks a global up in the module of this name, and would find theirs there
+    del others["__name__"]
+    made = FunctionType(function.__code__, others, function.__name__, function.__defaults__, function.__closure__)
+    made.__kwdefaults__, made.__module__, made.__qualname__ = (
+        function.__kwdefaults__,
+        function.__module__,
+        function.__qualname__,
+    )
+    return made
+
+
+def _same_rotation(theirs: Any, like: dict[str, Any], called: tuple[str, ...]) -> bool:
+    one, two = _plain(theirs), _plain(like[ROTATION])
+    return _same_code(one, two) and all(_same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
+
+
+def _plain(function: Any) -> Any:
+    """A function, also where the package `kernels` has made a module of it."""
+    if isinstance(function, nn.Module):
+        forward = type(function).forward
+        inside = [cell.cell_contents for cell in forward.__closure__ or ()]
+        return next((value for value in inside if isinstance(value, FunctionType)), forward)
+    return function
+
+
+# --- comparing code ------------------------------------------------------------------------------
+
+
+def _same_methods(one: type, two: type, names: tuple[str, ...]) -> bool:
+    return all(_same_code(getattr(one, name, None), getattr(two, name)) for name in names)
+
+
+def _same_code(one: Any, two: Any) -> bool:
+    """Whether two functions have the same instructions, on the same names and constants; docstrings may differ."""
+
+    def told(function: Any) -> tuple[Any, ...]:
+        code = _code(function)
+        constants = code.co_consts[1:] if function.__doc__ else code.co_consts
+        defaults = (function.__defaults__, function.__kwdefaults__)
+        return code.co_code, code.co_names, code.co_varnames, constants, defaults
+
+    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and told(one) == told(two)
+
+
+def _code(function: Any) -> CodeType:
+    """A function's code; of what has none, that of a function which does nothing."""
+    return getattr(function, "__code__", _nothing.__code__)
+
+
+def _nothing() -> None:
+    pass
