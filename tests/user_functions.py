@@ -15,6 +15,7 @@ WINDOW = 3
 SLOPES = (0.5, 0.25)
 GRID = np.array([[0.5, -1.0, 2.0], [0.125, 3.0, -0.25]])
 CONFIG = SimpleNamespace(cap=2.5, window=4)
+NO_BOUND = None
 
 SCORE, MASK = ("score", "b", "h", "i", "j"), ("b", "h", "i", "j")
 SCORE_MODS: dict[str, FunctionType] = {}  # differentiable but for kinks, for scores in (0.1, 0.9) and small integers
@@ -50,6 +51,8 @@ def falling(steepness: float) -> Callable[..., float]:
 
 SCORE_MODS["closure"] = falling(0.3)
 SCORE_MODS["inline"], SCORE_MODS["inline_too"] = (lambda score, b, h, i, j: score * 2), (lambda s, *_: s**3 - 1)
+halved = lambda score, b, h, i, j: score / (2 + i)  # noqa: E731
+SCORE_MODS["lambda_of_a_lambda"] = lambda score, b, h, i, j: 3 * halved(score * score, b, h, i, j)
 SCORE_MODS["defaults"] = lambda score, b, h, i, j, slope=0.1, *, shift=2: score * slope + shift
 # part of a call whose lines are no Python by themselves
 SCORE_MODS.update(
@@ -127,6 +130,12 @@ def functions_of_numpy(score, b, h, i, j):
     x = np.where(score > 0.5, np.exp(score), np.sqrt(score) * np.log(score))
     x = x + np.clip(score, 0.3, 0.6) + np.maximum(score, 0.4) * np.minimum(score, i) + np.abs(score - 0.45)
     return x + np.square(score) + np.power(score, 2.5) + np.arctan(score) + np.tanh(x) + np.sign(i - j)
+
+
+@score_mod
+def clips(score, b, h, i, j):
+    x = np.clip(score, None, 0.6) * np.clip(score, 0.3, None) + np.clip(score, a_min=NO_BOUND, a_max=0.5)
+    return x + np.clip(a=score, a_min=0.4, a_max=None) - np.clip(i - j, None, a_max=2) * score + np.clip(i, 1, j + 1)
 
 
 @score_mod

@@ -53,6 +53,9 @@ def flash_attention(
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, as `spec/attention/dropout.py` says;
         seed is an integer of 64 bits, or an int64 array without axes
 
+    What score_mod and mask_mod read from outside counts as it is at this call. They may change nothing there, nor
+    import in their bodies.
+
     Returns o [B, H, Sq, Dv] of q's dtype; with return_lse also lse [B, H, Sq] (float32, float64 for float64), the
     natural logarithm of the sum of exponentials, the sink's among them. A query that sees no key gives o = 0 and
     lse = -inf (or the sink). A score of -inf is a masked one. Arithmetic is float32 (float64 for float64);
@@ -91,7 +94,7 @@ def flash_attention_backward(
     """The gradient, from what forward took and gave; o, lse and do are as forward returned them and as they come in.
 
     dlse [B, H, Sq]: the gradient of lse, if it was used. bias_gradient: whether dbias is wanted. return_lse: as forward
-    had it; lse is needed either way.
+    had it; lse is needed either way. score_mod and mask_mod must read what they read then.
     Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they meet a matrix.
     """

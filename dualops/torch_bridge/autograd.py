@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from . import recomputed
+
 if TYPE_CHECKING:
     from .interop import Direction
 
@@ -88,7 +90,10 @@ class Rule:
         ctx.kept = kept = self.kept(inputs)
         results = output if isinstance(output, tuple) else (output,)
         tensors = (*inputs[: self.count], *results)
-        ctx.save_for_backward(*[None if place is None else tensors[place] for place in kept.saved])
+        saved = [None if place is None else tensors[place] for place in kept.saved]
+        if self.forward.texts:  # functions may be among the parameters
+            saved.append(recomputed.mark(inputs[self.count :], inputs[0]))
+        ctx.save_for_backward(*saved)
         ctx.params = inputs[self.count :]
         if kept.constant:
             ctx.mark_non_differentiable(*[results[i] for i in kept.constant])
@@ -103,6 +108,8 @@ class Rule:
                     f"{self.backward.name}: {wanted.name} requires a gradient, which is not implemented; detach it"
                 )
         saved, having = ctx.saved_tensors, ctx.kept.having
+        if self.forward.texts:
+            recomputed.check(ctx.params, saved[-1])
         arrays = []
         for wanted, result, place in self.sources:
             if result is None:

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
+from ..spec.attention import UserFunction, as_they_are
 from ..spec.meta import number_meta
 from .interop import register
+from .recomputed import note
+from .schema import remember
 
 Function = Callable[..., Any]
 
@@ -84,11 +87,19 @@ def flash_attention(
     o = 0 and lse = -inf (or the sink). Gradients are deterministic; that of bias is computed only where it is wanted.
     Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
 
+    What score_mod and mask_mod read from outside counts as it is at this call, for its gradient too: variables,
+    globals, arrays, attributes of modules and objects, functions that they call. It becomes part of the kernel, so that
+    other values need another one. If torch.utils.checkpoint makes the call again when they have changed, backward
+    raises RuntimeError.
+
     Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk; a seed may change, other numbers compile again),
     torch.export and, outside torch.compile, torch.func.grad. score_mod and mask_mod do too: a graph has their name and
-    a digest, and finds them in this process when it runs; an exported program needs a call with them before its first
-    in another process. Another function, even if it differs only in what it closes over, compiles again; variables that
-    it reads from outside count as they are when that is done.
+    a digest, and finds them in this process when it runs. Where numbers and strings that they read or functions that
+    they call have changed, torch.compile compiles again. Where an array or a NumPy number has, it can't tell, and the
+    graph raises RuntimeError until that is what it was; torch 2.11 refuses those that are default values. A function
+    may be made inside the compiled one: what is around it must be constant to torch.compile, and a global that changes
+    is a RuntimeError. An exported program keeps the values that it was exported with, and needs a call with the same
+    functions before its first in another process.
 
     CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
     and compared with, not to be fast.
@@ -102,6 +113,7 @@ def flash_attention(
     tensor([[[[1.],
               [2.]]]])
     """
+    score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC.name, q, dropout_p, seed)
     arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, drawn)
     results = _operator(*arrays, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
@@ -140,11 +152,27 @@ def flash_attention_varlen(
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all
     lengths, max_seqlen among them.
     """
+    score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC_VARLEN.name, q, dropout_p, seed)
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, drawn)
     lengths = (max_seqlen_q, max_seqlen_k)
     results = _operator_varlen(*arrays, *lengths, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
     return _wanted(SPEC_VARLEN.name, results, return_lse)
+
+
+def _at_call(score_mod: Any, mask_mod: Any) -> tuple[Any, Any]:
+    """Both with the variables that they read as they are now, for forward and backward.
+
+    torch.compile, which reads along, has a way of its own (`compiled`) and gets them as they came.
+    """
+    if (score_mod is None and mask_mod is None) or torch.compiler.is_dynamo_compiling():
+        return score_mod, mask_mod
+    functions = as_they_are(score_mod, mask_mod)
+    for function in functions:
+        if isinstance(function, UserFunction):
+            note(function)
+            remember(repr(function), function)
+    return functions
 
 
 def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:

@@ -21,7 +21,7 @@ the same on each way, and so are the errors: those of `Spec.bind`, which the fak
 compiled function is dynamic.
 
 `schema` has what the dispatcher knows of parameters, `ways` which way a call takes, `autograd` what forward keeps and
-how backward is called.
+how backward is called; `compiled` and `recomputed` see to it that users' functions read what they read in forward.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ...spec import ArrayMeta, Problem, flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
+from ...spec.attention import as_they_are
 from ..device import Device
 from ..launch import Choice, Operation
 from . import naive, simt
@@ -49,8 +50,7 @@ def flash_attention(
     scale: of q @ k.T, 1 / sqrt(D) if None
     softcap: scores become softcap * tanh(score / softcap)
     score_mod: (score, b, h, i, j) -> score, a function of numbers that Numba can compile; or a pair of it and its
-        derivative by the score. The derivative is made from the source where none is given. Variables that the
-        function refers to count as they are at its first call
+        derivative by the score. The derivative is made from the source where none is given
     bias: added; q's dtype, any shape that broadcasts to [B, H, Sq, Sk]
     alibi_slopes [H]: - slope * |position - j| is added; float32 (float64 for float64) or q's dtype
     causal: key j is seen up to the query's position
@@ -60,6 +60,11 @@ def flash_attention(
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p. seed is an integer of 64 bits, or an int64
         array without axes on the device (for CUDA graphs); the mask is that of every rung and of the reference
+
+    What score_mod and mask_mod read from outside counts as it is at this call: variables, globals, arrays, attributes
+    of modules and objects, functions that they call. It becomes part of the kernel: other values need another, which
+    takes seconds to compile. A function of which nothing has changed is recognised in microseconds; its arrays are
+    compared with what they were.
 
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
     float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
@@ -71,6 +76,7 @@ def flash_attention(
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
     gradient is recorded.
     """
+    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
     arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, seed)
     params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
     return forward(arrays, params, out, kernel, stream)
@@ -106,11 +112,13 @@ def flash_attention_backward(
     """The gradient of `flash_attention`, from what it took, o and lse as it gave them, and do [B, H, Sq, Dv].
 
     dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. The other arguments
-    are those of `flash_attention`, and must be what they were.
+    are those of `flash_attention`, and must be what they were: variables of score_mod and mask_mod, which count as they
+    are at this call, as much as the rest.
     Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks, each in the dtype of its input. Bit-equal from run to run, on every GPU of a kind: no atomics.
     Beside its results the rung simt needs delta, as large as lse; naive twice B * H * Sq * Sk scores.
     """
+    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
     arrays = (q, k, v, o, lse, do, dlse, bias, alibi_slopes, key_padding_mask, sinks, seed)
     params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse, bias_gradient)
     return backward(arrays, params, out, kernel, stream)
@@ -149,6 +157,7 @@ def flash_attention_varlen(
     b, i and j of options count the sequences, and places in a sequence. Other arguments: as `flash_attention`.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
+    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, seed)
     longest = (max_seqlen_q, max_seqlen_k)
     params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
@@ -187,6 +196,7 @@ def flash_attention_varlen_backward(
 
     Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
     """
+    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
     arrays = (q, k, v, o, lse, do, cu_seqlens_q, cu_seqlens_k, dlse, alibi_slopes, sinks, seed)
     longest = (max_seqlen_q, max_seqlen_k)
     params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)

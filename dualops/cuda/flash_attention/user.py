@@ -191,6 +191,8 @@ class _Typing:
                 return self._element(node)
             case ast.Call(func=function, args=[ast.Constant(value=str() as text)]) if self._value(function) is float:
                 return self._number(float(text))  # "-inf"
+            case ast.Call() if clipped := self.source.clipped(node):
+                return self._clip(*clipped)
             case ast.Call(func=function, args=args, keywords=[]):
                 return self._call(self._value(function), [self.expression(arg) for arg in args])
         raise Unknown
@@ -279,8 +281,6 @@ class _Typing:
         if function in EXTREMES and count > 1:
             values, kind = self._alike(args)
             return self._invoke(EXTREMES[function], values), kind
-        if function is np.clip and count == 3:
-            return self._call(min, [self._call(max, args[:2]), args[2]])
         if function is np.sign and count == 1:
             return self._invoke(sign(self.number), [self._cast(args[0], FLOAT)]), FLOAT
         if function is np.square and count == 1:
@@ -296,6 +296,14 @@ class _Typing:
         if isinstance(function, FunctionType):
             return self._help(function, args, tuple(kinds))
         raise Unknown
+
+    def _clip(self, x: ast.expr, low: ast.expr | None, high: ast.expr | None) -> Typed:
+        """np.clip(x, low, high); a bound may be None."""
+        result = self.expression(x)
+        for extreme, bound in ((max, low), (min, high)):
+            if bound is not None:
+                result = self._call(extreme, [result, self.expression(bound)])
+        return result
 
     def _help(self, function: FunctionType, args: list[Typed], kinds: tuple[Kind, ...]) -> Typed:
         """A call of another Python function, which is made for these kinds of arguments."""

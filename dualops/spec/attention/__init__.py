@@ -5,7 +5,7 @@ from .band import BAND, band
 from .bias import BIAS, broadcast_strides
 from .dropout import DROPOUT
 from .function import UserFunction
-from .mods import MASK_MOD, SCORE_MOD
+from .mods import MASK_MOD, SCORE_MOD, as_they_are
 from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Strided, Verbs, compose, variants
 from .padding import PADDING
 from .sinks import SINKS
@@ -26,6 +26,7 @@ __all__ = [
     "Strided",
     "UserFunction",
     "Verbs",
+    "as_they_are",
     "band",
     "broadcast_strides",
     "compose",

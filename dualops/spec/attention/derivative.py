@@ -215,6 +215,8 @@ class _Slope:
                 if one is None and two is None:
                     return None
                 return ast.copy_location(ast.IfExp(test, one or ZERO, two or ZERO), node)
+            case ast.Call() if clipped := self.source.clipped(node):
+                return self._clip(node, *clipped)
             case ast.Call(func=function, args=args, keywords=keywords):
                 steps = [Step(arg, self.slope(arg)) for arg in args]
                 if all(self.slope(keyword.value) is None for keyword in keywords):
@@ -305,12 +307,18 @@ class _Slope:
             condition, one, two = args
             write = self._writer(node, c=condition.value, da=one.slope or ZERO, db=two.slope or ZERO)
             return write("np.where(c, da, db)")
-        if function is np.clip and len(args) == 3 and all(step.slope is None for step in others):
-            write = self._writer(node, x=first.value, dx=first.slope, low=others[0].value, high=others[1].value)
-            return write("np.where((x >= low) & (x <= high), dx, 0.0)")
         if isinstance(function, FunctionType) and function not in self.callers:
             return self._helper(node, function, args)
         raise self._unknown(node)
+
+    def _clip(self, node: ast.Call, x: ast.expr, low: ast.expr | None, high: ast.expr | None) -> ast.expr | None:
+        """The slope of np.clip(x, low, high); a bound may be None."""
+        dx, tests = self.slope(x), [text for text, bound in (("(x >= low)", low), ("(x <= high)", high)) if bound]
+        if any(bound and self.slope(bound) for bound in (low, high)):
+            raise self._unknown(node)
+        if dx is None or not tests:
+            return dx
+        return self._writer(node, x=x, dx=dx, low=low, high=high)(f"np.where({' & '.join(tests)}, dx, 0.0)")
 
     def _chosen(self, node: ast.expr, function: Callable[..., Any], called: ast.expr, one: Step, two: Step) -> Step:
         """The smaller or the larger; Python takes the first of two that are equal."""

@@ -1,6 +1,7 @@
 """A user's own score and mask: score_mod(score, b, h, i, j) -> score, mask_mod(b, h, i, j) -> bool.
 
-b, h, i, j: batch, query head, query and key in their sequence, integers. The functions see one score at a time.
+b, h, i, j: batch, query head, query and key in their sequence, integers. The functions see one score at a time. Public
+functions pass both through `as_they_are` first, so that a call and its gradient know the variables of one moment.
 """
 
 from __future__ import annotations
@@ -65,3 +66,22 @@ MASK_MOD = Option(
     args=lambda problem: Args(0),
     make=make_mask,
 )
+
+
+def as_they_are(score_mod: Any, mask_mod: Any) -> tuple[Any, Any]:
+    """Both with the variables that they read as they are now: UserFunctions.
+
+    What is no such function stays what it is, for `Spec.bind` to refuse.
+    """
+    if score_mod is not None:
+        score_mod = _as_it_is(SCORE_MOD, score_mod)
+    if mask_mod is not None:
+        mask_mod = _as_it_is(MASK_MOD, mask_mod)
+    return score_mod, mask_mod
+
+
+def _as_it_is(option: Option, value: Any) -> Any:
+    try:
+        return option.params[0].domain(value)
+    except (TypeError, ValueError):
+        return value

@@ -19,6 +19,10 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
+OF_CLIP = {"a": 0, "a_min": 1, "min": 1, "a_max": 2, "max": 2}  # np.clip's parameters, and their places
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -52,6 +56,27 @@ class Source:
                 return scope[node.id]
         raise LookupError(node.id)
 
+    def clipped(self, call: ast.Call) -> tuple[ast.expr, ast.expr | None, ast.expr | None] | None:
+        """What a call of np.clip clips, and the lower and the upper bound where there is one. None for other calls."""
+        found: list[ast.expr | None] = [None, None, None]
+        places = [*range(len(call.args)), *(OF_CLIP.get(keyword.arg or "") for keyword in call.keywords)]
+        for place, value in zip(places, [*call.args, *(keyword.value for keyword in call.keywords)]):
+            if place is None or place > 2 or isinstance(value, ast.Starred):
+                return None
+            found[place] = value
+        x, low, high = found
+        if x is None or not self._stands_for(call.func, np.clip):
+            return None
+        return x, None if self._stands_for(low, None) else low, None if self._stands_for(high, None) else high
+
+    def _stands_for(self, node: ast.expr | None, value: Any) -> bool:
+        if node is None or isinstance(node, ast.Constant):
+            return (node.value if node else None) is value
+        try:
+            return self.value(node) is value
+        except LookupError:
+            return False
+
     def fresh_names(self) -> Callable[[str], str]:
         """A function from a stem to a name that nothing has, a new one at each call."""
         taken = {*self.values, *self.parameters}
@@ -75,10 +100,14 @@ _made: WeakKeyDictionary[FunctionType, Source] = WeakKeyDictionary()
 
 def build(source: Source) -> FunctionType:
     """The function that a tree says. Its lines are those of `source.file`, for tracebacks and for Numba's errors."""
-    tree = ast.fix_missing_locations(_factory(source.tree, tuple(source.values)))
+    inner = copy.copy(source.tree)
+    while inner.name in source.values:  # as where one lambda calls another, which its own name would hide
+        inner.name += "_"
+    tree = ast.fix_missing_locations(_factory(inner, tuple(source.values)))
     scope: dict[str, Any] = {}
     exec(compile(tree, source.file, "exec", dont_inherit=True), source.globals, scope)
     function = scope["factory"](*source.values.values())
+    function.__name__ = source.tree.name
     _made[function] = source
     return function
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
@@ -72,6 +75,20 @@ def test_the_test_sees_double_precision():
     exec("def unknown(score, b, h, i, j): return score + 0.1 * (i - j)", scope)
     text = ptx_of(score_kernel(UserFunction(scope["unknown"], SCORE), f32), ARCH)
     assert lines(text, ".f64") and lines(text, "st.global.f32")
+
+
+def test_without_source_numba_reads_the_copies():
+    """Of modules and objects too, whose attributes are all that a copy has of them."""
+    settings = ModuleType("settings")
+    settings.cap = 2.5  # type: ignore[attr-defined]
+    names = {"math": math, "np": np, "settings": settings, "config": SimpleNamespace(slope=0.5), "table": np.ones(3)}
+    scope: dict[str, Any] = dict(names)
+    exec(
+        "def unknown(score, b, h, i, j):\n"
+        "    return math.exp(score) * settings.cap + np.pi * abs(i - j) * config.slope * table[i % 3]",
+        scope,
+    )
+    assert lines(ptx_of(score_kernel(UserFunction(scope["unknown"], SCORE), f32), ARCH), "st.global")
 
 
 @pytest.mark.parametrize("name", ["functions_of_math", "helpers_slope", "tables", "waves"])

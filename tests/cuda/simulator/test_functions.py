@@ -7,8 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from dualops import cuda as ops, reference
 from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32, f64, i32, i64
+from dualops.cuda.flash_attention import backward, forward
 from dualops.cuda.flash_attention.user import typed
 from dualops.cuda.simulator import Pointer
 from dualops.reference._functions import elementwise
@@ -75,3 +77,40 @@ def test_a_function_without_source_gives_the_kernels_type_too():
     exec("def unknown(score, b, h, i, j): return float(score) + 0.1 * (i - j)", scope)
     result = typed(UserFunction(scope["unknown"], SCORE), f32)(np.float32(2), 0, 0, 3, 1)  # type: ignore[arg-type]
     assert type(result) is np.float32 and result == np.float32(2.2)
+
+
+@pytest.mark.parametrize("kind", ["cell", "global", "array"])
+def test_a_plan_is_for_the_variables_of_its_call(kind):
+    """Plans are found by the functions: one that reads other values now must not get the plan of then."""
+    slope, table, scope = 0.5, np.array([0.5]), {"slope": 0.5}
+    exec("def of_global(score, b, h, i, j): return score * slope", scope)
+
+    def change(value):
+        nonlocal slope
+        slope = scope["slope"] = table[0] = value
+
+    functions = {
+        "cell": lambda score, b, h, i, j: score * slope,
+        "global": scope["of_global"],
+        "array": lambda score, b, h, i, j: score * table[0],
+    }
+    mods = {
+        "score_mod": (functions[kind], lambda score, b, h, i, j: slope),
+        "mask_mod": lambda b, h, i, j: (i >= j) | (table[0] > 1),
+    }
+    arrays = RNG.standard_normal((4, 1, 1, 3, 4)).astype(np.float32)
+    q, k, v, do = arrays
+    plans, seen = [], []
+    for value in (0.5, 2.0, 0.5, 2.0, 2.0):
+        change(value)
+        o, lse = ops.flash_attention(q, k, v, **mods, return_lse=True)
+        gradients = ops.flash_attention_backward(q, k, v, o, lse, do, **mods, return_lse=True)
+        expected = reference.flash_attention(q, k, v, scale=value / 2, causal=value < 1, return_lse=True)
+        options = {"scale": value / 2, "causal": value < 1, "return_lse": True}
+        slopes = reference.flash_attention_backward(q, k, v, *expected, do, **options)
+        for found, wanted in zip((o, lse, *gradients), (*expected, *slopes), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)
+        plans.append((len(forward.plans), len(backward.plans)))
+        seen.append(float(o.sum()))
+    assert seen[0] == seen[2] != seen[1] == seen[3] == seen[4]
+    assert plans[2] == plans[3] == plans[4]  # one for each value
