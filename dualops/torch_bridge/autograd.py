@@ -6,7 +6,7 @@ combination (`Kept`): every call of every training step comes through here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 MOST_KNOWN = 1000  # combinations of which an operator keeps what they mean, before it begins anew
 
 
-class Rules(NamedTuple):
-    """What an autograd.Function does."""
-
-    keep: Callable[..., None]  # (ctx, inputs and parameters, results)
-    differentiate: Callable[..., Any]  # (ctx, which inputs want a gradient, gradients of results) -> of the inputs
-
-
 class Kept(NamedTuple):
-    """What a right call keeps. Places count inputs, then results."""
+    """What is known of right calls with the same parameters and inputs. Places count inputs, then results."""
 
+    rule: Rule | Refusal
     having: list[bool]  # which results there are
-    saved: list[int | None]  # place of each tensor that backward may read, None for one that it does not
-    constant: list[int]  # results that have no gradient
-    needed: list[int]  # results whose gradient backward needs also where they were not used
+    saved: Sequence[int | None] = ()  # place of each tensor that backward may read, None for one that it does not
+    differentiable: Sequence[int] = ()  # results that have a gradient
+    constant: Sequence[int] = ()  # results that have none
+    needed: Sequence[int] = ()  # results whose gradient backward needs also where they were not used
+
+    @property
+    def lone(self) -> bool:
+        """Whether the operator has one result."""
+        return len(self.having) == 1
 
 
 class Rule:
-    """The rules of an operator with a gradient, for inputs and parameters as a caller gives them."""
+    """What an operator with a gradient keeps, and gives, for inputs and parameters as a caller gives them."""
 
     def __init__(self, forward: Direction, backward: Direction):
         self.forward, self.backward, self.spec = forward, backward, forward.spec
@@ -59,6 +59,7 @@ class Rule:
         self.gradients = [derived.index(name) if name in derived else None for name in owners]
         # what a parameter x_gradient says is whether the gradient of x is wanted
         self.asked = [places[param.name.removesuffix("_gradient")] for param in self.spec.gradient_params]
+        self.without = [place for place, gradient in enumerate(self.gradients) if gradient is None]
 
     def kept(self, args: tuple[Any, ...]) -> Kept:
         """Of a right call."""
@@ -82,30 +83,30 @@ class Rule:
         for name in spec.saved:
             needed = name not in spec.saved_when or spec.saved_when[name](problem)
             saved.append(self.places[instead.get(name, name)] if needed else None)
-        constant = [i for i, has in enumerate(having) if has and i not in self.optional]
-        needed = [i for i, has in enumerate(having) if has and not self.optional.get(i, True)]
-        return Kept(having, saved, constant, needed)
+        results = [i for i, has in enumerate(having) if has]
+        differentiable = [i for i in results if i in self.optional]
+        constant = [i for i in results if i not in self.optional]
+        return Kept(self, having, saved, differentiable, constant, [i for i in differentiable if not self.optional[i]])
 
-    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.kept = kept = self.kept(inputs)
-        results = output if isinstance(output, tuple) else (output,)
-        tensors = (*inputs[: self.count], *results)
+    def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...], kept: Kept, several: bool) -> None:
+        """What backward will need of a call. several: whether not all gradients may arrive."""
+        tensors = args[: self.count] + results
         saved = [None if place is None else tensors[place] for place in kept.saved]
+        ctx.params = params = args[self.count :]
         if self.forward.texts:  # functions may be among the parameters
-            saved.append(recomputed.mark(inputs[self.count :], inputs[0]))
+            saved.append(recomputed.mark(params, args[0]))
         ctx.save_for_backward(*saved)
-        ctx.params = inputs[self.count :]
-        if kept.constant:
-            ctx.mark_non_differentiable(*[results[i] for i in kept.constant])
-        if len(results) > 1:
+        if several:
             ctx.set_materialize_grads(False)  # backward need not read zeros for a result that was not used
             ctx.needed = {i: (results[i].shape, results[i].dtype, results[i].device) for i in kept.needed}
 
     def differentiate(self, ctx: Any, wants: Sequence[bool], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        for wanted, gradient, wants_one in zip(self.forward.inputs, self.gradients, wants):
-            if wants_one and gradient is None:
+        """The gradients of those inputs that want one, of the gradients of results."""
+        for place in self.without:
+            if wants[place]:
+                name = self.forward.inputs[place].name
                 raise NotImplementedError(
-                    f"{self.backward.name}: {wanted.name} requires a gradient, which is not implemented; detach it"
+                    f"{self.backward.name}: {name} requires a gradient, which is not implemented; detach it"
                 )
         saved, having = ctx.saved_tensors, ctx.kept.having
         if self.forward.texts:
@@ -132,19 +133,18 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def rules(forward: Direction, backward: Direction) -> Rules:
-    """Of an operator with a gradient."""
-    rule = Rule(forward, backward)
-    return Rules(rule.keep, rule.differentiate)
+class Refusal:
+    """In place of a Rule, of an operator that has no gradient."""
 
+    def __init__(self, forward: Direction):
+        self.forward = forward
 
-def refusal(name: str) -> Rules:
-    """Of an operator that has no gradient."""
+    def kept(self, args: tuple[Any, ...]) -> Kept:
+        having = self.forward.having(args)
+        return Kept(self, having, differentiable=[i for i, has in enumerate(having) if has])  # or nobody would ask
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def keep(self, ctx: Any, args: tuple[Any, ...], results: tuple[Any, ...], kept: Kept, several: bool) -> None:
         """Nothing is needed for an error."""
 
-    def refuse(ctx: Any, wants: Sequence[bool], gradients: Sequence[Tensor | None]) -> NoReturn:
-        raise NotImplementedError(f"{name}: its gradient is not implemented")
-
-    return Rules(keep, refuse)
+    def differentiate(self, ctx: Any, wants: Sequence[bool], gradients: Sequence[Tensor | None]) -> NoReturn:
+        raise NotImplementedError(f"{self.forward.name}: its gradient is not implemented")

@@ -18,7 +18,7 @@ from .. import reference
 from ..spec import ArrayMeta, lion as SPEC
 from ..spec.lion import LISTS, bind_list, check_apart, check_lengths
 from ..spec.meta import number_meta
-from .interop import _DTYPE_NAMES, _as_numpy
+from .arguments import DTYPE_NAMES, as_numpy
 from .ways import transformed, watched
 
 _LIBRARY = torch.library.Library("dualops", "FRAGMENT")
@@ -115,7 +115,7 @@ def _run(
         import_module("dualops.cuda").lion(**lists, lr=rate, **options)
     else:
         _check(params, grads, momenta, master, lr_array, lr, beta1, beta2, weight_decay)
-        arrays = {name: [_as_numpy(tensor) for tensor in each] for name, each in lists.items()}
+        arrays = {name: [as_numpy(tensor) for tensor in each] for name, each in lists.items()}
         results = reference.lion(**arrays, lr=float(rate), **options)
         for name, values in zip(SPEC.updates.values(), results):
             for array, value in zip(arrays[name], values):
@@ -166,7 +166,7 @@ def _meta(tensor: Tensor, name: str) -> ArrayMeta:
         raise TypeError(f"{SPEC.name}: {name} has layout {tensor.layout}, expected {torch.strided}")
     has_memory = type(tensor) in _PLAIN and tensor.device.type != "meta"
     pointer = tensor.data_ptr() if has_memory else 0
-    return ArrayMeta(tuple(tensor.shape), _DTYPE_NAMES[tensor.dtype], tensor.stride(), str(tensor.device), pointer)
+    return ArrayMeta(tuple(tensor.shape), DTYPE_NAMES[tensor.dtype], tensor.stride(), str(tensor.device), pointer)
 
 
 for _key in ("CPU", "CUDA"):

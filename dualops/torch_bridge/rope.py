@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import reference
 from ..spec import rope as SPEC, rope_tables as SPEC_TABLES
 from ..spec.meta import FLOATS
+from .compiled import constant
 from .interop import register
 from .ways import plain, transformed, watched
 
@@ -132,7 +133,7 @@ def rope_tables(
     return _operator_tables(positions, dim, base, scaling, _NAMES.get(dtype, dtype))
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _normal(scaling: tuple[tuple[str, Any], ...]) -> tuple[Any, ...] | None:
     """The tuple that the entries of a dict stand for, which the dispatcher can have as text."""
     (domain,) = (param.domain for param in SPEC_TABLES.params if param.name == "scaling")

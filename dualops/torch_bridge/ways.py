@@ -18,8 +18,13 @@ _Parameter, _strided = torch.nn.Parameter, torch.strided
 
 
 def watched() -> bool:
-    """Whether a mode, autocast, a trace or a profile has to see what is called."""
-    return bool(_dispatch_modes() or _function_modes() or _autocast() or _tracing() or _profiled())
+    """Whether a mode, a trace or a profile has to see what is called."""
+    return bool(_dispatch_modes() or _function_modes() or _tracing() or _profiled())
+
+
+def autocasting() -> bool:
+    """Whether autocast is on, of whichever device."""
+    return _autocast()
 
 
 def transformed() -> bool:

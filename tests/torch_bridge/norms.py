@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dualops import reference, torch_bridge
 from dualops.spec import ArrayMeta
-from dualops.torch_bridge.interop import Direction, _as_numpy
+from dualops.torch_bridge.arguments import as_numpy
+from dualops.torch_bridge.interop import Direction
 
 from .conftest import DTYPES, values
 
@@ -127,13 +128,13 @@ class NormTests:
     def test_bridge_adds_no_rounding(self, dtype: torch.dtype, wide: bool) -> None:
         """CPU tensors get the reference's results, bit for bit."""
         tensors = {name: x.detach() for name, x in self.tensors("cpu", dtype, wide=wide).items()}
-        arrays = {name: _as_numpy(x) for name, x in tensors.items()}
+        arrays = {name: as_numpy(x) for name, x in tensors.items()}
         expected = getattr(reference, self.name)(**arrays, **self.asking)
         found = self.function(**tensors, **self.asking)
         assert len(found) == len(expected) == len(self.operator.outputs)
         for a, b in zip(found, expected):
-            assert _as_numpy(a).dtype == b.dtype
-            assert _as_numpy(a).tobytes() == b.tobytes()
+            assert as_numpy(a).dtype == b.dtype
+            assert as_numpy(a).tobytes() == b.tobytes()
 
     def test_results_are_those_that_were_asked_for(self, device: str) -> None:
         tensors = self.tensors(device)

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from dualops import reference
 from dualops.spec import ArrayMeta
 from dualops.torch_bridge import flash_attention, flash_attention_varlen
+from dualops.torch_bridge.arguments import as_numpy
 from dualops.torch_bridge.flash_attention import _operator, _operator_varlen
-from dualops.torch_bridge.interop import Direction, _as_numpy
+from dualops.torch_bridge.interop import Direction
 
 from .attention import DV, LENGTHS_K, LENGTHS_Q, SETS, SK, SQ, Arguments, B, H, bent, plain, varlen
 from .conftest import DTYPES, values
@@ -97,12 +98,12 @@ def test_bridge_adds_no_rounding(options: str, dtype: torch.dtype, form: str) ->
     arguments = make(*SETS[options], dtype=dtype)
 
     def in_numpy(**given: Any) -> Any:
-        arrays = {name: _as_numpy(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+        arrays = {name: as_numpy(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
         return getattr(reference, function.__name__)(**arrays)
 
     for actual, expected in zip(arguments(function, return_lse=True), arguments(in_numpy, return_lse=True)):
-        assert _as_numpy(actual).dtype == expected.dtype
-        assert _as_numpy(actual).tobytes() == expected.tobytes()
+        assert as_numpy(actual).dtype == expected.dtype
+        assert as_numpy(actual).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("options", SETS)

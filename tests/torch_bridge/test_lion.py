@@ -12,7 +12,7 @@ from torch.profiler import profile
 
 from dualops import reference
 from dualops.torch_bridge import lion
-from dualops.torch_bridge.interop import _as_numpy
+from dualops.torch_bridge.arguments import as_numpy
 
 from .conftest import DTYPES, LAYOUTS, values
 
@@ -31,17 +31,17 @@ def lists(device: str, dtype: torch.dtype, momenta: torch.dtype | None = None) -
 
 def expected(given: list[Tensors], lr: float, **options: Any) -> list[Any]:
     """What the reference makes of them, flat."""
-    arrays = [[_as_numpy(x.detach().cpu()).copy() for x in each] for each in given]
+    arrays = [[as_numpy(x.detach().cpu()).copy() for x in each] for each in given]
     master = options.pop("master", None)
     if master is not None:
-        options["master"] = [_as_numpy(x.cpu()).copy() for x in master]
+        options["master"] = [as_numpy(x.cpu()).copy() for x in master]
     results = reference.lion(arrays[0], arrays[1], arrays[2], lr, **options)
     return [x for each in results for x in each]
 
 
 def assert_same(tensors: Tensors, arrays: list[Any]) -> None:
     for tensor, array in zip(tensors, arrays, strict=True):
-        assert _as_numpy(tensor.detach().cpu()).tobytes() == array.tobytes()
+        assert as_numpy(tensor.detach().cpu()).tobytes() == array.tobytes()
 
 
 def direct(*args: Any, **options: Any) -> None:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dualops import reference
 from dualops.torch_bridge import matmul
-from dualops.torch_bridge.interop import _as_numpy
+from dualops.torch_bridge.arguments import as_numpy
 
 from .conftest import DTYPES, LAYOUTS, transposed, values
 
@@ -105,11 +105,11 @@ def test_is_torchs(name: str, device: str) -> None:
 def test_bridge_adds_no_rounding(dtype: torch.dtype) -> None:
     """CPU tensors get the reference's results, bit for bit."""
     arguments = Arguments("linear", dtype, "cpu")
-    a, b, bias = (_as_numpy(x) for x in arguments.tensors)
+    a, b, bias = (as_numpy(x) for x in arguments.tensors)
     expected = reference.matmul(a, b, transpose_b=True, bias=bias, activation="gelu", return_preactivation=True)
     for actual, one in zip(arguments(return_preactivation=True), expected):
-        assert _as_numpy(actual).dtype == one.dtype
-        assert _as_numpy(actual).tobytes() == one.tobytes()
+        assert as_numpy(actual).dtype == one.dtype
+        assert as_numpy(actual).tobytes() == one.tobytes()
 
 
 def test_precisions_are_the_references() -> None:

@@ -11,7 +11,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from dualops import reference
 from dualops.torch_bridge import retention, retention_varlen
-from dualops.torch_bridge.interop import Direction, _as_numpy
+from dualops.torch_bridge.arguments import as_numpy
+from dualops.torch_bridge.interop import Direction
 from dualops.torch_bridge.retention import _operator, _operator_varlen
 
 from .conftest import DTYPES, values
@@ -89,12 +90,12 @@ def test_bridge_adds_no_rounding(name: str, dtype: torch.dtype) -> None:
     """CPU tensors get the reference's results, bit for bit."""
     function, _ = function_of(name)
     leaves, more = arguments(name, dtype)
-    arrays = {key: _as_numpy(x) if isinstance(x, torch.Tensor) else x for key, x in {**leaves, **more}.items()}
+    arrays = {key: as_numpy(x) if isinstance(x, torch.Tensor) else x for key, x in {**leaves, **more}.items()}
     expected = getattr(reference, function.__name__)(**arrays)
     expected = expected if isinstance(expected, tuple) else (expected,)
     for actual, wanted in zip(results(function(**leaves, **more)), expected, strict=True):
-        assert _as_numpy(actual).dtype == wanted.dtype
-        assert _as_numpy(actual).tobytes() == wanted.tobytes()
+        assert as_numpy(actual).dtype == wanted.dtype
+        assert as_numpy(actual).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "parallel"])  # no gradient goes through "abs"

@@ -16,7 +16,7 @@ from dualops import reference
 from dualops.spec import Case, Tag, compare, rope as SPEC
 from dualops.spec.meta import ArrayMeta
 from dualops.torch_bridge import rope, rope_tables
-from dualops.torch_bridge.interop import _as_numpy
+from dualops.torch_bridge.arguments import as_numpy
 
 from .conftest import DTYPES, values
 
@@ -127,12 +127,12 @@ def test_result_and_gradient_against_float64(case: Case, device: str) -> None:
     wide = {name: x.astype(np.float64) if name != "positions" else x for name, x in more.items()}
     for function, inputs, actual in (
         (reference.rope, (arrays["q"], arrays["k"]), found),
-        (reference.rope_backward, [_as_numpy(x.cpu()) for x in incoming], derived),
+        (reference.rope_backward, [as_numpy(x.cpu()) for x in incoming], derived),
     ):
         truth = function(*(x.astype(np.float64) for x in inputs), **wide, **case.params)
         baseline = function(*inputs, **more, **case.params)
         for x, exact, plain in zip(actual, truth, baseline, strict=True):
-            accuracy = compare(_as_numpy(x.cpu()), exact, plain, dtype=case.dtype, floor=SPEC.floor)
+            accuracy = compare(as_numpy(x.cpu()), exact, plain, dtype=case.dtype, floor=SPEC.floor)
             assert accuracy.passed, accuracy.message
 
 

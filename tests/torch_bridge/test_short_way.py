@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +36,7 @@ def short_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     compute, run = OPERATOR.compute, OPERATOR.dispatch
 
-    def counted(args: tuple[Any, ...], on_gpu: bool) -> Any:
+    def counted(args: tuple[Any, ...], on_gpu: bool) -> tuple[Any, Any]:
         calls.append(args)
         return compute(args, on_gpu)
 
@@ -53,7 +56,6 @@ X = values((3, 5), torch.float32, "cpu")
 WATCHES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dispatch mode": lambda: FlopCounterMode(display=False),
     "function mode": Mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "profile": profile,
 }
 WATCHED_TENSORS: dict[str, Callable[[], torch.Tensor]] = {
@@ -66,7 +68,9 @@ WATCHED_TENSORS: dict[str, Callable[[], torch.Tensor]] = {
 @pytest.mark.parametrize(
     "tensor", [X, torch.nn.Parameter(X), X.to(torch.bfloat16).t()], ids=["plain", "parameter", "strided"]
 )
-@pytest.mark.parametrize("watch", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize(
+    "watch", [torch.no_grad, torch.inference_mode, torch.enable_grad, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
 def test_short_way_is_taken(
     tensor: torch.Tensor, watch: Callable[[], AbstractContextManager[Any]], short_calls: list[tuple[Any, ...]]
 ) -> None:
@@ -110,36 +114,50 @@ class Pretender(torch.Tensor):
     is_cuda: bool = True
 
 
+class FakePlan:
+    """Gives what it was made with."""
+
+    notes: Any = None
+
+    def __init__(self, results: list[torch.Tensor]):
+        self.results = results
+
+    def run(self, tensors: Any, pointers: Any) -> list[torch.Tensor]:
+        assert pointers == "pointers"
+        return self.results
+
+
 def test_cuda_tensors_go_to_the_kernels() -> None:
     """In the spec's order, with None for arrays that are not there and the fixed parameters; results are told apart."""
     seen: list[Any] = []
-    results: Any = (torch.ones(3, 5), torch.ones(3))
+    plans = [FakePlan([torch.ones(3, 5), torch.ones(3)]), FakePlan([torch.ones(3, 5)])]
 
-    def operation(*call: Any) -> Any:
+    def find(*call: Any) -> Any:
         seen[:] = call
-        return results
+        return plans[0], "pointers"
 
     direction = replace(OPERATOR)
-    direction.operation = operation
+    direction.rule, direction.operation = OPERATOR.rule, SimpleNamespace(find=find)
     x, seed = X.as_subclass(Pretender), torch.tensor(4)
-    y, total = direction.compute((x, None, seed, *DEFAULTS), on_gpu=True)
-    assert (y, total) == results
-    arrays, params, *ways = seen
-    assert arrays[0] is x
-    assert arrays[1] is None
-    assert arrays[2] is seed, "a number on the host, which no kernel waits for"
+    found, kept = direction.compute((x, None, seed, *DEFAULTS), on_gpu=True)
+    assert all(map(operator.is_, found, plans[0].results))
+    assert kept.having == [True, True]
+    assert plans[0].notes is kept, "what is known of such calls is not worked out again"
+    arrays, params = seen
+    assert all(map(operator.is_, arrays, (x, None, seed)))
     given = dict(zip(direction.names[3:], DEFAULTS, strict=True)) | {"rank": 3}
     assert params == tuple(given[param.name] for param in direction.spec.params)
-    assert ways == [None, None, None]
-    results = torch.ones(3, 5)
-    assert direction.compute((x, None, None, *DEFAULTS[:-1], False), True) == (results, None)
+    del plans[0]
+    found, kept = direction.compute((x, None, None, *DEFAULTS[:-1], False), on_gpu=True)
+    assert found == (plans[0].results[0], None)
+    assert kept.having == [True, False]
     assert tuple(direction.run(x, None, None, *DEFAULTS[:-1], False)[1].shape) == (0,)
 
 
 @pytest.mark.parametrize("module", ["softmax", "flash_attention", "rms_norm", "rope", "matmul", "retention"])
 def test_operations_are_those_of_the_public_functions(module: str) -> None:
-    operator = getattr(import_module(f"dualops.torch_bridge.{module}"), "_operator")  # noqa: B009
-    for direction in (operator, operator.backward):
+    forward = getattr(import_module(f"dualops.torch_bridge.{module}"), "_operator")  # noqa: B009
+    for direction in (forward, forward.backward):
         assert direction.operation.op == direction.name
         assert direction.operation.inputs == [*direction.names[: direction.count]]
         assert [*direction.kernel_params((*direction.names, *direction.fixed))] == [*direction.operation.defaults]
