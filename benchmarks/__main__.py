@@ -131,7 +131,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import ladder_table, plot as drawing, scaling_plot, training_plot
+    from . import host_table, ladder_table, plot as drawing, scaling_plot, training_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -170,6 +170,10 @@ def plot(arguments: argparse.Namespace) -> int:
         target = arguments.docs / "llama_training.png"
         training_plot.picture(trained, target)
         print(target)
+    costs = arguments.host / f"{arguments.machine}.json"
+    if costs.exists():
+        page = arguments.every_case.read_text()
+        arguments.every_case.write_text(drawing.fill(page, host_table.table(costs), *host_table.MARKERS))
     page, steps = arguments.softmax_page, ladder_table.tables(arguments.ladder / f"{arguments.machine}.json")
     page.write_text(drawing.fill(page.read_text(), steps, *ladder_table.MARKERS))
     print(page)
@@ -217,6 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
     plotter.add_argument("--training", type=Path, default=ROOT / "benchmarks" / "training")
     plotter.add_argument("--ladder", type=Path, default=ROOT / "benchmarks" / "ladder")
+    plotter.add_argument("--host", type=Path, default=ROOT / "benchmarks" / "host")
     plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator and dtype")
     every_case = ROOT / "benchmarks" / "README.md"
     plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import host_run
 from benchmarks.host_run import Row, document, line, save
+from benchmarks.host_table import table
 
 
 @pytest.mark.parametrize(
@@ -53,3 +54,16 @@ def test_what_is_kept(tmp_path: Path, monkeypatch):
     rows = [(row["name"], row["seconds"], row["reached"]) for row in kept["rows"]]
     assert rows == [("a", 1e-6, True), ("b", 2.0, None)]
     assert document([])["rows"] == []
+
+
+def test_the_table_of_the_page(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU")
+    rows = [Row("a", 12e-6, torch=10e-6, times=1.3), Row("b", 2.0, most=1.0), Row("c", 3e-6)]
+    save(tmp_path / "h200.json", rows)
+    lines = table(tmp_path / "h200.json").splitlines()
+    assert "one GPU" in lines[0]
+    assert lines[-3:] == [
+        "| a | 12.0 µs | 10.0 µs | 1.20 | at most 1.3 | yes |",
+        "| b | 2.00 s | – | – | at most 1.00 s | **no** |",
+        "| c | 3.0 µs | – | – | – | – |",
+    ]
