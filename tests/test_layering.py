@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
 HOST = ("dualops.cuda.backend", "dualops.cuda.device", "dualops.cuda.arrays", "dualops.cuda.compile")
+BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.launch")
 
 
@@ -59,7 +60,10 @@ LAW = (
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:2]), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    # the one module that knows Numba's compiler from inside
+    Row("dualops.cuda.frontend", (), ("numba", "numba.cuda")),
+    Row("dualops.cuda.helpers", (SPEC,), ()),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:3], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step"), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.offline", (SPEC, *HOST_OF_OPERATORS), ()),
@@ -219,7 +223,9 @@ LAWFUL = {
     "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
     "dualops/cuda/device.py": "from .backend import cuda\nfrom cuda.core import Device\n",
     "dualops/cuda/arrays.py": "from ..spec import SPEC\nfrom .device import x\n",
-    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device\n",
+    "dualops/cuda/frontend.py": "from numba.core import types\nfrom numba.cuda.compiler import CUDACompiler\n",
+    "dualops/cuda/helpers.py": "from ..spec import SPEC\n",
+    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device, frontend, helpers\n",
     "dualops/cuda/step.py": "from . import compile, device\n",
     "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
     "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
@@ -250,6 +256,9 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
     ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
     ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),
+    ("dualops/cuda/frontend.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/helpers.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/step.py", "from . import frontend", 1, "dualops.cuda.frontend"),
     ("dualops/cuda/ptx/asm.py", "from numba import cuda", 1, "numba.cuda"),
     ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
