@@ -39,7 +39,7 @@ import platformdirs
 
 from .backend import SIMULATED, Kernel, compiler_lock
 from .device import compute_capability, known
-from .helpers import HelperError, Helpers, most_helpers
+from .helpers import HelperError, Helpers, cores, most_helpers
 
 REGISTERS_PER_SM = 65536
 # wgmma serialised, setmaxnreg ignored: a kernel that is right and several times too slow
@@ -110,8 +110,8 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
             promised.add_done_callback(partial(_arrived, path))
 
 
-def build_all(wanted: Iterable[Wanted], jobs: int, *, anew: bool = False) -> Iterator[Report]:
-    """Build kernels in `jobs` processes and keep them; their reports as they come, first of those that were kept.
+def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False) -> Iterator[Report]:
+    """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
 
     anew: whatever the disk holds, which is then left as it is. Raises what a build raises.
     """
@@ -121,11 +121,12 @@ def build_all(wanted: Iterable[Wanted], jobs: int, *, anew: bool = False) -> Ite
         yield from (found.report for found in there.values())
         wanted = [each for each in wanted if each not in there]
     build: Callable[..., Binary] = compile_kernel if anew else binary
+    jobs = min(jobs or cores(), len(wanted))
     if jobs < 2:
         yield from (build(*each).report for each in wanted)
         return
     here, sent = [], dict[Future[Binary], Wanted]()
-    with Helpers(min(jobs, len(wanted))) as helpers:
+    with Helpers(jobs) as helpers:
         for each in wanted:
             try:
                 sent[_submit(helpers, *each)] = each

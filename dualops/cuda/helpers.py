@@ -19,6 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cache
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Condition, Thread
@@ -26,7 +27,7 @@ from types import FunctionType
 from typing import Any
 from weakref import WeakSet
 
-from ..spec.attention import OPTIONS, Option
+from ..spec.attention import OPTIONS, Option, UserFunction
 
 MOST = 4  # helpers of a process that was not told how many; each takes some 200 MB
 IDLE = 10.0  # seconds that a helper waits for more to do
@@ -228,12 +229,18 @@ def packed(value: Any) -> bytes:
     return target.getvalue()
 
 
+NAMED = (FunctionType, type, type(cache(int)))  # what is sent by its name
+KNOWN = {"dualops", "numba", "numpy", *sys.stdlib_module_names}  # the modules that it may be found in
+
+
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Option):
             return _option, (obj.name,)
-        if isinstance(obj, FunctionType) and not obj.__module__.startswith("dualops."):
-            raise pickle.PicklingError(f"{obj.__qualname__} of {obj.__module__} is no function of dualops")
+        if isinstance(obj, UserFunction):
+            raise pickle.PicklingError(f"{obj!r} is a user's function")
+        if isinstance(obj, NAMED) and obj.__module__.partition(".")[0] not in KNOWN:
+            raise pickle.PicklingError(f"{obj.__qualname__} of {obj.__module__} is not known everywhere")
         return NotImplemented
 
 
