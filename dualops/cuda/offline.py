@@ -6,13 +6,15 @@ No GPU is needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.base import Input
 from ..spec.meta import contiguous_strides
 from ..spec.text import case_of
 from . import device as devices
-from .compile import Report, Wanted, build_all
+from .compile import Report, Wanted, ahead, build_all
 from .device import Device
 from .launch import OPERATIONS, Choice, Operation
 from .step import Step
@@ -51,6 +53,17 @@ def _cases(text: str) -> list[tuple[Spec, Case]]:
     if text in OPERATORS:
         return [(OPERATORS[text], case) for case in OPERATORS[text].tagged(Tag.BENCH)]
     return [case_of(text, OPERATORS)]
+
+
+def build_gradient_ahead(problem: Problem, device: Device) -> None:
+    """Have helpers build what the gradient of a forward call will take, see `compile.ahead`; nothing waits.
+
+    Nothing happens where that gradient has no kernels: backward says so, if it is called.
+    """
+    for operation in OPERATIONS[problem.spec.name][1:]:
+        with suppress(TypeError, ValueError, NotImplementedError):
+            for choice in islice(_choices(operation, gradient_of(problem), device), 1):
+                ahead((step.kernel, device.arch, step.shared_bytes) for step in choice.steps())
 
 
 def check_builds(architectures: Sequence[str], jobs: int = 1) -> Iterator[Report]:
