@@ -31,7 +31,7 @@ from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool =
         yield from (build(*each).report for each in wanted)
         return
     here, sent = [], dict[Future[Binary], Wanted]()
-    with Helpers(jobs) as helpers:
+    with Helpers(jobs, begin=_prepare) as helpers:
         for each in wanted:
             try:
                 sent[_submit(helpers, *each)] = each
@@ -300,7 +300,13 @@ _UNKEPT: dict[Path, Binary] = {}  # what could not be written
 
 @cache
 def _helpers() -> Helpers:
-    return Helpers(most_helpers())
+    return Helpers(most_helpers(), begin=_prepare)
+
+
+def _prepare() -> None:
+    """In a helper, before its first kernel: what every build needs."""
+    import_module("cuda.core")
+    import_module(f"{__package__}.frontend").prepare()
 
 
 def _submit(helpers: Helpers, kernel: Kernel, arch: str, shared_bytes: int) -> Future[Binary]:

@@ -76,6 +76,13 @@ def ltoir(
         return library.get_ltoir(cc=cc)
 
 
+def prepare() -> None:
+    """What the first kernel would wait for: Numba's declarations of all that it knows."""
+    with global_compiler_lock:
+        cuda_target.typing_context.refresh()
+        cuda_target.target_context.refresh()
+
+
 @contextmanager
 def without_collections() -> Iterator[None]:
     """Automatic collections wait until it is over, in all threads."""
@@ -182,25 +189,28 @@ class KnownTypes(NopythonTypeInference):
             state.typingctx = asked
 
 
+# (function, types of its arguments, options) -> signature
+ANSWERS: dict[tuple[Any, ...], Any] = {}
+
+
 class Remembering(CUDATypingContext):
     """Another context's twin, which it shares everything with, that answers what it was asked before."""
 
     def __init__(self, context: CUDATypingContext):
         self.__dict__ = context.__dict__
-        self.answers = {}
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call. Kept for operators, intrinsics and the like, which have one for given types."""
         if not isinstance(func, types.Function):
             return super().resolve_function_type(func, args, kws)
         question = func, tuple(args), tuple(dict(kws).items())
-        answer = self.answers.get(question)
+        answer = ANSWERS.get(question)
         if answer is None:
-            answer = self.answers[question] = super().resolve_function_type(func, args, kws)
+            answer = ANSWERS[question] = super().resolve_function_type(func, args, kws)
         return answer
 
 
-remembering = cache(Remembering)
+remembering = cache(Remembering)  # one for each context, since templates keep what they make by it
 
 
 @register_pass(mutates_CFG=False, analysis_only=False)

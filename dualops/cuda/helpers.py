@@ -10,6 +10,7 @@ What a user wrote is not sent: it may depend on what no other process has. Optio
 from __future__ import annotations
 
 import atexit
+import gc
 import io
 import os
 import pickle
@@ -56,11 +57,11 @@ def cores() -> int:
 
 class Helpers:
     """At most `most` helpers, each with a thread here that waits for it. They are started when there is something to
-    do, and ended when there was nothing for `idle` seconds.
+    do, and ended when there was nothing for `idle` seconds. `begin`: what each calls before it is ready.
     """
 
-    def __init__(self, most: int, idle: float = IDLE):
-        self.most, self.idle = most, idle
+    def __init__(self, most: int, *, begin: Callable[[], object] = int, idle: float = IDLE):
+        self.most, self.idle, self.begin = most, idle, packed((begin, ()))
         self._forget()
         _ALL.add(self)
 
@@ -109,7 +110,8 @@ class Helpers:
         try:
             process, pipe = self._start()
             try:
-                pipe.recv_bytes()  # it has imported what it needs
+                pipe.send_bytes(self.begin)
+                pipe.recv_bytes()
                 while order := self._next():
                     self._pass_on(pipe, *order)
             finally:
@@ -201,8 +203,8 @@ os.register_at_fork(after_in_child=_forget_all)
 def serve(pipe: int) -> None:
     """What a helper does: call what it is sent, until nobody is there any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
+    gc.disable()
     with Connection(pipe) as asked:
-        asked.send_bytes(b"ready")
         while True:
             try:
                 order = asked.recv_bytes()
@@ -214,6 +216,7 @@ def serve(pipe: int) -> None:
             except Exception as error:
                 answer = pickle.dumps((None, f"{type(error).__name__}: {error}"))
             asked.send_bytes(answer)
+            gc.collect()  # while nobody waits
 
 
 # --- what is sent ------------------------------------------------------------------------------------
