@@ -21,7 +21,9 @@ ROOT = Path(__file__).parent.parent
 NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
 SIZES = "dualops.cuda.sizes"
+OFFLINE = "dualops.cuda.offline"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
+BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.plans", "dualops.cuda.launch")
 
 
@@ -64,11 +66,14 @@ LAW = (
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
     Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4]), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    # the one module that knows Numba's compiler from inside
+    Row("dualops.cuda.frontend", (), ("numba", "numba.cuda")),
+    Row("dualops.cuda.helpers", (SPEC,), ()),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
-    Row("dualops.cuda.offline", (SPEC, *HOST_OF_OPERATORS), ()),
+    Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
@@ -77,10 +82,14 @@ LAW = (
     # other libraries' places: the bridge, and the library itself
     Row("dualops.torch_bridge.integrations.*", ("dualops.torch_bridge.*",), ("torch", "transformers")),
     # host functions only: `dualops.cuda` itself, and what operators are launched with
-    Row("dualops.torch_bridge.*", (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS), (*NUMBERS, "torch")),
+    Row(
+        "dualops.torch_bridge.*",
+        (SPEC, "dualops.reference", "dualops.cuda", *HOST_OF_OPERATORS, OFFLINE),
+        (*NUMBERS, "torch"),
+    ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, "dualops.cuda.offline", ROOF),
+        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -227,7 +236,9 @@ LAWFUL = {
     "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
     "dualops/cuda/device.py": "from .backend import cuda\nfrom cuda.core import Device\n",
     "dualops/cuda/arrays.py": "from ..spec import SPEC\nfrom .device import x\n",
-    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device\n",
+    "dualops/cuda/frontend.py": "from numba.core import types\nfrom numba.cuda.compiler import CUDACompiler\n",
+    "dualops/cuda/helpers.py": "from ..spec import SPEC\n",
+    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device, frontend, helpers\n",
     "dualops/cuda/step.py": "from . import compile, device\n",
     "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
     "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
@@ -258,6 +269,9 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
     ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
     ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),
+    ("dualops/cuda/frontend.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/helpers.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/step.py", "from . import frontend", 1, "dualops.cuda.frontend"),
     ("dualops/cuda/ptx/asm.py", "from numba import cuda", 1, "numba.cuda"),
     ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),

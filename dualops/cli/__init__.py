@@ -1,8 +1,9 @@
-"""The command line: `python -m dualops {demo,info,check}`.
+"""The command line: `python -m dualops {demo,info,check,warm}`.
 
     demo    the operators at work, on the GPU, in the simulator or as the reference, held against the float64 truth
     info    versions, device, ceilings, cache
     check   every kernel of the COMPILE list built offline: registers, stack, spills, shared memory
+    warm    kernels compiled ahead of time, on all cores
 
 Exit codes: 0 all is well, 1 a result or a build is not as it must be, 2 the call was wrong or can't be served.
 Nothing here imports Numba before a subcommand has decided where kernels run: Numba reads its switch once.
@@ -13,17 +14,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import check, demo, info
+from . import check, demo, info, warm
 from .console import lines
 from .errors import CommandError
 
-SUBCOMMANDS = {"demo": demo, "info": info, "check": check}
+SUBCOMMANDS = {"demo": demo, "info": info, "check": check, "warm": warm}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; a wrong call is one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m dualops", description="GPU operators, as NumPy and as CUDA")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="{demo,info,check}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar=f"{{{','.join(SUBCOMMANDS)}}}")
     for name, module in SUBCOMMANDS.items():
         raw = argparse.RawDescriptionHelpFormatter
         module.add_arguments(

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,13 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if find_spec("numba_cuda") is None:
-        raise CommandError(f"no compiler, which needs no GPU: {install_command(NEWEST)}")
-    os.environ[SWITCH] = "0"
-    if import_module("dualops.cuda.backend").SIMULATED:
-        raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
+    require_compiler()
+    architectures = architectures_of(arguments.arch)
+    import_module("dualops.cuda")  # registers the operators
     refused = total = 0
-    for report in _reports(_architectures(arguments.arch), arguments.jobs):
+    for report in import_module("dualops.cuda.offline").check_builds(architectures, arguments.jobs):
         if not (total or arguments.json):
             print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
         total += 1
@@ -59,35 +55,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if refused else 0
 
 
-def _architectures(wanted: list[str]) -> list[str]:
+def require_compiler() -> None:
+    """Let Numba compile, and not simulate. Raises CommandError where it can't."""
+    if find_spec("numba_cuda") is None:
+        raise CommandError(f"no compiler, which needs no GPU: {install_command(NEWEST)}")
+    os.environ[SWITCH] = "0"
+    if import_module("dualops.cuda.backend").SIMULATED:
+        raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
+
+
+def architectures_of(wanted: Sequence[str]) -> list[str]:
+    """Those named, or all. Raises CommandError for one that is not known."""
     known = import_module("dualops.cuda.device").ARCHITECTURES
     if "all" in wanted:
         return list(known)
     for arch in wanted:
         if arch not in known:
             raise CommandError(f"no architecture {arch}, expected all or some of {', '.join(known)}")
-    return wanted
-
-
-def _reports(architectures: list[str], jobs: int) -> Iterator[Any]:
-    """The reports as they come, those of several processes in turns."""
-    if jobs < 2:
-        for arch in architectures:
-            yield from _builds(arch, 0, 1)
-        return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        parts = [pool.submit(_part, arch, part, 8 * jobs) for arch in architectures for part in range(8 * jobs)]
-        for done in as_completed(parts):
-            yield from done.result()
-
-
-def _part(arch: str, part: int, parts: int) -> list[Any]:
-    return list(_builds(arch, part, parts))
-
-
-def _builds(arch: str, part: int, parts: int) -> Iterator[Any]:
-    import_module("dualops.cuda")  # registers the operators
-    return import_module("dualops.cuda.offline").check_builds(arch, part, parts)
+    return list(wanted)
 
 
 def _line(report: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from .. import reference
 from ..spec import OPERATORS, ArrayMeta, Problem, Spec
 from ..spec.base import Cost, Input, Output, Param
 from ..spec.meta import FLOATS
+from ..spec.text import value_of
 from .errors import CommandError
 
 Arrays = dict[str, np.ndarray]
@@ -155,10 +155,7 @@ def parse_params(pairs: Sequence[str], task: Task) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or name not in known or name in params:
             raise CommandError(f"--param {pair}: expected name=value, each once, of {', '.join(known) or 'none'}")
-        try:
-            params[name] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            params[name] = text
+        params[name] = value_of(text)
     return params
 
 

@@ -20,6 +20,7 @@ from .launch import plan
 from .layer_norm import layer_norm, layer_norm_backward
 from .lion import lion
 from .matmul import matmul, matmul_backward
+from .offline import warm
 from .retention import retention, retention_backward, retention_varlen, retention_varlen_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rope import rope, rope_backward, rope_tables
@@ -62,4 +63,5 @@ __all__ = [
     "rope_tables",
     "softmax",
     "softmax_backward",
+    "warm",
 ]

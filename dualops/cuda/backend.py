@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
+from numba.core.compiler_lock import global_compiler_lock as compiler_lock  # noqa: F401  Numba's: reentrant
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
 
 from ..machine import missing
@@ -54,6 +55,7 @@ class Kernel:
     min_blocks: int  # blocks that should fit on one SM: caps the registers
     cluster: int
     identity: str = ""  # the build that made it, with all its arguments: its name in the cache
+    made_by: Callable[[], Kernel] | None = field(default=None, repr=False)  # that build, for another process
 
     @property
     def name(self) -> str:
@@ -90,9 +92,10 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
     @cache
     def built(*args: Any, **options: Any) -> Kernel:
         told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
-        return replace(build(*args, **options), identity=f"{build.__module__}.{build.__name__}({told})")
+        identity = f"{build.__module__}.{build.__name__}({told})"
+        return replace(build(*args, **options), identity=identity, made_by=partial(of_numbers, *args, **options))
 
-    @wraps(build)
+    @wraps(build)  # pickled as what it is in its module
     def of_numbers(*args: Any, **options: Any) -> Kernel:
         return built(*concrete(args), **{name: concrete(value) for name, value in options.items()})
 

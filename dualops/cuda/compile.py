@@ -5,31 +5,43 @@ A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a k
 sources of `dualops.cuda` and of attention's options, the build with its arguments, the architecture, the versions of
 Python, Numba, numba-cuda and the toolkit. Files are written whole and renamed into place, checked when read, and done
 without where the directory can't be written.
+
+Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
+the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
+Ctrl-C ends a wait at once, and a build when its instruction of native code is over; nothing is left half done. A fork
+and the end of the program wait for the build under way: a fork's child can build, and no thread is in native code when
+Python ends. A build may ask for another build.
+
+`ahead` has kernels built by other processes, see `helpers`; `build_all` many, side by side.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
+import pickle
 import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib import metadata
+from functools import cache, partial
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import platformdirs
 
-from .backend import SIMULATED, Kernel, cuda, types
+from .backend import SIMULATED, Kernel, compiler_lock
 from .device import compute_capability, known
+from .helpers import HelperError, Helpers, cores, most_helpers
 
 REGISTERS_PER_SM = 65536
-LINK_ATTEMPTS = 3  # nvJitLink has been seen to return a cubin and no log, once in some hundred links
 # wgmma serialised, setmaxnreg ignored: a kernel that is right and several times too slow
 FATAL_COMPLAINTS = ("C7504", "C7509", "C7510", "C7514")
 
@@ -60,24 +72,76 @@ class Binary:
     report: Report
 
 
+class Wanted(NamedTuple):
+    """A kernel to build."""
+
+    kernel: Kernel
+    arch: str
+    shared_bytes: int = 0
+
+
 def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """The kernel for `arch`: from the disk if it is there and whole, else compiled and kept."""
-    path = cache_dir() / f"{_key(kernel, arch, shared_bytes)}.cubin"
-    return _read(path) or _keep(path, compile_kernel(kernel, arch, shared_bytes))
+    """The kernel for `arch`: from the disk if it is there and whole; else from a helper that is at it; else compiled
+    and kept.
+    """
+    path = _path(kernel, arch, shared_bytes)
+    if found := _read(path):
+        return found
+    promised = _PROMISED.get(path)
+    if promised and not promised.cancel():
+        with suppress(HelperError, CancelledError):  # another thread cancelled it, to build it
+            return promised.result()
+    with compiler_lock:
+        return _read(path) or _UNKEPT.get(path) or _keep(path, compile_kernel(kernel, arch, shared_bytes))
 
 
-def lto_ir(kernel: Kernel, arch: str) -> bytes:
-    """What Numba makes of a kernel for the linker: most of the work. Needs numba-cuda."""
-    ltoir, _ = cuda.compile(
-        kernel.function,
-        types.void(*kernel.argtypes),
-        cc=compute_capability(arch),
-        device=False,
-        abi="numba",
-        output="ltoir",
-        launch_bounds=(kernel.threads, kernel.min_blocks),
-    )
-    return ltoir
+def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
+    """Have helpers build those of the kernels (kernel, arch, shared_bytes) that are not on the disk; nothing waits.
+
+    `binary` then waits for what a helper has taken up, and builds itself what none has: a process that may have no
+    helpers, and a kernel that can't be sent to one, lose nothing.
+    """
+    if SIMULATED:
+        return
+    for kernel, arch, shared_bytes in wanted:
+        path = _path(kernel, arch, shared_bytes)
+        if path in _PROMISED or path in _UNKEPT or path.exists():
+            continue
+        with suppress(pickle.PicklingError):
+            promised = _PROMISED[path] = _submit(_helpers(), kernel, arch, shared_bytes)
+            promised.add_done_callback(partial(_arrived, path))
+
+
+def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False) -> Iterator[Report]:
+    """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
+
+    anew: whatever the disk holds, which is then left as it is. Raises what a build raises.
+    """
+    wanted = list(wanted)
+    if not anew:
+        there = {each: found for each in wanted if (found := _read(_path(*each)))}
+        yield from (found.report for found in there.values())
+        wanted = [each for each in wanted if each not in there]
+    build: Callable[..., Binary] = compile_kernel if anew else binary
+    jobs = min(jobs or cores(), len(wanted))
+    if jobs < 2:
+        yield from (build(*each).report for each in wanted)
+        return
+    here, sent = [], dict[Future[Binary], Wanted]()
+    with Helpers(jobs, begin=_prepare) as helpers:
+        for each in wanted:
+            try:
+                sent[_submit(helpers, *each)] = each
+            except pickle.PicklingError:
+                here.append(each)
+        yield from (build(*each).report for each in here)
+        for done in as_completed(sent):
+            try:
+                made = done.result()
+            except HelperError:  # the same error here, with its cause; or a helper that died
+                yield build(*sent[done]).report
+                continue
+            yield (made if anew else _keep(_path(*sent[done]), made)).report
 
 
 def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: bytes | None = None) -> Binary:
@@ -85,25 +149,44 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: byte
 
     Raises RuntimeError in the simulator, or without numba-cuda.
     """
+    began = time.perf_counter()
+    with compiler_lock:
+        cubin, log = link(lto_ir(kernel, arch) if ltoir is None else ltoir, arch)
+    if "Used" not in log:
+        raise RuntimeError(f"dualops.cuda: nvJitLink said nothing of {kernel.identity or kernel.name}: {log!r}")
+    report = _report(kernel, arch, shared_bytes, cubin, log, time.perf_counter() - began)
+    return Binary(_entry(cubin), cubin, report)
+
+
+def lto_ir(kernel: Kernel, arch: str) -> bytes:
+    """What Numba makes of a kernel for the linker: most of the work.
+
+    Raises RuntimeError in the simulator, or without numba-cuda.
+    """
     if SIMULATED:
         raise RuntimeError("dualops.cuda: nothing can be compiled in the simulator, unset NUMBA_ENABLE_CUDASIM")
     try:
-        from cuda.core import Linker, LinkerOptions, ObjectCode
+        from .frontend import ltoir
     except ImportError as error:
         raise RuntimeError(f"dualops.cuda: compiling needs numba-cuda, pip install dualops[cu13] ({error})") from error
-    began = time.perf_counter()
-    if ltoir is None:
-        ltoir = lto_ir(kernel, arch)
-    options = LinkerOptions(arch=arch, ptxas_options="-v", link_time_optimization=True)
-    cubin, log = b"", ""
-    for _ in range(LINK_ATTEMPTS):
-        linker = Linker(ObjectCode.from_ltoir(ltoir), options=options)
-        cubin = bytes(linker.link("cubin").code)
-        log = linker.get_info_log() + linker.get_error_log()
-        if "Used" in log:
-            break
-    report = _report(kernel, arch, shared_bytes, cubin, log, time.perf_counter() - began)
-    return Binary(_entry(cubin), cubin, report)
+    return ltoir(kernel.function, kernel.argtypes, compute_capability(arch), (kernel.threads, kernel.min_blocks))
+
+
+def link(ltoir: bytes, arch: str, *, ptx: bool = False) -> tuple[bytes, str]:
+    """The cubin, or the PTX, of LTO-IR, and what the assembler said. Nothing else in dualops calls nvJitLink.
+
+    A linker that is destroyed in another thread than its own crashes the process, then or in a later link. Left to the
+    collector it may be: frames are kept alive by exceptions that Numba keeps, and the collector runs in any thread.
+    """
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=arch, ptxas_options=None if ptx else "-v", link_time_optimization=True, ptx=ptx)
+    linker = Linker(ObjectCode.from_ltoir(ltoir), options=options)
+    try:
+        code = bytes(linker.link("ptx" if ptx else "cubin").code)
+        return code, linker.get_info_log() + linker.get_error_log()
+    finally:
+        linker.close()
 
 
 def _entry(cubin: bytes) -> str:
@@ -176,6 +259,10 @@ def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
     return hashlib.sha256(everything.encode()).hexdigest()
 
 
+def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
+    return cache_dir() / f"{_key(kernel, arch, shared_bytes)}.cubin"
+
+
 def _read(path: Path) -> Binary | None:
     """What a file holds, or None where it is missing or damaged."""
     try:
@@ -192,7 +279,7 @@ def _read(path: Path) -> Binary | None:
 def _keep(path: Path, made: Binary) -> Binary:
     """Write `made` under a name of its own, then rename: a reader sees the whole file or none."""
     body = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode() + b"\n" + made.cubin
-    with suppress(OSError):
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
         try:
@@ -201,4 +288,52 @@ def _keep(path: Path, made: Binary) -> Binary:
             os.replace(temporary, path)
         except OSError:
             os.unlink(temporary)
+            raise
+    except OSError:
+        _UNKEPT[path] = made
     return made
+
+
+# --- other processes ---------------------------------------------------------------------------------
+
+_PROMISED: dict[Path, Future[Binary]] = {}  # what helpers are at
+_UNKEPT: dict[Path, Binary] = {}  # what could not be written
+
+
+@cache
+def _helpers() -> Helpers:
+    return Helpers(most_helpers(), begin=_prepare)
+
+
+def _prepare() -> None:
+    """In a helper, before its first kernel: what every build needs."""
+    import_module("cuda.core")
+    import_module(f"{__package__}.frontend").prepare()
+
+
+def _submit(helpers: Helpers, kernel: Kernel, arch: str, shared_bytes: int) -> Future[Binary]:
+    """Raises pickle.PicklingError for a kernel that can't be sent."""
+    return helpers.submit(_build_again, kernel.made_by, arch, shared_bytes, _key(kernel, arch, shared_bytes))
+
+
+def _build_again(made_by: Callable[[], Kernel], arch: str, shared_bytes: int, key: str) -> Binary:
+    """In a helper: the kernel that has this key in the process that asks."""
+    kernel = made_by()
+    if _key(kernel, arch, shared_bytes) != key:
+        raise RuntimeError(f"{kernel.identity} is another kernel in this process")
+    return compile_kernel(kernel, arch, shared_bytes)
+
+
+def _arrived(path: Path, promised: Future[Binary]) -> None:
+    with suppress(HelperError, CancelledError):
+        _keep(path, promised.result())
+    _PROMISED.pop(path, None)
+
+
+# whoever holds Numba's lock is building; a fork's child would never get it, and Python must not end in native code
+os.register_at_fork(
+    before=compiler_lock.acquire,
+    after_in_parent=compiler_lock.release,
+    after_in_child=lambda: (_PROMISED.clear(), compiler_lock.release()),
+)
+atexit.register(compiler_lock.acquire)

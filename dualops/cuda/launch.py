@@ -8,7 +8,7 @@ and compiled (`plans`). Nothing here waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -93,10 +93,12 @@ class Operation:
         params: tuple[Any, ...],
         given: tuple[Any, ...] | None = None,
         kernel: str | None = None,
+        before: Callable[[Settled], None] | None = None,
     ) -> tuple[Plan, list[Any]]:
         """The plan of a call, from before or new, and the addresses of its arrays. Numbers on the host are Python's.
 
-        given: the arrays for the results, if the caller has them.
+        given: the arrays for the results, if the caller has them; before: is told of a call for which a family has to
+        be made, before its kernels are built.
         """
         everything = arrays if given is None else (*arrays, *given)
         try:
@@ -109,7 +111,7 @@ class Operation:
             layouts = key = plan = None
             pointers: list[Any] = []
         if plan is None:
-            plan = self._new_plan(arrays, params, given, kernel, layouts)
+            plan = self._new_plan(arrays, params, given, kernel, layouts, before)
             if layouts is None:
                 _, pointers = plan.adapter.layouts(everything)
             else:
@@ -167,6 +169,7 @@ class Operation:
         out: tuple[Any, ...] | None,
         kernel: str | None,
         layouts: tuple[Any, ...] | None,
+        before: Callable[[Settled], None] | None = None,
     ) -> Plan:
         """Of a family that knows such calls, or of a new one. layouts: of the arrays, if they have any."""
         families: list[Family] = []
@@ -191,6 +194,8 @@ class Operation:
         if not SIMULATED:
             devices.require()
         adapter, call = self._call(arrays, params, out, kernel)
+        if before is not None:
+            before(self._settle(call))
         family = self._family(call, lengths, adapter)
         families.insert(0, family)
         del families[MOST_FAMILIES:]

@@ -1,30 +1,79 @@
-"""Problems on arrays that do not exist: which kernels they need, and whether these compile, without a GPU."""
+"""Problems on arrays that do not exist: which kernels they need, whether these compile, building them ahead of time.
+
+No GPU is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.base import Input
 from ..spec.meta import contiguous_strides
+from ..spec.text import case_of
 from . import device as devices
-from .compile import Report, compile_kernel
+from .compile import Report, Wanted, ahead, build_all
 from .device import Device
-from .launch import OPERATIONS, Operation
+from .launch import OPERATIONS, Choice, Operation
 from .step import Step
 
+OF_LISTS = "table"  # the rung that serves lists of tensors, which is not the best for one
 
-def check_builds(arch: str, part: int = 0, parts: int = 1) -> Iterator[Report]:
-    """Compile the COMPILE cases of every operator for `arch`, each kernel once, and report. Needs no GPU.
 
-    Of `parts` processes each does its part.
+def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backward: bool = True) -> list[Report]:
+    """Compile what problems need and keep it, so that no call waits for a compiler: in a machine's image, or before a
+    training run begins. Launches nothing.
+
+        warm("rms_norm x=8192x4096:bfloat16 w=4096", "flash_attention q=2x32x4096x128:bfloat16 ... causal=True")
+
+    problems: as `spec.text` says, or an operator's name, which stands for the sizes that it is timed at; none: all
+    operators. arch: "sm_90a", ...; the current GPU's. jobs: processes that compile side by side; as many as there are
+    cores. backward: the gradient too, and what forward then returns for it.
+
+    Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError
+    for a problem that can't be read, is none, or has no kernel.
     """
-    for step in steps_to_check(arch, part, parts):
-        yield compile_kernel(step.kernel, arch, step.shared_bytes).report
+    device = devices.current() if arch is None else devices.known(arch)
+    return list(build_all(to_warm(problems, device, backward=backward), jobs))
 
 
-def steps_to_check(arch: str, part: int = 0, parts: int = 1) -> Iterator[Step]:
-    """A launch of every kernel of the COMPILE cases, or every `parts`-th of them."""
+def to_warm(problems: Iterable[str], device: Device, *, backward: bool = True) -> list[Wanted]:
+    """The kernels that `warm` builds, each once."""
+    found: dict[str, Wanted] = {}
+    for text in tuple(problems) or OPERATORS:
+        for spec, case in _cases(text):
+            for step in steps_of(spec, case, device, backward=backward and case.backward):
+                found.setdefault(step.kernel.identity, Wanted(step.kernel, device.arch, step.shared_bytes))
+    return list(found.values())
+
+
+def _cases(text: str) -> list[tuple[Spec, Case]]:
+    if text in OPERATORS:
+        return [(OPERATORS[text], case) for case in OPERATORS[text].tagged(Tag.BENCH)]
+    return [case_of(text, OPERATORS)]
+
+
+def build_gradient_ahead(problem: Problem, device: Device) -> None:
+    """Have helpers build what the gradient of a forward call will take, see `compile.ahead`; nothing waits.
+
+    Nothing happens where that gradient has no kernels: backward says so, if it is called.
+    """
+    for operation in OPERATIONS[problem.spec.name][1:]:
+        with suppress(TypeError, ValueError, NotImplementedError):
+            for choice in islice(_choices(operation, gradient_of(problem), device), 1):
+                ahead((step.kernel, device.arch, step.shared_bytes) for step in choice.steps())
+
+
+def check_builds(architectures: Sequence[str], jobs: int = 1) -> Iterator[Report]:
+    """Compile the COMPILE cases of every operator, each kernel once for each architecture, and report."""
+    steps = ((arch, step) for arch in architectures for step in steps_to_check(arch))
+    yield from build_all((Wanted(step.kernel, arch, step.shared_bytes) for arch, step in steps), jobs, anew=True)
+
+
+def steps_to_check(arch: str) -> Iterator[Step]:
+    """A launch of every kernel of the COMPILE cases."""
     seen: set[str] = set()
     for name, spec in OPERATORS.items():
         for case in spec.tagged(Tag.COMPILE):
@@ -33,8 +82,7 @@ def steps_to_check(arch: str, part: int = 0, parts: int = 1) -> Iterator[Step]:
                     continue
                 for step in every_step(operation, case, devices.known(arch)):
                     if step.kernel.identity not in seen:
-                        if len(seen) % parts == part:
-                            yield step
+                        yield step
                         seen.add(step.kernel.identity)
 
 
@@ -42,25 +90,73 @@ def every_step(operation: Operation, case: Case, device: Device) -> Iterator[Ste
     """The launches that each rung of an operation would make for the shapes of a case."""
     problem = absent_problem(operation.spec, case, operation.backward)
     rungs = set()
-    for choice in operation.choices(problem, problem.outputs(operation.outputs), device):
+    for choice in _choices(operation, problem, device):
         if choice.rung not in rungs:
             rungs.add(choice.rung)
             yield from choice.steps()
 
 
-def absent_problem(spec: Spec, case: Case, backward: bool) -> Problem:
-    """The problem of a case, on arrays that do not exist."""
+def steps_of(spec: Spec, case: Case, device: Device, *, backward: bool = True) -> Iterator[Step]:
+    """The launches that calls for the shapes of a case make. backward: the gradient too, and the forward before it.
 
-    def absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ArrayMeta]:
-        there = {wanted.name: case.dtype_of(wanted) for wanted in inputs if wanted.name in shapes}
-        return {
-            name: ArrayMeta(shapes[name], dtype, contiguous_strides(shapes[name]), "cuda:0", 0)
-            for name, dtype in there.items()
-        }
+    Raises NotImplementedError where no kernel does it.
+    """
+    forward, *gradient = OPERATIONS[spec.name]
+    problems = [(forward, absent_problem(spec, case))]
+    if backward and gradient:
+        training = absent_problem(spec, case, requests=True)
+        problems += [(forward, training), (gradient[0], gradient_of(training))]
+    for operation, problem in problems:
+        choices = list(_choices(operation, problem, device))
+        if not choices:
+            raise NotImplementedError(f"{operation.op}: no kernel does {problem} on {device.name}")
+        for choice in choices:
+            if choice is choices[0] or choice.rung == OF_LISTS:
+                yield from choice.steps()
 
-    arrays = absent(spec.inputs, case.shapes)
+
+def _choices(operation: Operation, problem: Problem, device: Device) -> Iterable[Choice]:
+    return operation.choices(problem, problem.outputs(operation.outputs), device)
+
+
+def absent_problem(spec: Spec, case: Case, backward: bool = False, *, requests: bool = False) -> Problem:
+    """The problem of a case, on arrays that do not exist. requests: with all results that backward needs."""
+    arrays = _absent(spec.inputs, case.shapes, case)
     if not backward:
-        return spec.bind(arrays, case.params)
+        names = [param.name for param in spec.params]
+        params = {name: value for name, value in case.params.items() if name in names}
+        return spec.bind(arrays, {**params, **(spec.requests if requests else {})})
     results = {name: meta.shape for name, meta in spec.bind(arrays, {**case.params, **spec.requests}).outputs().items()}
     shapes = {**case.shapes, **results, **{f"d{name}": shape for name, shape in results.items()}}
-    return spec.bind_backward(absent(spec.gradient_inputs, shapes), case.params)
+    return spec.bind_backward(_absent(spec.gradient_inputs, shapes, case), case.params)
+
+
+def _absent(inputs: Sequence[Input], shapes: Mapping[str, tuple[int, ...]], case: Case) -> dict[str, ArrayMeta]:
+    there = {wanted.name: case.dtype_of(wanted) for wanted in inputs if wanted.name in shapes}
+    return {
+        name: ArrayMeta(shapes[name], dtype, _strides(shapes[name], case.orders.get(name)), "cuda:0", 0)
+        for name, dtype in there.items()
+    }
+
+
+def _strides(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Of a dense array whose axes lie in memory in this order, the slowest first."""
+    if order is None:
+        return contiguous_strides(shape)
+    by_axis = dict(zip(order, contiguous_strides([shape[axis] for axis in order]), strict=True))
+    return tuple(by_axis[axis] for axis in range(len(shape)))
+
+
+def gradient_of(problem: Problem) -> Problem:
+    """The problem of the gradient of a forward call: of all results that it returns unasked, or must have one."""
+    spec, results = problem.spec, problem.outputs()
+    known = {**problem.arrays, **results}
+    known |= {name: results[result] for name, result in spec.saved_instead.items() if result in results}
+    when = spec.saved_when
+    kept = {name: known[name] for name in spec.saved if name in known and (name not in when or when[name](problem))}
+    incoming = {given.name: given for given in spec.gradient_inputs}
+    for output in spec.outputs:
+        given = incoming.get(f"d{output.name}")
+        if given and output.name in results and not (given.optional and spec.request(output)):
+            kept[given.name] = results[output.name]
+    return spec.bind_backward(kept, problem.params)

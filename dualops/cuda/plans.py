@@ -17,9 +17,10 @@ from ..spec import ArrayMeta, Problem
 from ..spec.meta import take_turns
 from .arrays import Adapter
 from .backend import SIMULATED
+from .compile import ahead
 from .device import Device
 from .driver import away, handle_of
-from .sizes import Trace
+from .sizes import Trace, concrete
 from .step import Step, launcher
 
 
@@ -108,7 +109,9 @@ class Family:
         self.device_index = device.index
         places = [*(name if name in problem.arrays else None for name in names), *results, *choice.workspace]
         with away(device.index) or nullcontext():
-            self.launchers = [launcher(step, places, device) for step in choice.steps()]
+            steps = choice.steps()
+            ahead((step.kernel, device.arch, concrete(step.shared_bytes)) for step in steps[1:])
+            self.launchers = [launcher(step, places, device) for step in steps]
             launches = [each.numbers() for each in self.launchers]
         allocated = () if call.out is not None else results.values()
         self.make_results, self.make_workspace = (

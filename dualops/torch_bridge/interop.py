@@ -198,14 +198,17 @@ class Direction(Arguments):
 
     # --- implementations
 
-    def compute(self, args: tuple[Any, ...], on_gpu: bool) -> tuple[Any, autograd.Kept]:
+    def compute(
+        self, args: tuple[Any, ...], on_gpu: bool, before: Callable[[Any], None] | None = None
+    ) -> tuple[Any, autograd.Kept]:
         """Kernels for CUDA tensors, NumPy for CPU tensors; and what is known of such calls.
 
+        before: is told what a call comes to whose kernels are yet to be loaded, or built.
         Results share no memory with the arguments. None stands for one that the call does not have.
         """
         if on_gpu:
             tensors = args[: self.count]
-            plan, pointers = self.operation.find(tensors, self.kernel_params(args + self.fixed_values))
+            plan, pointers = self.operation.find(tensors, self.kernel_params(args + self.fixed_values), before=before)
             results = plan.run(tensors, pointers)
             kept = plan.notes
             if kept is None or kept.rule is not self.rule:
@@ -218,6 +221,11 @@ class Direction(Arguments):
             there = iter(results)
             results = [next(there) if has else None for has in kept.having]
         return tuple(results), kept
+
+    def build_gradient_ahead(self, forward: Any) -> None:
+        """Have other processes build what backward will call, while this one is at forward's kernels."""
+        if self.backward:
+            import_module("dualops.cuda.offline").build_gradient_ahead(forward.problem, forward.device)
 
     def on_cpu(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """What the reference computes."""
@@ -294,7 +302,7 @@ class Direction(Arguments):
         """`compute`, and what backward needs of it; `call` gets what it gave."""
         params, on_gpu = call
         args = tensors + params
-        results, kept = self.compute(args, on_gpu)
+        results, kept = self.compute(args, on_gpu, self.build_gradient_ahead)
         if kept.lone:
             results = (results,)
         ctx.kept = kept

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-from cuda.core import Linker, LinkerOptions, ObjectCode
-
 from dualops.cuda import compile as compiler, device
 from dualops.cuda.backend import Kernel
 from dualops.cuda.launch import OPERATIONS
@@ -33,6 +31,4 @@ def lto_ir(kernel: Kernel, arch: str) -> bytes:
 
 def ptx_of(kernel: Kernel, arch: str) -> str:
     """What the linker makes of that, before it is assembled."""
-    options = LinkerOptions(arch=arch, link_time_optimization=True, ptx=True)
-    linker = Linker(ObjectCode.from_ltoir(lto_ir(kernel, arch)), options=options)
-    return bytes(linker.link("ptx").code).decode().rstrip("\0")
+    return compiler.link(lto_ir(kernel, arch), arch, ptx=True)[0].decode().rstrip("\0")

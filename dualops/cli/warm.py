@@ -1,0 +1,94 @@
+"""Kernels compiled ahead of time and kept on the disk, so that no call waits for a compiler. Launches nothing.
+
+    python -m dualops warm                      every operator at the sizes that it is timed at
+    python -m dualops warm softmax rms_norm     some of them
+    python -m dualops warm flash_attention --problem "q=2x32x4096x128:bfloat16 k=2x8x4096x128 v=2x8x4096x128"
+
+A problem has a word for each array, name=SHAPE:DTYPE, and for each parameter, name=VALUE (causal=True), without spaces
+inside. The first array's dtype is float32 unless it is said, and the others follow it. SHAPE@0213 says in which order
+axes lie in memory, the slowest first. Where no operator is named, a problem begins with its own.
+
+Exit code 2: what was asked for can't be read, is no problem of the operator's, or can't be compiled or kept here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from ..machine import missing
+from ..spec import OPERATORS
+from .check import architectures_of, require_compiler
+from .errors import CommandError
+from .progress import progress
+
+HELP = "compile kernels ahead of time, on all cores"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; default: all")
+    parser.add_argument(
+        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+    )
+    parser.add_argument("--forward", action="store_true", help="no kernels for gradients")
+    parser.add_argument(
+        "--arch", nargs="+", default=[], metavar="ARCH", help='such as sm_90a, or "all"; default: the GPU'
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="processes that compile side by side; default: one a core"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    problems = _problems(arguments.operators, arguments.problem)
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise CommandError(f"--jobs is {arguments.jobs}, expected at least 1")
+    require_compiler()
+    folder = _folder()
+    import_module("dualops.cuda")  # registers the operators
+    offline, devices = import_module("dualops.cuda.offline"), import_module("dualops.cuda.device")
+    if not arguments.arch and (lacking := missing()):
+        raise CommandError(f"{' '.join(lacking)} Or name what to compile for: --arch sm_90a needs no GPU.")
+    places = [devices.known(arch) for arch in architectures_of(arguments.arch)] or [devices.current()]
+    try:
+        wanted = [
+            each for device in places for each in offline.to_warm(problems, device, backward=not arguments.forward)
+        ]
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CommandError(str(error)) from None
+    began = time.perf_counter()
+    there = set(folder.glob("*.cubin"))
+    with progress(len(wanted)) as advance:
+        for report in offline.build_all(wanted, arguments.jobs):
+            advance(f"{report.arch}  {report.name}")
+    built = len(set(folder.glob("*.cubin")) - there)
+    print(f"{len(wanted)} kernels in {folder}, {built} of them compiled now, in {time.perf_counter() - began:.1f} s")
+    return 0
+
+
+def _problems(operators: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Operators, or problems that begin with theirs."""
+    for name in operators:
+        if name not in OPERATORS:
+            raise CommandError(f"no operator {name}, expected some of {', '.join(OPERATORS)}")
+    if texts and len(operators) > 1:
+        raise CommandError(
+            f"--problem is of one operator, expected no more than one before it, not {' '.join(operators)}"
+        )
+    return [" ".join([*operators, text]) for text in texts] or list(operators)
+
+
+def _folder() -> Path:
+    """Where kernels are kept. Raises CommandError where they can't be."""
+    folder: Path = import_module("dualops.cuda.compile").cache_dir()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}; DUALOPS_CACHE_DIR names another place") from None
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"{folder} can't be written; DUALOPS_CACHE_DIR names another place")
+    return folder

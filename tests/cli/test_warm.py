@@ -1,0 +1,124 @@
+"""Compiling ahead: which problems it takes, its lines, and exit codes. What is compiled is not what is tested here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli.test_command import python
+
+
+@pytest.fixture
+def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """Puts a stand-in in the place of the compiler; has what it was asked."""
+    asked = SimpleNamespace(problems=[], backward=None, jobs=None, arches=[], folder=tmp_path / "kept" / "cubins")
+    names = ("softmax.rows.build_forward(32)", "softmax.rows.build_backward(32)")
+
+    def to_warm(problems: list[str], device: Any, *, backward: bool) -> list[SimpleNamespace]:
+        if "wrong" in "".join(problems):
+            raise ValueError("softmax: wrong=1, expected something else")
+        asked.problems, asked.backward = problems, backward
+        asked.arches.append(device.arch)
+        return [SimpleNamespace(arch=device.arch, name=name) for name in names]
+
+    def build_all(wanted: list[SimpleNamespace], jobs: int | None) -> Iterator[SimpleNamespace]:
+        asked.jobs = jobs
+        for number, each in enumerate(wanted):
+            (asked.folder / f"{number}.cubin").touch()
+            yield each
+
+    def known(arch: str) -> SimpleNamespace:
+        return SimpleNamespace(arch=arch)
+
+    stand_ins = {
+        "": SimpleNamespace(),
+        ".backend": SimpleNamespace(SIMULATED=False),
+        ".compile": SimpleNamespace(cache_dir=lambda: asked.folder),
+        ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), known=known, current=lambda: known("sm_89")),
+        ".offline": SimpleNamespace(to_warm=to_warm, build_all=build_all),
+    }
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
+    monkeypatch.setattr("dualops.cli.check.find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr("dualops.cli.warm.missing", lambda: ())
+    return asked
+
+
+def test_all_operators_for_the_gpu(run, warmed):
+    code, out, err = run("warm")
+    assert code == 0
+    assert (warmed.problems, warmed.backward, warmed.jobs, warmed.arches) == ([], True, None, ["sm_89"])
+    assert err.splitlines() == [
+        "[1/2] sm_89  softmax.rows.build_forward(32)",
+        "[2/2] sm_89  softmax.rows.build_backward(32)",
+    ]
+    assert out.startswith(f"2 kernels in {warmed.folder}, 2 of them compiled now, in ")
+
+
+def test_what_was_there_is_not_compiled_again(run, warmed):
+    assert run("warm")[0] == 0
+    assert "2 kernels in" in (out := run("warm")[1]) and "0 of them compiled now" in out
+
+
+def test_operators_and_problems(run, warmed):
+    assert run("warm", "softmax", "rope", "--jobs", 3, "--forward", "--arch", "all")[0] == 0
+    assert (warmed.problems, warmed.backward, warmed.jobs) == (["softmax", "rope"], False, 3)
+    assert warmed.arches == ["sm_80", "sm_90a"]
+    assert run("warm", "softmax", "--problem", "x=3x5", "--problem", "x=7 axis=0")[0] == 0
+    assert warmed.problems == ["softmax x=3x5", "softmax x=7 axis=0"]
+    assert run("warm", "--problem", "softmax x=3x5", "--problem", "rope q=1x2x3x4")[0] == 0
+    assert warmed.problems == ["softmax x=3x5", "rope q=1x2x3x4"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("softmin",), "no operator softmin, expected some of flash_attention, "),
+        (("softmax", "rope", "--problem", "x=3"), "--problem is of one operator"),
+        (("softmax", "--problem", "wrong=1"), "softmax: wrong=1, expected something else"),
+        (("--arch", "sm_91"), "no architecture sm_91, expected all or some of sm_80, sm_90a"),
+        (("--jobs", "0"), "--jobs is 0, expected at least 1"),
+    ],
+)
+def test_one_line_for_what_is_wrong(run, warmed, arguments, told):
+    code, out, err = run("warm", *arguments)
+    assert code == 2 and not out
+    assert err.startswith(f"dualops warm: {told}") and err.count("\n") == 1
+
+
+def test_without_a_gpu_an_architecture_must_be_named(run, warmed, monkeypatch):
+    monkeypatch.setattr("dualops.cli.warm.missing", lambda: ("there is no GPU.",))
+    code, _, err = run("warm")
+    assert code == 2 and "there is no GPU. Or name what to compile for: --arch" in err
+    assert run("warm", "--arch", "sm_80")[0] == 0 and warmed.arches == ["sm_80"]
+
+
+def test_without_a_compiler(run, warmed, monkeypatch):
+    monkeypatch.setattr("dualops.cli.check.find_spec", lambda name: None)
+    code, _, err = run("warm")
+    assert code == 2 and "no compiler" in err and "pip install" in err
+
+
+def test_a_folder_that_can_not_be_made(run, warmed):
+    warmed.folder = Path("/dev/null/below")
+    code, _, err = run("warm")
+    assert code == 2 and err.startswith("dualops warm: /dev/null/below: Not a directory; DUALOPS_CACHE_DIR")
+
+
+def test_real_kernels(tmp_path):
+    """One that is soon built, as a command, by two processes; then found."""
+    arguments = ("-m", "dualops", "warm", "lion", "--problem", "params=64:float32 grads=64 momenta=64")
+    if find_spec("numba_cuda") is None:  # a system that NVIDIA publishes no compiler for
+        assert python(*arguments).returncode == 2
+        return
+    for built in (3, 0):
+        done = python(*arguments, "--arch", "sm_90a", "--jobs", 2, DUALOPS_CACHE_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"3 kernels in {tmp_path}, {built} of them compiled now")
+        assert len(list(tmp_path.glob("*.cubin"))) == 3
