@@ -36,9 +36,9 @@ def short_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     calls: list[tuple[Any, ...]] = []
     compute, run = OPERATOR.compute, OPERATOR.dispatch
 
-    def counted(args: tuple[Any, ...], on_gpu: bool) -> tuple[Any, Any]:
+    def counted(args: tuple[Any, ...], on_gpu: bool, *before: Any) -> tuple[Any, Any]:
         calls.append(args)
-        return compute(args, on_gpu)
+        return compute(args, on_gpu, *before)
 
     def dispatched(*args: Any) -> Any:
         count = len(calls)
@@ -132,8 +132,9 @@ def test_cuda_tensors_go_to_the_kernels() -> None:
     seen: list[Any] = []
     plans = [FakePlan([torch.ones(3, 5), torch.ones(3)]), FakePlan([torch.ones(3, 5)])]
 
-    def find(*call: Any) -> Any:
+    def find(*call: Any, before: Any) -> Any:
         seen[:] = call
+        assert before is None
         return plans[0], "pointers"
 
     direction = replace(OPERATOR)
@@ -152,6 +153,26 @@ def test_cuda_tensors_go_to_the_kernels() -> None:
     assert found == (plans[0].results[0], None)
     assert kept.having == [True, False]
     assert tuple(direction.run(x, None, None, *DEFAULTS[:-1], False)[1].shape) == (0,)
+
+
+def test_a_recorded_call_has_its_gradients_kernels_built_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where new kernels are needed, before those of forward are built."""
+    asked: list[Any] = []
+    monkeypatch.setattr(import_module("dualops.cuda.offline"), "build_gradient_ahead", lambda *told: asked.append(told))
+    new = SimpleNamespace(problem="problem", device="device")
+
+    def find(*call: Any, before: Any) -> Any:
+        before(new)
+        return FakePlan([torch.ones(3, 5), torch.ones(3)]), []
+
+    monkeypatch.setattr(FakePlan, "run", lambda plan, *_: plan.results)
+    direction = replace(OPERATOR)
+    direction.rule, direction.operation, direction.backward = OPERATOR.rule, SimpleNamespace(find=find), None
+    ctx = SimpleNamespace(save_for_backward=lambda *_: None, set_materialize_grads=lambda _: None)
+    for expected in ([], [("problem", "device")]):
+        direction.compute_and_keep(ctx, [DEFAULTS, True], X.as_subclass(Pretender), None, torch.tensor(4))
+        assert asked == expected
+        direction.backward = OPERATOR.backward
 
 
 @pytest.mark.parametrize("module", ["softmax", "flash_attention", "rms_norm", "rope", "matmul", "retention"])
