@@ -3,8 +3,8 @@
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
 A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a key of everything it depends on: the
 sources of `dualops.cuda` and of attention's options, the build with its arguments, the architecture, the versions of
-Python, Numba, numba-cuda and the toolkit. Files are written whole and renamed into place, checked when read, and done
-without where the directory can't be written.
+Numba, numba-cuda and the toolkit. So what one machine built serves others, of whichever Python. Files are written whole
+and renamed into place, checked when read, and done without where the directory can't be written.
 
 Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
 the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
@@ -23,7 +23,6 @@ import json
 import os
 import pickle
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -244,8 +243,8 @@ def _sources() -> str:
 
 @cache
 def _versions() -> str:
-    names = ("numba", "llvmlite", "numba-cuda", "cuda-core", "nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-nvcc")
-    found = [sys.version]
+    names = ("numba", "llvmlite", "numba-cuda", "nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-nvcc")
+    found = []
     for name in names:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")

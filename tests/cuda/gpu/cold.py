@@ -2,7 +2,8 @@
 
     python -m tests.cuda.gpu.cold [--processes 1 6] [--rounds 3] [--together] [--minutes M] [--only WORDS]
 
-Forward is built in one thread and backward in another, in turns, as in any training that is started for the first time.
+Forward is built in one thread, and backward in another or by helpers, as in any training that is started for the first
+time.
 Every round has a disk cache of its own. With --together all rounds run at once, as far as cores go. Exit code 1 if
 anything failed, died or did not end.
 """
@@ -22,7 +23,8 @@ from tests.cuda.gpu.stages import BRIDGE, ROOT, Outcome, Stage, picked, run, spr
 def stage_of(processes: int, number: int, cache: Path, only: str) -> Stage:
     name = f"{processes} process{'es' if processes > 1 else ''}, round {number}"
     arguments = [*spread(processes), "-m", "not alone", *picked("cuda", only), BRIDGE]
-    return Stage(name, arguments, {"DUALOPS_CACHE_DIR": str(cache)})
+    helpers = 1 if processes > 1 else 4
+    return Stage(name, arguments, {"DUALOPS_CACHE_DIR": str(cache), "DUALOPS_HELPERS": str(helpers)})
 
 
 def main() -> int:

@@ -72,7 +72,8 @@ def run(stage: Stage, log: Path, seconds: float) -> Outcome:
         *stage.arguments,
     ]
     # a process a core: libraries that start threads and processes of their own would be in each other's way
-    environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, **stage.environment}
+    alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "DUALOPS_HELPERS": "0"}
+    environment = {**alone, **os.environ, **stage.environment}
     with log.open("w") as file:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, process_group=0
