@@ -74,6 +74,21 @@ def test_spills_are_told_and_not_allowed():
     assert report.registers <= 32 and report.spill_bytes > 0 and not report.allowed
 
 
+@pytest.mark.parametrize(("silent", "allowed"), [(1, True), (compiler.LINKS, False)])
+def test_a_linker_that_says_nothing_is_asked_again(monkeypatch, silent, allowed):
+    real, logs = compiler.link, []
+
+    def link(*args):
+        code, log = real(*args)
+        logs.append("" if len(logs) < silent else log)
+        return code, logs[-1]
+
+    monkeypatch.setattr(compiler, "link", link)
+    made = compile_kernel(build_plain(64), ARCH)
+    assert made.report.allowed is allowed and made.entry.encode() in made.cubin
+    assert len(logs) == min(silent + 1, compiler.LINKS)
+
+
 @pytest.mark.parametrize(("dynamic", "allowed"), [(227 * 1024 - 400, True), (227 * 1024 - 399, False)])
 def test_shared_memory_up_to_the_architectures_limit(dynamic, allowed):
     assert compile_kernel(build_plain(128), ARCH, dynamic).report.allowed is allowed
