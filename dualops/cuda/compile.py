@@ -41,7 +41,6 @@ from .device import compute_capability, known
 from .helpers import HelperError, Helpers, cores, most_helpers
 
 REGISTERS_PER_SM = 65536
-LINKS = 5  # nvJitLink may make a cubin and say nothing of it, of version 13.0 on 16 cores one in twenty
 # wgmma serialised, setmaxnreg ignored: a kernel that is right and several times too slow
 FATAL_COMPLAINTS = ("C7504", "C7509", "C7510", "C7514")
 
@@ -150,14 +149,8 @@ def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: byte
     Raises RuntimeError in the simulator, or without numba-cuda.
     """
     began = time.perf_counter()
-    cubin, log = b"", ""
     with compiler_lock:
-        if ltoir is None:
-            ltoir = lto_ir(kernel, arch)
-        for _ in range(LINKS):
-            cubin, log = link(ltoir, arch)
-            if "Used" in log:
-                break
+        cubin, log = link(lto_ir(kernel, arch) if ltoir is None else ltoir, arch)
     report = _report(kernel, arch, shared_bytes, cubin, log, time.perf_counter() - began)
     return Binary(_entry(cubin), cubin, report)
 
@@ -181,10 +174,12 @@ def link(ltoir: bytes, arch: str, *, ptx: bool = False) -> tuple[bytes, str]:
 
     A linker that is destroyed in another thread than its own crashes the process, then or in a later link. Left to the
     collector it may be: frames are kept alive by exceptions that Numba keeps, and the collector runs in any thread.
+    The driver's cache of what was linked before, which nvJitLink uses where there is a GPU, keeps no log.
     """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    options = LinkerOptions(arch=arch, ptxas_options=None if ptx else "-v", link_time_optimization=True, ptx=ptx)
+    told = None if ptx else "-v"
+    options = LinkerOptions(arch=arch, ptxas_options=told, link_time_optimization=True, ptx=ptx, no_cache=True)
     linker = Linker(ObjectCode.from_ltoir(ltoir), options=options)
     try:
         code = bytes(linker.link("ptx" if ptx else "cubin").code)
