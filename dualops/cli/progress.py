@@ -37,7 +37,7 @@ class StepsOnBar(Steps):
     def __call__(self, name: str) -> None:
         done = self.seconds[self.begun - 1] if self.begun else 0
         self.begun += 1
-        self.bar.update(self.task, advance=done, description=name, step=self.begun)
+        self.bar.update(self.task, advance=done, description=name, step=self.begun, refresh=True)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
