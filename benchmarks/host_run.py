@@ -144,8 +144,8 @@ def starts() -> Iterator[Row]:
 
 
 def started(cache: str) -> dict[str, float]:
-    """What `host_start` measures in a process whose cubins are in folder `cache`."""
-    environment = {**os.environ, "DUALOPS_CACHE_DIR": cache}
+    """What `host_start` measures in a process whose cubins are in folder `cache`, and which keeps its bytecode."""
+    environment = {**os.environ, "DUALOPS_CACHE_DIR": cache, "PYTHONDONTWRITEBYTECODE": ""}
     words = [sys.executable, "-m", "benchmarks.host_start"]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
