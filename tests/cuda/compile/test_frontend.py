@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import frontend
-from dualops.cuda.backend import Kernel, NumbaError, cuda, types
+from dualops.cuda.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, types
 from dualops.cuda.compile import link, lto_ir
 from dualops.cuda.device import compute_capability
+from dualops.cuda.frontend import answers
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list
@@ -83,10 +83,50 @@ def test_errors_are_numbas():
 def test_answers_about_types_are_kept_and_asked_for_again():
     """The same operators again cost no further answers."""
     lto_ir(build(11), ARCH)
-    before = len(frontend.ANSWERS)
+    known = answers.ANSWERS, answers.SIGNATURES
+    before = [len(kept) for kept in known]
     lto_ir(build(12), ARCH)
-    assert before == len(frontend.ANSWERS) > 0
-    assert all(isinstance(function, types.Function) for function, *_ in frontend.ANSWERS)
+    assert before == [len(kept) for kept in known] and min(before) > 0
+    assert all(isinstance(function, types.Function) for function, *_ in answers.ANSWERS)
+
+
+@kernel(pointer(f32), i32, threads=32)
+def with_a_closure(y, N):
+    i = cuda.grid(1)
+
+    def twice(value):
+        return value * f32(2) + f32(i)
+
+    for k in range(3):
+        if i + k < N:
+            y[i + k] = twice(y[i + k])
+            i = i + 3
+
+
+@kernel(pointer(f32), i32, threads=32)
+def assigned_again(y, N):
+    """Variables that reach a place by several ways, through loops and past them."""
+    i, step = cuda.grid(1), i32(1)
+    while i < N:
+        if y[i] > f32(0):
+            value, step = y[i], step + i32(1)
+        elif y[i] < f32(-1):
+            value = -y[i]
+        else:
+            i, value = i + step, f32(1)
+            continue
+        for k in range(step):
+            if value > f32(100):
+                break
+            value = value * value + f32(k)
+        y[i] = value
+        i = i + step
+
+
+@pytest.mark.parametrize("kernel", [with_a_closure, assigned_again], ids=lambda kernel: kernel.name)
+def test_what_our_own_kernels_do_not_have(kernel):
+    ours, numbas = (machine_code(link(code, ARCH)[0]) for code in (lto_ir(kernel, ARCH), usual(kernel)))
+    assert ours == numbas
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -1,0 +1,103 @@
+"""From a kernel to LTO-IR: Numba's own passes, without the work that they do over and over. No GPU is needed.
+
+The code is what `cuda.compile` makes, which takes three times as long; tests hold the machine code of the two against
+each other. What is done less often:
+
+    verbs        Numba makes the IR of an inlined function anew for each call of it, and two deep copies. Here: once a
+                 kernel, and a copy that shares what is never changed (`inlining`).
+    types        Numba tries all overloads and ufuncs for each `a + b`, and again to lower it. Here: once in the life of
+                 the process (`answers`).
+    assignments  Numba walks through the whole kernel twice for each variable that is assigned to again. Here: through
+                 the blocks that mention it (`assignments`).
+    lifetimes    of variables are computed after each of nine passes. Here: before lowering, which needs them.
+    rewrites     of strings, constant arrays, closures and `with` look through each function. Here: where there are any.
+    collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards.
+
+This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, which pyproject.toml asks for.
+"""
+
+# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+# pyright: reportOptionalMemberAccess=false
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.cuda import utils
+from numba.cuda.compiler import CUDACompiler, compile_extra, kernel_fixup
+from numba.cuda.core.callconv import CUDACallConv
+from numba.cuda.core.compiler_machinery import PassManager
+from numba.cuda.cudadrv import nvvm
+from numba.cuda.descriptor import cuda_target
+from numba.cuda.flags import CUDAFlags
+
+from . import answers, assignments, inlining  # noqa: F401  their passes
+from .passes import leaner
+
+
+def ltoir(
+    function: Callable[..., None], argtypes: Sequence[Any], cc: tuple[Any, ...], launch_bounds: tuple[int, int]
+) -> bytes:
+    """What `cuda.compile(function, void(*argtypes), cc=cc, device=False, abi="numba", output="ltoir",
+    launch_bounds=launch_bounds)` gives: (threads, blocks that should fit on an SM). Raises Numba's errors.
+    """
+    flags = CUDAFlags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.inline, flags.error_model = "never", "numpy"
+    flags.nvvm_options = {"fastmath": False, "opt": 3, "gen-lto": None}
+    flags.compute_capability = cc
+    typing, target = cuda_target.typing_context, cuda_target.target_context
+    with global_compiler_lock, utils.numba_target_override(), without_collections():
+        made = compile_extra(
+            typing,
+            target,
+            function,
+            tuple(argtypes),
+            types.void,
+            flags,
+            {},
+            pipeline_class=Compiler,
+            call_conv=CUDACallConv(target),
+        )
+        library = made.library
+        library.finalize()
+        entry = library.get_function(made.fndesc.llvm_func_name)
+        kernel_fixup(entry, False)
+        nvvm.set_launch_bounds(entry, launch_bounds)
+        return library.get_ltoir(cc=cc)
+
+
+def prepare() -> None:
+    """What the first kernel would wait for: Numba's declarations of all that it knows."""
+    with global_compiler_lock:
+        cuda_target.typing_context.refresh()
+        cuda_target.target_context.refresh()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Automatic collections wait until it is over, in all threads."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Compiler(CUDACompiler):
+    """Numba's pipeline for CUDA with our passes."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.verbs: dict[Callable[..., Any], Any] = {}  # their IR
+
+    def define_pipelines(self) -> list[PassManager]:
+        return [leaner(manager) for manager in super().define_pipelines()]
