@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial, wraps
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numba.core import config, types
@@ -38,6 +39,26 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def verb(function: Function) -> Function:
     """A device function that is inlined where it is called: in a kernel it costs nothing, here it is plain Python."""
     return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
+
+
+class Namespace(ModuleType):
+    """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(full, i)`.
+
+    Numba follows attributes of modules while it compiles, so that a member costs what a plain name would. A subclass
+    declares its members by annotations, and is given all of them by keyword. What sizes an array in a kernel and what
+    an `if` decides while compiling must still be plain names.
+    """
+
+    def __init__(self, **members: Any):
+        super().__init__(type(self).__name__)
+        if members.keys() != (declared := type(self).__annotations__).keys():
+            told = ", ".join(sorted(members.keys() ^ declared.keys()))
+            raise TypeError(f"{type(self).__name__}: {told} given or declared, expected both")
+        vars(self).update(members)
+
+    def __repr__(self) -> str:
+        members = ", ".join(f"{name}={vars(self)[name]!r}" for name in type(self).__annotations__)
+        return f"{type(self).__name__}({members})"
 
 
 def pointer(dtype: Any) -> Any:

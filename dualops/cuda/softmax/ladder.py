@@ -16,12 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from math import inf
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem, softmax as SPEC
 from ...spec.meta import contiguous_strides
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..device import Device
 from ..launch import Choice, Operation
 from ..step import Step
@@ -38,7 +37,7 @@ MOST_KEPT = 64  # registers in which a thread keeps elements of a row
 # --- how the threads of a block agree on one number ----------------------------------------------
 
 
-class Agreement(NamedTuple):
+class Agreement(Namespace):
     """Verbs: every thread of the block brings its x, all leave with the maximum, or the sum, of all.
 
     `part` is a shared array that is used once, so that nobody need wait until all others have read it.
@@ -78,7 +77,7 @@ def by_tree(number: Any, threads: int) -> Agreement:
 
         return agree
 
-    return Agreement(threads, along(numbers(number).maximum), along(add))
+    return Agreement(size=threads, max=along(numbers(number).maximum), sum=along(add))
 
 
 @cache
@@ -102,7 +101,7 @@ def by_shuffles(number: Any, threads: int) -> Agreement:
 
         return agree
 
-    return Agreement(WARPS, along(lanes.max, parts.max), along(lanes.sum, parts.sum))
+    return Agreement(size=WARPS, max=along(lanes.max, parts.max), sum=along(lanes.sum, parts.sum))
 
 
 AGREEMENTS = {"tree": by_tree, "shuffles": by_shuffles}
@@ -129,32 +128,29 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
 
     Shared memory: two numbers a thread by tree, two a warp by shuffles.
     """
-    kept = storage(dtype)
-    number, element, load, store = kept.number, kept.element, kept.load, kept.store
-    maximum, exp = numbers(number).maximum, numbers(number).exp
-    PARTS, agree_max, agree_sum = AGREEMENTS[config.agree](number, config.threads)
-    THREADS = config.threads
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+    mem = storage(dtype)
+    num, block = numbers(mem.number), AGREEMENTS[config.agree](mem.number, config.threads)
+    PARTS, THREADS = block.size, config.threads
 
-    @kernel(pointer(element), pointer(element), i32, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=THREADS)
     def softmax_read_again(y, x, N):
         tid = cuda.threadIdx.x
         row = i64(cuda.blockIdx.x) * N  # where it begins
-        part_max = cuda.shared.array(PARTS, number)
-        part_sum = cuda.shared.array(PARTS, number)
+        part_max = cuda.shared.array(PARTS, mem.number)
+        part_sum = cuda.shared.array(PARTS, mem.number)
 
-        my_max = NOTHING
+        my_max = num.minus_inf
         for n in range(tid, N, THREADS):
-            my_max = maximum(my_max, load(x, row + n))
-        row_max = agree_max(my_max, part_max)
+            my_max = num.maximum(my_max, mem.load(x, row + n))
+        row_max = block.max(my_max, part_max)
 
-        my_sum = ZERO
+        my_sum = num.zero
         for n in range(tid, N, THREADS):
-            my_sum += exp(load(x, row + n) - row_max)
-        rescale = ONE / agree_sum(my_sum, part_sum)
+            my_sum += num.exp(mem.load(x, row + n) - row_max)
+        rescale = num.one / block.sum(my_sum, part_sum)
 
         for n in range(tid, N, THREADS):
-            store(y, row + n, exp(load(x, row + n) - row_max) * rescale)
+            mem.store(y, row + n, num.exp(mem.load(x, row + n) - row_max) * rescale)
 
     return softmax_read_again
 
@@ -181,45 +177,43 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
 
         1  all my elements to registers; beyond the row's end -infinity, which changes neither maximum nor sum
         2  their maximum; the block agrees on the row's
-        3  e = exp(x - maximum) in their place, and the sum of e; the block agrees on the row's
+        3  e = num.exp(x - maximum) in their place, and the sum of e; the block agrees on the row's
         4  y = e / sum
 
     Registers: loads * vector numbers a thread, and about 20 more. Shared memory: two numbers a warp.
     """
-    number, element = storage(dtype).number, storage(dtype).element
-    maximum, exp = numbers(number).maximum, numbers(number).exp
-    VECTOR, load, store = access(dtype, config.aligned)
-    PARTS, agree_max, agree_sum = by_shuffles(number, config.threads)
+    mem, vec = storage(dtype), access(dtype, config.aligned)
+    num, block = numbers(mem.number), by_shuffles(mem.number, config.threads)
+    PARTS, VECTOR = block.size, vec.vector
     THREADS, LOADS, ELEMENTS = config.threads, config.loads, config.loads * VECTOR
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
-    @kernel(pointer(element), pointer(element), i32, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=THREADS)
     def softmax_keep(y, x, N):
         tid = cuda.threadIdx.x
         row = i64(cuda.blockIdx.x) * N  # where it begins
-        part_max = cuda.shared.array(PARTS, number)
-        part_sum = cuda.shared.array(PARTS, number)
-        frag = cuda.local.array(ELEMENTS, number)  # my elements of x, then e, then y
+        part_max = cuda.shared.array(PARTS, mem.number)
+        part_sum = cuda.shared.array(PARTS, mem.number)
+        frag = cuda.local.array(ELEMENTS, mem.number)  # my elements of x, then e, then y
         for j in range(LOADS):
             n = (j * THREADS + tid) * VECTOR
-            load(frag, j * VECTOR, x, row + n, n < N, NOTHING)
+            vec.load(frag, j * VECTOR, x, row + n, n < N, num.minus_inf)
 
-        my_max = NOTHING
+        my_max = num.minus_inf
         for i in range(ELEMENTS):
-            my_max = maximum(my_max, frag[i])
-        row_max = agree_max(my_max, part_max)
+            my_max = num.maximum(my_max, frag[i])
+        row_max = block.max(my_max, part_max)
 
-        my_sum = ZERO
+        my_sum = num.zero
         for i in range(ELEMENTS):
-            frag[i] = exp(frag[i] - row_max)
+            frag[i] = num.exp(frag[i] - row_max)
             my_sum += frag[i]
-        rescale = ONE / agree_sum(my_sum, part_sum)
+        rescale = num.one / block.sum(my_sum, part_sum)
 
         for i in range(ELEMENTS):
             frag[i] *= rescale
         for j in range(LOADS):
             n = (j * THREADS + tid) * VECTOR
-            store(y, row + n, n < N, frag, j * VECTOR)
+            vec.store(y, row + n, n < N, frag, j * VECTOR)
 
     return softmax_keep
 

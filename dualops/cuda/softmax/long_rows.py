@@ -10,7 +10,6 @@ Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3. Registers: vectors * 1
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
 from ..tile import access, lane_reductions, numbers, storage
@@ -29,60 +28,59 @@ class LongRowsConfig:
 @builds
 def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
     """softmax_long_rows(y, x, N, y_stride, x_stride)."""
-    number, element = storage(dtype).number, storage(dtype).element
-    vector, load, store = access(dtype, config.aligned)
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    lanes_max, lanes_sum = lane_reductions(number, 32)
-    VECTOR, VECTORS, THREADS, WARPS = vector, config.vectors, config.threads, config.threads // 32
+    mem, vec = storage(dtype), access(dtype, config.aligned)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
+    VECTOR, VECTORS, THREADS, WARPS = vec.vector, config.vectors, config.threads, config.threads // 32
     ELEMENTS, CHUNK = VECTOR * VECTORS, VECTOR * VECTORS * config.threads
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
-    @kernel(pointer(element), pointer(element), i32, i64, i64, threads=config.threads, min_blocks=config.min_blocks)
+    @kernel(
+        pointer(mem.element), pointer(mem.element), i32, i64, i64, threads=config.threads, min_blocks=config.min_blocks
+    )
     def softmax_long_rows(y, x, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
         x_row = i64(cuda.blockIdx.x) * x_stride
         y_row = i64(cuda.blockIdx.x) * y_stride
-        frag = cuda.local.array(ELEMENTS, number)
-        my_max = NOTHING
-        my_sum = ZERO
+        frag = cuda.local.array(ELEMENTS, mem.number)
+        my_max = num.minus_inf
+        my_sum = num.zero
         for start in range(0, N, CHUNK):
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                load(frag, j * VECTOR, x, x_row + at, at < N, NOTHING)
-            chunk_max = NOTHING
+                vec.load(frag, j * VECTOR, x, x_row + at, at < N, num.minus_inf)
+            chunk_max = num.minus_inf
             for i in range(ELEMENTS):
-                chunk_max = maximum(chunk_max, frag[i])
-            new_max = maximum(my_max, chunk_max)
-            base = base_of(new_max)
-            chunk_sum = ZERO  # added as one, so that a long row's sum keeps its last bits
+                chunk_max = num.maximum(chunk_max, frag[i])
+            new_max = num.maximum(my_max, chunk_max)
+            base = num.base(new_max)
+            chunk_sum = num.zero  # added as one, so that a long row's sum keeps its last bits
             for i in range(ELEMENTS):
-                chunk_sum += exp(frag[i] - base)
-            my_sum = my_sum * exp(my_max - base) + chunk_sum
+                chunk_sum += num.exp(frag[i] - base)
+            my_sum = my_sum * num.exp(my_max - base) + chunk_sum
             my_max = new_max
 
-        part_max = cuda.shared.array(WARPS, number)
-        part_sum = cuda.shared.array(WARPS, number)
-        warp_max = lanes_max(my_max)
-        warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
+        part_max = cuda.shared.array(WARPS, mem.number)
+        part_sum = cuda.shared.array(WARPS, mem.number)
+        warp_max = lanes.max(my_max)
+        warp_sum = lanes.sum(my_sum * num.exp(my_max - num.base(warp_max)))
         if lane == 0:
             part_max[warp] = warp_max
             part_sum[warp] = warp_sum
         cuda.syncthreads()
-        their_max = part_max[lane] if lane < WARPS else NOTHING
-        their_sum = part_sum[lane] if lane < WARPS else ZERO
-        base = base_of(lanes_max(their_max))
-        rescale = ONE / lanes_sum(their_sum * exp(their_max - base))
+        their_max = part_max[lane] if lane < WARPS else num.minus_inf
+        their_sum = part_sum[lane] if lane < WARPS else num.zero
+        base = num.base(lanes.max(their_max))
+        rescale = num.one / lanes.sum(their_sum * num.exp(their_max - base))
 
         for start in range(0, N, CHUNK):
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                load(frag, j * VECTOR, x, x_row + at, at < N, NOTHING)
+                vec.load(frag, j * VECTOR, x, x_row + at, at < N, num.minus_inf)
             for i in range(ELEMENTS):
-                frag[i] = exp(frag[i] - base) * rescale
+                frag[i] = num.exp(frag[i] - base) * rescale
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                store(y, y_row + at, at < N, frag, j * VECTOR)
+                vec.store(y, y_row + at, at < N, frag, j * VECTOR)
 
     return softmax_long_rows
 
@@ -90,17 +88,15 @@ def build_forward(config: LongRowsConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: LongRowsConfig, dtype: str) -> Kernel:
     """softmax_long_rows_backward(dx, y, dy, N, dx_stride, y_stride, dy_stride)."""
-    number, element = storage(dtype).number, storage(dtype).element
-    vector, load, store = access(dtype, config.aligned)
-    _, lanes_sum = lane_reductions(number, 32)
-    VECTOR, VECTORS, THREADS, WARPS = vector, config.vectors, config.threads, config.threads // 32
+    mem, vec = storage(dtype), access(dtype, config.aligned)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
+    VECTOR, VECTORS, THREADS, WARPS = vec.vector, config.vectors, config.threads, config.threads // 32
     ELEMENTS, CHUNK = VECTOR * VECTORS, VECTOR * VECTORS * config.threads
-    ZERO = number(0)
 
     @kernel(
-        pointer(element),
-        pointer(element),
-        pointer(element),
+        pointer(mem.element),
+        pointer(mem.element),
+        pointer(mem.element),
         i32,
         i64,
         i64,
@@ -114,36 +110,36 @@ def build_backward(config: LongRowsConfig, dtype: str) -> Kernel:
         dx_row = i64(cuda.blockIdx.x) * dx_stride
         y_row = i64(cuda.blockIdx.x) * y_stride
         dy_row = i64(cuda.blockIdx.x) * dy_stride
-        y_frag = cuda.local.array(ELEMENTS, number)
-        dy_frag = cuda.local.array(ELEMENTS, number)
+        y_frag = cuda.local.array(ELEMENTS, mem.number)
+        dy_frag = cuda.local.array(ELEMENTS, mem.number)
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
-        dot = ZERO
+        dot = num.zero
         for start in range(0, N, CHUNK):
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                load(y_frag, j * VECTOR, y, y_row + at, at < N, ZERO)
-                load(dy_frag, j * VECTOR, dy, dy_row + at, at < N, ZERO)
-            chunk_dot = ZERO
+                vec.load(y_frag, j * VECTOR, y, y_row + at, at < N, num.zero)
+                vec.load(dy_frag, j * VECTOR, dy, dy_row + at, at < N, num.zero)
+            chunk_dot = num.zero
             for i in range(ELEMENTS):
                 chunk_dot += y_frag[i] * dy_frag[i]
             dot += chunk_dot
 
-        part_dot = cuda.shared.array(WARPS, number)
-        dot = lanes_sum(dot)
+        part_dot = cuda.shared.array(WARPS, mem.number)
+        dot = lanes.sum(dot)
         if lane == 0:
             part_dot[warp] = dot
         cuda.syncthreads()
-        dot = lanes_sum(part_dot[lane] if lane < WARPS else ZERO)
+        dot = lanes.sum(part_dot[lane] if lane < WARPS else num.zero)
 
         for start in range(0, N, CHUNK):
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                load(y_frag, j * VECTOR, y, y_row + at, at < N, ZERO)
-                load(dy_frag, j * VECTOR, dy, dy_row + at, at < N, ZERO)
+                vec.load(y_frag, j * VECTOR, y, y_row + at, at < N, num.zero)
+                vec.load(dy_frag, j * VECTOR, dy, dy_row + at, at < N, num.zero)
             for i in range(ELEMENTS):
                 y_frag[i] *= dy_frag[i] - dot
             for j in range(VECTORS):
                 at = start + (j * THREADS + tid) * VECTOR
-                store(dx, dx_row + at, at < N, y_frag, j * VECTOR)
+                vec.store(dx, dx_row + at, at < N, y_frag, j * VECTOR)
 
     return softmax_long_rows_backward

@@ -20,10 +20,9 @@ Shared memory: stages * chunk * arrays * itemsize, and about 4 KiB. Registers: a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, u64
-from ..tile import access, cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from ..tile import cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,22 @@ class RingConfig:
 @builds
 def build_forward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
-    number, element, load_shared = storage(dtype).number, storage(dtype).element, storage(dtype).load_shared
-    vector, _, store = access(dtype, True)
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    lanes_max, lanes_sum = lane_reductions(number, 32)
-    stages = ring(config.stages, config.warps)
-    init_ring, acquire, copy, wait, release = stages.init, stages.acquire, stages.copy, stages.wait, stages.release
-    meeting = parts(number, numbers(number).send_pair, config.warps, config.cluster)
-    init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
-    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = vector, config.vectors, config.warps, config.stages, config.cluster
+    mem, number = storage(dtype), storage(dtype).number
+    num, lanes = numbers(number), lane_reductions(number, 32)
+    pipe = ring(config.stages, config.warps)
+    meeting = parts(number, num.send_pair, config.warps, config.cluster)
+    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = mem.vector, config.vectors, config.warps, config.stages, config.cluster
     THREADS, CHUNK, CHUNKS, SHARE = 32 * WARPS, config.chunk(dtype), config.chunks, config.share(dtype)
     ELEMENTS = VECTOR * VECTORS  # of a chunk that a thread has
     KEPT = ELEMENTS * CHUNKS
     PARTS, PAIRS = meeting.size, 4 * meeting.size
-    ITEMSIZE = element.bitwidth // 8
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+    ITEMSIZE = mem.element.bitwidth // 8
 
-    @kernel(pointer(element), pointer(element), i64, i32, i64, i64, threads=config.threads, cluster=config.cluster)
+    @kernel(
+        pointer(mem.element), pointer(mem.element), i64, i32, i64, i64, threads=config.threads, cluster=config.cluster
+    )
     def softmax_ring(y, x, M, N, y_stride, x_stride):
-        chunks = cuda.shared.array(0, element, alignment=16)
+        chunks = cuda.shared.array(0, mem.element, alignment=16)
         pairs = cuda.shared.array(PAIRS, number, alignment=16)
         full = cuda.shared.array(STAGES, u64)
         empty = cuda.shared.array(STAGES, u64)
@@ -84,8 +80,8 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
         first = rank * SHARE
         end = min(N, first + SHARE)
         if tid == 0:
-            init_ring(full, empty)
-            init_parts(bells)
+            pipe.init(full, empty)
+            meeting.init(bells)
         start_cluster()
         row = i64(cuda.blockIdx.x // CLUSTER)
         clusters = cuda.gridDim.x // CLUSTER
@@ -96,8 +92,8 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                 while row < M:
                     for at in range(first, end, CHUNK):
                         nbytes = min(CHUNK, end - at) * ITEMSIZE
-                        stage = acquire(full, empty, i, nbytes)
-                        copy(chunks, stage * CHUNK, x, row * x_stride + at, nbytes, full, stage)
+                        stage = pipe.acquire(full, empty, i, nbytes)
+                        pipe.copy(chunks, stage * CHUNK, x, row * x_stride + at, nbytes, full, stage)
                         i += 1
                     row += clusters
         else:
@@ -105,53 +101,53 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
             frag = cuda.local.array(KEPT, number)  # my part of x[row], then e
             chunk_max = cuda.local.array(CHUNKS, number)
             while row < M:
-                my_max = NOTHING
-                my_sum = ZERO
+                my_max = num.minus_inf
+                my_sum = num.zero
                 for k in range(CHUNKS):
                     at = first + k * CHUNK
                     for c in range(ELEMENTS):
-                        frag[k * ELEMENTS + c] = NOTHING
+                        frag[k * ELEMENTS + c] = num.minus_inf
                     if at < end:
-                        stage = wait(full, i)
+                        stage = pipe.wait(full, i)
                         for v in range(VECTORS):
                             column = (v * THREADS + tid) * VECTOR
                             if at + column < end:
-                                load_shared(frag, k * ELEMENTS + v * VECTOR, chunks, stage * CHUNK + column)
-                        release(empty, stage)
+                                mem.load_shared(frag, k * ELEMENTS + v * VECTOR, chunks, stage * CHUNK + column)
+                        pipe.release(empty, stage)
                         i += 1
-                    chunk_max[k] = NOTHING
+                    chunk_max[k] = num.minus_inf
                     for c in range(ELEMENTS):
-                        chunk_max[k] = maximum(chunk_max[k], frag[k * ELEMENTS + c])
-                    base = base_of(chunk_max[k])
-                    chunk_sum = ZERO
+                        chunk_max[k] = num.maximum(chunk_max[k], frag[k * ELEMENTS + c])
+                    base = num.base(chunk_max[k])
+                    chunk_sum = num.zero
                     for c in range(ELEMENTS):
-                        frag[k * ELEMENTS + c] = exp(frag[k * ELEMENTS + c] - base)
+                        frag[k * ELEMENTS + c] = num.exp(frag[k * ELEMENTS + c] - base)
                         chunk_sum += frag[k * ELEMENTS + c]
-                    new_max = maximum(my_max, chunk_max[k])
-                    base = base_of(new_max)
-                    my_sum = my_sum * exp(my_max - base) + chunk_sum * exp(chunk_max[k] - base)
+                    new_max = num.maximum(my_max, chunk_max[k])
+                    base = num.base(new_max)
+                    my_sum = my_sum * num.exp(my_max - base) + chunk_sum * num.exp(chunk_max[k] - base)
                     my_max = new_max
 
-                warp_max = lanes_max(my_max)
-                warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
-                send(pairs, bells, row_round, rank, warp, lane, warp_max, warp_sum)
-                begin = wait_parts(bells, row_round)
-                row_max = NOTHING
+                warp_max = lanes.max(my_max)
+                warp_sum = lanes.sum(my_sum * num.exp(my_max - num.base(warp_max)))
+                meeting.send(pairs, bells, row_round, rank, warp, lane, warp_max, warp_sum)
+                begin = meeting.wait(bells, row_round)
+                row_max = num.minus_inf
                 for part in range(lane, PARTS, 32):
-                    row_max = maximum(row_max, pairs[begin + 2 * part])
-                base = base_of(lanes_max(row_max))
-                row_sum = ZERO
+                    row_max = num.maximum(row_max, pairs[begin + 2 * part])
+                base = num.base(lanes.max(row_max))
+                row_sum = num.zero
                 for part in range(lane, PARTS, 32):
-                    row_sum += pairs[begin + 2 * part + 1] * exp(pairs[begin + 2 * part] - base)
-                inverse = ONE / lanes_sum(row_sum)
+                    row_sum += pairs[begin + 2 * part + 1] * num.exp(pairs[begin + 2 * part] - base)
+                inverse = num.one / lanes.sum(row_sum)
 
                 for k in range(CHUNKS):
-                    rescale = exp(chunk_max[k] - base) * inverse
+                    rescale = num.exp(chunk_max[k] - base) * inverse
                     for c in range(ELEMENTS):
                         frag[k * ELEMENTS + c] *= rescale
                     for v in range(VECTORS):
                         column = first + k * CHUNK + (v * THREADS + tid) * VECTOR
-                        store(y, row * y_stride + column, column < end, frag, k * ELEMENTS + v * VECTOR)
+                        mem.store_vector(y, row * y_stride + column, column < end, frag, k * ELEMENTS + v * VECTOR)
                 row += clusters
                 row_round += 1
 
@@ -161,23 +157,19 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
-    number, element, load_shared = storage(dtype).number, storage(dtype).element, storage(dtype).load_shared
-    vector, _, store = access(dtype, True)
-    _, lanes_sum = lane_reductions(number, 32)
-    stages = ring(config.stages, config.warps)
-    init_ring, acquire, copy, wait, release = stages.init, stages.acquire, stages.copy, stages.wait, stages.release
-    meeting = parts(number, numbers(number).send_pair, config.warps, config.cluster)
-    init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
-    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = vector, config.vectors, config.warps, config.stages, config.cluster
+    mem, number = storage(dtype), storage(dtype).number
+    num, lanes = numbers(number), lane_reductions(number, 32)
+    pipe = ring(config.stages, config.warps)
+    meeting = parts(number, num.send_pair, config.warps, config.cluster)
+    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = mem.vector, config.vectors, config.warps, config.stages, config.cluster
     THREADS, CHUNK, SHARE, ELEMENTS = 32 * WARPS, config.chunk(dtype), config.share(dtype), VECTOR * VECTORS
     PARTS, PAIRS = meeting.size, 4 * meeting.size
-    ITEMSIZE = element.bitwidth // 8
-    ZERO = number(0)
+    ITEMSIZE = mem.element.bitwidth // 8
 
     @kernel(
-        pointer(element),
-        pointer(element),
-        pointer(element),
+        pointer(mem.element),
+        pointer(mem.element),
+        pointer(mem.element),
         i64,
         i32,
         i64,
@@ -187,7 +179,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
         cluster=config.cluster,
     )
     def softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
-        chunks = cuda.shared.array(0, element, alignment=16)  # a stage: CHUNK of y, then CHUNK of dy
+        chunks = cuda.shared.array(0, mem.element, alignment=16)  # a stage: CHUNK of y, then CHUNK of dy
         pairs = cuda.shared.array(PAIRS, number, alignment=16)
         full = cuda.shared.array(STAGES, u64)
         empty = cuda.shared.array(STAGES, u64)
@@ -198,8 +190,8 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
         first = rank * SHARE
         end = min(N, first + SHARE)
         if tid == 0:
-            init_ring(full, empty)
-            init_parts(bells)
+            pipe.init(full, empty)
+            meeting.init(bells)
         start_cluster()
         row = i64(cuda.blockIdx.x // CLUSTER)
         clusters = cuda.gridDim.x // CLUSTER
@@ -210,9 +202,9 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
                 while row < M:
                     for at in range(first, end, CHUNK):
                         nbytes = min(CHUNK, end - at) * ITEMSIZE
-                        stage = acquire(full, empty, i, 2 * nbytes)
-                        copy(chunks, 2 * stage * CHUNK, y, row * y_stride + at, nbytes, full, stage)
-                        copy(chunks, (2 * stage + 1) * CHUNK, dy, row * dy_stride + at, nbytes, full, stage)
+                        stage = pipe.acquire(full, empty, i, 2 * nbytes)
+                        pipe.copy(chunks, 2 * stage * CHUNK, y, row * y_stride + at, nbytes, full, stage)
+                        pipe.copy(chunks, (2 * stage + 1) * CHUNK, dy, row * dy_stride + at, nbytes, full, stage)
                         i += 1
                     row += clusters
         else:
@@ -221,41 +213,41 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
             dy_frag = cuda.local.array(ELEMENTS, number)
             while row < M:
                 # dx = y * (dy - dot)  with  dot = sum(y * dy)
-                dot = ZERO
+                dot = num.zero
                 j = i
                 for at in range(first, end, CHUNK):
-                    stage = wait(full, j)
-                    chunk_dot = ZERO
+                    stage = pipe.wait(full, j)
+                    chunk_dot = num.zero
                     for v in range(VECTORS):
                         column = (v * THREADS + tid) * VECTOR
                         if at + column < end:
-                            load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
-                            load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
+                            mem.load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
+                            mem.load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
                             for c in range(VECTOR):
                                 chunk_dot += y_frag[v * VECTOR + c] * dy_frag[v * VECTOR + c]
                     dot += chunk_dot
                     j += 1
 
-                send(pairs, bells, row_round, rank, warp, lane, lanes_sum(dot), ZERO)
-                begin = wait_parts(bells, row_round)
-                dot = ZERO
+                meeting.send(pairs, bells, row_round, rank, warp, lane, lanes.sum(dot), num.zero)
+                begin = meeting.wait(bells, row_round)
+                dot = num.zero
                 for part in range(lane, PARTS, 32):
                     dot += pairs[begin + 2 * part]
-                dot = lanes_sum(dot)
+                dot = lanes.sum(dot)
 
                 for at in range(first, end, CHUNK):
-                    stage = wait(full, i)
+                    stage = pipe.wait(full, i)
                     for v in range(VECTORS):
                         column = (v * THREADS + tid) * VECTOR
                         if at + column < end:
-                            load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
-                            load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
-                    release(empty, stage)
+                            mem.load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
+                            mem.load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
+                    pipe.release(empty, stage)
                     for c in range(ELEMENTS):
                         y_frag[c] *= dy_frag[c] - dot
                     for v in range(VECTORS):
                         column = at + (v * THREADS + tid) * VECTOR
-                        store(dx, row * dx_stride + column, column < end, y_frag, v * VECTOR)
+                        mem.store_vector(dx, row * dx_stride + column, column < end, y_frag, v * VECTOR)
                     i += 1
                 row += clusters
                 row_round += 1

@@ -15,7 +15,6 @@ Registers: vectors * 16 / itemsize numbers a thread and array, and about 30 more
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
 from ..tile import access, lane_reductions, numbers, storage
@@ -43,19 +42,16 @@ class RowsConfig:
 @builds
 def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
-    number, element = storage(dtype).number, storage(dtype).element
-    vector, load, store = access(dtype, config.aligned)
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    lanes_max, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
+    mem, vec = storage(dtype), access(dtype, config.aligned)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
-    parts_max, parts_sum = lane_reductions(number, WARPS)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
+    parts = lane_reductions(mem.number, WARPS)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
     ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
 
     @kernel(
-        pointer(element),
-        pointer(element),
+        pointer(mem.element),
+        pointer(mem.element),
         i64,
         i32,
         i64,
@@ -69,41 +65,41 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
         row_in_block = tid // ROW_THREADS
         row = i64(cuda.blockIdx.x) * ROWS + row_in_block
         column = tid % ROW_THREADS * VECTOR
-        frag = cuda.local.array(ELEMENTS, number)  # my part of x[row], then e
+        frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row], then e
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            load(frag, j * VECTOR, x, row * x_stride + at, (row < M) & (at < N), NOTHING)
+            vec.load(frag, j * VECTOR, x, row * x_stride + at, (row < M) & (at < N), num.minus_inf)
 
-        warp_max = NOTHING
+        warp_max = num.minus_inf
         for i in range(ELEMENTS):
-            warp_max = maximum(warp_max, frag[i])
-        warp_max = lanes_max(warp_max)
-        base = base_of(warp_max)
-        warp_sum = ZERO
+            warp_max = num.maximum(warp_max, frag[i])
+        warp_max = lanes.max(warp_max)
+        base = num.base(warp_max)
+        warp_sum = num.zero
         for i in range(ELEMENTS):
-            frag[i] = exp(frag[i] - base)
+            frag[i] = num.exp(frag[i] - base)
             warp_sum += frag[i]
-        warp_sum = lanes_sum(warp_sum)
+        warp_sum = lanes.sum(warp_sum)
 
         if WARPS == 1:
-            rescale = ONE / warp_sum
+            rescale = num.one / warp_sum
         else:
-            part_max = cuda.shared.array(SHARED, number)
-            part_sum = cuda.shared.array(SHARED, number)
+            part_max = cuda.shared.array(SHARED, mem.number)
+            part_sum = cuda.shared.array(SHARED, mem.number)
             if lane == 0:
                 part_max[tid // 32] = warp_max
                 part_sum[tid // 32] = warp_sum
             cuda.syncthreads()
             part = row_in_block * WARPS + lane % WARPS
-            row_base = base_of(parts_max(part_max[part]))
-            row_sum = parts_sum(part_sum[part] * exp(part_max[part] - row_base))
-            rescale = exp(warp_max - row_base) / row_sum
+            row_base = num.base(parts.max(part_max[part]))
+            row_sum = parts.sum(part_sum[part] * num.exp(part_max[part] - row_base))
+            rescale = num.exp(warp_max - row_base) / row_sum
 
         for i in range(ELEMENTS):
             frag[i] *= rescale
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            store(y, row * y_stride + at, (row < M) & (at < N), frag, j * VECTOR)
+            vec.store(y, row * y_stride + at, (row < M) & (at < N), frag, j * VECTOR)
 
     return softmax_rows
 
@@ -111,19 +107,17 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
-    number, element = storage(dtype).number, storage(dtype).element
-    vector, load, store = access(dtype, config.aligned)
-    _, lanes_sum = lane_reductions(number, min(config.row_threads, 32))
+    mem, vec = storage(dtype), access(dtype, config.aligned)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
     WARPS = max(config.row_threads // 32, 1)
-    _, parts_sum = lane_reductions(number, WARPS)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
+    parts = lane_reductions(mem.number, WARPS)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
     ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
-    ZERO = number(0)
 
     @kernel(
-        pointer(element),
-        pointer(element),
-        pointer(element),
+        pointer(mem.element),
+        pointer(mem.element),
+        pointer(mem.element),
         i64,
         i32,
         i64,
@@ -138,29 +132,29 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
         row_in_block = tid // ROW_THREADS
         row = i64(cuda.blockIdx.x) * ROWS + row_in_block
         column = tid % ROW_THREADS * VECTOR
-        y_frag = cuda.local.array(ELEMENTS, number)
-        dy_frag = cuda.local.array(ELEMENTS, number)
+        y_frag = cuda.local.array(ELEMENTS, mem.number)
+        dy_frag = cuda.local.array(ELEMENTS, mem.number)
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            load(y_frag, j * VECTOR, y, row * y_stride + at, (row < M) & (at < N), ZERO)
-            load(dy_frag, j * VECTOR, dy, row * dy_stride + at, (row < M) & (at < N), ZERO)
+            vec.load(y_frag, j * VECTOR, y, row * y_stride + at, (row < M) & (at < N), num.zero)
+            vec.load(dy_frag, j * VECTOR, dy, row * dy_stride + at, (row < M) & (at < N), num.zero)
 
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
-        dot = ZERO
+        dot = num.zero
         for i in range(ELEMENTS):
             dot += y_frag[i] * dy_frag[i]
-        dot = lanes_sum(dot)
+        dot = lanes.sum(dot)
         if WARPS > 1:
-            part_dot = cuda.shared.array(SHARED, number)
+            part_dot = cuda.shared.array(SHARED, mem.number)
             if lane == 0:
                 part_dot[tid // 32] = dot
             cuda.syncthreads()
-            dot = parts_sum(part_dot[row_in_block * WARPS + lane % WARPS])
+            dot = parts.sum(part_dot[row_in_block * WARPS + lane % WARPS])
 
         for i in range(ELEMENTS):
             y_frag[i] *= dy_frag[i] - dot
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * VECTOR)
+            vec.store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * VECTOR)
 
     return softmax_rows_backward

@@ -48,7 +48,7 @@ def _four(unpack: Any, pack: Any) -> Access:
     def store(y, index, keep, frag, at):
         st_global_v2_b32(y, index, i32(keep), pack(frag[at], frag[at + 1]), pack(frag[at + 2], frag[at + 3]))
 
-    return Access(4, load, store)
+    return Access(vector=4, load=load, store=store)
 
 
 @cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import e as EULER, inf, log2
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import f32, f64, u32, u64, verb
+from ..backend import Namespace, f32, f64, u32, u64, verb
 from ..ptx import (
     bits_of_f32,
     bits_of_f64,
@@ -38,9 +38,12 @@ from ..ptx import (
 LOG2_E = log2(EULER)
 
 
-class Numbers(NamedTuple):
-    """Verbs on numbers of one arithmetic type."""
+class Numbers(Namespace):
+    """Verbs on numbers of one arithmetic type, and those that every kernel needs."""
 
+    zero: Any
+    one: Any
+    minus_inf: Any
     maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
     base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
     exp: Callable[..., Any]
@@ -105,6 +108,9 @@ def _double() -> Numbers:
         return bits_of_f64(x) == MINUS_ZERO
 
     return Numbers(
+        zero=f64(0),
+        one=f64(1),
+        minus_inf=f64(-inf),
         maximum=max_f64,
         base=_base(f64),
         exp=exp_f64,
@@ -148,6 +154,9 @@ def _single() -> Numbers:
         st_shared_v4_f32(shared, index, frag[at], frag[at + 1], frag[at + 2], frag[at + 3])
 
     return Numbers(
+        zero=f32(0),
+        one=f32(1),
+        minus_inf=f32(-inf),
         maximum=max_f32,
         base=_base(f32),
         exp=exp,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import cuda, i32, u32, verb
+from ..backend import Namespace, cuda, i32, u32, verb
 from ..ptx import opaque_i32
 from .numbers import numbers
 from .storage import access, storage
@@ -27,7 +27,7 @@ def row_of(width: int) -> int:
     return -(-width // 4) * 4 + PAD
 
 
-class Products(NamedTuple):
+class Products(Namespace):
     """The verbs; a, b, p, v are places in shared memory where rows of a_row, ... numbers begin.
 
     frag, frags, piece: local arrays of 4, of max(4 * tile_columns, 16) and of near * tile_rows numbers; depth and
@@ -53,12 +53,12 @@ def neighbours(number: Any, near: int) -> Callable[..., None]:
                 frag[at + i] = smem[index + i]
 
         return one_by_one
-    load_four = numbers(number).load_four
+    num = numbers(number)
 
     @verb
     def by_four(frag, at, smem, index):
         for i in range(0, NEAR, 4):
-            load_four(frag, at + i, smem, index + i)
+            num.load_four(frag, at + i, smem, index + i)
 
     return by_four
 
@@ -66,9 +66,8 @@ def neighbours(number: Any, near: int) -> Callable[..., None]:
 @cache
 def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lanes: int = LANES) -> Products:
     """The verbs on numbers of type f32 or f64."""
-    load_four, minus_zero = numbers(number).load_four, numbers(number).minus_zero
+    num = numbers(number)
     TILE_ROWS, TILE_COLUMNS, NEAR, N_PIECE, ACROSS = tile_rows, tile_columns, near, near * tile_rows, lanes
-    ZERO = number(0)
     load_near = neighbours(number, near)
 
     @verb
@@ -77,9 +76,9 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
         while d < depth:
             mine, theirs = opaque_i32(a + line * TILE_ROWS * a_row + d), opaque_i32(b + lane * b_row + d)
             for j in range(TILE_COLUMNS):
-                load_four(frags, 4 * j, smem, theirs + ACROSS * j * b_row)
+                num.load_four(frags, 4 * j, smem, theirs + ACROSS * j * b_row)
             for i in range(TILE_ROWS):
-                load_four(frag, 0, smem, mine + i * a_row)
+                num.load_four(frag, 0, smem, mine + i * a_row)
                 for j in range(TILE_COLUMNS):
                     for c in range(4):
                         out[i * TILE_COLUMNS + j] += frag[c] * frags[4 * j + c]
@@ -90,7 +89,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
         for n in range(count):
             for i in range(TILE_ROWS):
                 prob = smem[u32(p + (line * TILE_ROWS + i) * p_row + n)]
-                if not minus_zero(prob):
+                if not num.minus_zero(prob):
                     for g in range(groups):
                         for c in range(NEAR):
                             value = smem[u32(v + n * v_row + (g * ACROSS + lane) * NEAR + c)]
@@ -100,7 +99,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
     def ab(acc, piece, frag, frags, smem, p, p_row, v, v_row, count, groups, line, lane):
         for g in range(groups):
             for i in range(N_PIECE):
-                piece[i] = ZERO
+                piece[i] = num.zero
             n = 0
             while n < count:
                 mine = opaque_i32(p + line * TILE_ROWS * p_row + n)
@@ -108,7 +107,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
                 for k in range(4):
                     load_near(frags, NEAR * k, smem, theirs + k * v_row)
                 for i in range(TILE_ROWS):
-                    load_four(frag, 0, smem, mine + i * p_row)
+                    num.load_four(frag, 0, smem, mine + i * p_row)
                     for k in range(4):
                         for c in range(NEAR):
                             piece[i * NEAR + c] += frag[k] * frags[NEAR * k + c]
@@ -117,7 +116,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
                 for c in range(NEAR):
                     acc[(i * groups + g) * NEAR + c] += piece[i * NEAR + c]
 
-    return Products(abt, ab, ab_counted)
+    return Products(abt=abt, ab=ab, ab_counted=ab_counted)
 
 
 @cache
@@ -138,14 +137,13 @@ def tile_load(
     power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes.
     `weighted`: row r is multiplied by smem[weights + r].
     """
-    vector, load_vector, _ = access(dtype, aligned, once=True)
-    number = storage(dtype).number
-    store_vector = numbers(number).store_vector
+    source, num = access(dtype, aligned, once=True), numbers(storage(dtype).number)
+    vector = source.vector
     VECTOR, WIDTH, ROWS, WEIGHTED, CHECKED = vector, width, rows, weighted, checked
     ROWS_A_STEP = threads * vector // width
     STEPS = -(-rows // ROWS_A_STEP)
-    EACH = numbers(number).vector if vector > 1 else 1
-    ZERO, FINITE, STRANGE = number(0), i32(0), i32(1)
+    EACH = num.vector if vector > 1 else 1
+    FINITE, STRANGE = i32(0), i32(1)
     NONE, ALL = i32(0), i32(rows)
 
     @verb
@@ -157,17 +155,17 @@ def tile_load(
         for step in range(STEPS):
             place = i32(r + step * ROWS_A_STEP)
             if (STEPS * ROWS_A_STEP == ROWS) | (place < ALL):
-                load_vector(frag, 0, x, at, place < there, ZERO)
+                source.load(frag, 0, x, at, place < there, num.zero)
                 for i in range(VECTOR):
                     if WEIGHTED:
                         frag[i] *= smem[u32(weights + place)]
                     if CHECKED:
-                        strange |= STRANGE if frag[i] * ZERO != ZERO else FINITE
+                        strange |= STRANGE if frag[i] * num.zero != num.zero else FINITE
                 if VECTOR == 1:
                     smem[u32(put)] = frag[0]
                 else:
                     for i in range(0, VECTOR, EACH):
-                        store_vector(smem, put + i, frag, i)
+                        num.store_vector(smem, put + i, frag, i)
             at += ROWS_A_STEP * stride
             put += ROWS_A_STEP * row
         return strange

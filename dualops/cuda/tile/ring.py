@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import cuda, i32, u32, verb
+from ..backend import Namespace, cuda, i32, u32, verb
 from ..ptx import (
     bar_sync,
     bar_warp_sync,
@@ -30,7 +30,7 @@ from ..ptx import (
 from .rows import FULL_WARP
 
 
-class Ring(NamedTuple):
+class Ring(Namespace):
     """The verbs; `full`, `empty` are shared arrays of `stages` mbarriers, `i` numbers the copies."""
 
     init: Callable[..., None]  # (full, empty): by one thread, before `start`
@@ -74,7 +74,7 @@ def ring(stages: int, warps: int) -> Ring:
         if cuda.threadIdx.x % 32 == 0:
             mbarrier_arrive(empty, stage)
 
-    return Ring(init, acquire, copy, wait, release)
+    return Ring(init=init, acquire=acquire, copy=copy, wait=wait, release=release)
 
 
 @verb
@@ -109,7 +109,7 @@ def start_cluster():
     barrier_cluster_wait()
 
 
-class Parts(NamedTuple):
+class Parts(Namespace):
     """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
 
     `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds
@@ -148,7 +148,7 @@ def _parts_in_block(warps: int, rows: int) -> Parts:
         bar_sync(1 + row, THREADS)  # the copying warp goes on
         return ((row_round & 1) * SIZE + row * WARPS) * 2
 
-    return Parts(SIZE, init, send, wait)
+    return Parts(size=SIZE, init=init, send=send, wait=wait)
 
 
 def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
@@ -174,4 +174,4 @@ def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, c
         mbarrier_wait(bells, half, row_round // 2 & 1)
         return half * COUNT * 2
 
-    return Parts(COUNT, init, send, wait)
+    return Parts(size=COUNT, init=init, send=send, wait=wait)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import f64
+from ..backend import Namespace, f64
 from ..ptx import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
 
 
-class Rounded(NamedTuple):
+class Rounded(Namespace):
     """The verbs for numbers of one type; NumPy's operators of that type give the same bits."""
 
     mul: Callable[..., Any]
@@ -21,4 +21,6 @@ class Rounded(NamedTuple):
 @cache
 def rounded(number: Any) -> Rounded:
     """The verbs for f32 or f64."""
-    return Rounded(mul_rn_f64, add_rn_f64, sub_rn_f64) if number is f64 else Rounded(mul_rn, add_rn, sub_rn)
+    if number is f64:
+        return Rounded(mul=mul_rn_f64, add=add_rn_f64, sub=sub_rn_f64)
+    return Rounded(mul=mul_rn, add=add_rn, sub=sub_rn)

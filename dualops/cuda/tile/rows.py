@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import verb
+from ..backend import Namespace, verb
 from .numbers import numbers
 
 FULL_WARP = 0xFFFFFFFF
 
 
-class LaneReductions(NamedTuple):
+class LaneReductions(Namespace):
     """Reductions over `lanes` neighbouring lanes (a power of two up to 32); every lane gets the result."""
 
     max: Callable[..., Any]
@@ -22,19 +22,19 @@ class LaneReductions(NamedTuple):
 @cache
 def lane_reductions(number: Any, lanes: int) -> LaneReductions:
     """The verbs for numbers of type f32 or f64. All 32 lanes of the warp must call them."""
-    maximum, shuffle = numbers(number).maximum, numbers(number).shuffle
+    num = numbers(number)
     STEPS = lanes.bit_length() - 1
 
     @verb
     def lanes_max(x):
         for step in range(STEPS):
-            x = maximum(x, shuffle(x, 1 << step, FULL_WARP))
+            x = num.maximum(x, num.shuffle(x, 1 << step, FULL_WARP))
         return x
 
     @verb
     def lanes_sum(x):
         for step in range(STEPS):
-            x += shuffle(x, 1 << step, FULL_WARP)
+            x += num.shuffle(x, 1 << step, FULL_WARP)
         return x
 
-    return LaneReductions(lanes_max, lanes_sum)
+    return LaneReductions(max=lanes_max, sum=lanes_sum)

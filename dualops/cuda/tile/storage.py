@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import f32, f64, i32, u16, verb
+from ..backend import Namespace, f32, f64, i32, u16, verb
 from ..ptx import (
     bf16_of_f32,
     bits_of_f32,
@@ -34,7 +34,7 @@ from ..ptx import (
 )
 
 
-class Storage(NamedTuple):
+class Storage(Namespace):
     """The verbs of one dtype. `x`, `y` are arrays of `element`, indices are int64 and count elements."""
 
     element: Any  # Numba type of an array's element
@@ -55,7 +55,7 @@ def storage(dtype: str) -> Storage:
     return {"float64": _float64, "float32": _float32, "float16": _float16, "bfloat16": _bfloat16}[dtype]()
 
 
-class Access(NamedTuple):
+class Access(Namespace):
     """Loads and stores of `vector` adjacent elements, left out where `keep` is false."""
 
     vector: int
@@ -68,22 +68,22 @@ def access(dtype: str, aligned: bool, once: bool = False) -> Access:
     """16 bytes at a time where rows are aligned to that, past L1 if `once`; else element by element."""
     chosen = storage(dtype)
     if aligned:
-        return Access(chosen.vector, chosen.load_once if once else chosen.load_vector, chosen.store_vector)
-    load_element, store_element, number = chosen.load, chosen.store, chosen.number
+        load = chosen.load_once if once else chosen.load_vector
+        return Access(vector=chosen.vector, load=load, store=chosen.store_vector)
 
     @verb
     def load(frag, at, x, index, keep, fill):
         if keep:
-            frag[at] = load_element(x, index)
+            frag[at] = chosen.load(x, index)
         else:
-            frag[at] = number(fill)
+            frag[at] = chosen.number(fill)
 
     @verb
     def store(y, index, keep, frag, at):
         if keep:
-            store_element(y, index, frag[at])
+            chosen.store(y, index, frag[at])
 
-    return Access(1, load, store)
+    return Access(vector=1, load=load, store=store)
 
 
 @verb
@@ -119,8 +119,18 @@ def _float64() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1] = ld_shared_v2_f64(smem, index)
 
-    wide = loading(ld_global_v2_f64), store_vector, load_shared, loading(ld_global_once_v2_f64)
-    return Storage(f64, f64, 2, _load_element, _store_element, _same, *wide)
+    return Storage(
+        element=f64,
+        number=f64,
+        vector=2,
+        load=_load_element,
+        store=_store_element,
+        rounded=_same,
+        load_vector=loading(ld_global_v2_f64),
+        store_vector=store_vector,
+        load_shared=load_shared,
+        load_once=loading(ld_global_once_v2_f64),
+    )
 
 
 def _float32() -> Storage:
@@ -151,8 +161,18 @@ def _float32() -> Storage:
     def load_shared(frag, at, smem, index):
         frag[at], frag[at + 1], frag[at + 2], frag[at + 3] = ld_shared_v4_f32(smem, index)
 
-    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_once_v4_b32)
-    return Storage(f32, f32, 4, _load_element, _store_element, _same, *wide)
+    return Storage(
+        element=f32,
+        number=f32,
+        vector=4,
+        load=_load_element,
+        store=_store_element,
+        rounded=_same,
+        load_vector=loading(ld_global_v4_b32),
+        store_vector=store_vector,
+        load_shared=load_shared,
+        load_once=loading(ld_global_once_v4_b32),
+    )
 
 
 def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> Storage:
@@ -199,8 +219,18 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         frag[at + 4], frag[at + 5] = unpack(c)
         frag[at + 6], frag[at + 7] = unpack(d)
 
-    wide = loading(ld_global_v4_b32), store_vector, load_shared, loading(ld_global_once_v4_b32)
-    return Storage(u16, f32, 8, load, store, rounded, *wide)
+    return Storage(
+        element=u16,
+        number=f32,
+        vector=8,
+        load=load,
+        store=store,
+        rounded=rounded,
+        load_vector=loading(ld_global_v4_b32),
+        store_vector=store_vector,
+        load_shared=load_shared,
+        load_once=loading(ld_global_once_v4_b32),
+    )
 
 
 def _float16() -> Storage:
