@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from math import sqrt
+from typing import Any
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, pointer, verb
 from ..tile import numbers, storage
 from .variant import Variant, backward_types, forward_types
-from .verbs import inverse_root, places
+from .verbs import row_axes
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class NaiveConfig:
     threads: int = 128
 
 
-class Elements(NamedTuple):
+class Elements(Namespace):
     """What becomes of one element."""
 
     h: Callable[..., Any]  # (x, x_index, residual, residual_index)
@@ -45,15 +46,15 @@ class Elements(NamedTuple):
 
 def elements(variant: Variant, residual: bool) -> Elements:
     """The verbs; residual: whether h is a sum."""
-    kept = storage(variant.dtype)
-    load, rounded, load_w = kept.load, kept.rounded, storage(variant.w or variant.dtype).load
-    RESIDUAL, CENTRED, HAS_W, ONE = residual, variant.centred, variant.w is not None, kept.number(1)
+    mem, w_mem = storage(variant.dtype), storage(variant.w or variant.dtype)
+    num = numbers(mem.number)
+    RESIDUAL, CENTRED, HAS_W = residual, variant.centred, variant.w is not None
 
     @verb
     def h(x, x_index, residual, residual_index):
-        value = load(x, x_index)
+        value = mem.load(x, x_index)
         if RESIDUAL:
-            value = rounded(value + load(residual, residual_index))
+            value = mem.rounded(value + mem.load(residual, residual_index))
         return value
 
     @verb
@@ -62,53 +63,51 @@ def elements(variant: Variant, residual: bool) -> Elements:
 
     @verb
     def weight(w, n, offset):
-        return load_w(w, n) + offset if HAS_W else ONE
+        return w_mem.load(w, n) + offset if HAS_W else num.one
 
-    return Elements(h, centred, weight)
+    return Elements(h=h, centred=centred, weight=weight)
 
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
-    kept = storage(variant.dtype)
-    number, store, load_b = kept.number, kept.store, storage(variant.b or variant.dtype).load
-    store_statistic, add = storage(compute_dtype(variant.dtype)).store, numbers(number).add_compensated
-    element, centred, weight = elements(variant, variant.added)
-    (locate, start), rsqrt = places(variant.rank), inverse_root(number)
+    mem, b_mem = storage(variant.dtype), storage(variant.b or variant.dtype)
+    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
+    element, axes, RANK = elements(variant, variant.added), row_axes(variant.rank), variant.rank
     CENTRED, ADDED, HAS_B, STATISTICS = variant.centred, variant.added, variant.b is not None, variant.statistics
-    RANK, ZERO = variant.rank, number(0)
 
     @kernel(*forward_types(variant), threads=config.threads)
     def norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
         row = i64(cuda.grid(1))
         if row < M:
             place = cuda.local.array(RANK, i64)
-            locate(place, row, sizes)
-            x_row, residual_row = start(place, x.strides), start(place, residual.strides)
-            row_mean = ZERO
+            axes.locate(place, row, sizes)
+            x_row, residual_row = axes.start(place, x.strides), axes.start(place, residual.strides)
+            row_mean = num.zero
             if CENTRED:
-                total, lost = ZERO, ZERO  # what the last additions rounded away
+                total, lost = num.zero, num.zero  # what the last additions rounded away
                 for n in range(N):
-                    total, lost = add(total, lost, element(x.data, x_row + n, residual.data, residual_row + n))
-                row_mean = total / number(N)
-            squares, lost = ZERO, ZERO
+                    h = element.h(x.data, x_row + n, residual.data, residual_row + n)
+                    total, lost = num.add_compensated(total, lost, h)
+                row_mean = total / mem.number(N)
+            squares, lost = num.zero, num.zero
             for n in range(N):
-                c = centred(element(x.data, x_row + n, residual.data, residual_row + n), row_mean)
-                squares, lost = add(squares, lost, c * c)
-            row_rstd = rsqrt(squares / number(N) + eps)
-            y_row, summed_row = start(place, y.strides), start(place, summed.strides)
+                c = element.centred(element.h(x.data, x_row + n, residual.data, residual_row + n), row_mean)
+                squares, lost = num.add_compensated(squares, lost, c * c)
+            row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
+            y_row, summed_row = axes.start(place, y.strides), axes.start(place, summed.strides)
             for n in range(N):
-                h = element(x.data, x_row + n, residual.data, residual_row + n)
-                value = centred(h, row_mean) * row_rstd * weight(w, i64(n), offset)
+                h = element.h(x.data, x_row + n, residual.data, residual_row + n)
+                value = element.centred(h, row_mean) * row_rstd * element.weight(w, i64(n), offset)
                 if HAS_B:
-                    value += load_b(b, i64(n))
-                store(y.data, y_row + n, value)
+                    value += b_mem.load(b, i64(n))
+                mem.store(y.data, y_row + n, value)
                 if ADDED:
-                    store(summed.data, summed_row + n, h)
+                    mem.store(summed.data, summed_row + n, h)
             if STATISTICS:
-                store_statistic(rstd.data, start(place, rstd.strides), row_rstd)
+                num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
                 if CENTRED:
-                    store_statistic(mean.data, start(place, mean.strides), row_mean)
+                    num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
 
     return norm_naive
 
@@ -116,40 +115,37 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
 @builds
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots): dx alone."""
-    kept = storage(variant.dtype)
-    number, load, store = kept.number, kept.load, kept.store
-    load_statistic, add = storage(compute_dtype(variant.dtype)).load, numbers(number).add_compensated
-    _, centred, weight = elements(variant, False)
-    locate, start = places(variant.rank)
-    CENTRED, ADDED, RANK, ZERO = variant.centred, variant.added, variant.rank, number(0)
+    mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
+    num, element, axes = numbers(mem.number), elements(variant, False), row_axes(variant.rank)
+    CENTRED, ADDED, RANK = variant.centred, variant.added, variant.rank
 
     @kernel(*backward_types(variant), threads=config.threads)
     def norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
         row = i64(cuda.grid(1))
         if row < M:
             place = cuda.local.array(RANK, i64)
-            locate(place, row, sizes)
-            x_row, dy_row = start(place, x.strides), start(place, dy.strides)
-            row_mean, row_rstd = ZERO, load_statistic(rstd.data, start(place, rstd.strides))
+            axes.locate(place, row, sizes)
+            x_row, dy_row = axes.start(place, x.strides), axes.start(place, dy.strides)
+            row_mean, row_rstd = num.zero, num_mem.load(rstd.data, axes.start(place, rstd.strides))
             if CENTRED:
-                row_mean = load_statistic(mean.data, start(place, mean.strides))
-            level, level_lost, along, along_lost = ZERO, ZERO, ZERO, ZERO
+                row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
+            level, level_lost, along, along_lost = num.zero, num.zero, num.zero, num.zero
             for n in range(N):
-                xhat = centred(load(x.data, x_row + n), row_mean) * row_rstd
-                g = load(dy.data, dy_row + n) * weight(w, i64(n), offset)
+                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
                 if CENTRED:
-                    level, level_lost = add(level, level_lost, g)
-                along, along_lost = add(along, along_lost, g * xhat)
-            level /= number(N)
-            along /= number(N)
-            dx_row, dsummed_row = start(place, dx.strides), start(place, dsummed.strides)
+                    level, level_lost = num.add_compensated(level, level_lost, g)
+                along, along_lost = num.add_compensated(along, along_lost, g * xhat)
+            level /= mem.number(N)
+            along /= mem.number(N)
+            dx_row, dsummed_row = axes.start(place, dx.strides), axes.start(place, dsummed.strides)
             for n in range(N):
-                xhat = centred(load(x.data, x_row + n), row_mean) * row_rstd
-                g = load(dy.data, dy_row + n) * weight(w, i64(n), offset)
+                xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
+                g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
                 value = (g - level - xhat * along) * row_rstd
                 if ADDED:
-                    value += load(dsummed.data, dsummed_row + n)
-                store(dx.data, dx_row + n, value)
+                    value += mem.load(dsummed.data, dsummed_row + n)
+                mem.store(dx.data, dx_row + n, value)
 
     return norm_naive_backward
 
@@ -157,35 +153,31 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 @builds
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
     """norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, ...), the last as norm_naive_backward has them."""
-    kept = storage(variant.dtype)
-    number, load = kept.number, kept.load
-    load_statistic, add = storage(compute_dtype(variant.dtype)).load, numbers(number).add_compensated
-    store_dw, store_db = storage(dw_dtype or variant.dtype).store, storage(db_dtype or variant.dtype).store
-    vectors = [pointer(storage(dtype or variant.dtype).element) for dtype in (dw_dtype, db_dtype)]
-    _, centred, _ = elements(variant, False)
-    locate, start = places(variant.rank)
-    CENTRED, DW, DB, RANK, ZERO = variant.centred, dw_dtype is not None, db_dtype is not None, variant.rank, number(0)
+    mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
+    dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)
+    num, element, axes = numbers(mem.number), elements(variant, False), row_axes(variant.rank)
+    CENTRED, DW, DB, RANK = variant.centred, dw_dtype is not None, db_dtype is not None, variant.rank
 
-    @kernel(*vectors, *backward_types(variant), threads=config.threads)
+    @kernel(pointer(dw_mem.element), pointer(db_mem.element), *backward_types(variant), threads=config.threads)
     def norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
         n = i64(cuda.grid(1))
         if n < N:
             place = cuda.local.array(RANK, i64)
-            w_sum, w_lost, b_sum, b_lost = ZERO, ZERO, ZERO, ZERO
+            w_sum, w_lost, b_sum, b_lost = num.zero, num.zero, num.zero, num.zero
             for row in range(M):
-                locate(place, row, sizes)
-                row_mean, row_rstd = ZERO, load_statistic(rstd.data, start(place, rstd.strides))
+                axes.locate(place, row, sizes)
+                row_mean, row_rstd = num.zero, num_mem.load(rstd.data, axes.start(place, rstd.strides))
                 if CENTRED:
-                    row_mean = load_statistic(mean.data, start(place, mean.strides))
-                xhat = centred(load(x.data, start(place, x.strides) + n), row_mean) * row_rstd
-                gradient = load(dy.data, start(place, dy.strides) + n)
+                    row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
+                xhat = element.centred(mem.load(x.data, axes.start(place, x.strides) + n), row_mean) * row_rstd
+                gradient = mem.load(dy.data, axes.start(place, dy.strides) + n)
                 if DW:
-                    w_sum, w_lost = add(w_sum, w_lost, gradient * xhat)
+                    w_sum, w_lost = num.add_compensated(w_sum, w_lost, gradient * xhat)
                 if DB:
-                    b_sum, b_lost = add(b_sum, b_lost, gradient)
+                    b_sum, b_lost = num.add_compensated(b_sum, b_lost, gradient)
             if DW:
-                store_dw(dw, n, w_sum)
+                dw_mem.store(dw, n, w_sum)
             if DB:
-                store_db(db, n, b_sum)
+                db_mem.store(db, n, b_sum)
 
     return norm_naive_sums

@@ -17,46 +17,37 @@ vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 mo
 
 from __future__ import annotations
 
+from math import sqrt
+
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
-from ..tile import access, cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from ..tile import cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
-from .verbs import inverse_root, pairs_sum, places, weights
+from .verbs import pair_sums, row_axes, weights
 
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     """norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N columns."""
-    kept = storage(variant.dtype)
-    number, element, rounded, load_shared = kept.number, kept.element, kept.rounded, kept.load_shared
-    vector, _, store = access(variant.dtype, True)
-    load_w, load_b = (weights(variant.dtype, dtype, True) for dtype in (variant.w, variant.b))
-    store_statistic = storage(compute_dtype(variant.dtype)).store
-    locate, start = places(variant.rank)
-    rsqrt = inverse_root(number)
-    lanes_sum = lane_reductions(number, min(config.row_threads, 32)).sum
-    all_lanes_sum = lane_reductions(number, 32).sum
-    warps = max(config.row_threads // 32, 1)
-    stages = ring(config.stages, config.readers // 32)
-    init_ring, wait, release = stages.init, stages.wait, stages.release
-    clear, rounds_of, feed = copies(config, variant, 1 + variant.added)
-    meeting = parts(number, numbers(number).send_pair, warps, config.cluster, config.rows)
-    init_parts, send, wait_parts = meeting.init, meeting.send, meeting.wait
-    total_of = pairs_sum(number, warps * config.cluster)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
-    STEP = config.row_threads * vector  # columns between a thread's vectors
-    STAGES, CLUSTER, WARPS, COPIER = config.stages, config.cluster, warps, config.readers // 32
-    ELEMENTS, COLUMNS = vector * config.vectors, config.columns(variant.dtype)
-    PARTS, PAIRS, TILE = warps * config.cluster, 4 * warps * config.cluster * config.rows, config.rows * COLUMNS
+    mem, number = storage(variant.dtype), storage(variant.dtype).number
+    num, num_mem = numbers(number), storage(compute_dtype(variant.dtype))
+    axes, w_and_b = row_axes(variant.rank), shared_weights(config, variant)
+    w_vec, b_vec = weights(variant.dtype, variant.w, True), weights(variant.dtype, variant.b, True)
+    pipe, staging = ring(config.stages, config.readers // 32), copies(config, variant, 1 + variant.added)
+    lanes, all_lanes = lane_reductions(number, min(config.row_threads, 32)), lane_reductions(number, 32)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = mem.vector, config.vectors, config.rows, config.row_threads
+    STEP = ROW_THREADS * VECTOR  # columns between a thread's vectors
+    STAGES, CLUSTER, COPIER, ARRAYS = config.stages, config.cluster, config.readers // 32, 1 + variant.added
+    ELEMENTS, COLUMNS, RANK = VECTOR * VECTORS, config.columns(variant.dtype), variant.rank
+    TILE, WARP_COLUMNS = ROWS * COLUMNS, min(ROW_THREADS, 32) * VECTOR
+    WARPS = max(ROW_THREADS // 32, 1)
+    PARTS = WARPS * CLUSTER
+    meeting, warps = parts(number, num.send_pair, WARPS, CLUSTER, ROWS), pair_sums(number, PARTS)
+    PAIRS, LANE_PARTS = 4 * meeting.size, -(-PARTS // 32)
     CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
-    HAS_W, HAS_B, ARRAYS = variant.w is not None, variant.b is not None, 1 + variant.added
+    HAS_W, HAS_B = variant.w is not None, variant.b is not None
     KEPT_W, KEPT_B = HAS_W and not config.w_shared, HAS_B and not config.w_shared  # in registers
-    shared = shared_weights(config, variant)
-    init_weights, copy_weights, wait_weights = shared.init, shared.copy, shared.wait
-    recall_w, recall_b, (W_ELEMENT, B_ELEMENT) = shared.recall_w, shared.recall_b, shared.elements
-    WARP_COLUMNS, LANE_PARTS = min(config.row_threads, 32) * vector, -(-PARTS // 32)
-    RANK, ZERO, ONE = variant.rank, number(0), number(1)
 
     @verb
     def columns_of(part, N, share):
@@ -70,13 +61,13 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
-        tiles = cuda.shared.array(0, element, alignment=16)  # a stage: ROWS rows of x, then of the residual
+        tiles = cuda.shared.array(0, mem.element, alignment=16)  # a stage: ROWS rows of x, then of the residual
         pairs = cuda.shared.array(PAIRS, number, alignment=16)
         full = cuda.shared.array(STAGES, u64)
         empty = cuda.shared.array(STAGES, u64)
         bells = cuda.shared.array(2, u64)
-        w_smem = cuda.shared.array(0, W_ELEMENT, alignment=16)  # behind the stages, if w and b are kept there
-        b_smem = cuda.shared.array(0, B_ELEMENT, alignment=16)
+        w_smem = cuda.shared.array(0, w_and_b.w_element, alignment=16)  # behind the stages, if w and b are kept there
+        b_smem = cuda.shared.array(0, w_and_b.b_element, alignment=16)
         weights_bell = cuda.shared.array(1, u64)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
@@ -84,18 +75,18 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
         begin = rank * share
         width = min(share, N - begin)
         if tid == 0:
-            init_ring(full, empty)
-            init_parts(bells)
-            init_weights(weights_bell)
-        clear(tiles, width, tid)
+            pipe.init(full, empty)
+            meeting.init(bells)
+            w_and_b.init(weights_bell)
+        staging.clear(tiles, width, tid)
         start_cluster()
         first = i64(cuda.blockIdx.x // CLUSTER) * ROWS
         step = cuda.gridDim.x // CLUSTER * ROWS
 
         if warp == COPIER:
             if lane == 0:
-                copy_weights(w_smem, b_smem, w, b, begin, width, weights_bell)
-                feed(tiles, full, empty, x, residual, residual, first, step, M, sizes, begin, width)
+                w_and_b.copy(w_smem, b_smem, w, b, begin, width, weights_bell)
+                staging.feed(tiles, full, empty, x, residual, residual, first, step, M, sizes, begin, width)
         else:
             frag = cuda.local.array(ELEMENTS, number)  # my part of h[row]
             other = cuda.local.array(VECTOR, number)
@@ -107,97 +98,97 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
             column = tid % ROW_THREADS * VECTOR
             left = i32(width - column)  # columns from my first one on
             first_at = i32(tid // ROW_THREADS * COLUMNS + column)  # in a stage
-            inverse_N, my_inverse = ONE / number(N), ONE
-            wait_weights(weights_bell)
+            inverse_N, my_inverse = num.one / number(N), num.one
+            w_and_b.wait(weights_bell)
             for v in range(VECTORS):
                 n = i64(begin + column) + v * STEP
                 if KEPT_W:
-                    load_w(w_frag, v * VECTOR, w, n, left > v * STEP)
+                    w_vec.load(w_frag, v * VECTOR, w, n, left > v * STEP)
                 if KEPT_B:
-                    load_b(b_frag, v * VECTOR, b, n, left > v * STEP)
+                    b_vec.load(b_frag, v * VECTOR, b, n, left > v * STEP)
             if KEPT_W:
                 for c in range(ELEMENTS):
                     w_frag[c] += offset
             if CENTRED:
-                my_inverse = ONE / max(columns_of(rank * WARPS + warp % WARPS, N, share), ONE)
+                my_inverse = num.one / max(columns_of(rank * WARPS + warp % WARPS, N, share), num.one)
                 for k in range(LANE_PARTS):
                     part_columns[k] = columns_of(k * 32 + lane, N, share)
-                    part_inverse[k] = ONE / max(part_columns[k], ONE)
+                    part_inverse[k] = num.one / max(part_columns[k], num.one)
 
             row = first + tid // ROW_THREADS
-            rounds, i = rounds_of(first, step, M), i32(0)
+            rounds, i = staging.rounds(first, step, M), i32(0)
             while i < rounds:
-                locate(place, row, sizes)
+                axes.locate(place, row, sizes)
                 own = ROWS == 1 or row < M
-                stage = wait(full, i)
+                stage = pipe.wait(full, i)
                 tile = stage * (ARRAYS * TILE) + first_at
                 for v in range(VECTORS):
                     at = tile + v * STEP
-                    load_shared(frag, v * VECTOR, tiles, at)
+                    mem.load_shared(frag, v * VECTOR, tiles, at)
                     if ADDED:
-                        load_shared(other, 0, tiles, at + TILE)
+                        mem.load_shared(other, 0, tiles, at + TILE)
                         for c in range(VECTOR):
-                            frag[v * VECTOR + c] = rounded(frag[v * VECTOR + c] + other[c])
+                            frag[v * VECTOR + c] = mem.rounded(frag[v * VECTOR + c] + other[c])
                 if ADDED:
-                    summed_row = start(place, summed.strides) + (begin + column)
+                    summed_row = axes.start(place, summed.strides) + (begin + column)
                     for v in range(VECTORS):
-                        store(summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
+                        mem.store_vector(summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
 
-                row_mean, total, squares = ZERO, ZERO, ZERO
+                row_mean, total, squares = num.zero, num.zero, num.zero
                 if CENTRED:
                     for v in range(VECTORS):
-                        few = ZERO  # a vector's own sum, so that no chain of additions is long
+                        few = num.zero  # a vector's own sum, so that no chain of additions is long
                         for c in range(v * VECTOR, (v + 1) * VECTOR):
                             few += frag[c]
                         total += few
-                    total = lanes_sum(total)
+                    total = lanes.sum(total)
                     row_mean = total * my_inverse
                     for v in range(VECTORS):
-                        few = ZERO
+                        few = num.zero
                         for c in range(v * VECTOR, (v + 1) * VECTOR):
                             apart = frag[c] - row_mean
                             few += apart * apart
-                        squares += few if left > v * STEP else ZERO
+                        squares += few if left > v * STEP else num.zero
                 else:
                     for v in range(VECTORS):
-                        few = ZERO
+                        few = num.zero
                         for c in range(v * VECTOR, (v + 1) * VECTOR):
                             few += frag[c] * frag[c]
                         squares += few
-                squares = lanes_sum(squares)
+                squares = lanes.sum(squares)
                 if PARTS > 1:
-                    send(pairs, bells, i, rank, warp, lane, squares, total)
-                release(empty, stage)  # not before: it waits for all loads, which sums overlap with
+                    meeting.send(pairs, bells, i, rank, warp, lane, squares, total)
+                pipe.release(empty, stage)  # not before: it waits for all loads, which sums overlap with
                 if PARTS > 1:
-                    found = wait_parts(bells, i)
-                    squares = total_of(pairs, found, lane)
+                    found = meeting.wait(bells, i)
+                    squares = warps.sum(pairs, found, lane)
                     if CENTRED:
-                        row_mean = total_of(pairs, found + 1, lane) * inverse_N
-                        total = ZERO
+                        row_mean = warps.sum(pairs, found + 1, lane) * inverse_N
+                        total = num.zero
                         for k in range(LANE_PARTS):
                             part = k * 32 + lane
                             if part < PARTS:
                                 apart = pairs[found + 2 * part + 1] * part_inverse[k] - row_mean
                                 total += part_columns[k] * apart * apart
-                        squares += all_lanes_sum(total)
-                row_rstd = rsqrt(squares * inverse_N + eps)
+                        squares += all_lanes.sum(total)
+                row_rstd = num.one / number(sqrt(squares * inverse_N + eps))
 
-                y_row = start(place, y.strides) + (begin + column)
+                y_row = axes.start(place, y.strides) + (begin + column)
                 for v in range(VECTORS):
-                    recall_w(w_frag, v * VECTOR, w_smem, column + v * STEP, offset)
-                    recall_b(b_frag, v * VECTOR, b_smem, column + v * STEP)
+                    w_and_b.recall_w(w_frag, v * VECTOR, w_smem, column + v * STEP, offset)
+                    w_and_b.recall_b(b_frag, v * VECTOR, b_smem, column + v * STEP)
                     for c in range(v * VECTOR, (v + 1) * VECTOR):
                         frag[c] = (frag[c] - row_mean) * row_rstd
                         if HAS_W:
                             frag[c] *= w_frag[c]
                         if HAS_B:
                             frag[c] += b_frag[c]
-                    store(y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
+                    mem.store_vector(y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
                 if STATISTICS:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                     if own & (column == 0) & (rank == 0):
-                        store_statistic(rstd.data, start(place, rstd.strides), row_rstd)
+                        num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
                         if CENTRED:
-                            store_statistic(mean.data, start(place, mean.strides), row_mean)
+                            num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
                 row += step
                 i = i32(i + 1)
 

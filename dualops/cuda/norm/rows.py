@@ -20,13 +20,14 @@ of numbers where a block has several rows at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
-from ..tile import access, storage
+from ..tile import access, numbers, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
-from .verbs import inverse_root, meet_block, places, row_sums, weights
+from .verbs import meet_block, row_axes, row_sums, weights
 
 
 @dataclass(frozen=True)
@@ -51,69 +52,65 @@ class RowsConfig:
 @builds
 def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
     """norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset): M rows of N columns."""
-    kept = storage(variant.dtype)
-    number, rounded = kept.number, kept.rounded
-    vector, load, store = access(variant.dtype, config.aligned)
-    load_w, load_b = (weights(variant.dtype, dtype, config.aligned) for dtype in (variant.w, variant.b))
-    store_statistic = storage(compute_dtype(variant.dtype)).store
-    locate, start = places(variant.rank)
-    rsqrt = inverse_root(number)
-    sums = row_sums(number, config.row_threads, config.rows)
-    row_sum, PARTS = sums.sum, sums.size
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS = vector * config.vectors
+    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
+    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
+    w_vec = weights(variant.dtype, variant.w, config.aligned)
+    b_vec = weights(variant.dtype, variant.b, config.aligned)
+    axes, group = row_axes(variant.rank), row_sums(mem.number, config.row_threads, config.rows)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
+    ELEMENTS, PARTS, RANK = VECTOR * VECTORS, group.size, variant.rank
     CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
     HAS_W, HAS_B = variant.w is not None, variant.b is not None
-    RANK, ZERO = variant.rank, number(0)
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
-        parts = cuda.shared.array(PARTS, number)
+        parts = cuda.shared.array(PARTS, mem.number)
         tid = cuda.threadIdx.x
         column = tid % ROW_THREADS * VECTOR
         row = i64(cuda.blockIdx.x) * ROWS + tid // ROW_THREADS
-        frag = cuda.local.array(ELEMENTS, number)  # my part of x[row]
-        other = cuda.local.array(ELEMENTS, number)
-        w_frag = cuda.local.array(VECTOR, number)
-        b_frag = cuda.local.array(VECTOR, number)
+        frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row]
+        other = cuda.local.array(ELEMENTS, mem.number)
+        w_frag = cuda.local.array(VECTOR, mem.number)
+        b_frag = cuda.local.array(VECTOR, mem.number)
         place = cuda.local.array(RANK, i64)
-        locate(place, row, sizes)
-        x_row, residual_row = start(place, x.strides), start(place, residual.strides)
+        axes.locate(place, row, sizes)
+        x_row, residual_row = axes.start(place, x.strides), axes.start(place, residual.strides)
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
-            load(frag, j * VECTOR, x.data, x_row + at, (row < M) & (at < N), ZERO)
+            vec.load(frag, j * VECTOR, x.data, x_row + at, (row < M) & (at < N), num.zero)
             if ADDED:
-                load(other, j * VECTOR, residual.data, residual_row + at, (row < M) & (at < N), ZERO)
+                vec.load(other, j * VECTOR, residual.data, residual_row + at, (row < M) & (at < N), num.zero)
         if ADDED:
-            summed_row = start(place, summed.strides)
+            summed_row = axes.start(place, summed.strides)
             for i in range(ELEMENTS):
-                frag[i] = rounded(frag[i] + other[i])
+                frag[i] = mem.rounded(frag[i] + other[i])
             for j in range(VECTORS):
                 at = column + j * ROW_THREADS * VECTOR
-                store(summed.data, summed_row + at, (row < M) & (at < N), frag, j * VECTOR)
+                vec.store(summed.data, summed_row + at, (row < M) & (at < N), frag, j * VECTOR)
 
-        row_mean = ZERO
+        row_mean = num.zero
         if CENTRED:
-            total = ZERO
+            total = num.zero
             for i in range(ELEMENTS):
                 total += frag[i]
-            row_mean = row_sum(total, i32(0), parts, tid) / number(N)
+            row_mean = group.sum(total, i32(0), parts, tid) / mem.number(N)
             for j in range(VECTORS):
                 inside = column + j * ROW_THREADS * VECTOR < N
                 for i in range(j * VECTOR, (j + 1) * VECTOR):
-                    frag[i] = frag[i] - row_mean if inside else ZERO
-        squares = ZERO
+                    frag[i] = frag[i] - row_mean if inside else num.zero
+        squares = num.zero
         for i in range(ELEMENTS):
             squares += frag[i] * frag[i]
-        row_rstd = rsqrt(row_sum(squares, i32(1), parts, tid) / number(N) + eps)
+        squares = group.sum(squares, i32(1), parts, tid)
+        row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
 
-        y_row = start(place, y.strides)
+        y_row = axes.start(place, y.strides)
         for j in range(VECTORS):
             at = column + j * ROW_THREADS * VECTOR
             if HAS_W:
-                load_w(w_frag, 0, w, i64(at), at < N)
+                w_vec.load(w_frag, 0, w, i64(at), at < N)
             if HAS_B:
-                load_b(b_frag, 0, b, i64(at), at < N)
+                b_vec.load(b_frag, 0, b, i64(at), at < N)
             for c in range(VECTOR):
                 i = j * VECTOR + c
                 frag[i] *= row_rstd
@@ -121,12 +118,12 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
                     frag[i] *= w_frag[c] + offset
                 if HAS_B:
                     frag[i] += b_frag[c]
-            store(y.data, y_row + at, (row < M) & (at < N), frag, j * VECTOR)
+            vec.store(y.data, y_row + at, (row < M) & (at < N), frag, j * VECTOR)
         if STATISTICS:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if (row < M) & (column == 0):
-                store_statistic(rstd.data, start(place, rstd.strides), row_rstd)
+                num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
                 if CENTRED:
-                    store_statistic(mean.data, start(place, mean.strides), row_mean)
+                    num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
 
     return norm_rows
 
@@ -137,45 +134,39 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
 
     partials has room for `slots` blocks.
     """
-    number = storage(variant.dtype).number
-    vector, load, store = access(variant.dtype, config.aligned)
-    load_w = weights(variant.dtype, variant.w, config.aligned)
-    load_statistic = storage(compute_dtype(variant.dtype)).load
-    locate, start = places(variant.rank)
-    sums = row_sums(number, config.row_threads, config.rows)
-    row_sum, PARTS = sums.sum, sums.size
-    sizes = config.row_threads, config.vectors, config.rows
-    partial = partial_sums(variant.dtype, *sizes, config.aligned, variant.sums, meet_block)
-    write, clear, SHARED = partial.write, partial.clear, partial.size
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS, STEP = vector * config.vectors, config.row_threads * vector
+    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
+    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
+    w_vec, axes = weights(variant.dtype, variant.w, config.aligned), row_axes(variant.rank)
+    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
+    group = row_sums(mem.number, ROW_THREADS, ROWS)
+    sums = partial_sums(variant.dtype, ROW_THREADS, VECTORS, ROWS, config.aligned, variant.sums, meet_block)
+    ELEMENTS, STEP, PARTS, SHARED, RANK = VECTOR * VECTORS, ROW_THREADS * VECTOR, group.size, sums.size, variant.rank
     CENTRED, ADDED, HAS_W, DW, DB = variant.centred, variant.added, variant.w is not None, variant.dw, variant.db
     W_KEPT = HAS_W and variant.sums < 2  # beside dw and db there are no registers for it
     DB_FIRST = variant.sums - 1
-    RANK, ZERO = variant.rank, number(0)
 
     @verb
     def read_w(w_frag, j, w, column, left, offset):
-        load_w(w_frag, j * VECTOR, w, i64(column) + j * STEP, left > j * STEP)
+        w_vec.load(w_frag, j * VECTOR, w, i64(column) + j * STEP, left > j * STEP)
         for i in range(j * VECTOR, (j + 1) * VECTOR):
             w_frag[i] += offset
 
     @kernel(*backward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def norm_rows_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
-        parts = cuda.shared.array(PARTS, number)
-        shared = cuda.shared.array(SHARED, number, alignment=16)
+        parts = cuda.shared.array(PARTS, mem.number)
+        shared = cuda.shared.array(SHARED, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         column = tid % ROW_THREADS * VECTOR
         left = i32(N - column)  # columns from my first one on
         first, step = i64(cuda.blockIdx.x) * ROWS, cuda.gridDim.x * ROWS
         half = i32(0)
         place = cuda.local.array(RANK, i64)
-        x_frag = cuda.local.array(ELEMENTS, number)  # my part of x[row], then xhat
-        dy_frag = cuda.local.array(ELEMENTS, number)
-        other = cuda.local.array(VECTOR, number)
-        w_frag = cuda.local.array(ELEMENTS, number)
-        dw_frag = cuda.local.array(ELEMENTS, number)
-        db_frag = cuda.local.array(ELEMENTS, number)
+        x_frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row], then xhat
+        dy_frag = cuda.local.array(ELEMENTS, mem.number)
+        other = cuda.local.array(VECTOR, mem.number)
+        w_frag = cuda.local.array(ELEMENTS, mem.number)
+        dw_frag = cuda.local.array(ELEMENTS, mem.number)
+        db_frag = cuda.local.array(ELEMENTS, mem.number)
         if W_KEPT:
             for j in range(VECTORS):
                 read_w(w_frag, j, w, column, left, offset)
@@ -184,24 +175,24 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
         turn, turns = i32(0), i32((M - first + step - 1) // step)
         while turn < turns:
             for i in range(ELEMENTS):
-                dw_frag[i] = ZERO
-                db_frag[i] = ZERO
+                dw_frag[i] = num.zero
+                db_frag[i] = num.zero
             end = i32(min(turn + PIECE, turns))
             more = turn > 0  # than one piece
             while turn < end:
                 own = row < M
-                locate(place, row, sizes)
-                x_row, dy_row = start(place, x.strides) + column, start(place, dy.strides) + column
+                axes.locate(place, row, sizes)
+                x_row, dy_row = axes.start(place, x.strides) + column, axes.start(place, dy.strides) + column
                 for j in range(VECTORS):
-                    load(x_frag, j * VECTOR, x.data, x_row + j * STEP, own & (left > j * STEP), ZERO)
-                    load(dy_frag, j * VECTOR, dy.data, dy_row + j * STEP, own & (left > j * STEP), ZERO)
-                row_mean, row_rstd = ZERO, ZERO
+                    vec.load(x_frag, j * VECTOR, x.data, x_row + j * STEP, own & (left > j * STEP), num.zero)
+                    vec.load(dy_frag, j * VECTOR, dy.data, dy_row + j * STEP, own & (left > j * STEP), num.zero)
+                row_mean, row_rstd = num.zero, num.zero
                 if own:
-                    row_rstd = load_statistic(rstd.data, start(place, rstd.strides))
+                    row_rstd = num_mem.load(rstd.data, axes.start(place, rstd.strides))
                     if CENTRED:
-                        row_mean = load_statistic(mean.data, start(place, mean.strides))
+                        row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
 
-                level, along = ZERO, ZERO
+                level, along = num.zero, num.zero
                 for j in range(VECTORS):
                     if HAS_W and not W_KEPT:
                         read_w(w_frag, j, w, column, left, offset)
@@ -212,15 +203,16 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                             level += g
                         along += g * x_frag[i]
                 if CENTRED:
-                    level = row_sum(level, half, parts, tid) / number(N)
+                    level = group.sum(level, half, parts, tid) / mem.number(N)
                     half ^= 1
-                along = row_sum(along, half, parts, tid) / number(N)
+                along = group.sum(along, half, parts, tid) / mem.number(N)
                 half ^= 1
 
-                dx_row, dsummed_row = start(place, dx.strides) + column, start(place, dsummed.strides) + column
+                dx_row = axes.start(place, dx.strides) + column
+                dsummed_row = axes.start(place, dsummed.strides) + column
                 for j in range(VECTORS):
                     if ADDED:
-                        load(other, 0, dsummed.data, dsummed_row + j * STEP, own & (left > j * STEP), ZERO)
+                        vec.load(other, 0, dsummed.data, dsummed_row + j * STEP, own & (left > j * STEP), num.zero)
                     if HAS_W and not W_KEPT:
                         read_w(w_frag, j, w, column, left, offset)
                     for c in range(VECTOR):
@@ -233,17 +225,17 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
                         x_frag[i] = (g - level - x_frag[i] * along) * row_rstd
                         if ADDED:
                             x_frag[i] += other[c]
-                    store(dx.data, dx_row + j * STEP, own & (left > j * STEP), x_frag, j * VECTOR)
+                    vec.store(dx.data, dx_row + j * STEP, own & (left > j * STEP), x_frag, j * VECTOR)
                 row += step
                 turn = i32(turn + 1)
 
             slot = i64(cuda.blockIdx.x)
             if DW:
-                write(partials, slot, N, 0, N, dw_frag, shared, tid, more)
+                sums.write(partials, slot, N, 0, N, dw_frag, shared, tid, more)
             if DB:
-                write(partials, DB_FIRST * slots + slot, N, 0, N, db_frag, shared, tid, more)
+                sums.write(partials, DB_FIRST * slots + slot, N, 0, N, db_frag, shared, tid, more)
         blocks = i64(cuda.gridDim.x)
         for slot in range(blocks + cuda.blockIdx.x, slots, blocks):
-            clear(partials, slot, slots, N, 0, N, tid)
+            sums.clear(partials, slot, slots, N, 0, N, tid)
 
     return norm_rows_backward

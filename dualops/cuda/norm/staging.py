@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...spec.meta import compute_dtype, itemsize
-from ..backend import cuda, i32, i64, verb
+from ..backend import Namespace, cuda, i32, i64, verb
 from ..tile import fetch, init_fetch, ring, start_fetch, storage, wait_fetch
 from .variant import Variant
-from .verbs import places
+from .verbs import row_axes
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RingConfig:
         return self.stages_bytes(variant) + self.w_shared * self.columns(variant.dtype) * sum(sizes)
 
 
-class Copies(NamedTuple):
+class Copies(Namespace):
     """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns."""
 
     clear: Callable[..., None]  # (tiles, width, tid): zeros behind the width columns of every row, by all threads
@@ -61,8 +61,7 @@ class Copies(NamedTuple):
 
 def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
     """The verbs for this many arrays: x, second and third, as far as they are wanted, width columns from begin on."""
-    stages, (locate, start) = ring(config.stages, config.readers // 32), places(variant.rank)
-    acquire, copy = stages.acquire, stages.copy
+    pipe, axes = ring(config.stages, config.readers // 32), row_axes(variant.rank)
     ARRAYS, ITEMSIZE, ROWS, RANK = arrays, itemsize(variant.dtype), config.rows, variant.rank
     COLUMNS, THREADS = config.columns(variant.dtype), config.threads
     TILE, ALL_ROWS = ROWS * COLUMNS, config.stages * arrays * config.rows
@@ -81,11 +80,12 @@ def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
     @verb
     def copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage):
         if MAY_BE_ONE & (x.strides[0] == COLUMNS):
-            copy(tiles, at, x.data, first * COLUMNS, count * (COLUMNS * ITEMSIZE), full, stage)
+            pipe.copy(tiles, at, x.data, first * COLUMNS, count * (COLUMNS * ITEMSIZE), full, stage)
         else:
             for r in range(count):
-                locate(place, first + r, sizes)
-                copy(tiles, at + r * COLUMNS, x.data, start(place, x.strides) + begin, width * ITEMSIZE, full, stage)
+                axes.locate(place, first + r, sizes)
+                index = axes.start(place, x.strides) + begin
+                pipe.copy(tiles, at + r * COLUMNS, x.data, index, width * ITEMSIZE, full, stage)
 
     @verb
     def feed(tiles, full, empty, x, second, third, first, step, M, sizes, begin, width):
@@ -93,7 +93,7 @@ def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
         i, end = i32(0), rounds(first, step, M)
         while i < end:
             count = i32(min(M - first, i64(ROWS)))
-            stage = acquire(full, empty, i, count * width * (ARRAYS * ITEMSIZE))
+            stage = pipe.acquire(full, empty, i, count * width * (ARRAYS * ITEMSIZE))
             at = stage * (ARRAYS * TILE)
             copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage)
             if ARRAYS > 1:
@@ -103,17 +103,18 @@ def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
             first += step
             i = i32(i + 1)
 
-    return Copies(clear, rounds, feed)
+    return Copies(clear=clear, rounds=rounds, feed=feed)
 
 
-class SharedWeights(NamedTuple):
+class SharedWeights(Namespace):
     """How w and b of a block's columns come to shared memory, once, as they are, and from there to registers.
 
     Where they are not wanted there, the verbs do nothing; behind the row there is anything. For forward alone: backward
     reads w twice a row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
     """
 
-    elements: tuple[Any, Any]  # Numba types of the shared arrays w_smem and b_smem
+    w_element: Any  # Numba type of the shared array w_smem's element
+    b_element: Any
     init: Callable[..., None]  # (bell): by one thread, before any other
     copy: Callable[..., None]  # (w_smem, b_smem, w, b, begin, width, bell): the columns from begin on, by one thread
     wait: Callable[..., None]  # (bell): until they are there
@@ -124,14 +125,13 @@ class SharedWeights(NamedTuple):
 
 def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     """The verbs, for w and b as far as there are any. Only rms_norm has an offset."""
-    w, b = variant.w or variant.dtype, variant.b or variant.dtype
+    w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
     WITH_W, WITH_B = config.w_shared and variant.w is not None, config.w_shared and variant.b is not None
-    WANTED, W_SIZE, B_SIZE, HAS_OFFSET = WITH_W or WITH_B, itemsize(w), itemsize(b), not variant.centred
+    W_SIZE, B_SIZE = w_mem.element.bitwidth // 8, b_mem.element.bitwidth // 8
+    WANTED, HAS_OFFSET = WITH_W or WITH_B, not variant.centred
     COLUMNS, VECTOR = config.columns(variant.dtype), storage(variant.dtype).vector
     W_FIRST = config.stages_bytes(variant) // W_SIZE
     B_FIRST = (config.stages_bytes(variant) + WITH_W * COLUMNS * W_SIZE) // B_SIZE
-    load_w, W_VECTOR = storage(w).load_shared, storage(w).vector
-    load_b, B_VECTOR = storage(b).load_shared, storage(b).vector
 
     @verb
     def init(bell):
@@ -155,8 +155,8 @@ def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     @verb
     def recall_w(frag, at, smem, column, offset):
         if WITH_W:
-            for c in range(0, VECTOR, W_VECTOR):
-                load_w(frag, at + c, smem, W_FIRST + column + c)
+            for c in range(0, VECTOR, w_mem.vector):
+                w_mem.load_shared(frag, at + c, smem, W_FIRST + column + c)
             if HAS_OFFSET:
                 for c in range(at, at + VECTOR):
                     frag[c] += offset
@@ -164,8 +164,15 @@ def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     @verb
     def recall_b(frag, at, smem, column):
         if WITH_B:
-            for c in range(0, VECTOR, B_VECTOR):
-                load_b(frag, at + c, smem, B_FIRST + column + c)
+            for c in range(0, VECTOR, b_mem.vector):
+                b_mem.load_shared(frag, at + c, smem, B_FIRST + column + c)
 
-    elements = storage(w).element, storage(b).element
-    return SharedWeights(elements, init, copy, wait, recall_w, recall_b)
+    return SharedWeights(
+        w_element=w_mem.element,
+        b_element=b_mem.element,
+        init=init,
+        copy=copy,
+        wait=wait,
+        recall_w=recall_w,
+        recall_b=recall_b,
+    )

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import cuda, verb
-from ..tile import access, lane_reductions, storage
+from ..backend import Namespace, cuda, verb
+from ..tile import access, lane_reductions, numbers, storage
 
 
-class Places(NamedTuple):
+class RowAxes(Namespace):
     """Where rows begin that lie along `rank` axes."""
 
     locate: Callable[..., None]  # (place, row, sizes): the row's place along each axis, to a local array of `rank`
-    at: Callable[..., Any]  # (place, strides): where the row begins in an array with these strides
+    start: Callable[..., Any]  # (place, strides): where the row begins in an array with these strides
 
 
 @cache
-def places(rank: int) -> Places:
+def row_axes(rank: int) -> RowAxes:
     """The verbs."""
     RANK = rank
 
@@ -31,47 +30,40 @@ def places(rank: int) -> Places:
         place[0] = row
 
     @verb
-    def at(place, strides):
+    def start(place, strides):
         offset = place[0] * strides[0]
         for axis in range(1, RANK):
             offset += place[axis] * strides[axis]
         return offset
 
-    return Places(locate, at)
+    return RowAxes(locate=locate, start=start)
+
+
+class Weights(Namespace):
+    """Loads of w, or of b."""
+
+    # (frag, at, w, index, keep): as many weights as an access to x has elements, zeros where keep is false
+    load: Callable[..., None]
 
 
 @cache
-def weights(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
-    """A verb (frag, at, w, index, keep): as many weights as an access to x of this dtype has elements, else zeros."""
-    count = access(dtype, aligned).vector
-    kept = storage(weights_dtype or dtype)
-    load_element, load_vector, ZERO = kept.load, kept.load_vector, storage(dtype).number(0)
-    COUNT, VECTOR = count, kept.vector
+def weights(dtype: str, weights_dtype: str | None, aligned: bool) -> Weights:
+    """The verb for weights of weights_dtype beside an x of dtype."""
+    w_mem, num = storage(weights_dtype or dtype), numbers(storage(dtype).number)
+    COUNT = access(dtype, aligned).vector
 
     @verb
     def load_vectors(frag, at, w, index, keep):
-        for c in range(0, COUNT, VECTOR):
-            load_vector(frag, at + c, w, index + c, keep, ZERO)
+        for c in range(0, COUNT, w_mem.vector):
+            w_mem.load_vector(frag, at + c, w, index + c, keep, num.zero)
 
     @verb
     def load_one(frag, at, w, index, keep):
-        frag[at] = ZERO
+        frag[at] = num.zero
         if keep:
-            frag[at] = load_element(w, index)
+            frag[at] = w_mem.load(w, index)
 
-    return load_vectors if aligned else load_one
-
-
-@cache
-def inverse_root(number: Any) -> Callable[..., Any]:
-    """A verb (x): 1 / sqrt(x), both rounded correctly."""
-    ONE = number(1)
-
-    @verb
-    def rsqrt(x):
-        return ONE / number(math.sqrt(x))
-
-    return rsqrt
+    return Weights(load=load_vectors if aligned else load_one)
 
 
 @verb
@@ -80,7 +72,7 @@ def meet_block():
     cuda.syncthreads()
 
 
-class RowSums(NamedTuple):
+class RowSums(Namespace):
     """Sums over the threads of a block that share a row, one after another."""
 
     size: int  # of the shared array of numbers that is handed in
@@ -90,44 +82,48 @@ class RowSums(NamedTuple):
 @cache
 def row_sums(number: Any, row_threads: int, rows: int) -> RowSums:
     """The verbs for `rows` rows a block. All threads of the block must call them."""
-    lanes_sum = lane_reductions(number, min(row_threads, 32)).sum
     WARPS = max(row_threads // 32, 1)
-    parts_sum = lane_reductions(number, WARPS).sum
+    lanes, warps = lane_reductions(number, min(row_threads, 32)), lane_reductions(number, WARPS)
     ALL = rows * WARPS
 
     @verb
     def row_sum(x, half, parts, tid):
-        x = lanes_sum(x)
+        x = lanes.sum(x)
         if WARPS > 1:
             warp = tid // 32
             if tid % 32 == 0:
                 parts[half * ALL + warp] = x
             cuda.syncthreads()
-            x = parts_sum(parts[half * ALL + warp // WARPS * WARPS + tid % WARPS])
+            x = warps.sum(parts[half * ALL + warp // WARPS * WARPS + tid % WARPS])
         return x
 
-    return RowSums(2 * ALL, row_sum)
+    return RowSums(size=2 * ALL, sum=row_sum)
+
+
+class PairSums(Namespace):
+    """Sums of what the warps of a row sent each other in pairs (`Parts` of the tiles)."""
+
+    sum: Callable[..., Any]  # (pairs, at, lane): of every second number from pairs[at] on, for all lanes
 
 
 @cache
-def pairs_sum(number: Any, parts: int) -> Callable[..., Any]:
-    """A verb (pairs, at, lane): the sum of every second of 2 * `parts` numbers from pairs[at] on, for all lanes."""
-    PARTS, STEP = parts, min(parts, 32)
-    lanes_sum = lane_reductions(number, STEP if parts & (parts - 1) == 0 else 32).sum
-    WHOLE, ZERO = parts & (parts - 1) == 0, number(0)
+def pair_sums(number: Any, parts: int) -> PairSums:
+    """The verb for `parts` pairs."""
+    PARTS, STEP, WHOLE = parts, min(parts, 32), parts & (parts - 1) == 0
+    num, lanes = numbers(number), lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
     def sum_of_few(pairs, at, lane):
-        total = ZERO
+        total = num.zero
         for part in range(0, PARTS, STEP):
             total += pairs[at + 2 * (part + lane % STEP)]
-        return lanes_sum(total)
+        return lanes.sum(total)
 
     @verb
     def sum_of_any(pairs, at, lane):
-        total = ZERO
+        total = num.zero
         for part in range(lane, PARTS, 32):
             total += pairs[at + 2 * part]
-        return lanes_sum(total)
+        return lanes.sum(total)
 
-    return sum_of_few if WHOLE else sum_of_any
+    return PairSums(sum=sum_of_few if WHOLE else sum_of_any)
