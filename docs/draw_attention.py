@@ -191,7 +191,7 @@ def owners(tile_rows: int = TILE_ROWS, tile_columns: int = TILE_COLUMNS) -> tupl
     if not SIMULATED:
         raise RuntimeError("owners: set NUMBA_ENABLE_CUDASIM=1 before Python starts")
     rows, columns, width, depth = LANES * tile_rows, LANES * tile_columns, 64, 4
-    verbs = tiles("float32", tile_rows, tile_columns)
+    tile = tiles("float32", tile_rows, tile_columns)
     SMALL, WIDE = row_of(depth), row_of(width)
     KEYS, VALUES = rows * SMALL, (rows + columns) * SMALL  # places in shared memory
 
@@ -199,18 +199,18 @@ def owners(tile_rows: int = TILE_ROWS, tile_columns: int = TILE_COLUMNS) -> tupl
         smem = cuda.shared.array(0, f32, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
-        verbs.load(smem, 0, SMALL, rows, depth, left, 0, depth, rows)
-        verbs.load(smem, KEYS, SMALL, columns, depth, keys, 0, depth, columns)
-        verbs.load(smem, VALUES, WIDE, depth, width, values, 0, width, depth)
+        tile.load(smem, 0, SMALL, rows, depth, left, 0, depth, rows)
+        tile.load(smem, KEYS, SMALL, columns, depth, keys, 0, depth, columns)
+        tile.load(smem, VALUES, WIDE, depth, width, values, 0, width, depth)
         cuda.syncthreads()
         frag, frags = cuda.local.array(4, f32), cuda.local.array(max(4 * tile_columns, 16), f32)
         scores, acc = cuda.local.array(tile_rows * tile_columns, f32), cuda.local.array(4 * tile_rows, f32)
-        verbs.abt(scores, frag, frags, smem, 0, SMALL, KEYS, SMALL, depth, line, lane)
+        tile.abt(scores, frag, frags, smem, 0, SMALL, KEYS, SMALL, depth, line, lane)
         for e in range(tile_rows * tile_columns):
             scores_owner[int(scores[e])] = tid
         for e in range(4 * tile_rows):
             acc[e] = 0
-        verbs.ab(acc, frag, frags, smem, 0, SMALL, VALUES, WIDE, depth, 1, line, lane)
+        tile.ab(acc, frag, frags, smem, 0, SMALL, VALUES, WIDE, depth, 1, line, lane)
         for e in range(4 * tile_rows):
             result_owner[int(acc[e])] = tid
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import Strided
-from ..backend import i32, i64, types, verb
+from ..backend import Namespace, i32, i64, types, verb
 from ..tile import storage
 from .options import WITHOUT_OPTIONS, Having, arguments, having, strided
 
@@ -75,9 +75,15 @@ def statistic_type(found: Variant) -> Any:
     return strided("float64" if found.dtype == "float64" else "float32", 3)
 
 
+class Spans(Namespace):
+    """Where sequences lie among the tokens."""
+
+    of_batch: Callable[..., Any]  # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b
+
+
 @cache
-def spans(varlen: bool) -> Callable[..., Any]:
-    """A verb (lengths, b, Sq, Sk) -> first query, first key, Sq and Sk of batch b; given Sq and Sk are the longest."""
+def spans(varlen: bool) -> Spans:
+    """The verb for sequences of different lengths, or for batches of one shape."""
 
     @verb
     def whole(lengths, b, Sq, Sk):
@@ -90,7 +96,7 @@ def spans(varlen: bool) -> Callable[..., Any]:
         q_end, k_end = ends_q.data[(b + 1) * ends_q.strides[0]], ends_k.data[(b + 1) * ends_k.strides[0]]
         return i64(q_first), i64(k_first), i64(q_end - q_first), i64(k_end - k_first)
 
-    return part if varlen else whole
+    return Spans(of_batch=part if varlen else whole)
 
 
 @verb

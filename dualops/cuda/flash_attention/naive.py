@@ -21,7 +21,7 @@ from .naive_backward import (
     build_transposed_product,
 )
 from .naive_forward import THREADS, build_product, build_scores, build_softmax, naive_variant
-from .options import chain
+from .options import chain_of
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -66,7 +66,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequen
     ]
     if "dbias" in results:
         steps += _bias_gradient(p, results["dbias"])
-    if chain(own.having, p.dtype, gradient=True).bends:
+    if chain_of(own.having, p.dtype, gradient=True).bends:
         steps += _step(build_bend(own), scores, "d_scores", q, k, p.D, *called)
     steps += _step(build_product(plain_own), rows * p.D, dq, "d_scores", k, "", 0, p.scale, p.D, *plain)
     steps += _step(transposed, keys * p.D, dk, "d_scores", q, p.scale, p.D, *by_key)

@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from math import inf
 from typing import Any
 
 from ...spec import Problem
 from ...spec.attention import At
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile import numbers, storage
 from .call import Variant, array_type, size_types, spans, start, statistic_type, variant
-from .options import chain
+from .options import chain_of
 
 THREADS = 256  # of a block
 PIECE = 32  # terms of an inner product
@@ -47,26 +46,32 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
-@cache
-def dot(dtype: str) -> Callable[..., Any]:
-    """A verb (a, i, b, j, width) -> the inner product of `width` neighbours in a from i on and in b from j on.
+class Inner(Namespace):
+    """Inner products of rows, which one thread reads."""
 
-    In pieces, which are then added: hundreds of terms one after another would lose too much in float32.
+    product: Callable[..., Any]  # (a, i, b, j, width): of `width` neighbours in a from i on and in b from j on
+
+
+@cache
+def inner_products(dtype: str) -> Inner:
+    """The verb for arrays of a dtype.
+
+    It adds in pieces, which are then added: hundreds of terms one after another would lose too much in float32.
     """
-    number, load = storage(dtype).number, storage(dtype).load
-    ZERO = number(0)
+    mem = storage(dtype)
+    num = numbers(mem.number)
 
     @verb
     def product(a, i, b, j, width):
-        total = ZERO
+        total = num.zero
         for first in range(0, width, PIECE):
-            piece = ZERO
+            piece = num.zero
             for d in range(first, min(first + PIECE, width)):
-                piece += load(a, i + d) * load(b, j + d)
+                piece += mem.load(a, i + d) * mem.load(b, j + d)
             total += piece
         return total
 
-    return product
+    return Inner(product=product)
 
 
 @builds
@@ -75,24 +80,23 @@ def build_scores(variant: Variant) -> Kernel:
 
     A score a thread. aligned: 1 where the last query stands at the last key, 0 where the first one stands at the first.
     """
-    number, inner = storage(variant.dtype).number, dot(variant.dtype)
-    options_of, span = chain(variant.having, variant.dtype), spans(variant.varlen)
-    option_score, visible = options_of.score, options_of.visible
-    NOTHING = number(-inf)
+    mem, inner = storage(variant.dtype), inner_products(variant.dtype)
+    num, span = numbers(mem.number), spans(variant.varlen)
+    chain = chain_of(variant.having, variant.dtype)
 
-    @kernel(pointer(number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
+    @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_scores(scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):
         index = my_index()
         n = index % Sk
         b, h, m = place(index // Sk, H, Sq)
         if b < B:
-            q_first, k_first, own_Sq, own_Sk = span(lengths, b, Sq, Sk)
+            q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
                 at = At(b, h, m, n, m + aligned * (own_Sk - own_Sq))
-                score = NOTHING
-                if visible(options, at):
+                score = num.minus_inf
+                if chain.visible(options, at):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
-                    score = option_score(scale * inner(q.data, q_row, k.data, k_row, D), options, at)
+                    score = chain.score(scale * inner.product(q.data, q_row, k.data, k_row, D), options, at)
                 scores[index] = score
 
     return flash_attention_naive_scores
@@ -104,36 +108,34 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
 
     A row a thread. Scores become probabilities, times row_sum and through dropout, or -0 where they do not count.
     """
-    number = storage(variant.dtype).number
-    add, maximum, base_of = numbers(number).add_compensated, numbers(number).maximum, numbers(number).base
-    exp, log = numbers(number).exp, numbers(number).log
-    options_of, span = chain(variant.having, variant.dtype), spans(variant.varlen)
-    option_sink, option_weight = options_of.sink, options_of.weight
-    NOTHING, ZERO, MINUS_ZERO, WITH_LSE = number(-inf), number(0), number(-0.0), with_lse
+    mem = storage(variant.dtype)
+    num, span = numbers(mem.number), spans(variant.varlen)
+    chain = chain_of(variant.having, variant.dtype)
+    WITH_LSE = with_lse
 
-    @kernel(*[pointer(number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
+    @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options):
         row = my_index()
         b, h, m = place(row, H, Sq)
         if b < B:
-            q_first, _, own_Sq, own_Sk = span(lengths, b, Sq, Sk)
+            q_first, _, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if m < own_Sq:
-                sink = option_sink(options, h)  # -inf where there is none
+                sink = chain.sink(options, h)  # -inf where there is none
                 row_max = sink
                 for n in range(own_Sk):
-                    row_max = maximum(row_max, scores[row * Sk + n])
-                base = base_of(row_max)
-                row_sum, lost = exp(sink - base), ZERO
+                    row_max = num.maximum(row_max, scores[row * Sk + n])
+                base = num.base(row_max)
+                row_sum, lost = num.exp(sink - base), num.zero
                 for n in range(own_Sk):
                     score = scores[row * Sk + n]
-                    prob = exp(score - base)
-                    row_sum, lost = add(row_sum, lost, prob)
+                    prob = num.exp(score - base)
+                    row_sum, lost = num.add_compensated(row_sum, lost, prob)
                     at = At(b, h, m, i64(n), m + aligned * (own_Sk - own_Sq))
-                    weighted = prob * option_weight(options, at)
-                    scores[row * Sk + n] = MINUS_ZERO if score == NOTHING else weighted
+                    weighted = prob * chain.weight(options, at)
+                    scores[row * Sk + n] = num.minus_zero_value if score == num.minus_inf else weighted
                 row_sums[row] = row_sum
                 if WITH_LSE:
-                    lse.data[start(lse, b, h, q_first + m)] = base + log(row_sum)
+                    lse.data[start(lse, b, h, q_first + m)] = base + num.log(row_sum)
 
     return flash_attention_naive_softmax
 
@@ -145,17 +147,16 @@ def build_product(variant: Variant) -> Kernel:
     out [B, H, Sq, width] = factor * left [B, H, Sq, Sk] @ right [B, Hkv, Sk, width], an element a thread; where
     `divided` is not 0, rows are divided by their sums. o = probs @ v is that, and dq = scale * ds0 @ k.
     """
-    number, load, store = storage(variant.dtype).number, storage(variant.dtype).load, storage(variant.dtype).store
-    add, minus_zero, span = numbers(number).add_compensated, numbers(number).minus_zero, spans(variant.varlen)
-    ZERO = number(0)
+    mem, span = storage(variant.dtype), spans(variant.varlen)
+    num = numbers(mem.number)
 
     @kernel(
         array_type(variant),
-        pointer(number),
+        pointer(mem.number),
         array_type(variant),
-        pointer(number),
+        pointer(mem.number),
         i32,
-        number,
+        mem.number,
         i32,
         i32,
         *size_types(variant),
@@ -168,16 +169,16 @@ def build_product(variant: Variant) -> Kernel:
         row, column = index // width, index % width
         b, h, m = place(row, H, Sq)
         if b < B:
-            q_first, k_first, own_Sq, own_Sk = span(lengths, b, Sq, Sk)
+            q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if m < own_Sq:
-                total, lost = ZERO, ZERO
+                total, lost = num.zero, num.zero
                 for n in range(own_Sk):
                     weight = left[row * Sk + n]
-                    if not minus_zero(weight):
-                        value = load(right.data, start(right, b, h // group, k_first + n) + column)
-                        total, lost = add(total, lost, factor * weight * value)
-                if divided != 0 and row_sums[row] != ZERO:
+                    if not num.minus_zero(weight):
+                        value = mem.load(right.data, start(right, b, h // group, k_first + n) + column)
+                        total, lost = num.add_compensated(total, lost, factor * weight * value)
+                if divided != 0 and row_sums[row] != num.zero:
                     total /= row_sums[row]
-                store(out.data, start(out, b, h, q_first + m) + column, total)
+                mem.store(out.data, start(out, b, h, q_first + m) + column, total)
 
     return flash_attention_naive_product

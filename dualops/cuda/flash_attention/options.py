@@ -10,7 +10,7 @@ import numpy as np
 
 from ...spec import Problem
 from ...spec.attention import OPTIONS, Chain, OptionVariant, Strided, Verbs, compose, variants
-from ..backend import SIMULATED, i32, i64, pointer, types, u8, u64, verb
+from ..backend import SIMULATED, Namespace, i32, i64, pointer, types, u8, u64, verb
 from ..tile import numbers, storage
 from .user import typed
 
@@ -39,9 +39,15 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
     return tuple(option.args(problem) for option, _ in variants(OPTIONS, problem))
 
 
-def chain(found: Having, dtype: str, *, gradient: bool = False) -> Chain:
+class OptionChain(Namespace):
+    """A `Chain` as a noun of kernels."""
+
+    __annotations__ = Chain.__annotations__
+
+
+def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
     """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
-    return compose(found.variants, _verbs(storage(dtype).number, gradient))
+    return OptionChain(**compose(found.variants, _verbs(storage(dtype).number, gradient))._asdict())
 
 
 def strided(dtype: str, rank: int) -> Any:
@@ -72,6 +78,8 @@ def _word(value: Any) -> Any:
 
 
 def _verbs(number: Any, gradient: bool) -> Verbs:
+    num = numbers(number)
+
     @verb
     def where(condition, a, b):
         return a if condition else b
@@ -81,8 +89,8 @@ def _verbs(number: Any, gradient: bool) -> Verbs:
         number,
         _word if SIMULATED else u64,
         where,
-        numbers(number).tanh,
-        numbers(number).exp,
+        num.tanh,
+        num.exp,
         _reader,
         partial(typed, number=number),
         gradient,
@@ -91,7 +99,7 @@ def _verbs(number: Any, gradient: bool) -> Verbs:
 
 def _reader(dtype: str, rank: int) -> Callable[..., Any]:
     """What reads an element of a Strided array."""
-    load: Any = storage(dtype).load if dtype not in ("bool", "int64") else None
+    mem: Any = storage(dtype) if dtype not in ("bool", "int64") else None
 
     @verb
     def read_scalar(array):
@@ -99,7 +107,7 @@ def _reader(dtype: str, rank: int) -> Callable[..., Any]:
 
     @verb
     def read_row(array, a):
-        return load(array.data, i64(a) * array.strides[0])
+        return mem.load(array.data, i64(a) * array.strides[0])
 
     @verb
     def read_flag(array, a, b):
@@ -108,6 +116,6 @@ def _reader(dtype: str, rank: int) -> Callable[..., Any]:
     @verb
     def read_matrices(array, a, b, c, d):
         s = array.strides
-        return load(array.data, i64(a) * s[0] + i64(b) * s[1] + i64(c) * s[2] + i64(d) * s[3])
+        return mem.load(array.data, i64(a) * s[0] + i64(b) * s[1] + i64(c) * s[2] + i64(d) * s[3])
 
     return {0: read_scalar, 1: read_row, 2: read_flag, 4: read_matrices}[rank]

@@ -19,13 +19,12 @@ read again in every round. `BackwardConfig.shared_bytes` is the formula.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import numbers, storage
 from .call import Variant, array_type, size_types, spans, start, statistic_type
-from .options import chain
+from .options import chain_of
 from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
 
 
@@ -62,18 +61,15 @@ class BackwardConfig:
 @builds
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
-    kept = storage(variant.dtype)
-    number, store = kept.number, kept.store
-    exp, base_of = numbers(number).exp, numbers(number).base
-    options_of = chain(variant.having, variant.dtype, gradient=True)
-    option_queries, option_full = options_of.query_range, options_of.full
-    span = spans(variant.varlen)
+    mem = storage(variant.dtype)
+    num = numbers(mem.number)
+    chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
 
     TILE_KV, TILE_Q, BLOCK_KV, BLOCK_Q = config.tile_rows, config.tile_columns, config.rows, config.columns
-    load, abt, ab, ab_counted, mine = tiles(variant.dtype, TILE_KV, TILE_Q)
+    tile = tiles(variant.dtype, TILE_KV, TILE_Q)
     P_ROW = row_of(BLOCK_Q)
-    finish, option_slopes, weights = score_tiles(options_of, variant.dtype, TILE_KV, TILE_Q, P_ROW, transposed=True)
-    BENDS, WEIGHS, SHARE = options_of.bends, options_of.weighs, config.share
+    score_tile = score_tiles(chain, variant.dtype, TILE_KV, TILE_Q, P_ROW, transposed=True)
+    BENDS, WEIGHS, SHARE = chain.bends, chain.weighs, config.share
     D, Dv, D4, DV4 = variant.D, variant.Dv, align_up(variant.D, 4), align_up(variant.Dv, 4)
     GROUPS, V_GROUPS = columns_of(D) // 4, columns_of(Dv) // 4
     K_ROW, V_ROW, Q_ROW, DO_ROW = row_of(D), row_of(Dv), row_of(align_up(D, 64)), row_of(align_up(Dv, 64))
@@ -81,7 +77,6 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     DS = P + BLOCK_KV * P_ROW
     N_SCORES, N_FRAGS, N_SLOPES = TILE_KV * TILE_Q, max(4 * TILE_Q, 16), TILE_KV * TILE_Q if BENDS else 1
     N_DK, N_DV = TILE_KV * columns_of(D), TILE_KV * columns_of(Dv)
-    NOTHING, ZERO, MINUS_ZERO = number(-inf), number(0), number(-0.0)
 
     @kernel(
         *[array_type(variant)] * 6,
@@ -91,7 +86,7 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         min_blocks=config.min_blocks,
     )
     def flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options):
-        smem = cuda.shared.array(0, number, alignment=16)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
         kv_blocks = (Sk + BLOCK_KV - 1) // BLOCK_KV
@@ -99,90 +94,90 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         n0 = cuda.blockIdx.x % kv_blocks * BLOCK_KV
         heads_kv = H // group
         b, h_kv = i64(head // heads_kv), i64(head % heads_kv)
-        q_first, k_first, Sq, Sk = span(lengths, b, Sq, Sk)
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
         if n0 >= Sk:
             return
         offset = aligned * (Sk - Sq)
         k_start, v_start = start(k, b, h_kv, k_first + n0), start(v, b, h_kv, k_first + n0)
         if not SHARE:
-            load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
-            load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
+            tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
+            tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
 
         n = n0 + line * TILE_KV  # my first key
-        dk_acc = cuda.local.array(N_DK, number)
-        dv_acc = cuda.local.array(N_DV, number)
+        dk_acc = cuda.local.array(N_DK, mem.number)
+        dv_acc = cuda.local.array(N_DV, mem.number)
         for i in range(N_DK):
-            dk_acc[i] = ZERO
+            dk_acc[i] = num.zero
         for i in range(N_DV):
-            dv_acc[i] = ZERO
-        scores = cuda.local.array(N_SCORES, number)
-        d_probs = cuda.local.array(N_SCORES, number)
-        slopes = cuda.local.array(N_SLOPES, number)
-        frag = cuda.local.array(4, number)
-        frags = cuda.local.array(N_FRAGS, number)
+            dv_acc[i] = num.zero
+        scores = cuda.local.array(N_SCORES, mem.number)
+        d_probs = cuda.local.array(N_SCORES, mem.number)
+        slopes = cuda.local.array(N_SLOPES, mem.number)
+        frag = cuda.local.array(4, mem.number)
+        frags = cuda.local.array(N_FRAGS, mem.number)
 
-        m_first, m_end = option_queries(options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
+        m_first, m_end = chain.query_range(options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
         m_first = max(i64(m_first), 0) // BLOCK_Q * BLOCK_Q
         for h in range(h_kv * group, (h_kv + 1) * group):
             for m0 in range(m_first, m_end, BLOCK_Q):
                 q_start, do_start = start(q, b, h, q_first + m0), start(do, b, h, q_first + m0)
                 cuda.syncthreads()
                 if SHARE:
-                    load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
-                strange_q = load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
+                    tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
+                strange_q = tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
                 strange_do = strange_q
                 if not SHARE:
-                    strange_do = load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
+                    strange_do = tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
                 cuda.syncthreads()
 
-                abt(scores, frag, frags, smem, K, K_ROW, Q, Q_ROW, D4, line, lane)
+                tile.abt(scores, frag, frags, smem, K, K_ROW, Q, Q_ROW, D4, line, lane)
                 where = Where(b, h, n, m0 + lane, Sk, Sq, offset)
                 whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-                whole &= option_full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
+                whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
                 if BENDS:
-                    option_slopes(slopes, scores, smem, P, options, scale, where)
-                finish(scores, smem, P, options, whole, scale, where)
+                    score_tile.slopes(slopes, scores, smem, P, options, scale, where)
+                score_tile.finish(scores, smem, P, options, whole, scale, where)
 
                 if SHARE:
                     cuda.syncthreads()
-                    load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
-                    strange_do = load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
+                    tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
+                    strange_do = tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
                     cuda.syncthreads()
-                abt(d_probs, frag, frags, smem, V, V_ROW, DO, DO_ROW, DV4, line, lane)
+                tile.abt(d_probs, frag, frags, smem, V, V_ROW, DO, DO_ROW, DV4, line, lane)
                 if WEIGHS:
-                    weights(smem, DS, options, where)
+                    score_tile.weights(smem, DS, options, where)
                 for j in range(TILE_Q):
                     m = m0 + lane + LANES * j
-                    lse_row, delta_row = ZERO, ZERO
+                    lse_row, delta_row = num.zero, num.zero
                     if m < Sq:
-                        lse_row = base_of(lse.data[start(lse, b, h, q_first + m)])
+                        lse_row = num.base(lse.data[start(lse, b, h, q_first + m)])
                         delta_row = delta.data[start(delta, b, h, q_first + m)]
                     for i in range(TILE_KV):
                         e = i * TILE_Q + j
-                        my_place = mine(0, P_ROW, e)
-                        prob = exp(scores[e] - lse_row)
+                        my_place = tile.mine(0, P_ROW, e)
+                        prob = num.exp(scores[e] - lse_row)
                         weighted, d_prob = prob, d_probs[e]
                         if WEIGHS:
                             weighted *= smem[DS + my_place]
                             d_prob *= smem[DS + my_place]
                         d_score = prob * (d_prob - delta_row)
                         if BENDS:
-                            d_score = d_score * slopes[e] + ZERO  # a slope of 0 gives no -0
-                        counts = scores[e] != NOTHING
-                        smem[P + my_place] = weighted if counts else MINUS_ZERO
-                        smem[DS + my_place] = d_score if counts else MINUS_ZERO
+                            d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
+                        counts = scores[e] != num.minus_inf
+                        smem[P + my_place] = weighted if counts else num.minus_zero_value
+                        smem[DS + my_place] = d_score if counts else num.minus_zero_value
 
                 if cuda.syncthreads_or(strange_do):
-                    ab_counted(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
+                    tile.ab_counted(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
                 else:
-                    ab(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
+                    tile.ab(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
                 if SHARE:
                     cuda.syncthreads()
-                    load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
+                    tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
                 if cuda.syncthreads_or(strange_q):
-                    ab_counted(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
+                    tile.ab_counted(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
                 else:
-                    ab(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
+                    tile.ab(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
 
         for i in range(TILE_KV):
             if n + i < Sk:
@@ -191,10 +186,10 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                     for g in range(GROUPS):
                         column = g * 64 + 4 * lane + c
                         if column < D:
-                            store(dk.data, k_row + column, dk_acc[(i * GROUPS + g) * 4 + c] * scale)
+                            mem.store(dk.data, k_row + column, dk_acc[(i * GROUPS + g) * 4 + c] * scale)
                     for g in range(V_GROUPS):
                         column = g * 64 + 4 * lane + c
                         if column < Dv:
-                            store(dv.data, v_row + column, dv_acc[(i * V_GROUPS + g) * 4 + c])
+                            mem.store(dv.data, v_row + column, dv_acc[(i * V_GROUPS + g) * 4 + c])
 
     return flash_attention_dkv

@@ -20,13 +20,12 @@ Dv64 the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import lane_reductions, numbers, storage
 from .call import Variant, array_type, size_types, spans, start, statistic_type
-from .options import chain
+from .options import chain_of
 from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
 
 
@@ -58,28 +57,20 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
 
     aligned: 1 where the last query stands at the last key, 0 where the first one stands at the first.
     """
-    kept = storage(variant.dtype)
-    number, store = kept.number, kept.store
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    log = numbers(number).log
-    lanes_max, lanes_sum = lane_reductions(number, LANES)
-    options_of = chain(variant.having, variant.dtype)
-    option_keys, option_full = options_of.key_range, options_of.full
-    option_sink = options_of.sink
-    span = spans(variant.varlen)
+    mem = storage(variant.dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
+    chain, span = chain_of(variant.having, variant.dtype), spans(variant.varlen)
 
     TILE_Q, TILE_KV, BLOCK_Q, BLOCK_KV = config.tile_q, config.tile_kv, config.block_q, config.block_kv
-    load, abt, ab, ab_counted, mine = tiles(variant.dtype, TILE_Q, TILE_KV)
+    tile = tiles(variant.dtype, TILE_Q, TILE_KV)
     D, Dv, D4 = variant.D, variant.Dv, align_up(variant.D, 4)
     COLUMNS, GROUPS = columns_of(Dv), columns_of(Dv) // 4  # of acc a thread holds
     ROW, V_ROW, PROBS_ROW = row_of(D), row_of(align_up(Dv, 64)), row_of(BLOCK_KV)
     KV = BLOCK_Q * ROW  # where K and V begin in shared memory, and the probabilities
     PROBS = KV + BLOCK_KV * max(ROW, V_ROW)
-    finish, _, weights = score_tiles(options_of, variant.dtype, TILE_Q, TILE_KV, PROBS_ROW, transposed=False)
-    WEIGHS = options_of.weighs
+    score_tile = score_tiles(chain, variant.dtype, TILE_Q, TILE_KV, PROBS_ROW, transposed=False)
+    WEIGHS, WITH_LSE = chain.weighs, with_lse
     N_SCORES, N_ACC, N_KEYS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, max(4 * TILE_KV, 16)
-    WITH_LSE = with_lse
-    NOTHING, ZERO, MINUS_ZERO, ONE = number(-inf), number(0), number(-0.0), number(1)
 
     @kernel(
         array_type(variant),
@@ -90,7 +81,7 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         min_blocks=config.min_blocks,
     )
     def flash_attention_simt(o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options):
-        smem = cuda.shared.array(0, number, alignment=16)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
         q_blocks = (Sq + BLOCK_Q - 1) // BLOCK_Q
@@ -98,79 +89,79 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q  # the last first: under a causal mask the longest
         b, h = i64(head // H), i64(head % H)
         h_kv = h // group
-        q_first, k_first, Sq, Sk = span(lengths, b, Sq, Sk)
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, Sq, Sk)
         if m0 >= Sq:
             return
         offset = aligned * (Sk - Sq)
-        load(smem, 0, ROW, BLOCK_Q, D, q.data, start(q, b, h, q_first + m0), q.strides[2], Sq - m0)
+        tile.load(smem, 0, ROW, BLOCK_Q, D, q.data, start(q, b, h, q_first + m0), q.strides[2], Sq - m0)
 
         m = m0 + line * TILE_Q  # my first query
-        row_max = cuda.local.array(TILE_Q, number)
-        row_sum = cuda.local.array(TILE_Q, number)  # my share; the lanes meet after the loop
+        row_max = cuda.local.array(TILE_Q, mem.number)
+        row_sum = cuda.local.array(TILE_Q, mem.number)  # my share; the lanes meet after the loop
         for i in range(TILE_Q):
-            row_max[i] = option_sink(options, h)  # -inf where there is none
-            row_sum[i] = ZERO
+            row_max[i] = chain.sink(options, h)  # -inf where there is none
+            row_sum[i] = num.zero
             if lane == 0:
-                row_sum[i] = exp(row_max[i] - base_of(row_max[i]))
-        acc = cuda.local.array(N_ACC, number)
+                row_sum[i] = num.exp(row_max[i] - num.base(row_max[i]))
+        acc = cuda.local.array(N_ACC, mem.number)
         for i in range(N_ACC):
-            acc[i] = ZERO
-        scores = cuda.local.array(N_SCORES, number)
-        frag = cuda.local.array(4, number)  # of a row of Q, then of P
-        frags = cuda.local.array(N_KEYS, number)  # of rows of K, then of V
+            acc[i] = num.zero
+        scores = cuda.local.array(N_SCORES, mem.number)
+        frag = cuda.local.array(4, mem.number)  # of a row of Q, then of P
+        frags = cuda.local.array(N_KEYS, mem.number)  # of rows of K, then of V
 
-        n_first, n_end = option_keys(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
+        n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(max(i64(n_first), 0) // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
             cuda.syncthreads()
-            load(smem, KV, ROW, BLOCK_KV, D, k.data, start(k, b, h_kv, k_first + n0), k.strides[2], Sk - n0)
+            tile.load(smem, KV, ROW, BLOCK_KV, D, k.data, start(k, b, h_kv, k_first + n0), k.strides[2], Sk - n0)
             cuda.syncthreads()
-            abt(scores, frag, frags, smem, 0, ROW, KV, ROW, D4, line, lane)
+            tile.abt(scores, frag, frags, smem, 0, ROW, KV, ROW, D4, line, lane)
             whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-            whole &= option_full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
+            whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
             where = Where(b, h, m, n0 + lane, Sq, Sk, offset)
-            finish(scores, smem, PROBS, options, whole, scale, where)
+            score_tile.finish(scores, smem, PROBS, options, whole, scale, where)
             if WEIGHS:
-                weights(smem, PROBS, options, where)
+                score_tile.weights(smem, PROBS, options, where)
             for i in range(TILE_Q):
-                tile_max = NOTHING
+                tile_max = num.minus_inf
                 for j in range(TILE_KV):
-                    tile_max = maximum(tile_max, scores[i * TILE_KV + j])
-                new_max = maximum(row_max[i], lanes_max(tile_max))
-                base = base_of(new_max)
-                rescale = exp(row_max[i] - base)
+                    tile_max = num.maximum(tile_max, scores[i * TILE_KV + j])
+                new_max = num.maximum(row_max[i], lanes.max(tile_max))
+                base = num.base(new_max)
+                rescale = num.exp(row_max[i] - base)
                 row_max[i] = new_max
                 row_sum[i] *= rescale
                 for j in range(TILE_KV):
-                    prob = exp(scores[i * TILE_KV + j] - base)
+                    prob = num.exp(scores[i * TILE_KV + j] - base)
                     row_sum[i] += prob
-                    my_place = mine(PROBS, PROBS_ROW, i * TILE_KV + j)
+                    my_place = tile.mine(PROBS, PROBS_ROW, i * TILE_KV + j)
                     if WEIGHS:
                         prob *= smem[my_place]
-                    smem[my_place] = MINUS_ZERO if scores[i * TILE_KV + j] == NOTHING else prob
+                    smem[my_place] = num.minus_zero_value if scores[i * TILE_KV + j] == num.minus_inf else prob
                 for c in range(COLUMNS):
                     acc[i * COLUMNS + c] *= rescale
             cuda.syncthreads()
-            strange = load(
+            strange = tile.load(
                 smem, KV, V_ROW, BLOCK_KV, Dv, v.data, start(v, b, h_kv, k_first + n0), v.strides[2], Sk - n0
             )
             if cuda.syncthreads_or(strange):
-                ab_counted(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
+                tile.ab_counted(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
             else:
-                ab(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
+                tile.ab(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
 
         for i in range(TILE_Q):
-            total = lanes_sum(row_sum[i])
+            total = lanes.sum(row_sum[i])
             if m + i < Sq:
-                inverse = ZERO
-                if total != ZERO:
-                    inverse = ONE / total
+                inverse = num.zero
+                if total != num.zero:
+                    inverse = num.one / total
                 row = start(o, b, h, q_first + m + i)
                 for g in range(GROUPS):
                     for c in range(4):
                         column = g * 64 + 4 * lane + c
                         if column < Dv:
-                            store(o.data, row + column, acc[(i * GROUPS + g) * 4 + c] * inverse)
+                            mem.store(o.data, row + column, acc[(i * GROUPS + g) * 4 + c] * inverse)
                 if WITH_LSE and lane == 0:
-                    lse.data[start(lse, b, h, q_first + m + i)] = base_of(row_max[i]) + log(total)
+                    lse.data[start(lse, b, h, q_first + m + i)] = num.base(row_max[i]) + num.log(total)
 
     return flash_attention_simt

@@ -18,10 +18,9 @@ ROWS = THREADS // LANES  # of delta in a block
 @builds
 def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
     """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence."""
-    kept = storage(variant.dtype)
-    number, load = kept.number, kept.load
-    _, lanes_sum = lane_reductions(number, LANES)
-    WITH_DLSE, ZERO = with_dlse, number(0)
+    mem = storage(variant.dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
+    WITH_DLSE = with_dlse
     statistic = statistic_type(variant)
 
     @kernel(statistic, *[array_type(variant)] * 2, statistic, *[i32] * 3, threads=THREADS)
@@ -30,12 +29,12 @@ def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
         blocks = (S + ROWS - 1) // ROWS
         head, m = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
         b, h = i64(head // H), i64(head % H)
-        total = ZERO
+        total = num.zero
         if m < S:
             o_row, do_row = start(o, b, h, m), start(do, b, h, m)
             for c in range(lane, Dv, LANES):
-                total += load(o.data, o_row + c) * load(do.data, do_row + c)
-        total = lanes_sum(total)
+                total += mem.load(o.data, o_row + c) * mem.load(do.data, do_row + c)
+        total = lanes.sum(total)
         if (m < S) & (lane == 0):
             if WITH_DLSE:
                 total -= dlse.data[start(dlse, b, h, m)]
@@ -47,21 +46,20 @@ def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
 @builds
 def build_dsinks(variant: Variant, sinks_dtype: str) -> Kernel:
     """flash_attention_dsinks(dsinks, sinks, lse, delta, B, S)."""
-    number = storage(variant.dtype).number
-    load, store = storage(sinks_dtype).load, storage(sinks_dtype).store
-    exp, base_of, add = numbers(number).exp, numbers(number).base, numbers(number).add_compensated
-    ZERO, STEPS = number(0), THREADS.bit_length() - 1
+    mem, sinks_mem = storage(variant.dtype), storage(sinks_dtype)
+    num = numbers(mem.number)
+    STEPS = THREADS.bit_length() - 1
 
     @kernel(*[strided(sinks_dtype, 1)] * 2, *[statistic_type(variant)] * 2, i32, i32, threads=THREADS)
     def flash_attention_dsinks(dsinks, sinks, lse, delta, B, S):
-        parts = cuda.shared.array(THREADS, number)
+        parts = cuda.shared.array(THREADS, mem.number)
         tid, h = cuda.threadIdx.x, i64(cuda.blockIdx.x)
-        sink = number(load(sinks.data, h * sinks.strides[0]))
-        total, rest = ZERO, ZERO
+        sink = mem.number(sinks_mem.load(sinks.data, h * sinks.strides[0]))
+        total, rest = num.zero, num.zero
         for b in range(B):
             for m in range(tid, S, THREADS):
-                share = exp(sink - base_of(lse.data[start(lse, b, h, m)]))
-                total, rest = add(total, rest, share * delta.data[start(delta, b, h, m)])
+                share = num.exp(sink - num.base(lse.data[start(lse, b, h, m)]))
+                total, rest = num.add_compensated(total, rest, share * delta.data[start(delta, b, h, m)])
         parts[tid] = total
         for step in range(STEPS):
             cuda.syncthreads()
@@ -69,6 +67,6 @@ def build_dsinks(variant: Variant, sinks_dtype: str) -> Kernel:
             if tid < half:
                 parts[tid] += parts[tid + half]
         if tid == 0:
-            store(dsinks.data, h * dsinks.strides[0], -parts[0])
+            sinks_mem.store(dsinks.data, h * dsinks.strides[0], -parts[0])
 
     return flash_attention_dsinks

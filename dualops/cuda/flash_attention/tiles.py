@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import inf
 from typing import Any, NamedTuple
 
-from ...spec.attention import At, Chain
+from ...spec.attention import At
 from ..arrays import align_up
-from ..backend import cuda, i32, i64, verb
+from ..backend import Namespace, cuda, i32, i64, verb
 from ..tile import LANES, PAD, THREADS, numbers, row_of as row_of, storage
+from .options import OptionChain
 
 
 def columns_of(width: int) -> int:
@@ -23,7 +23,7 @@ def columns_of(width: int) -> int:
     return align_up(width, 64) // LANES
 
 
-class Tiles(NamedTuple):
+class Tiles(Namespace):
     """The verbs; `to`, `a`, `b`, `p`, `v` are places in shared memory where rows of `row` numbers begin."""
 
     load: Callable[..., Any]  # (smem, to, row, rows, width, x, base, stride, end) -> 1 if I met a NaN or an infinity
@@ -36,32 +36,31 @@ class Tiles(NamedTuple):
 @cache
 def tiles(dtype: str, tile_rows: int, tile_columns: int) -> Tiles:
     """The verbs for arrays of `dtype` and threads that hold tile_rows x tile_columns scores."""
-    number, load_element = storage(dtype).number, storage(dtype).load
-    load_four, minus_zero = numbers(number).load_four, numbers(number).minus_zero
+    mem = storage(dtype)
+    num = numbers(mem.number)
     TILE_ROWS, TILE_COLUMNS, COUNT = tile_rows, tile_columns, tile_rows * tile_columns
-    ZERO = number(0)
 
     @verb
     def load(smem, to, row, rows, width, x, base, stride, end):
         strange = i32(0)
         for at in range(cuda.threadIdx.x, rows * (row - PAD), THREADS):
             r, c = at // (row - PAD), at % (row - PAD)
-            value = ZERO
+            value = num.zero
             if (r < end) & (c < width):
-                value = load_element(x, base + r * stride + c)
+                value = mem.load(x, base + r * stride + c)
             smem[to + r * row + c] = value
-            strange |= i32(value * ZERO != ZERO)
+            strange |= i32(value * num.zero != num.zero)
         return strange
 
     @verb
     def abt(out, frag, frags, smem, a, a_row, b, b_row, depth, line, lane):
         for i in range(COUNT):
-            out[i] = ZERO
+            out[i] = num.zero
         for d in range(0, depth, 4):
             for j in range(TILE_COLUMNS):
-                load_four(frags, 4 * j, smem, b + (lane + LANES * j) * b_row + d)
+                num.load_four(frags, 4 * j, smem, b + (lane + LANES * j) * b_row + d)
             for i in range(TILE_ROWS):
-                load_four(frag, 0, smem, a + (line * TILE_ROWS + i) * a_row + d)
+                num.load_four(frag, 0, smem, a + (line * TILE_ROWS + i) * a_row + d)
                 for j in range(TILE_COLUMNS):
                     for c in range(4):
                         out[i * TILE_COLUMNS + j] += frag[c] * frags[4 * j + c]
@@ -71,9 +70,9 @@ def tiles(dtype: str, tile_rows: int, tile_columns: int) -> Tiles:
         for n in range(0, count, 4):
             for g in range(groups):
                 for k in range(4):
-                    load_four(frags, 4 * k, smem, v + (n + k) * v_row + g * 64 + 4 * lane)
+                    num.load_four(frags, 4 * k, smem, v + (n + k) * v_row + g * 64 + 4 * lane)
                 for i in range(TILE_ROWS):
-                    load_four(frag, 0, smem, p + (line * TILE_ROWS + i) * p_row + n)
+                    num.load_four(frag, 0, smem, p + (line * TILE_ROWS + i) * p_row + n)
                     for k in range(4):
                         for c in range(4):
                             acc[(i * groups + g) * 4 + c] += frag[k] * frags[4 * k + c]
@@ -83,7 +82,7 @@ def tiles(dtype: str, tile_rows: int, tile_columns: int) -> Tiles:
         for n in range(count):
             for i in range(TILE_ROWS):
                 prob = smem[p + (line * TILE_ROWS + i) * p_row + n]
-                if not minus_zero(prob):
+                if not num.minus_zero(prob):
                     for g in range(groups):
                         for c in range(4):
                             acc[(i * groups + g) * 4 + c] += prob * smem[v + n * v_row + g * 64 + 4 * lane + c]
@@ -93,10 +92,10 @@ def tiles(dtype: str, tile_rows: int, tile_columns: int) -> Tiles:
         lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         return p + (line * TILE_ROWS + e // TILE_COLUMNS) * p_row + lane + LANES * (e % TILE_COLUMNS)
 
-    return Tiles(load, abt, ab, ab_counted, mine)
+    return Tiles(load=load, abt=abt, ab=ab, ab_counted=ab_counted, mine=mine)
 
 
-class Scores(NamedTuple):
+class Scores(Namespace):
     """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
 
     What options do to a score may be long, so it is not repeated for each score that a thread holds: the thread's
@@ -121,7 +120,9 @@ class Where(NamedTuple):
 
 
 @cache
-def score_tiles(chain: Chain, dtype: str, tile_rows: int, tile_columns: int, p_row: int, transposed: bool) -> Scores:
+def score_tiles(
+    chain: OptionChain, dtype: str, tile_rows: int, tile_columns: int, p_row: int, transposed: bool
+) -> Scores:
     """The verbs for threads that hold tile_rows x tile_columns scores; rows of `p` are p_row numbers apart.
 
     finish: through all options; -inf where a mask is or where there is nothing. `whole`: all of the tile is there and
@@ -129,9 +130,7 @@ def score_tiles(chain: Chain, dtype: str, tile_rows: int, tile_columns: int, p_r
     """
     TILE_COLUMNS, P_ROW, TRANSPOSED = tile_columns, p_row, transposed
     COUNT, PLAIN = tile_rows * tile_columns, not chain.scores
-    number, mine = storage(dtype).number, tiles(dtype, tile_rows, tile_columns).mine
-    NOTHING, ZERO = number(-inf), number(0)
-    option_score, option_slope, visible, option_weight = chain.score, chain.slope, chain.visible, chain.weight
+    num, tile = numbers(storage(dtype).number), tiles(dtype, tile_rows, tile_columns)
 
     @verb
     def place(where, e):
@@ -151,35 +150,35 @@ def score_tiles(chain: Chain, dtype: str, tile_rows: int, tile_columns: int, p_r
                 scores[e] *= scale
         else:
             for e in range(COUNT):
-                smem[mine(p, P_ROW, e)] = scores[e] * scale
+                smem[tile.mine(p, P_ROW, e)] = scores[e] * scale
             for e in range(COUNT):
-                score = NOTHING
+                score = num.minus_inf
                 if there(where, e):
                     at = place(where, e)
-                    if whole or visible(options, at):
-                        score = option_score(smem[mine(p, P_ROW, e)], options, at)
-                smem[mine(p, P_ROW, e)] = score
+                    if whole or chain.visible(options, at):
+                        score = chain.score(smem[tile.mine(p, P_ROW, e)], options, at)
+                smem[tile.mine(p, P_ROW, e)] = score
             for e in range(COUNT):
-                scores[e] = smem[mine(p, P_ROW, e)]
+                scores[e] = smem[tile.mine(p, P_ROW, e)]
 
     @verb
     def slopes(slopes, scores, smem, p, options, scale, where):
         for e in range(COUNT):
-            smem[mine(p, P_ROW, e)] = scores[e] * scale
+            smem[tile.mine(p, P_ROW, e)] = scores[e] * scale
         for e in range(COUNT):
-            slope = ZERO
+            slope = num.zero
             if there(where, e):
-                slope = option_slope(smem[mine(p, P_ROW, e)], options, place(where, e))
-            smem[mine(p, P_ROW, e)] = slope
+                slope = chain.slope(smem[tile.mine(p, P_ROW, e)], options, place(where, e))
+            smem[tile.mine(p, P_ROW, e)] = slope
         for e in range(COUNT):
-            slopes[e] = smem[mine(p, P_ROW, e)]
+            slopes[e] = smem[tile.mine(p, P_ROW, e)]
 
     @verb
     def weights(smem, p, options, where):
         for e in range(COUNT):
-            weight = ZERO
+            weight = num.zero
             if there(where, e):
-                weight = option_weight(options, place(where, e))
-            smem[mine(p, P_ROW, e)] = weight
+                weight = chain.weight(options, place(where, e))
+            smem[tile.mine(p, P_ROW, e)] = weight
 
-    return Scores(finish, slopes, weights)
+    return Scores(finish=finish, slopes=slopes, weights=weights)
