@@ -42,6 +42,7 @@ class Numbers(Namespace):
     """Verbs on numbers of one arithmetic type, and those that every kernel needs."""
 
     zero: Any
+    minus_zero_value: Any  # what kernels keep for what does not count
     one: Any
     minus_inf: Any
     maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
@@ -52,7 +53,7 @@ class Numbers(Namespace):
     log2: Callable[..., Any]
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
-    minus_zero: Callable[..., Any]  # (x): whether it is -0, which kernels keep for what does not count
+    minus_zero: Callable[..., Any]  # (x): whether it is -0
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
@@ -109,6 +110,7 @@ def _double() -> Numbers:
 
     return Numbers(
         zero=f64(0),
+        minus_zero_value=f64(-0.0),
         one=f64(1),
         minus_inf=f64(-inf),
         maximum=max_f64,
@@ -155,6 +157,7 @@ def _single() -> Numbers:
 
     return Numbers(
         zero=f32(0),
+        minus_zero_value=f32(-0.0),
         one=f32(1),
         minus_inf=f32(-inf),
         maximum=max_f32,
