@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
-from ..backend import i32, i64, pointer, types, verb
+from ..backend import Namespace, i32, i64, pointer, types, verb
 from ..tile import numbers, storage
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
@@ -165,7 +165,7 @@ def slot_of(call, first, b, chunk):
     return b * call.slots + chunk
 
 
-class Decay(NamedTuple):
+class Decay(Namespace):
     """Verbs on the decay of a head."""
 
     log2: Callable[..., Any]  # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
@@ -176,31 +176,31 @@ class Decay(NamedTuple):
 def decay(dtype: str) -> Decay:
     """The verbs for the arithmetic of problems of this dtype."""
     number = storage(dtype).number
-    exp2, log2_of = numbers(number).exp2, numbers(number).log2
-    ZERO, HALF, ONE, TWO, SQRT_HALF = (number(x) for x in (0, 0.5, 1, 2, 0.5**0.5))
+    num = numbers(number)
+    HALF, TWO, SQRT_HALF = (number(x) for x in (0.5, 2, 0.5**0.5))
     # log2(1 + x) = 2 * log2(e) * atanh(x / (2 + x)), |x| < 0.42: the next term is less than any rounding
     C0, C1, C2, C3, C4, C5 = (number(2 * log2(e) / (2 * k + 1)) for k in range(6))
 
     @verb
     def less_than_one(h):
         """gamma - 1 where none is given: -2^(-5 - h)."""
-        less = -ONE
+        less = -num.one
         for _ in range(5 + h):
             less *= HALF
         return less
 
     @verb
     def log2_double(gamma, call, h):
-        return log2_of(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else ONE + less_than_one(h))
+        return num.log2(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h))
 
     @verb
     def log2_single(gamma, call, h):
-        exponent = ZERO  # gamma = 2^exponent * (1 + less)
+        exponent = num.zero  # gamma = 2^exponent * (1 + less)
         if call.has_gamma != 0:
             value = gamma.data[h * gamma.strides[0]]
-            while (value > ZERO) & (value < SQRT_HALF):
-                value, exponent = value * TWO, exponent - ONE
-            less = value - ONE
+            while (value > num.zero) & (value < SQRT_HALF):
+                value, exponent = value * TWO, exponent - num.one
+            less = value - num.one
         else:
             less = less_than_one(h)
         s = less / (TWO + less)
@@ -209,6 +209,6 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def power(log2_gamma, n):
-        return exp2(log2_gamma * number(n))
+        return num.exp2(log2_gamma * number(n))
 
-    return Decay(log2_double if dtype == "float64" else log2_single, power)
+    return Decay(log2=log2_double if dtype == "float64" else log2_single, power=power)

@@ -32,13 +32,12 @@ def my_index():
 @builds
 def build_scores(dtype: str, mask_dtype: str) -> Kernel:
     """retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B). A score a thread."""
-    number, load = storage(dtype).number, storage(dtype).load
-    load_mask, add = storage(mask_dtype or dtype).load, numbers(number).add_compensated
-    log2_gamma, power = decay(dtype)
-    MASKED, ZERO, MINUS_ZERO = bool(mask_dtype), number(0), number(-0.0)
+    mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decay(dtype)
+    num = numbers(mem.number)
+    MASKED = bool(mask_dtype)
 
     @kernel(
-        pointer(number),
+        pointer(mem.number),
         *[strided(dtype, 3)] * 2,
         *[number_type(dtype, 3)] * 2,
         strided(mask_dtype or dtype, 3),
@@ -57,14 +56,15 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
             seen = (r < rows) & (c < columns)
             if not MASKED:
                 seen &= c <= r + call.offset
-            score = MINUS_ZERO
+            score = num.minus_zero_value
             if seen:
                 row = origin(call, first, rows) + call.direction * r
                 column = origin(call, first, columns) + call.direction * c
                 q_row, k_row = start(q, b, h, row), start(k, b, h, column)
-                score, lost = ZERO, ZERO
+                score, lost = num.zero, num.zero
                 for d in range(call.D):
-                    score, lost = add(score, lost, load(q.data, q_row + d) * load(k.data, k_row + d))
+                    product = mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
+                    score, lost = num.add_compensated(score, lost, product)
                 if call.row_term != 0:
                     score += terms.data[start(terms, b, h, row)]
                 if call.column_term != 0:
@@ -73,10 +73,10 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
                     score *= weights.data[start(weights, b, h, column)]
                 if MASKED:
                     at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                    score *= number(load_mask(mask.data, at))
+                    score *= mem.number(mask_mem.load(mask.data, at))
                 else:
-                    score *= power(log2_gamma(gamma, call, h), r + call.offset - c)
-                score = score * call.scale + ZERO  # it counts
+                    score *= decays.power(decays.log2(gamma, call, h), r + call.offset - c)
+                score = score * call.scale + num.zero  # it counts
             scores[index] = score
 
     return retention_naive_scores
@@ -88,14 +88,13 @@ def build_sums(dtype: str) -> Kernel:
 
     norm [B, H, D]: what the sequence begins with, if `begins`.
     """
-    number, load, add = storage(dtype).number, storage(dtype).load, numbers(storage(dtype).number).add_compensated
-    log2_gamma, power = decay(dtype)
-    ZERO = number(0)
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
 
     @kernel(
-        pointer(number),
+        pointer(mem.number),
         number_type(dtype, 3),
-        pointer(number),
+        pointer(mem.number),
         strided(dtype, 3),
         number_type(dtype, 3),
         number_type(dtype, 1),
@@ -112,17 +111,17 @@ def build_sums(dtype: str) -> Kernel:
         if b < B:
             first, rows, columns = span(ends, call, b)
             if r < rows:
-                total, lost = ZERO, ZERO
+                total, lost = num.zero, num.zero
                 for c in range(columns):
                     score = scores[index * call.columns + c]
-                    total, lost = add(total, lost, abs(score) if call.normalize == ABS else score)
+                    total, lost = num.add_compensated(total, lost, abs(score) if call.normalize == ABS else score)
                 row = origin(call, first, rows) + call.direction * r
                 if begins != 0:
-                    factor = power(log2_gamma(gamma, call, h), r + call.later) * call.state_scale
+                    factor = decays.power(decays.log2(gamma, call, h), r + call.later) * call.state_scale
                     q_row, n_row = start(q, b, h, row), start(norm, b, h, 0)
                     for d in range(call.D):
-                        more = factor * load(q.data, q_row + d) * norm.data[n_row + d * norm.strides[2]]
-                        total, lost = add(total, lost, more)
+                        more = factor * mem.load(q.data, q_row + d) * norm.data[n_row + d * norm.strides[2]]
+                        total, lost = num.add_compensated(total, lost, more)
                 sums[index] = total
                 if call.sums != 0:
                     row_sum.data[start(row_sum, b, h, row)] = total
@@ -134,14 +133,12 @@ def build_sums(dtype: str) -> Kernel:
 def build_product(dtype: str) -> Kernel:
     """retention_naive_product(out, scores, sums, q, v, state, norm, weights, terms, gamma, ends, call, B, begins,
     norm_begins). An element of the result a thread. state [B, H, D, Dv] and norm [B, H, Dv], if they are there."""
-    number, load, store = storage(dtype).number, storage(dtype).load, storage(dtype).store
-    add, minus_zero = numbers(number).add_compensated, numbers(number).minus_zero
-    log2_gamma, power = decay(dtype)
-    ZERO, ONE = number(0), number(1)
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
 
     @kernel(
         strided(dtype, 3),
-        *[pointer(number)] * 2,
+        *[pointer(mem.number)] * 2,
         *[strided(dtype, 3)] * 2,
         number_type(dtype, 4),
         *[number_type(dtype, 3)] * 3,
@@ -161,34 +158,34 @@ def build_product(dtype: str) -> Kernel:
         if b < B:
             first, rows, columns = span(ends, call, b)
             if r < rows:
-                total, lost = ZERO, ZERO
+                total, lost = num.zero, num.zero
                 token0 = origin(call, first, columns)
                 for c in range(columns):
                     score = scores[place * call.columns + c]
-                    if not minus_zero(score):
-                        value = load(v.data, start(v, b, h, token0 + call.direction * c) + e)
-                        total, lost = add(total, lost, score * value)
+                    if not num.minus_zero(score):
+                        value = mem.load(v.data, start(v, b, h, token0 + call.direction * c) + e)
+                        total, lost = num.add_compensated(total, lost, score * value)
                 row = origin(call, first, rows) + call.direction * r
-                factor = ZERO
+                factor = num.zero
                 if (begins != 0) | (norm_begins != 0):
-                    factor = power(log2_gamma(gamma, call, h), r + call.later) * call.state_scale
+                    factor = decays.power(decays.log2(gamma, call, h), r + call.later) * call.state_scale
                 if begins != 0:
                     q_row, at = start(q, b, h, row), start(state, b, h, 0) + e * state.strides[3]
                     for d in range(call.D):
-                        more = factor * load(q.data, q_row + d) * state.data[at + d * state.strides[2]]
-                        total, lost = add(total, lost, more)
+                        more = factor * mem.load(q.data, q_row + d) * state.data[at + d * state.strides[2]]
+                        total, lost = num.add_compensated(total, lost, more)
                 if (norm_begins != 0) & (call.normed == OF_COLUMNS):
                     if call.row_term != 0:
                         factor *= terms.data[start(terms, b, h, row)]
                     more = factor * norm.data[start(norm, b, h, e)]
-                    total, lost = add(total, lost, more)
+                    total, lost = num.add_compensated(total, lost, more)
                 if call.row_weighted != 0:
                     total *= weights.data[start(weights, b, h, row)]
                 if call.normalize != 0:
                     size = abs(sums[place])
-                    if not size <= ONE:  # a NaN too
+                    if not size <= num.one:  # a NaN too
                         total /= size
-                store(out.data, start(out, b, h, row) + e, total)
+                mem.store(out.data, start(out, b, h, row) + e, total)
 
     return retention_naive_product
 
@@ -199,9 +196,8 @@ def build_state(dtype: str) -> Kernel:
 
     An element of the state [B, H, D, Dv] a thread. alone: there is no k, it is 1, or the column's term.
     """
-    number, load, add = storage(dtype).number, storage(dtype).load, numbers(storage(dtype).number).add_compensated
-    log2_gamma, power = decay(dtype)
-    ZERO, ONE = number(0), number(1)
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
 
     @kernel(
         *[number_type(dtype, 4)] * 2,
@@ -219,24 +215,24 @@ def build_state(dtype: str) -> Kernel:
         b, h = head // call.H, head % call.H
         if b < B:
             first, _, count = span(ends, call, b)
-            log2 = log2_gamma(gamma, call, h)
-            total, lost = ZERO, ZERO
+            log2 = decays.log2(gamma, call, h)
+            total, lost = num.zero, num.zero
             if begins != 0:
                 at = start(initial, b, h, d) + e * initial.strides[3]
-                total = initial.data[at] * power(log2, count)
+                total = initial.data[at] * decays.power(log2, count)
             for t in range(count):
                 token = origin(call, first, count) + call.direction * t
-                factor = power(log2, count - t - call.later) * call.kept_scale
+                factor = decays.power(log2, count - t - call.later) * call.kept_scale
                 if alone == 0:
-                    factor *= load(k.data, start(k, b, h, token) + d)
-                weight = ONE
+                    factor *= mem.load(k.data, start(k, b, h, token) + d)
+                weight = num.one
                 if call.column_weighted != 0:
                     weight = weights.data[start(weights, b, h, token)]
                 if (alone != 0) & (call.column_term != 0):
                     term = terms.data[start(terms, b, h, token)]
-                    weight = weight * term if term != ZERO else ZERO
+                    weight = weight * term if term != num.zero else num.zero
                 factor *= weight
-                total, lost = add(total, lost, factor * load(v.data, start(v, b, h, token) + e))
+                total, lost = num.add_compensated(total, lost, factor * mem.load(v.data, start(v, b, h, token) + e))
             final.data[start(final, b, h, d) + e * final.strides[3]] = total
 
     return retention_naive_state

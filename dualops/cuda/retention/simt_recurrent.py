@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import LANES, THREADS, storage
+from ..tile import LANES, THREADS, numbers, storage
 from .call import OF_COLUMNS, OF_ROWS, call_type, decay, number_type, origin, span, start, strided
 
 STEPS_AT_ONCE = 8
@@ -45,17 +45,16 @@ class RecurrentConfig:
 def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
     """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, gamma, ends,
     call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there."""
-    number, load, store = storage(dtype).number, storage(dtype).load, storage(dtype).store
-    log2_gamma, power = decay(dtype)
-    ROWS, COLUMNS, STEPS, BLOCK_V = config.state_rows, config.columns, STEPS_AT_ONCE, config.block_v
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
+    ROWS, COLUMNS, BLOCK_V = config.state_rows, config.columns, config.block_v
     WIDTH = LANES * ROWS
-    Q, K, V = 0, STEPS * WIDTH, 2 * STEPS * WIDTH
-    PARTS = V + STEPS * BLOCK_V
-    NORM_PARTS = PARTS + STEPS * LANES * BLOCK_V
-    ROW_TERMS = NORM_PARTS + STEPS * LANES
-    COLUMN_TERMS = ROW_TERMS + STEPS
+    Q, K, V = 0, STEPS_AT_ONCE * WIDTH, 2 * STEPS_AT_ONCE * WIDTH
+    PARTS = V + STEPS_AT_ONCE * BLOCK_V
+    NORM_PARTS = PARTS + STEPS_AT_ONCE * LANES * BLOCK_V
+    ROW_TERMS = NORM_PARTS + STEPS_AT_ONCE * LANES
+    COLUMN_TERMS = ROW_TERMS + STEPS_AT_ONCE
     N_STATE, N_NORM = ROWS * COLUMNS, max(ROWS, COLUMNS)
-    ZERO, ONE = number(0), number(1)
 
     @kernel(
         strided(dtype, 3),
@@ -89,7 +88,7 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         norm_begins,
         norm_finishes,
     ):
-        smem = cuda.shared.array(0, number, alignment=16)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
         v_blocks = (call.Dv + BLOCK_V - 1) // BLOCK_V
@@ -97,50 +96,50 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         b, h = head // call.H, head % call.H
         first, count, _ = span(ends, call, b)
         token0 = origin(call, first, count)
-        decays = power(log2_gamma(gamma, call, h), 1)
+        my_gamma = decays.power(decays.log2(gamma, call, h), 1)
         e_mine = e0 + lane  # my first column
 
-        state = cuda.local.array(N_STATE, number)
-        norm = cuda.local.array(N_NORM, number)  # of my rows; in the gradient of my columns
-        part = cuda.local.array(COLUMNS, number)
-        value = cuda.local.array(COLUMNS, number)
+        state = cuda.local.array(N_STATE, mem.number)
+        norm = cuda.local.array(N_NORM, mem.number)  # of my rows; in the gradient of my columns
+        part = cuda.local.array(COLUMNS, mem.number)
+        value = cuda.local.array(COLUMNS, mem.number)
         for i in range(ROWS):
             for c in range(COLUMNS):
                 d, e = line + LANES * i, e_mine + LANES * c
-                state[i * COLUMNS + c] = ZERO
+                state[i * COLUMNS + c] = num.zero
                 if (begins != 0) & (d < call.D) & (e < call.Dv):
                     at = b * initial.strides[0] + h * initial.strides[1]
                     state[i * COLUMNS + c] = initial.data[at + d * initial.strides[2] + e * initial.strides[3]]
         for i in range(N_NORM):
-            norm[i] = ZERO
+            norm[i] = num.zero
             at, width = line + LANES * i, call.D
             if call.normed == OF_COLUMNS:
                 at, width = e_mine + LANES * i, call.Dv
             if (norm_begins != 0) & (at < width):
                 norm[i] = initial_norm.data[start(initial_norm, b, h, at)]
 
-        for t0 in range(0, count, STEPS):
+        for t0 in range(0, count, STEPS_AT_ONCE):
             cuda.syncthreads()
-            steps = min(count - t0, STEPS)
+            steps = min(count - t0, STEPS_AT_ONCE)
             for at in range(tid, steps * WIDTH, THREADS):
                 token, d = token0 + call.direction * (t0 + at // WIDTH), at % WIDTH
-                smem[Q + at] = ZERO
-                smem[K + at] = ZERO
+                smem[Q + at] = num.zero
+                smem[K + at] = num.zero
                 if d < call.D:
-                    smem[Q + at] = load(q.data, start(q, b, h, token) + d)
-                    smem[K + at] = load(k.data, start(k, b, h, token) + d)
+                    smem[Q + at] = mem.load(q.data, start(q, b, h, token) + d)
+                    smem[K + at] = mem.load(k.data, start(k, b, h, token) + d)
             for at in range(tid, steps * BLOCK_V, THREADS):
                 token, e = token0 + call.direction * (t0 + at // BLOCK_V), e0 + at % BLOCK_V
-                kept = ZERO
+                kept = num.zero
                 if e < call.Dv:
-                    kept = load(v.data, start(v, b, h, token) + e) * call.kept_scale
+                    kept = mem.load(v.data, start(v, b, h, token) + e) * call.kept_scale
                     if call.column_weighted != 0:
                         kept *= weights.data[start(weights, b, h, token)]
                 smem[V + at] = kept
             if tid < steps:
                 token = token0 + call.direction * (t0 + tid)
-                smem[ROW_TERMS + tid] = ONE
-                smem[COLUMN_TERMS + tid] = ONE
+                smem[ROW_TERMS + tid] = num.one
+                smem[COLUMN_TERMS + tid] = num.one
                 if call.row_term != 0:
                     smem[ROW_TERMS + tid] = terms.data[start(terms, b, h, token)]
                 if call.column_term != 0:
@@ -148,13 +147,13 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
             cuda.syncthreads()
 
             for t in range(steps):
-                factor = decays
+                factor = my_gamma
                 if (t0 + t == 0) & (call.later == 0):
-                    factor = ONE
+                    factor = num.one
                 for c in range(COLUMNS):
-                    part[c] = ZERO
+                    part[c] = num.zero
                     value[c] = smem[V + t * BLOCK_V + lane + LANES * c]
-                norm_part = ZERO
+                norm_part = num.zero
                 for i in range(ROWS):
                     d = line + LANES * i
                     query, key = smem[Q + t * WIDTH + d], smem[K + t * WIDTH + d]
@@ -167,7 +166,7 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
                 if call.normed == OF_COLUMNS:
                     for c in range(COLUMNS):
                         term = smem[COLUMN_TERMS + t]
-                        norm[c] = norm[c] * factor + (term * value[c] if term != ZERO else ZERO)
+                        norm[c] = norm[c] * factor + (term * value[c] if term != num.zero else num.zero)
                         if line == 0:
                             part[c] += smem[ROW_TERMS + t] * norm[c]
                 for c in range(COLUMNS):
@@ -179,16 +178,16 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
             for at in range(tid, steps * BLOCK_V, THREADS):
                 t, e = at // BLOCK_V, e0 + at % BLOCK_V
                 token = token0 + call.direction * (t0 + t)
-                total, size = ZERO, ONE
+                total, size = num.zero, num.one
                 for i in range(LANES):
                     total += smem[PARTS + (t * LANES + i) * BLOCK_V + at % BLOCK_V]
                 total *= call.state_scale
                 if call.normed == OF_ROWS:
-                    norm_total = ZERO
+                    norm_total = num.zero
                     for i in range(LANES):
                         norm_total += smem[NORM_PARTS + t * LANES + i]
                     norm_total *= call.state_scale
-                    if not abs(norm_total) <= ONE:  # a NaN too
+                    if not abs(norm_total) <= num.one:  # a NaN too
                         size = abs(norm_total)
                     if (call.sums != 0) & (e == 0):
                         row_sum.data[start(row_sum, b, h, token)] = norm_total
@@ -196,11 +195,11 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
                 if call.row_weighted != 0:
                     total *= weights.data[start(weights, b, h, token)]
                 if e < call.Dv:
-                    store(out.data, start(out, b, h, token) + e, total)
+                    mem.store(out.data, start(out, b, h, token) + e, total)
 
-        last = ONE  # a pass back ends before its last token, which is the first one
+        last = num.one  # a pass back ends before its last token, which is the first one
         if (call.later == 0) & (count > 0):
-            last = decays
+            last = my_gamma
         for i in range(ROWS):
             for c in range(COLUMNS):
                 d, e = line + LANES * i, e_mine + LANES * c

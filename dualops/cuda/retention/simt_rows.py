@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...spec.meta import compute_dtype
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
 from ..tile import LANES, lane_reductions, numbers, products, row_of, storage, tile_load
@@ -77,24 +78,17 @@ class RowsConfig:
 def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call)."""
     dtype = variant.dtype
-    number, store = storage(dtype).number, storage(dtype).store
-    load_mask = storage(variant.mask or dtype).load
-    log2_gamma, power = decay(dtype)
-    exp2 = numbers(number).exp2
+    mem, mask_mem, decays = storage(dtype), storage(variant.mask or dtype), decay(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
     ACROSS, THREADS = config.lanes, config.lanes**2
-    _, lanes_sum = lane_reductions(number, ACROSS)
     TILE_Q, TILE_KV, GROUPS, DEPTH = config.tile_q, config.tile_kv, config.groups, config.depth
     BLOCK_Q, BLOCK_KV, BLOCK_V = config.block_q, config.block_kv, config.block_v
-    abt, ab, ab_counted = products(number, TILE_Q, TILE_KV, config.near, ACROSS)
-    wide = "float64" if dtype == "float64" else "float32"
-    loads = {
-        "q": tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH, THREADS),
-        "k": tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH, THREADS),
-        "v": tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, THREADS, weighted=variant.normalized, checked=True),
-        "state": tile_load(wide, variant.aligned, BLOCK_KV, BLOCK_V, THREADS),
-    }
-    load_q, load_k, load_v, load_state = (verb for _, verb in loads.values())
-    N_LOAD = max(count for count, _ in loads.values())
+    product = products(mem.number, TILE_Q, TILE_KV, config.near, ACROSS)
+    q_tile = tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH, THREADS)
+    k_tile = tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH, THREADS)
+    v_tile = tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, THREADS, weighted=variant.normalized, checked=True)
+    state_tile = tile_load(compute_dtype(dtype), variant.aligned, BLOCK_KV, BLOCK_V, THREADS)
+    N_LOAD = max(q_tile.size, k_tile.size, v_tile.size, state_tile.size)
     K_ROW, V_ROW, P_ROW = row_of(DEPTH), row_of(BLOCK_V), row_of(BLOCK_KV)
     K, P = 0, BLOCK_KV * max(K_ROW, V_ROW)
     W = P + BLOCK_Q * P_ROW
@@ -103,7 +97,6 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     NEAR, COLUMNS = config.near, config.near * GROUPS
     N_SCORES, N_ACC, N_PIECE, N_FRAGS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, NEAR * TILE_Q, max(4 * TILE_KV, 16)
     MASKED, NORMALIZED = bool(variant.mask), variant.normalized
-    ZERO, MINUS_ZERO, ONE = number(0), number(-0.0), number(1)
 
     @verb
     def q_place(d, D):
@@ -116,7 +109,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         """One more column, and zeros for the rest of four."""
         smem[u32(at)] = term
         for i in range(1, 4):
-            smem[u32(at + i)] = ZERO
+            smem[u32(at + i)] = num.zero
 
     @kernel(
         strided(dtype, 3),
@@ -131,7 +124,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         min_blocks=config.min_blocks,
     )
     def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call):
-        smem = cuda.shared.array(0, number, alignment=16)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % ACROSS, tid // ACROSS
         q_blocks, v_blocks = (call.rows + BLOCK_Q - 1) // BLOCK_Q, (call.Dv + BLOCK_V - 1) // BLOCK_V
@@ -145,38 +138,39 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
         chunk = (q_blocks - 1 - place % q_blocks) * BLOCK_Q // call.chunk
         n_first = i64(chunk) * call.chunk
-        log2 = ZERO
+        log2 = num.zero
         if not MASKED:
-            log2 = log2_gamma(gamma, call, h)
+            log2 = decays.log2(gamma, call, h)
 
         m = m0 + line * TILE_Q  # my first row
-        sums = cuda.local.array(TILE_Q, number)  # my share of a row's sum; the lanes meet at the end
+        sums = cuda.local.array(TILE_Q, mem.number)  # my share of a row's sum; the lanes meet at the end
         seen_by = cuda.local.array(TILE_Q, i32)  # columns of the chunk that a row of mine sees
         for i in range(TILE_Q):
             end = columns
             if not MASKED:
                 end = min(m + i + call.offset + 1, columns)
             seen_by[i] = i32(end - n_first if m + i < rows else 0)
-            sums[i] = ZERO
-        acc = cuda.local.array(N_ACC, number)
+            sums[i] = num.zero
+        acc = cuda.local.array(N_ACC, mem.number)
         for i in range(N_ACC):
-            acc[i] = ZERO
-        scores = cuda.local.array(N_SCORES, number)
-        piece = cuda.local.array(N_PIECE, number)
-        loading = cuda.local.array(N_LOAD, number)
-        frag = cuda.local.array(4, number)
-        frags = cuda.local.array(N_FRAGS, number)
+            acc[i] = num.zero
+        scores = cuda.local.array(N_SCORES, mem.number)
+        piece = cuda.local.array(N_PIECE, mem.number)
+        loading = cuda.local.array(N_LOAD, mem.number)
+        frag = cuda.local.array(4, mem.number)
+        frags = cuda.local.array(N_FRAGS, mem.number)
 
         q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
         for d in range(0, call.D, DEPTH):
-            load_q(smem, Q + d // DEPTH * SLICE, K_ROW, loading, q.data, q_start + d, q_step, rows - m0, call.D - d, 0)
+            q_at, left = Q + d // DEPTH * SLICE, call.D - d
+            q_tile.load(smem, q_at, K_ROW, loading, q.data, q_start + d, q_step, rows - m0, left, 0)
         more = 0  # columns that Q and K have beyond D: of terms, or of ones
         if NORMALIZED and call.normed == OF_COLUMNS:
             more = 1
         if more != 0:
             cuda.syncthreads()
             for r in range(tid, BLOCK_Q, THREADS):
-                term = ONE
+                term = num.one
                 if (call.row_term != 0) & (m0 + r < rows):
                     term = terms.data[start(terms, b, h, row0 + call.direction * (m0 + r))]
                 append(smem, Q + q_place(call.D, call.D) + r * K_ROW, term)
@@ -188,7 +182,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             for d in range(0, call.D + more, BLOCK_KV):
                 cuda.syncthreads()
                 at, left = state + d * call.Dv, call.D - d
-                load_state(smem, K, V_ROW, loading, states.data, at, call.Dv, left, call.Dv - e0, 0)
+                state_tile.load(smem, K, V_ROW, loading, states.data, at, call.Dv, left, call.Dv - e0, 0)
                 cuda.syncthreads()
                 if (more != 0) & (left < BLOCK_KV):
                     for e in range(tid, min(call.Dv - e0, BLOCK_V), THREADS):
@@ -196,7 +190,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     cuda.syncthreads()
                 count = min((left + more + 3) // 4 * 4, BLOCK_KV)
                 q_at = Q + q_place(d, call.D)
-                ab(acc, piece, frag, frags, smem, q_at, K_ROW, K, V_ROW, count, GROUPS, line, lane)
+                product.ab(acc, piece, frag, frags, smem, q_at, K_ROW, K, V_ROW, count, GROUPS, line, lane)
             if NORMALIZED and call.normed == OF_ROWS:
                 for d in range(lane, call.D, ACROSS):
                     for i in range(TILE_Q):
@@ -204,7 +198,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             smem[u32(Q + q_place(d, call.D) + (line * TILE_Q + i) * K_ROW)] * norms.data[norm + d]
                         )
             for i in range(TILE_Q):
-                factor = power(log2, m + i - n_first + call.later) * call.state_scale
+                factor = decays.power(log2, m + i - n_first + call.later) * call.state_scale
                 sums[i] *= factor
                 for c in range(COLUMNS):
                     acc[i * COLUMNS + c] *= factor
@@ -217,47 +211,47 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             token = column0 + call.direction * n0
             k_start, v_start = start(k, b, h, token), start(v, b, h, token) + e0
             for e in range(N_SCORES):
-                scores[e] = ZERO
+                scores[e] = num.zero
             for d in range(0, call.D, DEPTH):
                 left = call.D - d
                 cuda.syncthreads()
-                load_k(smem, K, K_ROW, loading, k.data, k_start + d, k_step, columns - n0, left, 0)
+                k_tile.load(smem, K, K_ROW, loading, k.data, k_start + d, k_step, columns - n0, left, 0)
                 cuda.syncthreads()
                 depth = DEPTH
                 if left <= DEPTH:
                     depth = (left + more + 3) // 4 * 4
                     if more != 0:
                         for r in range(tid, BLOCK_KV, THREADS):
-                            term = ONE
+                            term = num.one
                             if (call.column_term != 0) & (n0 + r < columns):
                                 term = terms.data[start(terms, b, h, token + call.direction * r)]
                             append(smem, K + r * K_ROW + left, term)
                         cuda.syncthreads()
-                abt(scores, frag, frags, smem, Q + d // DEPTH * SLICE, K_ROW, K, K_ROW, depth, line, lane)
+                product.abt(scores, frag, frags, smem, Q + d // DEPTH * SLICE, K_ROW, K, K_ROW, depth, line, lane)
 
             if NORMALIZED:
                 for r in range(tid, BLOCK_KV, THREADS):
-                    weight = ONE
+                    weight = num.one
                     if (call.column_weighted != 0) & (n0 + r < columns):
                         weight = weights.data[start(weights, b, h, token + call.direction * r)]
                     smem[u32(W + r)] = weight
-            apart = number(m + call.offset - n0 - lane)  # of my first row and column
+            apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
             for i in range(TILE_Q):
-                share = ZERO
+                share = num.zero
                 for j in range(TILE_KV):
                     n = n0 + lane + ACROSS * j
                     seen = i32(n - n_first) < seen_by[i]
                     if MASKED:
-                        factor = ZERO
+                        factor = num.zero
                         if seen:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
                             at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
-                            factor = number(load_mask(mask.data, at))
+                            factor = mem.number(mask_mem.load(mask.data, at))
                     else:
-                        factor = exp2(log2 * (apart + number(i - ACROSS * j)))
-                    score = scores[i * TILE_KV + j] * call.scale * factor + ZERO  # no -0
+                        factor = num.exp2(log2 * (apart + mem.number(i - ACROSS * j)))
+                    score = scores[i * TILE_KV + j] * call.scale * factor + num.zero  # no -0
                     if not seen:
-                        score = MINUS_ZERO
+                        score = num.minus_zero_value
                     smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + ACROSS * j)] = score
                     if NORMALIZED:
                         share += abs(score) if call.normalize == ABS else score
@@ -265,23 +259,23 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     sums[i] += share
 
             cuda.syncthreads()
-            strange = load_v(smem, K, V_ROW, loading, v.data, v_start, v_step, columns - n0, call.Dv - e0, W)
+            strange = v_tile.load(smem, K, V_ROW, loading, v.data, v_start, v_step, columns - n0, call.Dv - e0, W)
             count = min((n_end - n0 + 3) // 4 * 4, BLOCK_KV)
             if cuda.syncthreads_or(strange):
-                ab_counted(acc, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+                product.ab_counted(acc, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
             else:
-                ab(acc, piece, frag, frags, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+                product.ab(acc, piece, frag, frags, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
 
         e_mine = e0 + lane * NEAR  # my first column of the result
         left = i32(call.Dv - e_mine)
         for i in range(TILE_Q):
-            inverse = ONE
+            inverse = num.one
             row = row0 + call.direction * (m + i)
             if NORMALIZED and call.normalize != 0:
-                total = lanes_sum(sums[i])
+                total = lanes.sum(sums[i])
                 size = abs(total)
-                if not size <= ONE:  # a NaN too
-                    inverse = ONE / size
+                if not size <= num.one:  # a NaN too
+                    inverse = num.one / size
                 if (call.sums != 0) & (m + i < rows) & (lane == 0) & (e0 == 0):
                     row_sum.data[start(row_sum, b, h, row)] = total
             if m + i < rows:
@@ -291,6 +285,6 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                 for c in range(COLUMNS):
                     e = c // NEAR * ACROSS * NEAR + c % NEAR
                     if i32(e) < left:
-                        store(out.data, to + e, acc[i * COLUMNS + c] * inverse)
+                        mem.store(out.data, to + e, acc[i * COLUMNS + c] * inverse)
 
     return retention_rows

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import LANES, THREADS, access, neighbours, numbers, opaque_i32, row_of, storage, tile_load
 from .call import (
@@ -62,20 +63,18 @@ class StatesConfig:
 @builds
 def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
     """retention_contributions(states, k, v, weights, gamma, ends, call, chunks): step 1, of so many of a sequence."""
-    number = storage(variant.dtype).number
-    log2_gamma, power = decay(variant.dtype)
-    wide = "float64" if variant.dtype == "float64" else "float32"
-    VECTOR, _, store = access(wide, variant.aligned and config.near == 4)
+    mem, decays = storage(variant.dtype), decay(variant.dtype)
+    num = numbers(mem.number)
+    state_vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
     TILE_D, GROUPS, TOKENS, ACROSS, BLOCK = config.tile_d, config.groups, config.tokens, config.lanes, config.lanes**2
     BLOCK_D, BLOCK_V = config.block_d, config.block_v
-    k_frag, load_k = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D, BLOCK)
-    v_frag, load_v = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, BLOCK, weighted=True)
+    k_tile = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D, BLOCK)
+    v_tile = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, BLOCK, weighted=True)
     K_ROW, V_ROW, K = row_of(BLOCK_D), row_of(BLOCK_V), LONGEST_CHUNK
     V = K + TOKENS * K_ROW
-    NEAR, N_V, N_LOAD = config.near, config.near * GROUPS, max(k_frag, v_frag)
+    NEAR, N_V, N_LOAD = config.near, config.near * GROUPS, max(k_tile.size, v_tile.size)
     N_ACC = TILE_D * N_V
-    load_d, load_near = neighbours(number, TILE_D), neighbours(number, NEAR)
-    ZERO = number(0)
+    near_k, near_v = neighbours(mem.number, TILE_D), neighbours(mem.number, NEAR)
 
     @kernel(
         number_type(variant.dtype, 3),
@@ -89,7 +88,7 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         min_blocks=config.min_blocks,
     )
     def retention_contributions(states, k, v, weights, gamma, ends, call, chunks):
-        smem = cuda.shared.array(0, number, alignment=16)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % ACROSS, tid // ACROSS
         d_blocks, v_blocks = (call.D + BLOCK_D - 1) // BLOCK_D, (call.Dv + BLOCK_V - 1) // BLOCK_V
@@ -103,34 +102,35 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
             return
         end = min(t0 + call.state_chunk, count)
         token0 = origin(call, first, count)
-        log2 = log2_gamma(gamma, call, h)
+        log2 = decays.log2(gamma, call, h)
         for n in range(tid, LONGEST_CHUNK, BLOCK):
-            t, factor = t0 + n, ZERO
+            t, factor = t0 + n, num.zero
             if t < end:
-                factor = power(log2, end - t - call.later) * call.kept_scale
+                factor = decays.power(log2, end - t - call.later) * call.kept_scale
                 if call.column_weighted != 0:
                     factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
             smem[n] = factor
 
-        acc = cuda.local.array(N_ACC, number)
+        acc = cuda.local.array(N_ACC, mem.number)
         for i in range(N_ACC):
-            acc[i] = ZERO
-        k_rows = cuda.local.array(TILE_D, number)
-        v_row = cuda.local.array(N_V, number)
-        loading = cuda.local.array(N_LOAD, number)
+            acc[i] = num.zero
+        k_rows = cuda.local.array(TILE_D, mem.number)
+        v_row = cuda.local.array(N_V, mem.number)
+        loading = cuda.local.array(N_LOAD, mem.number)
         for t in range(t0, end, TOKENS):
             token = token0 + call.direction * t
             k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
+            k_start, v_start = start(k, b, h, token) + d0, start(v, b, h, token) + e0
             cuda.syncthreads()
-            load_k(smem, K, K_ROW, loading, k.data, start(k, b, h, token) + d0, k_step, end - t, call.D - d0, 0)
-            load_v(smem, V, V_ROW, loading, v.data, start(v, b, h, token) + e0, v_step, end - t, call.Dv - e0, t - t0)
+            k_tile.load(smem, K, K_ROW, loading, k.data, k_start, k_step, end - t, call.D - d0, 0)
+            v_tile.load(smem, V, V_ROW, loading, v.data, v_start, v_step, end - t, call.Dv - e0, t - t0)
             cuda.syncthreads()
             n = 0
             while n < TOKENS:  # a range would count beside it
                 k_mine, v_mine = opaque_i32(K + n * K_ROW + line * TILE_D), opaque_i32(V + n * V_ROW + lane * NEAR)
-                load_d(k_rows, 0, smem, k_mine)
+                near_k.load(k_rows, 0, smem, k_mine)
                 for g in range(GROUPS):
-                    load_near(v_row, NEAR * g, smem, v_mine + g * ACROSS * NEAR)
+                    near_v.load(v_row, NEAR * g, smem, v_mine + g * ACROSS * NEAR)
                 for i in range(TILE_D):
                     for c in range(N_V):
                         acc[i * N_V + c] += k_rows[i] * v_row[c]
@@ -139,9 +139,9 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         state = slot_of(call, first, b, chunk) * states.strides[0] + h * states.strides[1]
         for i in range(TILE_D):
             d = d0 + line * TILE_D + i
-            for c in range(0, N_V, VECTOR):
+            for c in range(0, N_V, state_vec.vector):
                 e = e0 + (c // NEAR * ACROSS + lane) * NEAR + c % NEAR
-                store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
+                state_vec.store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
 
     return retention_contributions
 
@@ -149,9 +149,8 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
 @builds
 def build_norms(dtype: str) -> Kernel:
     """retention_norms(norms, x, weights, terms, gamma, ends, call, chunks): step 1 of the norms; x is k, or v."""
-    number, load = storage(dtype).number, storage(dtype).load
-    log2_gamma, power = decay(dtype)
-    ZERO = number(0)
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
 
     @kernel(
         number_type(dtype, 3),
@@ -176,15 +175,15 @@ def build_norms(dtype: str) -> Kernel:
             return
         end = min(t0 + call.state_chunk, count)
         token0 = origin(call, first, count)
-        log2 = log2_gamma(gamma, call, h)
-        total = ZERO
+        log2 = decays.log2(gamma, call, h)
+        total = num.zero
         for t in range(t0, end):
             token = token0 + call.direction * t
-            factor = power(log2, end - t - call.later)
+            factor = decays.power(log2, end - t - call.later)
             if call.column_term != 0:
                 term = terms.data[start(terms, b, h, token)]
-                factor *= weights.data[start(weights, b, h, token)] * term if term != ZERO else ZERO
-            total += factor * load(x.data, start(x, b, h, token) + e)
+                factor *= weights.data[start(weights, b, h, token)] * term if term != num.zero else num.zero
+            total += factor * mem.load(x.data, start(x, b, h, token) + e)
         slot = slot_of(call, first, b, chunk)
         norms.data[slot * norms.strides[0] + h * norms.strides[1] + e] = total * call.kept_scale
 
@@ -197,10 +196,8 @@ def build_walk(dtype: str) -> Kernel:
 
     States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
     """
-    number = storage(dtype).number
-    add = numbers(number).add_compensated
-    log2_gamma, power = decay(dtype)
-    AHEAD_OF, ZERO = AHEAD, number(0)
+    mem, decays = storage(dtype), decay(dtype)
+    num = numbers(mem.number)
 
     @kernel(
         number_type(dtype, 3),
@@ -220,28 +217,28 @@ def build_walk(dtype: str) -> Kernel:
         if e >= size:
             return
         row, column = e // width, e % width
-        log2 = log2_gamma(gamma, call, h)
-        full = power(log2, call.state_chunk)
-        state, lost = ZERO, ZERO
+        log2 = decays.log2(gamma, call, h)
+        full = decays.power(log2, call.state_chunk)
+        state, lost = num.zero, num.zero
         if begins != 0:
             step = initial.strides
             state = initial.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]]
         chunks = (count + call.state_chunk - 1) // call.state_chunk
         added = chunks if finishes != 0 else chunks - 1  # those whose contribution is there
         place = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e
-        contributions = cuda.local.array(AHEAD_OF, number)
-        for chunk in range(0, chunks, AHEAD_OF):
-            for i in range(AHEAD_OF):
-                contributions[i] = ZERO
+        contributions = cuda.local.array(AHEAD, mem.number)
+        for chunk in range(0, chunks, AHEAD):
+            for i in range(AHEAD):
+                contributions[i] = num.zero
                 if chunk + i < added:
                     contributions[i] = states.data[place + (chunk + i) * states.strides[0]]
-            for i in range(AHEAD_OF):
+            for i in range(AHEAD):
                 if chunk + i < chunks:
                     states.data[place + (chunk + i) * states.strides[0]] = state
                     factor = full
                     if chunk + i == chunks - 1:
-                        factor = power(log2, count - (chunks - 1) * call.state_chunk)
-                    state, lost = add(state * factor, lost * factor, contributions[i])
+                        factor = decays.power(log2, count - (chunks - 1) * call.state_chunk)
+                    state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
         if finishes != 0:
             step = final.strides
             final.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]] = state

@@ -12,7 +12,7 @@ from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..step import Step
-from ..tile import LANES, THREADS, lane_reductions, storage
+from ..tile import LANES, THREADS, lane_reductions, numbers, storage
 from .call import array, is_varlen, number_type, row_array, start, strided, workspace
 
 ROWS = THREADS // LANES  # queries of a block
@@ -21,9 +21,9 @@ ROWS = THREADS // LANES  # queries of a block
 @builds
 def build_weights(dtype: str, signed: bool) -> Kernel:
     """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): of all tokens, in whatever sequence."""
-    number, load = storage(dtype).number, storage(dtype).load
-    _, lanes_sum = lane_reductions(number, LANES)
-    SIGNED, ZERO, ONE = signed, number(0), number(1)
+    mem = storage(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
+    SIGNED = signed
 
     @kernel(*[number_type(dtype, 3)] * 3, *[strided(dtype, 3)] * 2, *[i32] * 3, threads=THREADS)
     def retention_weights(weights, terms, row_sum, o, do, H, S, Dv):
@@ -31,20 +31,20 @@ def build_weights(dtype: str, signed: bool) -> Kernel:
         blocks = (S + ROWS - 1) // ROWS
         head, row = i64(cuda.blockIdx.x) // blocks, i64(cuda.blockIdx.x) % blocks * ROWS + line
         b, h = head // H, head % H
-        product = ZERO
+        product = num.zero
         if SIGNED:
             if row < S:
                 o_row, do_row = start(o, b, h, row), start(do, b, h, row)
                 for e in range(lane, Dv, LANES):
-                    product += load(o.data, o_row + e) * load(do.data, do_row + e)
-            product = lanes_sum(product)
+                    product += mem.load(o.data, o_row + e) * mem.load(do.data, do_row + e)
+            product = lanes.sum(product)
         if (row < S) & (lane == 0):
             total = row_sum.data[start(row_sum, b, h, row)]
-            weight, term = ONE, ZERO
-            if not abs(total) <= ONE:  # a NaN too
-                weight = ONE / abs(total)
-            if abs(total) > ONE:
-                term = -product if total > ZERO else product
+            weight, term = num.one, num.zero
+            if not abs(total) <= num.one:  # a NaN too
+                weight = num.one / abs(total)
+            if abs(total) > num.one:
+                term = -product if total > num.zero else product
             weights.data[start(weights, b, h, row)] = weight
             terms.data[start(terms, b, h, row)] = term
 

@@ -41,9 +41,15 @@ class Products(Namespace):
     ab_counted: Callable[..., None]  # (acc, smem, p, ...): acc += P @ V, leaving out pairs whose P is -0
 
 
+class Neighbours(Namespace):
+    """How a thread gets neighbours from shared memory."""
+
+    load: Callable[..., None]  # (frag, at, smem, index)
+
+
 @cache
-def neighbours(number: Any, near: int) -> Callable[..., None]:
-    """A verb (frag, at, smem, index) that loads `near` neighbours: four at once, if index is a multiple of four."""
+def neighbours(number: Any, near: int) -> Neighbours:
+    """The verb for `near` neighbours: four at once where `near` is a multiple of four; then `index` must be one too."""
     NEAR = near
     if near % 4:
 
@@ -52,7 +58,7 @@ def neighbours(number: Any, near: int) -> Callable[..., None]:
             for i in range(NEAR):
                 frag[at + i] = smem[index + i]
 
-        return one_by_one
+        return Neighbours(load=one_by_one)
     num = numbers(number)
 
     @verb
@@ -60,7 +66,7 @@ def neighbours(number: Any, near: int) -> Callable[..., None]:
         for i in range(0, NEAR, 4):
             num.load_four(frag, at + i, smem, index + i)
 
-    return by_four
+    return Neighbours(load=by_four)
 
 
 @cache
@@ -68,7 +74,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
     """The verbs on numbers of type f32 or f64."""
     num = numbers(number)
     TILE_ROWS, TILE_COLUMNS, NEAR, N_PIECE, ACROSS = tile_rows, tile_columns, near, near * tile_rows, lanes
-    load_near = neighbours(number, near)
+    near_v = neighbours(number, near)
 
     @verb
     def abt(out, frag, frags, smem, a, a_row, b, b_row, depth, line, lane):
@@ -105,7 +111,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
                 mine = opaque_i32(p + line * TILE_ROWS * p_row + n)
                 theirs = opaque_i32(v + n * v_row + (g * ACROSS + lane) * NEAR)
                 for k in range(4):
-                    load_near(frags, NEAR * k, smem, theirs + k * v_row)
+                    near_v.load(frags, NEAR * k, smem, theirs + k * v_row)
                 for i in range(TILE_ROWS):
                     num.load_four(frag, 0, smem, mine + i * p_row)
                     for k in range(4):
@@ -119,6 +125,15 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
     return Products(abt=abt, ab=ab, ab_counted=ab_counted)
 
 
+class TileLoad(Namespace):
+    """How a tile of an array comes to shared memory."""
+
+    size: int  # numbers that `frag` must hold
+    # (smem, to, row, frag, x, base, stride, end, columns, weights) -> 1 if the tile is checked and this thread met
+    # a NaN or an infinity. Row r begins at x[base + r * stride]; beyond `end` rows and `columns` columns all is 0
+    load: Callable[..., Any]
+
+
 @cache
 def tile_load(
     dtype: str,
@@ -129,12 +144,10 @@ def tile_load(
     *,
     weighted: bool = False,
     checked: bool = False,
-) -> tuple[int, Callable[..., Any]]:
-    """The numbers that its `frag` must hold, and a verb that brings `rows` rows of `width` numbers to shared memory.
+) -> TileLoad:
+    """The verb for a tile of `rows` rows of `width` numbers.
 
-    (smem, to, row, frag, x, base, stride, end, columns, weights) -> 1 if `checked` and this thread met a NaN or an
-    infinity. Row r begins at x[base + r * stride]; there are `end` rows and `columns` columns, all else is 0. width: a
-    power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes.
+    width: a power of two, at most as large as threads. `aligned`: base, stride and columns are multiples of 16 bytes.
     `weighted`: row r is multiplied by smem[weights + r].
     """
     source, num = access(dtype, aligned, once=True), numbers(storage(dtype).number)
@@ -170,4 +183,4 @@ def tile_load(
             put += ROWS_A_STEP * row
         return strange
 
-    return vector, load
+    return TileLoad(size=vector, load=load)
