@@ -48,16 +48,21 @@ class Scaling(NamedTuple):
     magnitude: Any  # of cos and sin
 
 
+def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
+    """Of cos, sin, positions, four sizes and the scaling."""
+    elements = storage(dtype).element, i32 if positions_dtype == "int32" else i64
+    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in elements)
+    return (table, table, places, *[i64] * 4, types.NamedUniTuple(f64, len(Scaling._fields), Scaling))
+
+
 @builds
 def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
     """rope_tables(cos, sin, positions, tokens, S, half, shares, scaling)."""
-    mem, num, given = storage(dtype), numbers(f64), i32 if positions_dtype == "int32" else i64
-    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in (mem.element, given))
-    scaling_type = types.NamedUniTuple(f64, len(Scaling._fields), Scaling)
+    mem, num = storage(dtype), numbers(f64)
     THREADS, TOKENS = config.threads, config.tokens
     TWO, TWO_PI = f64(2), f64(2 * pi)
 
-    @kernel(table, table, places, *[i64] * 4, scaling_type, threads=config.threads)
+    @kernel(*_argument_types(dtype, positions_dtype), threads=config.threads)
     def rope_tables(cos, sin, positions, tokens, S, half, shares, scaling):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         i, share = index % half, index // half
