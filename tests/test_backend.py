@@ -56,3 +56,21 @@ def test_what_is_missing_is_told_with_its_remedies_and_what_works_without(ask, m
     told = f"dualops.cuda: kernels can't run on a GPU here. {' '.join(LACKING)} Without a GPU, set NUMBA_ENABLE_CUDASIM"
     with pytest.raises(RuntimeError, match=f"^{re.escape(told)}=1.*simulator.*dualops.reference"):
         ask()
+
+
+class Pair(backend.Namespace):
+    """A noun of two members."""
+
+    first: int
+    second: int
+
+
+def test_a_noun_has_what_it_declares():
+    right = Pair(first=1, second=2)
+    assert repr(right) == "Pair(first=1, second=2)"
+    changed = right.but(second=3)
+    assert (type(changed), changed.first, changed.second, right.second) == (Pair, 1, 3, 2)
+    with pytest.raises(TypeError, match="Pair: second given or declared, expected both"):
+        Pair(first=1)
+    with pytest.raises(TypeError, match="Pair: third given or declared, expected both"):
+        right.but(third=3)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial, wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from numba.core import config, types
 from numba.core.compiler_lock import global_compiler_lock as compiler_lock  # noqa: F401  Numba's: reentrant
@@ -55,6 +55,11 @@ class Namespace(ModuleType):
             told = ", ".join(sorted(members.keys() ^ declared.keys()))
             raise TypeError(f"{type(self).__name__}: {told} given or declared, expected both")
         vars(self).update(members)
+
+    def but(self, **members: Any) -> Self:
+        """The same noun with other members in the place of these."""
+        mine = {name: vars(self)[name] for name in type(self).__annotations__}
+        return type(self)(**mine | members)
 
     def __repr__(self) -> str:
         members = ", ".join(f"{name}={vars(self)[name]!r}" for name in type(self).__annotations__)

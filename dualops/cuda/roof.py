@@ -14,7 +14,7 @@ from typing import Any
 from . import device
 from .backend import Kernel, builds, cuda, f32, i64, kernel, pointer
 from .step import Step, prepare
-from .tile import access
+from .tile import access, numbers
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))
@@ -27,10 +27,9 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
     x has `reads` parts x_step elements apart, y has `writes` parts y_step apart; without writes, sums that no data has
     are written, so that the loads stay.
     """
-    vector, load, store = access("float32", True)
-    THREADS, VECTOR, VECTORS, READS, WRITES = threads, vector, vectors, reads, writes
-    ELEMENTS = VECTOR * VECTORS
-    ZERO, NEVER = f32(0), f32(1.2345e30)
+    vec, num = access("float32", True), numbers(f32)
+    THREADS, VECTOR, VECTORS, READS, WRITES = threads, vec.vector, vectors, reads, writes
+    ELEMENTS, NEVER = VECTOR * VECTORS, f32(1.2345e30)
 
     @kernel(pointer(f32), pointer(f32), i64, i64, threads=threads)
     def stream(y, x, y_step, x_step):  # noqa: ANN001
@@ -38,16 +37,16 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
         frag = cuda.local.array(ELEMENTS, f32)
         total = cuda.local.array(ELEMENTS, f32)
         for i in range(ELEMENTS):
-            total[i] = ZERO
+            total[i] = num.zero
         for part in range(READS):
             for j in range(VECTORS):
-                load(frag, j * VECTOR, x, part * x_step + first + j * THREADS * VECTOR, True, ZERO)
+                vec.load(frag, j * VECTOR, x, part * x_step + first + j * THREADS * VECTOR, True, num.zero)
             for i in range(ELEMENTS):
                 total[i] += frag[i]
         for part in range(max(WRITES, 1)):
             for j in range(VECTORS):
                 keep = (WRITES > 0) | (total[j * VECTOR] == NEVER)
-                store(y, part * y_step + first + j * THREADS * VECTOR, keep, total, j * VECTOR)
+                vec.store(y, part * y_step + first + j * THREADS * VECTOR, keep, total, j * VECTOR)
 
     return stream
 

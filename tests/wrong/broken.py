@@ -43,7 +43,7 @@ def broken(reason: str, *, on_gpu: bool) -> Callable[[Callable[[str], dict[str, 
 
         def build_broken(dtype: str) -> Kernel:
             if dtype not in made:
-                made[dtype] = build(dtype, right(dtype)._replace(**verbs(dtype)))
+                made[dtype] = build(dtype, right(dtype).but(**verbs(dtype)))
             return made[dtype]
 
         BROKEN[verbs.__name__] = Broken(verbs.__name__, build_broken, reason, on_gpu)

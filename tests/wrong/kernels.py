@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
-from dualops.cuda.backend import Kernel, cuda, i32, i64, kernel, pointer, verb
+from dualops.cuda.backend import Kernel, Namespace, cuda, i32, i64, kernel, pointer, verb
 from dualops.cuda.tile import lane_reductions, numbers, storage
 
 THREADS = 64
 WARPS = THREADS // 32
 
 
-class Verbs(NamedTuple):
+class Verbs(Namespace):
     """The steps of the kernel."""
 
     row_begin: Callable[..., Any]  # (row, stride, N): index of a row's first element
@@ -39,9 +38,8 @@ class Verbs(NamedTuple):
 @cache
 def right(dtype: str) -> Verbs:
     """The verbs of the kernel that is right."""
-    number, load, store = storage(dtype).number, storage(dtype).load, storage(dtype).store
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    reductions = lane_reductions(number, 32)
+    mem = storage(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
 
     @verb
     def row_begin(row, stride, N):
@@ -53,7 +51,7 @@ def right(dtype: str) -> Verbs:
 
     @verb
     def larger(row_max, value, n, N):
-        return maximum(row_max, value)
+        return num.maximum(row_max, value)
 
     @verb
     def add(row_sum, value):
@@ -61,63 +59,60 @@ def right(dtype: str) -> Verbs:
 
     @verb
     def rescaled(row_sum, old_max, new_max):
-        return row_sum * exp(old_max - base_of(new_max))
+        return row_sum * num.exp(old_max - num.base(new_max))
 
     @verb
     def meet(warp):
         cuda.syncthreads()
 
     return Verbs(
-        row_begin,
-        all_columns,
-        all_columns,
-        load,
-        larger,
-        add,
-        rescaled,
-        base_of,
-        reductions.max,
-        reductions.sum,
-        meet,
-        store,
+        row_begin=row_begin,
+        read_end=all_columns,
+        write_end=all_columns,
+        load=mem.load,
+        larger=larger,
+        add=add,
+        rescaled=rescaled,
+        base_of=num.base,
+        lanes_max=lanes.max,
+        lanes_sum=lanes.sum,
+        meet=meet,
+        store=mem.store,
     )
 
 
 @cache
 def build(dtype: str, verbs: Verbs) -> Kernel:
     """softmax_small(y, x, N, y_stride, x_stride), one block a row."""
-    number, element = storage(dtype).number, storage(dtype).element
-    row_begin, read_end, write_end, load, larger, add, rescaled, base_of, lanes_max, lanes_sum, meet, store = verbs
-    maximum, exp = numbers(number).maximum, numbers(number).exp
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+    mem, num = storage(dtype), numbers(storage(dtype).number)
 
-    @kernel(pointer(element), pointer(element), i32, i64, i64, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, i64, i64, threads=THREADS)
     def softmax_small(y, x, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
-        x_row = row_begin(i64(cuda.blockIdx.x), x_stride, N)
-        y_row = row_begin(i64(cuda.blockIdx.x), y_stride, N)
-        my_max = NOTHING
-        my_sum = ZERO
-        for n in range(tid, read_end(N), THREADS):
-            value = load(x, x_row + n)
-            new_max = larger(my_max, value, n, N)
-            my_sum = add(rescaled(my_sum, my_max, new_max), exp(value - base_of(new_max)))
+        x_row = verbs.row_begin(i64(cuda.blockIdx.x), x_stride, N)
+        y_row = verbs.row_begin(i64(cuda.blockIdx.x), y_stride, N)
+        my_max = num.minus_inf
+        my_sum = num.zero
+        for n in range(tid, verbs.read_end(N), THREADS):
+            value = verbs.load(x, x_row + n)
+            new_max = verbs.larger(my_max, value, n, N)
+            my_sum = verbs.add(verbs.rescaled(my_sum, my_max, new_max), num.exp(value - verbs.base_of(new_max)))
             my_max = new_max
 
-        part_max = cuda.shared.array(WARPS, number)
-        part_sum = cuda.shared.array(WARPS, number)
-        warp_max = lanes_max(my_max)
-        warp_sum = lanes_sum(my_sum * exp(my_max - base_of(warp_max)))
+        part_max = cuda.shared.array(WARPS, mem.number)
+        part_sum = cuda.shared.array(WARPS, mem.number)
+        warp_max = verbs.lanes_max(my_max)
+        warp_sum = verbs.lanes_sum(my_sum * num.exp(my_max - verbs.base_of(warp_max)))
         if lane == 0:
             part_max[warp] = warp_max
             part_sum[warp] = warp_sum
-        meet(warp)
-        base = base_of(maximum(part_max[0], part_max[1]))
-        rescale = ONE / (part_sum[0] * exp(part_max[0] - base) + part_sum[1] * exp(part_max[1] - base))
+        verbs.meet(warp)
+        base = verbs.base_of(num.maximum(part_max[0], part_max[1]))
+        rescale = num.one / (part_sum[0] * num.exp(part_max[0] - base) + part_sum[1] * num.exp(part_max[1] - base))
 
-        for n in range(tid, write_end(N), THREADS):
-            store(y, y_row + n, exp(load(x, x_row + n) - base) * rescale)
+        for n in range(tid, verbs.write_end(N), THREADS):
+            verbs.store(y, y_row + n, num.exp(verbs.load(x, x_row + n) - base) * rescale)
 
     return softmax_small
 
@@ -128,39 +123,36 @@ def build_through_shared(dtype: str, barrier_between: bool) -> Kernel:
 
     `barrier_between` keeps a thread from writing its sum while others still read the maxima.
     """
-    number, element = storage(dtype).number, storage(dtype).element
-    load, store = storage(dtype).load, storage(dtype).store
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
+    mem, num = storage(dtype), numbers(storage(dtype).number)
     BARRIER_BETWEEN = barrier_between
-    NOTHING, ZERO = number(-inf), number(0)
 
-    @kernel(pointer(element), pointer(element), i32, i64, i64, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, i64, i64, threads=THREADS)
     def softmax_through_shared(y, x, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         x_row = i64(cuda.blockIdx.x) * x_stride
         y_row = i64(cuda.blockIdx.x) * y_stride
-        parts = cuda.shared.array(THREADS, number)
-        my_max = NOTHING
+        parts = cuda.shared.array(THREADS, mem.number)
+        my_max = num.minus_inf
         for n in range(tid, N, THREADS):
-            my_max = maximum(my_max, load(x, x_row + n))
+            my_max = num.maximum(my_max, mem.load(x, x_row + n))
         parts[tid] = my_max
         cuda.syncthreads()
-        row_max = NOTHING
+        row_max = num.minus_inf
         for part in range(THREADS):
-            row_max = maximum(row_max, parts[part])
-        base = base_of(row_max)
-        my_sum = ZERO
+            row_max = num.maximum(row_max, parts[part])
+        base = num.base(row_max)
+        my_sum = num.zero
         for n in range(tid, N, THREADS):
-            my_sum += exp(load(x, x_row + n) - base)
+            my_sum += num.exp(mem.load(x, x_row + n) - base)
         if BARRIER_BETWEEN:
             cuda.syncthreads()
         parts[tid] = my_sum
         cuda.syncthreads()
-        row_sum = ZERO
+        row_sum = num.zero
         for part in range(THREADS):
             row_sum += parts[part]
         for n in range(tid, N, THREADS):
-            store(y, y_row + n, exp(load(x, x_row + n) - base) / row_sum)
+            mem.store(y, y_row + n, num.exp(mem.load(x, x_row + n) - base) / row_sum)
 
     return softmax_through_shared
 
@@ -168,31 +160,23 @@ def build_through_shared(dtype: str, barrier_between: bool) -> Kernel:
 @cache
 def build_vectors(dtype: str) -> Kernel:
     """exp(x) by 16-byte accesses wherever rows begin; the sum is one thread's. Right for rows that are aligned only."""
-    kept = storage(dtype)
-    number, element, load_vector, store_vector, load = (
-        kept.number,
-        kept.element,
-        kept.load_vector,
-        kept.store_vector,
-        kept.load,
-    )
-    exp = numbers(number).exp
-    VECTOR, ZERO = kept.vector, number(0)
+    mem, num = storage(dtype), numbers(storage(dtype).number)
+    VECTOR = mem.vector
 
-    @kernel(pointer(element), pointer(element), i32, i64, i64, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, i64, i64, threads=THREADS)
     def softmax_vectors(y, x, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         x_row = i64(cuda.blockIdx.x) * x_stride
         y_row = i64(cuda.blockIdx.x) * y_stride
-        row_sum = ZERO
+        row_sum = num.zero
         for n in range(N):
-            row_sum += exp(load(x, x_row + n))
-        frag = cuda.local.array(VECTOR, number)
+            row_sum += num.exp(mem.load(x, x_row + n))
+        frag = cuda.local.array(VECTOR, mem.number)
         for n in range(tid * VECTOR, N, THREADS * VECTOR):
-            load_vector(frag, 0, x, x_row + n, True, ZERO)
+            mem.load_vector(frag, 0, x, x_row + n, True, num.zero)
             for i in range(VECTOR):
-                frag[i] = exp(frag[i]) / row_sum
-            store_vector(y, y_row + n, True, frag, 0)
+                frag[i] = num.exp(frag[i]) / row_sum
+            mem.store_vector(y, y_row + n, True, frag, 0)
 
     return softmax_vectors
 
@@ -200,23 +184,17 @@ def build_vectors(dtype: str) -> Kernel:
 @cache
 def build_backward(dtype: str, sees_all_lanes: bool) -> Kernel:
     """softmax_backward_small(dx, y, dy, N, stride): one warp a row; without all lanes each has a dot of its own."""
-    number, element, load, store = (
-        storage(dtype).number,
-        storage(dtype).element,
-        storage(dtype).load,
-        storage(dtype).store,
-    )
-    _, lanes_sum = lane_reductions(number, 32 if sees_all_lanes else 1)
-    ZERO = number(0)
+    mem, num = storage(dtype), numbers(storage(dtype).number)
+    lanes = lane_reductions(mem.number, 32 if sees_all_lanes else 1)
 
-    @kernel(pointer(element), pointer(element), pointer(element), i32, i64, threads=32)
+    @kernel(pointer(mem.element), pointer(mem.element), pointer(mem.element), i32, i64, threads=32)
     def softmax_backward_small(dx, y, dy, N, stride):
         row = i64(cuda.blockIdx.x) * stride
-        dot = ZERO
+        dot = num.zero
         for n in range(cuda.threadIdx.x, N, 32):
-            dot += load(y, row + n) * load(dy, row + n)
-        dot = lanes_sum(dot)
+            dot += mem.load(y, row + n) * mem.load(dy, row + n)
+        dot = lanes.sum(dot)
         for n in range(cuda.threadIdx.x, N, 32):
-            store(dx, row + n, load(y, row + n) * (load(dy, row + n) - dot))
+            mem.store(dx, row + n, mem.load(y, row + n) * (mem.load(dy, row + n) - dot))
 
     return softmax_backward_small

@@ -99,7 +99,7 @@ def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[
         if one is None or one.of != of:
             return right
         changed = one.change(right, sizes)
-        return right._replace(**changed) if isinstance(changed, dict) else changed
+        return right.but(**changed) if isinstance(changed, dict) else changed
 
     replaced = {
         "ring": lambda *sizes: instead("ring", ring(*sizes)),

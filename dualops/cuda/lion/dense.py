@@ -13,7 +13,7 @@ No shared memory. Registers: three numbers an element of `vectors` groups, and a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,10 +22,10 @@ import numpy as np
 
 from ...spec import ArrayMeta
 from ...spec.meta import itemsize
-from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
+from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
 from ..device import Device
-from ..tile import array_in, group, storage, store_words
-from .formula import Dtypes, array_types, rate_types, steps
+from ..tile import array_in, group, numbers, storage, store_words
+from .formula import Dtypes, array_types, by_role, rate_types, steps
 
 COLUMNS = 9  # of a table, each with a word for every tensor
 
@@ -94,26 +94,29 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     return DenseConfig(256, 1, 2 if table else 1, min_blocks)
 
 
+class DenseSteps(Namespace):
+    """The verbs of a step of tensors that lie densely."""
+
+    rate: Callable[..., Any]  # (lr) -> the number
+    # (six arrays in the order of ROLES, rate, rates, chunk, N, head): chunk number `chunk` of a tensor of N elements,
+    # `head` of them before the first group (see `heads`)
+    chunk: Callable[..., None]
+
+
 @cache
-def _chunk(config: DenseConfig, dtypes: Dtypes) -> Any:
-    """A verb: chunk number `chunk` of a tensor of N elements, `head` of them before the first group (see `heads`)."""
+def dense_steps(config: DenseConfig, dtypes: Dtypes) -> DenseSteps:
+    """The verbs of a kernel."""
     number, has = dtypes.number, used(dtypes)
-    new_p, new_m, new_w, source, grads, momenta = (
-        group(dtype, unit(dtypes) if dtype in has else 1) for dtype in dtypes.arrays
-    )
-    load_p, load_g, load_m = source.load, grads.load, momenta.load
-    store_p, store_m, store_w = new_p.store, new_m.store, new_w.store
-    new_p, new_m, new_w, source, grads, momenta = map(storage, dtypes.arrays)
-    load_p1, load_g1, load_m1 = source.load, grads.load, momenta.load
-    store_p1, store_m1, store_w1 = new_p.store, new_m.store, new_w.store
-    step = steps(number).step
+    mem = by_role(storage, dtypes)
+    vec = by_role(lambda dtype: group(dtype, unit(dtypes) if dtype in has else 1), dtypes)
+    num, lion = numbers(number), steps(number)
     UNIT, VECTORS, THREADS, HAS_MASTER = unit(dtypes), config.vectors, config.threads, dtypes.master
     CHUNK, STRIDE, ELEMENTS = config.chunk(dtypes), config.threads * UNIT, config.vectors * UNIT
     SWEEP = STRIDE * config.vectors
-    NOTHING, ZERO = i64(0), number(0)
+    NOTHING = i64(0)
 
     @verb
-    def chunk_of(to_p, to_m, to_w, p, g, m, rate, rates, chunk, N, head):
+    def chunk_step(to_p, to_m, to_w, p, g, m, rate, rates, chunk, N, head):
         tid = cuda.threadIdx.x
         before = max(head, NOTHING)
         begin = before + chunk * CHUNK
@@ -125,38 +128,40 @@ def _chunk(config: DenseConfig, dtypes: Dtypes) -> Any:
         for start in range(tid * UNIT, whole, SWEEP):
             for j in range(VECTORS):
                 k = start + j * STRIDE
-                load_g(g_frag, j * UNIT, g, begin + k, k < whole, ZERO)
-                load_m(m_frag, j * UNIT, m, begin + k, k < whole, ZERO)
-                load_p(p_frag, j * UNIT, p, begin + k, k < whole, ZERO)
+                vec.grads.load(g_frag, j * UNIT, g, begin + k, k < whole, num.zero)
+                vec.momenta.load(m_frag, j * UNIT, m, begin + k, k < whole, num.zero)
+                vec.source.load(p_frag, j * UNIT, p, begin + k, k < whole, num.zero)
             for i in range(ELEMENTS):
-                p_frag[i], m_frag[i] = step(p_frag[i], g_frag[i], m_frag[i], rate, rates)
+                p_frag[i], m_frag[i] = lion.step(p_frag[i], g_frag[i], m_frag[i], rate, rates)
             for j in range(VECTORS):
                 k = start + j * STRIDE
-                store_p(to_p, begin + k, k < whole, p_frag, j * UNIT)
-                store_m(to_m, begin + k, k < whole, m_frag, j * UNIT)
+                vec.params.store(to_p, begin + k, k < whole, p_frag, j * UNIT)
+                vec.momenta.store(to_m, begin + k, k < whole, m_frag, j * UNIT)
                 if HAS_MASTER:
-                    store_w(to_w, begin + k, k < whole, p_frag, j * UNIT)
+                    vec.master.store(to_w, begin + k, k < whole, p_frag, j * UNIT)
         # what lies before the first group is chunk 0's, and comes first; what lies behind the last one follows
         mine = min(before, N) if chunk == 0 else NOTHING
         for k in range(tid, mine + length - whole, THREADS):
             at = k if k < mine else k - mine + begin + whole
-            p_new, m_new = step(load_p1(p, at), load_g1(g, at), load_m1(m, at), rate, rates)
-            store_p1(to_p, at, p_new)
-            store_m1(to_m, at, m_new)
+            p_new, m_new = lion.step(
+                mem.source.load(p, at), mem.grads.load(g, at), mem.momenta.load(m, at), rate, rates
+            )
+            mem.params.store(to_p, at, p_new)
+            mem.momenta.store(to_m, at, m_new)
             if HAS_MASTER:
-                store_w1(to_w, at, p_new)
+                mem.master.store(to_w, at, p_new)
 
-    return chunk_of
+    return DenseSteps(rate=lion.rate, chunk=chunk_step)
 
 
 @builds
 def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
     """lion_one(six arrays in the order of ROLES, lr, rates, N, head): chunk by chunk, a block each."""
-    chunk_of, step_rate = _chunk(config, dtypes), steps(dtypes.number).rate
+    lion = dense_steps(config, dtypes)
 
     @kernel(*array_types(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
     def lion_one(to_p, to_m, to_w, p, g, m, lr, rates, N, head):
-        chunk_of(to_p, to_m, to_w, p, g, m, step_rate(lr), rates, i64(cuda.blockIdx.x), N, head)
+        lion.chunk(to_p, to_m, to_w, p, g, m, lion.rate(lr), rates, i64(cuda.blockIdx.x), N, head)
 
     return lion_one
 
@@ -164,8 +169,7 @@ def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
 @builds
 def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
     """lion_table(table, tensors, lr, rates): as many blocks as there are chunks."""
-    chunk_of, step_rate = _chunk(config, dtypes), steps(dtypes.number).rate
-    params_at, momenta_at, master_at, source_at, grads_at, _ = map(array_in, dtypes.arrays)
+    lion, arrays = dense_steps(config, dtypes), by_role(array_in, dtypes)
 
     @kernel(pointer(i64), i32, *rate_types(dtypes), threads=config.threads, min_blocks=config.min_blocks)
     def lion_table(table, tensors, lr, rates):
@@ -177,14 +181,14 @@ def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
                 low = middle
             else:
                 high = middle
-        chunk_of(
-            params_at(table, low + tensors),
-            momenta_at(table, low + tensors * 2),
-            master_at(table, low + tensors * 3),
-            source_at(table, low + tensors * 4),
-            grads_at(table, low + tensors * 5),
-            momenta_at(table, low + tensors * 6),
-            step_rate(lr),
+        lion.chunk(
+            arrays.params(table, low + tensors),
+            arrays.momenta(table, low + tensors * 2),
+            arrays.master(table, low + tensors * 3),
+            arrays.source(table, low + tensors * 4),
+            arrays.grads(table, low + tensors * 5),
+            arrays.momenta(table, low + tensors * 6),
+            lion.rate(lr),
             rates,
             block - table[low],
             table[low + tensors * 7],

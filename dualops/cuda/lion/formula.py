@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..backend import f32, f64, i32, pointer, types, verb
+from ..backend import Namespace, f32, f64, i32, pointer, types, verb
 from ..tile import rounded, storage
 
 ROLES = ("new_params", "new_momenta", "new_master", "source", "grads", "momenta")  # arrays, as every kernel takes them
@@ -102,7 +102,23 @@ def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
     return types.NamedTuple((number, array, i32), Lr), types.NamedUniTuple(number, 5, Rates)
 
 
-class Steps(NamedTuple):
+class ByRole(Namespace):
+    """The same thing for each of the arrays, by what the array is; old and new momenta have one dtype."""
+
+    params: Any
+    momenta: Any
+    master: Any
+    source: Any
+    grads: Any
+
+
+def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> ByRole:
+    """What `make` has for the dtype of each array."""
+    params, momenta, master, source, grads, _ = map(make, dtypes.arrays)
+    return ByRole(params=params, momenta=momenta, master=master, source=source, grads=grads)
+
+
+class Steps(Namespace):
     """The verbs of a step."""
 
     rate: Callable[..., Any]  # (lr) -> the number
@@ -112,7 +128,7 @@ class Steps(NamedTuple):
 @cache
 def steps(number: Any) -> Steps:
     """The verbs for f32 or f64."""
-    mul, add, sub = rounded(number)
+    exact = rounded(number)
     ZERO, ONE, MINUS_ONE = number(0), number(1), number(-1)
 
     @verb
@@ -121,9 +137,10 @@ def steps(number: Any) -> Steps:
 
     @verb
     def step(p, g, m, rate, rates):
-        c = add(mul(rates.beta1, m), mul(rates.rest1, g))
+        c = exact.add(exact.mul(rates.beta1, m), exact.mul(rates.rest1, g))
         sign = ONE if c > ZERO else (MINUS_ONE if c < ZERO else (ZERO if c == ZERO else c))  # a NaN stays one
-        kept = sub(ONE, mul(rate, rates.weight_decay))
-        return sub(mul(p, kept), mul(rate, sign)), add(mul(rates.beta2, m), mul(rates.rest2, g))
+        kept = exact.sub(ONE, exact.mul(rate, rates.weight_decay))
+        new_p = exact.sub(exact.mul(p, kept), exact.mul(rate, sign))
+        return new_p, exact.add(exact.mul(rates.beta2, m), exact.mul(rates.rest2, g))
 
-    return Steps(rate, step)
+    return Steps(rate=rate, step=step)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..backend import Kernel, builds, cuda, i64, kernel, types, verb
 from ..tile import storage
-from .formula import Dtypes, array_types, rate_types, steps
+from .formula import Dtypes, array_types, by_role, rate_types, steps
 
 MOST_AXES = 4  # strides of an array, once neighbouring axes are merged
 
@@ -36,10 +36,7 @@ def place(i, sizes, strides):
 @builds
 def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
     """lion_strided(six arrays in the order of ROLES, lr, rates, N, four sizes, the strides of each of the six)."""
-    new_p, new_m, new_w, source, grads, momenta = map(storage, dtypes.arrays)
-    load_p, load_g, load_m = source.load, grads.load, momenta.load
-    store_p, store_m, store_w = new_p.store, new_m.store, new_w.store
-    step_rate, step = steps(dtypes.number)
+    mem, lion = by_role(storage, dtypes), steps(dtypes.number)
     THREADS, HAS_MASTER, PARAMS, MOMENTA = config.threads, dtypes.master, config.params, config.momenta
     four: Any = types.UniTuple(i64, MOST_AXES)
 
@@ -47,18 +44,18 @@ def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
     def lion_strided(to_p, to_m, to_w, p, g, m, lr, rates, N, sizes, strides):
         i = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         if i < N:
-            p_new, m_new = step(
-                load_p(p, place(i, sizes, strides[3])),
-                load_g(g, place(i, sizes, strides[4])),
-                load_m(m, place(i, sizes, strides[5])),
-                step_rate(lr),
+            p_new, m_new = lion.step(
+                mem.source.load(p, place(i, sizes, strides[3])),
+                mem.grads.load(g, place(i, sizes, strides[4])),
+                mem.momenta.load(m, place(i, sizes, strides[5])),
+                lion.rate(lr),
                 rates,
             )
             if PARAMS:
-                store_p(to_p, place(i, sizes, strides[0]), p_new)
+                mem.params.store(to_p, place(i, sizes, strides[0]), p_new)
                 if HAS_MASTER:
-                    store_w(to_w, place(i, sizes, strides[2]), p_new)
+                    mem.master.store(to_w, place(i, sizes, strides[2]), p_new)
             if MOMENTA:
-                store_m(to_m, place(i, sizes, strides[1]), m_new)
+                mem.momenta.store(to_m, place(i, sizes, strides[1]), m_new)
 
     return lion_strided

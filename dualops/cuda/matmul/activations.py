@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import pi, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..backend import verb
+from ..backend import Namespace, verb
 from ..tile import numbers
 
 
-class Activation(NamedTuple):
+class Activation(Namespace):
     """The verbs of one activation."""
 
     value: Callable[..., Any]  # (z) -> act(z)
@@ -22,7 +22,7 @@ class Activation(NamedTuple):
 def activation(name: str | None, number: Any) -> Activation:
     """Of "relu", "gelu" or "silu", or of None, in arithmetic of type f32 or f64."""
     if name is None:
-        return Activation(_same, _same_gradient)
+        return Activation(value=_same, pull=_same_gradient)
     return {"relu": _relu, "gelu": _gelu, "silu": _silu}[name](number)
 
 
@@ -37,48 +37,47 @@ def _same_gradient(z, dy):
 
 
 def _relu(number: Any) -> Activation:
-    ZERO = number(0)
+    num = numbers(number)
 
     @verb
     def value(z):
-        return ZERO if z <= ZERO else z  # a NaN stays one
+        return num.zero if z <= num.zero else z  # a NaN stays one
 
     @verb
     def pull(z, dy):
-        return ZERO if z <= ZERO else dy
+        return num.zero if z <= num.zero else dy
 
-    return Activation(value, pull)
+    return Activation(value=value, pull=pull)
 
 
 def _gelu(number: Any) -> Activation:
     """z * Phi(z), Phi(z) = erfc(-z / sqrt(2)) / 2: where Phi is tiny, 1 + erf would have lost it."""
-    erfc, exp = numbers(number).erfc, numbers(number).exp
+    num = numbers(number)
     HALF, MINUS_HALF = number(0.5), number(-0.5)
     SCALE, DENSITY = number(-1 / sqrt(2)), number(1 / sqrt(2 * pi))
 
     @verb
     def value(z):
-        return z * (HALF * erfc(z * SCALE))
+        return z * (HALF * num.erfc(z * SCALE))
 
     @verb
     def pull(z, dy):
-        return dy * (HALF * erfc(z * SCALE) + z * (DENSITY * exp(MINUS_HALF * z * z)))
+        return dy * (HALF * num.erfc(z * SCALE) + z * (DENSITY * num.exp(MINUS_HALF * z * z)))
 
-    return Activation(value, pull)
+    return Activation(value=value, pull=pull)
 
 
 def _silu(number: Any) -> Activation:
     """z * sigmoid(z)."""
-    exp = numbers(number).exp
-    ONE = number(1)
+    num = numbers(number)
 
     @verb
     def value(z):
-        return z / (ONE + exp(-z))
+        return z / (num.one + num.exp(-z))
 
     @verb
     def pull(z, dy):
-        sigmoid = ONE / (ONE + exp(-z))
-        return dy * (sigmoid * (ONE + z * (ONE - sigmoid)))
+        sigmoid = num.one / (num.one + num.exp(-z))
+        return dy * (sigmoid * (num.one + z * (num.one - sigmoid)))
 
-    return Activation(value, pull)
+    return Activation(value=value, pull=pull)

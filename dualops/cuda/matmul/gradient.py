@@ -13,14 +13,15 @@ from ...spec import ArrayMeta, Problem
 from ...spec.matmul import has_dz
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv, collapse
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer, types
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..step import Step
 from ..tile import access, numbers, storage
 from .activations import activation
-from .product import offsets
+from .product import axes_of
 
 THREADS = 256
 LANES, LINES = 32, 8  # of a block that sums columns
+SUM_THREADS, HALVINGS = LANES * LINES, LINES.bit_length() - 1
 SLAB = 512  # rows
 
 
@@ -37,29 +38,26 @@ class DzVariant(NamedTuple):
 @builds
 def build_dz(variant: DzVariant) -> Kernel:
     """matmul_dz(dz, dy, z, added, sizes, strides of dz, dy, z, added, count)."""
-    kept = storage(variant.dtype)
-    number, element = kept.number, kept.element
-    VECTOR, load, store = access(variant.dtype, variant.aligned)
-    pull, along = activation(variant.activation, number).pull, offsets(variant.axes)
-    ACTS, ADDED, ZERO = variant.activation is not None, variant.added, number(0)
-    walk = types.UniTuple(i64, variant.axes)
+    mem, vec, all_axes = storage(variant.dtype), access(variant.dtype, variant.aligned), axes_of(variant.axes)
+    num, act = numbers(mem.number), activation(variant.activation, mem.number)
+    VECTOR, ACTS, ADDED = vec.vector, variant.activation is not None, variant.added
 
-    @kernel(*[pointer(element)] * 4, *[walk] * 5, i64, threads=THREADS)
+    @kernel(*[pointer(mem.element)] * 4, *[all_axes.type] * 5, i64, threads=THREADS)
     def matmul_dz(dz, dy, z, added, sizes, dz_strides, dy_strides, z_strides, added_strides, count):
         index = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * VECTOR
         keep = index < count
-        gradient = cuda.local.array(VECTOR, number)
-        other = cuda.local.array(VECTOR, number)
-        load(gradient, 0, dy, along(index, sizes, dy_strides), keep, ZERO)
+        gradient = cuda.local.array(VECTOR, mem.number)
+        other = cuda.local.array(VECTOR, mem.number)
+        vec.load(gradient, 0, dy, all_axes.at(index, sizes, dy_strides), keep, num.zero)
         if ACTS:
-            load(other, 0, z, along(index, sizes, z_strides), keep, ZERO)
+            vec.load(other, 0, z, all_axes.at(index, sizes, z_strides), keep, num.zero)
             for c in range(VECTOR):
-                gradient[c] = pull(other[c], gradient[c])
+                gradient[c] = act.pull(other[c], gradient[c])
         if ADDED:
-            load(other, 0, added, along(index, sizes, added_strides), keep, ZERO)
+            vec.load(other, 0, added, all_axes.at(index, sizes, added_strides), keep, num.zero)
             for c in range(VECTOR):
                 gradient[c] += other[c]
-        store(dz, along(index, sizes, dz_strides), keep, gradient, 0)
+        vec.store(dz, all_axes.at(index, sizes, dz_strides), keep, gradient, 0)
 
     return matmul_dz
 
@@ -70,31 +68,31 @@ def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
 
     out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part.
     """
-    number, load, store = storage(dtype).number, storage(dtype).load, storage(out_dtype).store
-    element, out_element = storage(dtype).element, storage(out_dtype).element
-    add, along_rows, ZERO = numbers(number).add_compensated, offsets(axes), number(0)
-    walk, COUNT, STEPS = types.UniTuple(i64, axes), LANES * LINES, LINES.bit_length() - 1
+    mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
+    num = numbers(mem.number)
 
-    @kernel(pointer(out_element), i64, i64, pointer(element), walk, walk, *[i64] * 4, threads=LANES * LINES)
+    @kernel(
+        pointer(out_mem.element), i64, i64, pointer(mem.element), *[row_axes.type] * 2, *[i64] * 4, threads=SUM_THREADS
+    )
     def matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab):
-        parts = cuda.shared.array(COUNT, number)
+        parts = cuda.shared.array(SUM_THREADS, mem.number)
         lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         column_blocks = (columns + LANES - 1) // LANES
         which = i64(cuda.blockIdx.x) // column_blocks
         column = i64(cuda.blockIdx.x) % column_blocks * LANES + lane
-        total, lost = ZERO, ZERO
+        total, lost = num.zero, num.zero
         if column < columns:
             for row in range(which * slab + line, min((which + 1) * slab, rows), LINES):
-                value = load(x, along_rows(i64(row), sizes, strides) + column * column_stride)
-                total, lost = add(total, lost, value)
+                value = mem.load(x, row_axes.at(i64(row), sizes, strides) + column * column_stride)
+                total, lost = num.add_compensated(total, lost, value)
         parts[line * LANES + lane] = total
-        for step in range(STEPS):
+        for step in range(HALVINGS):
             cuda.syncthreads()
             half = LINES >> (step + 1)
             if line < half:
                 parts[line * LANES + lane] += parts[(line + half) * LANES + lane]
         if (line == 0) & (column < columns):
-            store(out, which * slab_stride + column * out_stride, parts[lane])
+            out_mem.store(out, which * slab_stride + column * out_stride, parts[lane])
 
     return matmul_column_sums
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import cuda, i32, verb
+from ..backend import Namespace, cuda, i32, verb
 from ..tile import access, numbers, storage
 
 PAD = 4  # numbers
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     vector: int
 
 
-class Loader(NamedTuple):
+class Loader(Namespace):
     """The verbs of a thread that loads its share of slices."""
 
     size: int  # of its share, in elements
@@ -52,14 +52,7 @@ def loader(dtype: str, reading: Reading, block: int, depth: int, threads: int) -
     if COUNT < 1 or threads % LINE or block * depth != COUNT * LINES * LINE * VECTOR:
         raise ValueError(f"{threads} threads can't share a slice of {block} x {depth} in loads of {VECTOR}")
     ROW = block + PAD
-    number = storage(dtype).number
-    load = access(dtype, VECTOR > 1, once=True).load
-    store_shared, store_vector, WIDE = (
-        numbers(number).store_shared,
-        numbers(number).store_vector,
-        numbers(number).vector,
-    )
-    ZERO = number(0)
+    vec, num = access(dtype, VECTOR > 1, once=True), numbers(storage(dtype).number)
 
     @verb
     def first_along_depth():
@@ -75,31 +68,32 @@ def loader(dtype: str, reading: Reading, block: int, depth: int, threads: int) -
     def fetch_along_depth(frag, x, index, rows_left, depth_left):
         for i in range(COUNT):
             keep = (i * LINES < rows_left) & (depth_left > 0)
-            load(frag, i * VECTOR, x.data, index + i * LINES * x.row, keep, ZERO)
+            vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.row, keep, num.zero)
 
     @verb
     def fetch_along_row(frag, x, index, rows_left, depth_left):
         for i in range(COUNT):
             keep = (i * LINES < depth_left) & (rows_left > 0)
-            load(frag, i * VECTOR, x.data, index + i * LINES * x.depth, keep, ZERO)
+            vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.depth, keep, num.zero)
 
     @verb
     def put_along_depth(smem, to, row, depth, frag):
         at = i32(to + depth * ROW + row)
         for i in range(COUNT):
             for c in range(VECTOR):
-                store_shared(smem, at + c * ROW + i * LINES, frag[i * VECTOR + c])
+                num.store_shared(smem, at + c * ROW + i * LINES, frag[i * VECTOR + c])
 
     @verb
     def put_along_row(smem, to, row, depth, frag):
         at = i32(to + depth * ROW + row)
         for i in range(COUNT):
             if VECTOR == 1:
-                store_shared(smem, at + i * LINES * ROW, frag[i])
+                num.store_shared(smem, at + i * LINES * ROW, frag[i])
             else:
-                for c in range(0, VECTOR, WIDE):
-                    store_vector(smem, at + i * LINES * ROW + c, frag, i * VECTOR + c)
+                for c in range(0, VECTOR, num.vector):
+                    num.store_vector(smem, at + i * LINES * ROW + c, frag, i * VECTOR + c)
 
+    size = COUNT * VECTOR
     if ALONG_DEPTH:
-        return Loader(COUNT * VECTOR, first_along_depth, fetch_along_depth, put_along_depth)
-    return Loader(COUNT * VECTOR, first_along_row, fetch_along_row, put_along_row)
+        return Loader(size=size, first=first_along_depth, fetch=fetch_along_depth, put=put_along_depth)
+    return Loader(size=size, first=first_along_row, fetch=fetch_along_row, put=put_along_row)

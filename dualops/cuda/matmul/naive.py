@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, i64, kernel, pointer, types
+from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..step import Step
 from ..tile import numbers, storage
 from .activations import activation
 from .gradient import dz_name, rows_of
-from .product import Product, Variant, argument_types, arguments, offsets
+from .product import Product, Variant, argument_types, arguments, axes_of
 
 THREADS = 128
 PIECE = 256  # terms
@@ -28,35 +28,32 @@ PIECE = 256  # terms
 @builds
 def build_product(variant: Variant) -> Kernel:
     """matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K)."""
-    kept = storage(variant.dtype)
-    number, load, store = kept.number, kept.load, kept.store
-    load_bias = storage(variant.bias_dtype or variant.dtype).load
-    add = numbers(number).add_compensated
-    act = activation(variant.activation, number).value
-    along_batch, along_outer = offsets(variant.batch_axes), offsets(max(variant.outer_axes, 1))
-    WITH_BIAS, WITH_Z, ZERO = variant.bias_dtype is not None, variant.preactivation, number(0)
+    mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
+    num, act = numbers(mem.number), activation(variant.activation, mem.number)
+    batch_axes, outer_axes = axes_of(variant.batch_axes), axes_of(max(variant.outer_axes, 1))
+    WITH_BIAS, WITH_Z = variant.bias_dtype is not None, variant.preactivation
 
     @kernel(*argument_types(variant), threads=THREADS)
     def matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         n, m, batch = index % N, index // N % M, index // N // M
         if batch < B:
-            a_row = along_batch(batch, batches, a.batch) + m * a.row
-            b_column = along_batch(batch, batches, b.batch) + n * b.row
-            total, lost = ZERO, ZERO
+            a_row = batch_axes.at(batch, batches, a.batch) + m * a.row
+            b_column = batch_axes.at(batch, batches, b.batch) + n * b.row
+            total, lost = num.zero, num.zero
             for r in range(rounds):
-                a_at = a_row + along_outer(i64(r), outers, a.outer)
-                b_at = b_column + along_outer(i64(r), outers, b.outer)
+                a_at = a_row + outer_axes.at(i64(r), outers, a.outer)
+                b_at = b_column + outer_axes.at(i64(r), outers, b.outer)
                 for k0 in range(0, K, PIECE):
-                    piece = ZERO
+                    piece = num.zero
                     for k in range(k0, min(k0 + PIECE, K)):
-                        piece += load(a.data, a_at + k * a.depth) * load(b.data, b_at + k * b.depth)
-                    total, lost = add(total, lost, piece)
+                        piece += mem.load(a.data, a_at + k * a.depth) * mem.load(b.data, b_at + k * b.depth)
+                    total, lost = num.add_compensated(total, lost, piece)
             if WITH_BIAS:
-                total += load_bias(bias, n * bias_stride)
+                total += bias_mem.load(bias, n * bias_stride)
             if WITH_Z:
-                store(z.data, along_batch(batch, batches, z.batch) + m * z.row + n * z.column, total)
-            store(y.data, along_batch(batch, batches, y.batch) + m * y.row + n * y.column, act(total))
+                mem.store(z.data, batch_axes.at(batch, batches, z.batch) + m * z.row + n * z.column, total)
+            mem.store(y.data, batch_axes.at(batch, batches, y.batch) + m * y.row + n * y.column, act.value(total))
 
     return matmul_naive
 
@@ -64,20 +61,18 @@ def build_product(variant: Variant) -> Kernel:
 @builds
 def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
     """matmul_naive_column_sums(out, out_stride, x, sizes, strides, column_stride, rows, columns). A column a thread."""
-    number, load, store = storage(dtype).number, storage(dtype).load, storage(out_dtype).store
-    element, out_element = storage(dtype).element, storage(out_dtype).element
-    add, along_rows, ZERO = numbers(number).add_compensated, offsets(axes), number(0)
-    walk = types.UniTuple(i64, axes)
+    mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
+    num = numbers(mem.number)
 
-    @kernel(pointer(out_element), i64, pointer(element), walk, walk, *[i64] * 3, threads=THREADS)
+    @kernel(pointer(out_mem.element), i64, pointer(mem.element), *[row_axes.type] * 2, *[i64] * 3, threads=THREADS)
     def matmul_naive_column_sums(out, out_stride, x, sizes, strides, column_stride, rows, columns):
         column = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         if column < columns:
-            total, lost = ZERO, ZERO
+            total, lost = num.zero, num.zero
             for row in range(rows):
-                value = load(x, along_rows(i64(row), sizes, strides) + column * column_stride)
-                total, lost = add(total, lost, value)
-            store(out, column * out_stride, total)
+                value = mem.load(x, row_axes.at(i64(row), sizes, strides) + column * column_stride)
+                total, lost = num.add_compensated(total, lost, value)
+            out_mem.store(out, column * out_stride, total)
 
     return matmul_naive_column_sums
 

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import i64, pointer, types, verb
+from ..backend import Namespace, i64, pointer, types, verb
 from ..tile import storage
 
 
@@ -269,17 +269,24 @@ def variant(given: Product, p: Problem) -> Variant:
 def argument_types(found: Variant) -> tuple[Any, ...]:
     """The types of `arguments`."""
     array = pointer(storage(found.dtype).element)
-    batch, outer = types.UniTuple(i64, found.batch_axes), types.UniTuple(i64, max(found.outer_axes, 1))
+    batch, outer = axes_of(found.batch_axes).type, axes_of(max(found.outer_axes, 1)).type
     result = types.NamedTuple((array, batch, i64, i64), Result)
     factor = types.NamedTuple((array, batch, outer, i64, i64), Factor)
     bias = pointer(storage(found.bias_dtype or found.dtype).element)
     return (result, result, factor, factor, bias, i64, batch, outer, *[i64] * 5)
 
 
+class Axes(Namespace):
+    """Axes that arrays have together, whose places are numbered in row-major order."""
+
+    type: Any  # Numba type of their sizes, and of an array's strides along them
+    at: Callable[..., Any]  # (index, sizes, strides) -> where place number `index` begins
+
+
 @cache
-def offsets(axes: int) -> Callable[..., Any]:
-    """A verb (index, sizes, strides) -> where place number `index` of a grid of so many axes begins."""
-    AXES, LAST = axes, axes - 1
+def axes_of(count: int) -> Axes:
+    """The verb for so many of them."""
+    AXES, LAST = count, count - 1
 
     @verb
     def along_one(index, sizes, strides):
@@ -293,4 +300,4 @@ def offsets(axes: int) -> Callable[..., Any]:
             index = index // sizes[LAST - axis]
         return total
 
-    return along_one if axes == 1 else along_several
+    return Axes(type=types.UniTuple(i64, count), at=along_one if count == 1 else along_several)

@@ -27,18 +27,19 @@ numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
+from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
 from ..device import Device
 from ..step import Step
 from ..tile import numbers, storage
 from .activations import activation
 from .loading import PAD, Reading, loader
-from .product import Axis, Product, Variant, argument_types, arguments, offsets, variant
+from .product import Axis, Product, Variant, argument_types, arguments, axes_of, variant
 
 LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
 PIECE = 256  # terms that are summed before they are added to the total
@@ -77,34 +78,32 @@ class SimtConfig:
         return min(self.tile_n, 4 if dtype == "float64" else 8)
 
 
-@builds
-def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
-    """matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
+class Tile(Namespace):
+    """The block's tile of the result, and a thread's part of it.
 
-    out: elements of a row of the result that are stored at once.
+    a_frag, b_frag: local arrays that have fragments of two steps, `half` says of which. mine: where the thread's totals
+    begin in shared memory, four numbers together. four: a local array.
     """
-    kept = storage(variant.dtype)
-    number, store, store_wide = kept.number, kept.store, kept.store_vector
-    load_four, store_vector, WIDE = numbers(number).load_four, numbers(number).store_vector, numbers(number).vector
-    load_bias = storage(variant.bias_dtype or variant.dtype).load
-    act = activation(variant.activation, number).value
-    along_batch, along_outer = offsets(variant.batch_axes), offsets(max(variant.outer_axes, 1))
-    WITH_BIAS, WITH_Z, OUTER = variant.bias_dtype is not None, variant.preactivation, variant.outer_axes > 0
 
-    BLOCK_M, BLOCK_N, BLOCK_K, THREADS = config.block_m, config.block_n, config.block_k, config.threads
-    TILE_M, TILE_N, WARPS_N = config.tile_m, config.tile_n, config.warps_n
-    A_LOADS, a_first, a_fetch, a_put = loader(variant.dtype, a_reading, BLOCK_M, BLOCK_K, THREADS)
-    B_LOADS, b_first, b_fetch, b_put = loader(variant.dtype, b_reading, BLOCK_N, BLOCK_K, THREADS)
-    A_ROW, B_ROW = BLOCK_M + PAD, BLOCK_N + PAD
-    A_SLICE, SLICE = BLOCK_K * A_ROW, BLOCK_K * (A_ROW + B_ROW)  # numbers of a slice of a, and of both
-    TOTALS = 2 * SLICE  # where they begin in shared memory
-    COLUMNS, OUT = config.columns(variant.dtype), out
-    GROUPS, GROUP_STRIDE = TILE_N // COLUMNS, LANES_N * COLUMNS
-    N_ACC, N_A, N_B, LAST_SLICE = TILE_M * TILE_N, 2 * TILE_M, 2 * TILE_N, PIECE // BLOCK_K - 1
-    N_COMING, PAIRS, HALF, ZERO = max(A_LOADS, B_LOADS), BLOCK_K // 2, BLOCK_K // 4, number(0)
+    columns: int  # of the thread, side by side
+    groups: int  # of such columns
+    group_stride: int
+    of_block: Callable[..., Any]  # (M, N) -> batch, first row, first column
+    read: Callable[..., None]  # (a_frag, b_frag, half, smem, a_at, b_at): fragments of a step, a line of each slice
+    multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += the outer product of a step
+    add_to_totals: Callable[..., None]  # (smem, mine, acc, four): acc, which is 0 then
+    store: Callable[..., None]  # (to, at, n, N, values): a group of columns, from number n on, of the row at `at`
+
+
+def _tile(config: SimtConfig, dtype: str, out: int) -> Tile:
+    """The verbs of a kernel."""
+    mem, num = storage(dtype), numbers(storage(dtype).number)
+    BLOCK_M, BLOCK_N, THREADS, OUT = config.block_m, config.block_n, config.threads, out
+    TILE_M, TILE_N, COLUMNS = config.tile_m, config.tile_n, config.columns(dtype)
+    GROUPS, GROUP_STRIDE, N_ACC = TILE_N // COLUMNS, LANES_N * COLUMNS, TILE_M * TILE_N
 
     @verb
-    def tile_of_block(M, N):
+    def of_block(M, N):
         # 32 bits, in which a division takes a tenth of the time
         m_blocks, n_blocks = u32((M + BLOCK_M - 1) // BLOCK_M), u32((N + BLOCK_N - 1) // BLOCK_N)
         tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
@@ -117,12 +116,11 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
 
     @verb
     def read(a_frag, b_frag, half, smem, a_at, b_at):
-        """Fragments of one step: of a line of a's slice, of a line of b's."""
         for i in range(0, TILE_M, 4):
-            load_four(a_frag, half * TILE_M + i, smem, a_at + i * LANES_M)
+            num.load_four(a_frag, half * TILE_M + i, smem, a_at + i * LANES_M)
         for g in range(GROUPS):
             for j in range(0, COLUMNS, 4):
-                load_four(b_frag, half * TILE_N + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
+                num.load_four(b_frag, half * TILE_N + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
 
     @verb
     def multiply(acc, a_frag, b_frag, half):
@@ -133,56 +131,89 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
     @verb
     def add_to_totals(smem, mine, acc, four):
         for e in range(0, N_ACC, 4):
-            load_four(four, 0, smem, mine + e * THREADS)
+            num.load_four(four, 0, smem, mine + e * THREADS)
             for c in range(4):
                 four[c] += acc[e + c]
-                acc[e + c] = ZERO
-            for c in range(0, 4, WIDE):
-                store_vector(smem, mine + e * THREADS + c, four, c)
+                acc[e + c] = num.zero
+            for c in range(0, 4, num.vector):
+                num.store_vector(smem, mine + e * THREADS + c, four, c)
 
     @verb
-    def store_columns(to, at, n, N, values):
+    def store(to, at, n, N, values):
         for j in range(0, COLUMNS, OUT):
             if OUT > 1:
-                store_wide(to.data, at + n + j, n + j < N, values, j)
+                mem.store_vector(to.data, at + n + j, n + j < N, values, j)
             elif n + j < N:
-                store(to.data, at + (n + j) * to.column, values[j])
+                mem.store(to.data, at + (n + j) * to.column, values[j])
+
+    return Tile(
+        columns=COLUMNS,
+        groups=GROUPS,
+        group_stride=GROUP_STRIDE,
+        of_block=of_block,
+        read=read,
+        multiply=multiply,
+        add_to_totals=add_to_totals,
+        store=store,
+    )
+
+
+@builds
+def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
+    """matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
+
+    out: elements of a row of the result that are stored at once.
+    """
+    mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
+    num, act = numbers(mem.number), activation(variant.activation, mem.number)
+    batch_axes, outer_axes = axes_of(variant.batch_axes), axes_of(max(variant.outer_axes, 1))
+    WITH_BIAS, WITH_Z, OUTER = variant.bias_dtype is not None, variant.preactivation, variant.outer_axes > 0
+
+    BLOCK_M, BLOCK_N, BLOCK_K, THREADS = config.block_m, config.block_n, config.block_k, config.threads
+    TILE_M, TILE_N, WARPS_N = config.tile_m, config.tile_n, config.warps_n
+    tile = _tile(config, variant.dtype, out)
+    a_loader = loader(variant.dtype, a_reading, BLOCK_M, BLOCK_K, THREADS)
+    b_loader = loader(variant.dtype, b_reading, BLOCK_N, BLOCK_K, THREADS)
+    A_ROW, B_ROW = BLOCK_M + PAD, BLOCK_N + PAD
+    A_SLICE, SLICE = BLOCK_K * A_ROW, BLOCK_K * (A_ROW + B_ROW)  # numbers of a slice of a, and of both
+    N_ACC, N_A, N_B, N_COMING = TILE_M * TILE_N, 2 * TILE_M, 2 * TILE_N, max(a_loader.size, b_loader.size)
+    COLUMNS, PAIRS, HALF, LAST_SLICE = tile.columns, BLOCK_K // 2, BLOCK_K // 4, PIECE // BLOCK_K - 1
 
     @kernel(*argument_types(variant), threads=THREADS, min_blocks=config.min_blocks)
     def matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
-        smem = cuda.shared.array(0, number, alignment=16)
-        batch, m0, n0 = tile_of_block(M, N)
+        smem = cuda.shared.array(0, mem.number, alignment=16)
+        batch, m0, n0 = tile.of_block(M, N)
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         my_m = i32(warp // WARPS_N * (LANES_M * TILE_M) + lane // LANES_N * 4)
         my_n = i32(warp % WARPS_N * (LANES_N * TILE_N) + lane % LANES_N * COLUMNS)
-        a_row, a_depth = a_first()
-        b_row, b_depth = b_first()
-        a_start = along_batch(batch, batches, a.batch) + (m0 + a_row) * a.row + a_depth * a.depth
-        b_start = along_batch(batch, batches, b.batch) + (n0 + b_row) * b.row + b_depth * b.depth
+        a_row, a_depth = a_loader.first()
+        b_row, b_depth = b_loader.first()
+        a_start = batch_axes.at(batch, batches, a.batch) + (m0 + a_row) * a.row + a_depth * a.depth
+        b_start = batch_axes.at(batch, batches, b.batch) + (n0 + b_row) * b.row + b_depth * b.depth
         a_index, b_index, left, r = a_start, b_start, K, i64(0)
         a_rows, b_rows = i32(min(M - m0, BLOCK_M)) - a_row, i32(min(N - n0, BLOCK_N)) - b_row  # from my first one on
 
-        mine = i32(TOTALS + 4 * cuda.threadIdx.x)  # four of my totals, and so on, THREADS times four numbers apart
-        acc = cuda.local.array(N_ACC, number)
-        a_frag = cuda.local.array(N_A, number)
-        b_frag = cuda.local.array(N_B, number)
-        coming = cuda.local.array(N_COMING, number)
-        four = cuda.local.array(4, number)
+        mine = i32(2 * SLICE + 4 * cuda.threadIdx.x)  # four of my totals, and so on, THREADS times four numbers apart
+        acc = cuda.local.array(N_ACC, mem.number)
+        a_frag = cuda.local.array(N_A, mem.number)
+        b_frag = cuda.local.array(N_B, mem.number)
+        coming = cuda.local.array(N_COMING, mem.number)
+        four = cuda.local.array(4, mem.number)
         for e in range(N_ACC):
-            acc[e] = ZERO
+            acc[e] = num.zero
         for c in range(4):
-            four[c] = ZERO
+            four[c] = num.zero
         for e in range(0, N_ACC, 4):
-            for c in range(0, 4, WIDE):
-                store_vector(smem, mine + e * THREADS + c, four, c)
+            for c in range(0, 4, num.vector):
+                num.store_vector(smem, mine + e * THREADS + c, four, c)
 
         depth = i32(min(left, BLOCK_K))
-        a_fetch(coming, a, a_index, a_rows, depth - a_depth)
-        a_put(smem, 0, a_row, a_depth, coming)
-        b_fetch(coming, b, b_index, b_rows, depth - b_depth)
-        b_put(smem, A_SLICE, b_row, b_depth, coming)
+        a_loader.fetch(coming, a, a_index, a_rows, depth - a_depth)
+        a_loader.put(smem, 0, a_row, a_depth, coming)
+        b_loader.fetch(coming, b, b_index, b_rows, depth - b_depth)
+        b_loader.put(smem, A_SLICE, b_row, b_depth, coming)
         cuda.syncthreads()
-        read(a_frag, b_frag, 0, smem, my_m, A_SLICE + my_n)
+        tile.read(a_frag, b_frag, 0, smem, my_m, A_SLICE + my_n)
         slices = rounds * ((K + BLOCK_K - 1) // BLOCK_K)
         for t in range(slices):
             here, there = (t & 1) * SLICE, (t & 1 ^ 1) * SLICE
@@ -192,44 +223,44 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
             if OUTER and (left <= 0) & (r + 1 < rounds):
                 r += 1
                 left = K
-                a_index = a_start + along_outer(r, outers, a.outer)
-                b_index = b_start + along_outer(r, outers, b.outer)
+                a_index = a_start + outer_axes.at(r, outers, a.outer)
+                b_index = b_start + outer_axes.at(r, outers, b.outer)
             depth = i32(min(left, BLOCK_K))
-            a_fetch(coming, a, a_index, a_rows, depth - a_depth)
+            a_loader.fetch(coming, a, a_index, a_rows, depth - a_depth)
             a_at, b_at, pair = i32(here + my_m), i32(here + A_SLICE + my_n), i32(0)
             while pair < PAIRS:
-                read(a_frag, b_frag, 1, smem, a_at + A_ROW, b_at + B_ROW)
-                multiply(acc, a_frag, b_frag, 0)
+                tile.read(a_frag, b_frag, 1, smem, a_at + A_ROW, b_at + B_ROW)
+                tile.multiply(acc, a_frag, b_frag, 0)
                 a_at, b_at, pair = i32(a_at + 2 * A_ROW), i32(b_at + 2 * B_ROW), i32(pair + 1)
                 if pair == HALF:
-                    a_put(smem, there, a_row, a_depth, coming)
-                    b_fetch(coming, b, b_index, b_rows, depth - b_depth)
+                    a_loader.put(smem, there, a_row, a_depth, coming)
+                    b_loader.fetch(coming, b, b_index, b_rows, depth - b_depth)
                 elif pair == PAIRS:
-                    b_put(smem, there + A_SLICE, b_row, b_depth, coming)
+                    b_loader.put(smem, there + A_SLICE, b_row, b_depth, coming)
                     cuda.syncthreads()
                     a_at, b_at = i32(there + my_m), i32(there + A_SLICE + my_n)
-                read(a_frag, b_frag, 0, smem, a_at, b_at)
-                multiply(acc, a_frag, b_frag, 1)
+                tile.read(a_frag, b_frag, 0, smem, a_at, b_at)
+                tile.multiply(acc, a_frag, b_frag, 1)
             if ((t + 1) & LAST_SLICE == 0) | (t + 1 == slices):
-                add_to_totals(smem, mine, acc, four)
+                tile.add_to_totals(smem, mine, acc, four)
 
-        values = cuda.local.array(COLUMNS, number)
+        values = cuda.local.array(COLUMNS, mem.number)
         for i in range(TILE_M):
             m = m0 + my_m + i // 4 * (4 * LANES_M) + i % 4
             if m < M:
-                for g in range(GROUPS):
-                    n = n0 + my_n + g * GROUP_STRIDE
+                for g in range(tile.groups):
+                    n = n0 + my_n + g * tile.group_stride
                     for j in range(0, COLUMNS, 4):
-                        load_four(values, j, smem, mine + (i * TILE_N + g * COLUMNS + j) * THREADS)
+                        num.load_four(values, j, smem, mine + (i * TILE_N + g * COLUMNS + j) * THREADS)
                     if WITH_BIAS:
                         for j in range(COLUMNS):
                             if n + j < N:
-                                values[j] += load_bias(bias, (n + j) * bias_stride)
+                                values[j] += bias_mem.load(bias, (n + j) * bias_stride)
                     if WITH_Z:
-                        store_columns(z, along_batch(batch, batches, z.batch) + m * z.row, n, N, values)
+                        tile.store(z, batch_axes.at(batch, batches, z.batch) + m * z.row, n, N, values)
                     for j in range(COLUMNS):
-                        values[j] = act(values[j])
-                    store_columns(y, along_batch(batch, batches, y.batch) + m * y.row, n, N, values)
+                        values[j] = act.value(values[j])
+                    tile.store(y, batch_axes.at(batch, batches, y.batch) + m * y.row, n, N, values)
 
     return matmul_simt
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import i32, i64, pointer, types, verb
+from ..backend import Namespace, i32, i64, pointer, types, verb
 from ..tile import storage
 
 
@@ -97,8 +98,15 @@ def start(x, b, s):
     return b * x.batch + s * x.token
 
 
-def table_row(positions: str) -> Callable[..., Any]:
-    """A verb (positions, b, s, sizes) -> the row of the tables that token (b, s) uses, and whether there is one."""
+class TableRows(Namespace):
+    """How tokens find their rows of the tables."""
+
+    of: Callable[..., Any]  # (positions, b, s, sizes) -> the row that token (b, s) uses, and whether there is one
+
+
+@cache
+def table_rows(positions: str) -> TableRows:
+    """The verb for positions of a dtype, or "" where there are none."""
 
     @verb
     def of_token(positions, b, s, sizes):
@@ -109,7 +117,7 @@ def table_row(positions: str) -> Callable[..., Any]:
         row = i64(positions.data[start(positions, b, s)])
         return row, (row >= 0) & (row < sizes.rows)
 
-    return of_position if positions else of_token
+    return TableRows(of=of_position if positions else of_token)
 
 
 @verb

@@ -11,11 +11,10 @@ for itself, and a thread moves as few as two bytes at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import nan
 
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import storage
-from .call import Variant, argument_types, find, start, table_row
+from ..tile import numbers, storage
+from .call import Variant, argument_types, find, start, table_rows
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class NaiveConfig:
 @builds
 def build(config: NaiveConfig, variant: Variant) -> Kernel:
     """rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width): width is D - R/2."""
-    kept, table = storage(variant.dtype), storage(variant.table_dtype)
-    load, store, load_table, row_of = kept.load, kept.store, table.load, table_row(variant.positions)
-    INTERLEAVED, NAN = variant.interleaved, kept.number(nan)
+    mem, table_mem = storage(variant.dtype), storage(variant.table_dtype)
+    num, rows = numbers(mem.number), table_rows(variant.positions)
+    INTERLEAVED = variant.interleaved
 
     @kernel(*argument_types(variant), i64, threads=config.threads)
     def rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width):
@@ -44,15 +43,15 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
             y, y_at = find(q_rotated, k_rotated, start(q_rotated, b, s), start(k_rotated, b, s), h, sizes)
             if i < sizes.half:
                 first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + sizes.half)
-                row, there = row_of(positions, b, s, sizes)
-                c, d = NAN, NAN
+                row, there = rows.of(positions, b, s, sizes)
+                c, d = num.nan, num.nan
                 if there:
-                    c = load_table(cos.data, start(cos, b, row) + i)
-                    d = load_table(sin.data, start(sin, b, row) + i) * turn
-                x1, x2 = load(x, x_at + first), load(x, x_at + second)
-                store(y, y_at + first, x1 * c - x2 * d)
-                store(y, y_at + second, x2 * c + x1 * d)
+                    c = table_mem.load(cos.data, start(cos, b, row) + i)
+                    d = table_mem.load(sin.data, start(sin, b, row) + i) * turn
+                x1, x2 = mem.load(x, x_at + first), mem.load(x, x_at + second)
+                mem.store(y, y_at + first, x1 * c - x2 * d)
+                mem.store(y, y_at + second, x2 * c + x1 * d)
             else:
-                store(y, y_at + i + sizes.half, load(x, x_at + i + sizes.half))
+                mem.store(y, y_at + i + sizes.half, mem.load(x, x_at + i + sizes.half))
 
     return rope_naive

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import nan
-from typing import Any
+from functools import cache
 
-from ..backend import Kernel, builds, cuda, i64, kernel, verb
-from ..tile import access, storage
-from .call import Variant, argument_types, find, start, table_row
+from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
+from ..tile import access, numbers, storage
+from .call import Variant, argument_types, find, start, table_rows
 
 
 @dataclass(frozen=True)
@@ -40,14 +39,12 @@ class SimtConfig:
 @builds
 def build(config: SimtConfig, variant: Variant) -> Kernel:
     """rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes)."""
-    number = storage(variant.dtype).number
-    vector, load, store = access(variant.dtype, config.aligned, once=True)
-    row_of, load_table = table_row(variant.positions), _table_loader(config, variant)
-    THREADS, HEADS, VECTOR = config.threads, config.heads, vector
-    PIECES, ELEMENTS = 2 * vector, 2 * vector * config.heads
+    number, vec = storage(variant.dtype).number, access(variant.dtype, config.aligned, once=True)
+    num, rows, pairs = numbers(number), table_rows(variant.positions), _pairs(config, variant)
+    THREADS, HEADS, VECTOR = config.threads, config.heads, vec.vector
+    PIECES, ELEMENTS = 2 * VECTOR, 2 * VECTOR * HEADS
     PARTIAL, NEIGHBOURS = variant.partial, config.neighbours
-    ALONE = variant.interleaved and vector == 1  # a piece is half a pair
-    ZERO, turn_pairs = number(0), _turning(variant.interleaved, vector)
+    ALONE = variant.interleaved and VECTOR == 1  # a piece is half a pair
 
     @kernel(*argument_types(variant), i64, i64, threads=config.threads, min_blocks=config.blocks)
     def rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes):
@@ -62,11 +59,11 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
             first = column * VECTOR
             second = first + sizes.half
             turns = first < sizes.half if PARTIAL else True
-            row, there = row_of(positions, b, s, sizes)
+            row, there = rows.of(positions, b, s, sizes)
             cos_frag = cuda.local.array(VECTOR, number)
             sin_frag = cuda.local.array(VECTOR, number)
-            load_table(cos_frag, cos, start(cos, b, row), first, second, turns & there)
-            load_table(sin_frag, sin, start(sin, b, row), first, second, turns & there)
+            pairs.load(cos_frag, cos, start(cos, b, row), first, second, turns & there)
+            pairs.load(sin_frag, sin, start(sin, b, row), first, second, turns & there)
             for i in range(VECTOR):
                 sin_frag[i] *= turn
             if ALONE & turns:
@@ -78,51 +75,45 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
                 for j in range(HEADS):
                     h = h0 + j * lanes
                     x, at = find(q, k, q_from, k_from, h, sizes)
-                    load(frag, j * PIECES, x, at + first, turns & (h < sizes.heads), ZERO)
-                    load(frag, j * PIECES + VECTOR, x, at + second, h < sizes.heads, ZERO)
+                    vec.load(frag, j * PIECES, x, at + first, turns & (h < sizes.heads), num.zero)
+                    vec.load(frag, j * PIECES + VECTOR, x, at + second, h < sizes.heads, num.zero)
                 for j in range(HEADS):
                     if turns:
-                        turn_pairs(frag, j * PIECES, cos_frag, sin_frag)
+                        pairs.turn(frag, j * PIECES, cos_frag, sin_frag)
                     h = h0 + j * lanes
                     y, at = find(q_rotated, k_rotated, q_to, k_to, h, sizes)
-                    store(y, at + first, turns & (h < sizes.heads), frag, j * PIECES)
-                    store(y, at + second, h < sizes.heads, frag, j * PIECES + VECTOR)
+                    vec.store(y, at + first, turns & (h < sizes.heads), frag, j * PIECES)
+                    vec.store(y, at + second, h < sizes.heads, frag, j * PIECES + VECTOR)
 
     return rope_simt
 
 
-def _turning(interleaved: bool, vector: int) -> Callable[..., Any]:
-    """A verb (frag, at, cos_frag, sin_frag): turn the pairs of the two pieces at frag[at : at + 2 * vector]."""
-    VECTOR = vector
-    STEP, APART = (2, 1) if interleaved else (1, vector)  # from a pair to the next; inside a pair
-
-    @verb
-    def turn_pairs(frag, at, cos_frag, sin_frag):
-        for i in range(VECTOR):
-            x1, x2 = frag[at + i * STEP], frag[at + i * STEP + APART]
-            frag[at + i * STEP] = x1 * cos_frag[i] - x2 * sin_frag[i]
-            frag[at + i * STEP + APART] = x2 * cos_frag[i] + x1 * sin_frag[i]
-
-    return turn_pairs
-
-
-def _table_loader(config: SimtConfig, variant: Variant) -> Callable[..., Any]:
-    """A verb (frag, table, row, first, second, keep): what the pairs of a column are turned by, NaN without `keep`.
+class Pairs(Namespace):
+    """The pairs of a column, and what they are turned by.
 
     Halves share the angles of the column; interleaved, each piece has those of its own pairs, half as many.
     """
+
+    load: Callable[..., None]  # (frag, table, row, first, second, keep): cos or sin of them, NaN without `keep`
+    turn: Callable[..., None]  # (frag, at, cos_frag, sin_frag): those of the two pieces at frag[at : at + 2 * vector]
+
+
+@cache
+def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
+    """The verbs of a kernel."""
     own = access(variant.dtype, config.aligned).vector
     split = variant.interleaved and own > 1
     run = own // 2 if split else own
-    kept = storage(variant.table_dtype)
-    wide = config.wide_tables and run % kept.vector == 0
-    load = kept.load_vector if wide else access(variant.table_dtype, False).load
-    RUN, VECTOR, NAN = run, kept.vector if wide else 1, kept.number(nan)
+    table_mem = storage(variant.table_dtype)
+    wide = config.wide_tables and run % table_mem.vector == 0
+    table_vec, num = access(variant.table_dtype, wide), numbers(table_mem.number)
+    RUN, OWN = run, own
+    STEP, APART = (2, 1) if variant.interleaved else (1, own)  # from a pair to the next; inside a pair
 
     @verb
     def load_run(frag, at, table, index, keep):
-        for i in range(0, RUN, VECTOR):
-            load(frag, at + i, table.data, index + i, keep, NAN)
+        for i in range(0, RUN, table_vec.vector):
+            table_vec.load(frag, at + i, table.data, index + i, keep, num.nan)
 
     @verb
     def load_halves(frag, table, row, first, second, keep):
@@ -133,4 +124,11 @@ def _table_loader(config: SimtConfig, variant: Variant) -> Callable[..., Any]:
         load_run(frag, 0, table, row + first // 2, keep)
         load_run(frag, RUN, table, row + second // 2, keep)
 
-    return load_neighbours if split else load_halves
+    @verb
+    def turn(frag, at, cos_frag, sin_frag):
+        for i in range(OWN):
+            x1, x2 = frag[at + i * STEP], frag[at + i * STEP + APART]
+            frag[at + i * STEP] = x1 * cos_frag[i] - x2 * sin_frag[i]
+            frag[at + i * STEP + APART] = x2 * cos_frag[i] + x1 * sin_frag[i]
+
+    return Pairs(load=load_neighbours if split else load_halves, turn=turn)

@@ -6,7 +6,7 @@
 An angle of 100,000 radians in float32 is wrong by hundredths; in float64 by 1e-11. Counting it in turns, of which the
 whole ones do not matter, leaves cos and sin no large number to reduce. A thread has one frequency and `tokens` tokens.
 
-All scalings are one formula of seven numbers (`Numbers`), so that there is one kernel.
+All scalings are one formula of seven numbers (`Scaling`), so that there is one kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
 from ..step import Step
-from ..tile import cospi_f64, pow_f64, sinpi_f64, storage
+from ..tile import cospi_f64, numbers, pow_f64, sinpi_f64, storage
 from .call import Rows, start
 
 
@@ -33,7 +33,7 @@ class TablesConfig:
     tokens: int = 8  # of a thread
 
 
-class Numbers(NamedTuple):
+class Scaling(NamedTuple):
     """What a scaling is to the kernel: (1 - kept) * f / factor + kept * f, of frequencies f of this base, where kept is
 
     (turns * f / 2 pi + pair * i - low) / (high - low), clipped to 0 ... 1.
@@ -48,25 +48,29 @@ class Numbers(NamedTuple):
     magnitude: Any  # of cos and sin
 
 
+def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
+    """Of cos, sin, positions, four sizes and the scaling."""
+    elements = storage(dtype).element, i32 if positions_dtype == "int32" else i64
+    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in elements)
+    return (table, table, places, *[i64] * 4, types.NamedUniTuple(f64, len(Scaling._fields), Scaling))
+
+
 @builds
 def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
-    """rope_tables(cos, sin, positions, tokens, S, half, shares, numbers)."""
-    stored, given = storage(dtype), i32 if positions_dtype == "int32" else i64
-    number, store = stored.number, stored.store
-    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in (stored.element, given))
-    numbers_of_scaling = types.NamedUniTuple(f64, len(Numbers._fields), Numbers)
+    """rope_tables(cos, sin, positions, tokens, S, half, shares, scaling)."""
+    mem, num = storage(dtype), numbers(f64)
     THREADS, TOKENS = config.threads, config.tokens
-    ZERO, ONE, TWO, TWO_PI = f64(0), f64(1), f64(2), f64(2 * pi)
+    TWO, TWO_PI = f64(2), f64(2 * pi)
 
-    @kernel(table, table, places, *[i64] * 4, numbers_of_scaling, threads=config.threads)
-    def rope_tables(cos, sin, positions, tokens, S, half, shares, numbers):
+    @kernel(*_argument_types(dtype, positions_dtype), threads=config.threads)
+    def rope_tables(cos, sin, positions, tokens, S, half, shares, scaling):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         i, share = index % half, index // half
         if share < shares:
-            frequency = pow_f64(numbers.base, -(f64(i) / f64(half)))
-            measure = numbers.turns * frequency / TWO_PI + numbers.pair * f64(i)
-            kept = min(max((measure - numbers.low) / (numbers.high - numbers.low), ZERO), ONE)
-            frequency = (ONE - kept) * frequency / numbers.factor + kept * frequency
+            frequency = pow_f64(scaling.base, -(f64(i) / f64(half)))
+            measure = scaling.turns * frequency / TWO_PI + scaling.pair * f64(i)
+            kept = min(max((measure - scaling.low) / (scaling.high - scaling.low), num.zero), num.one)
+            frequency = (num.one - kept) * frequency / scaling.factor + kept * frequency
             for j in range(TOKENS):
                 token = share + j * shares
                 if token < tokens:
@@ -74,8 +78,8 @@ def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
                     position = f64(positions.data[start(positions, b, s)])
                     half_turns = TWO * (position * (frequency / TWO_PI))
                     x, y = cospi_f64(half_turns), sinpi_f64(half_turns)
-                    store(cos.data, start(cos, b, s) + i, number(numbers.magnitude * x))
-                    store(sin.data, start(sin, b, s) + i, number(numbers.magnitude * y))
+                    mem.store(cos.data, start(cos, b, s) + i, mem.number(scaling.magnitude * x))
+                    mem.store(sin.data, start(sin, b, s) + i, mem.number(scaling.magnitude * y))
 
     return rope_tables
 
@@ -87,7 +91,7 @@ def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConf
     tables = [_rows(name, meta.strides[:-1]) for name, meta in results.items()]
     args = (*tables, _rows("positions", positions.strides), p.tokens, positions.shape[-1], p.half, shares)
     kernel = build(config, p.dtype, positions.dtype)
-    return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, numbers(p)))]
+    return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, scaling_of(p)))]
 
 
 def _rows(name: str, strides: tuple[int, ...]) -> Rows:
@@ -95,11 +99,11 @@ def _rows(name: str, strides: tuple[int, ...]) -> Rows:
     return Rows(name, batch, token)
 
 
-def numbers(problem: Problem) -> Numbers:
-    """Those of a call's scaling."""
+def scaling_of(problem: Problem) -> Scaling:
+    """The numbers of a call's scaling."""
     told, R = dict(problem.scaling or ()), 2 * problem.half
     name, base = told.get("rope_type", "default"), problem.theta
-    every = Numbers(base, 1.0, 0.0, 0.0, 1.0, 2.0, told.get("attention_factor", 1.0))  # kept is 0, and nothing divided
+    every = Scaling(base, 1.0, 0.0, 0.0, 1.0, 2.0, told.get("attention_factor", 1.0))  # kept is 0, and nothing divided
     if name in ("default", "dynamic"):
         return every
     every = every._replace(factor=told["factor"])

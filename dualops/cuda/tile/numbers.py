@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import e as EULER, inf, log2
+from math import e as EULER, inf, log2, nan
 from typing import Any
 
 from ..backend import Namespace, f32, f64, u32, u64, verb
@@ -45,6 +45,7 @@ class Numbers(Namespace):
     minus_zero_value: Any  # what kernels keep for what does not count
     one: Any
     minus_inf: Any
+    nan: Any
     maximum: Callable[..., Any]  # (a, b): a NaN gives way to a number
     base: Callable[..., Any]  # (maximum): what exponents are taken against: 0 where nothing but -inf was seen
     exp: Callable[..., Any]
@@ -113,6 +114,7 @@ def _double() -> Numbers:
         minus_zero_value=f64(-0.0),
         one=f64(1),
         minus_inf=f64(-inf),
+        nan=f64(nan),
         maximum=max_f64,
         base=_base(f64),
         exp=exp_f64,
@@ -160,6 +162,7 @@ def _single() -> Numbers:
         minus_zero_value=f32(-0.0),
         one=f32(1),
         minus_inf=f32(-inf),
+        nan=f32(nan),
         maximum=max_f32,
         base=_base(f32),
         exp=exp,

@@ -77,7 +77,7 @@ def mistakes() -> dict[str, tuple[Callable[[str], Kernel], bool]]:
     return {
         "memcheck": (BROKEN["one_element_too_many"].build, True),
         "racecheck": (lambda dtype: build_through_shared(dtype, False), True),
-        "synccheck": (lambda dtype: build(dtype, right(dtype)._replace(meet=half_a_warp_waits)), True),
+        "synccheck": (lambda dtype: build(dtype, right(dtype).but(meet=half_a_warp_waits)), True),
         "initcheck": (control, False),
     }
 

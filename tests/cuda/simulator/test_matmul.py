@@ -55,11 +55,11 @@ def test_tiles(config, dtype, sizes, layout, place, order):
     check(SPEC, case, partial(launch, config), layouts=layouts, out_layout=place, ways=("given",))
 
 
-PUT = "                    b_put(smem, there + A_SLICE, b_row, b_depth, coming)\n"
+PUT = "                    b_loader.put(smem, there + A_SLICE, b_row, b_depth, coming)\n"
 # what is taken from the source, and what stands there then
 BROKEN = {
     "no barrier in the loop": ("                    cuda.syncthreads()\n", ""),
-    "no barrier before it": ("        cuda.syncthreads()\n        read(", "        read("),
+    "no barrier before it": ("        cuda.syncthreads()\n        tile.read(", "        tile.read("),
     "the barrier too early": (
         f"{PUT}                    cuda.syncthreads()\n",
         f"                    cuda.syncthreads()\n{PUT}",
@@ -67,11 +67,11 @@ BROKEN = {
     "one stage for both slices": ("(t & 1 ^ 1) * SLICE", "(t & 1) * SLICE"),
     "half of a slice not put down": ("if pair == HALF:", "if pair == PAIRS + 1:"),
     "the last slice as long as others": (
-        "depth = i32(min(left, BLOCK_K))\n            a_fetch",
-        "depth = i32(BLOCK_K)\n            a_fetch",
+        "depth = i32(min(left, BLOCK_K))\n            a_loader.fetch",
+        "depth = i32(BLOCK_K)\n            a_loader.fetch",
     ),
     "the last piece forgotten": (" | (t + 1 == slices):", ":"),
-    "totals not cleared": ("                acc[e + c] = ZERO\n", ""),
+    "totals not cleared": ("                acc[e + c] = num.zero\n", ""),
 }
 
 
