@@ -60,7 +60,8 @@ class Part:
         listed.write_text("\n".join(self.cases))
         words = ["-m", "tests.cuda.gpu.edge", "--from", str(listed), "--until", str(self.until)]
         # memory of its own for every tensor, so that what lies behind one belongs to nobody; a core for each process
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        alone = {"OMP_NUM_THREADS": "1", "DUALOPS_HELPERS": "0"}
+        environment = {**alone, **os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         with log.open("wb") as file:
             self.process = subprocess.Popen(
                 [*command, sys.executable, *words],
