@@ -82,7 +82,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
         if b < B:
             q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
-                weighted, d_score = num.minus_zero_value, num.minus_zero_value
+                weighted, d_score = num.minus_zero, num.minus_zero
                 if probs[index] != num.minus_inf:
                     token = q_first + m
                     prob = num.exp(probs[index] - num.base(lse.data[start(lse, b, h, token)]))
@@ -90,7 +90,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                     v_row = start(v, b, h // group, k_first + n)
                     d_prob = weight * inner.product(do.data, start(do, b, h, token), v.data, v_row, Dv)
                     weighted, d_score = prob * weight, prob * (d_prob - delta[row])
-                    if num.minus_zero(d_score):
+                    if num.is_minus_zero(d_score):
                         d_score = num.zero  # it counts
                 probs[index] = weighted
                 d_scores[index] = d_score
@@ -130,7 +130,7 @@ def build_transposed_product(variant: Variant) -> Kernel:
                 for h in range(h_kv * group, (h_kv + 1) * group):
                     for m in range(own_Sq):
                         weight = left[((b * H + h) * Sq + m) * Sk + n]
-                        if not num.minus_zero(weight):
+                        if not num.is_minus_zero(weight):
                             value = mem.load(right.data, start(right, b, h, q_first + m) + column)
                             total, lost = num.add_compensated(total, lost, factor * weight * value)
                 mem.store(out.data, start(out, b, h_kv, k_first + n) + column, total)
@@ -182,11 +182,11 @@ def build_bend(variant: Variant) -> Kernel:
             q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
                 d_score = d_scores[index]
-                if not num.minus_zero(d_score):
+                if not num.is_minus_zero(d_score):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
                     score = scale * inner.product(q.data, q_row, k.data, k_row, D)
                     d_score *= chain.slope(score, options, At(b, h, m, n, m + aligned * (own_Sk - own_Sq)))
-                    if num.minus_zero(d_score):
+                    if num.is_minus_zero(d_score):
                         d_score = num.zero  # it counts
                     d_scores[index] = d_score
 

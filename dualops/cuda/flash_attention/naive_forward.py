@@ -132,7 +132,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
                     row_sum, lost = num.add_compensated(row_sum, lost, prob)
                     at = At(b, h, m, i64(n), m + aligned * (own_Sk - own_Sq))
                     weighted = prob * chain.weight(options, at)
-                    scores[row * Sk + n] = num.minus_zero_value if score == num.minus_inf else weighted
+                    scores[row * Sk + n] = num.minus_zero if score == num.minus_inf else weighted
                 row_sums[row] = row_sum
                 if WITH_LSE:
                     lse.data[start(lse, b, h, q_first + m)] = base + num.log(row_sum)
@@ -174,7 +174,7 @@ def build_product(variant: Variant) -> Kernel:
                 total, lost = num.zero, num.zero
                 for n in range(own_Sk):
                     weight = left[row * Sk + n]
-                    if not num.minus_zero(weight):
+                    if not num.is_minus_zero(weight):
                         value = mem.load(right.data, start(right, b, h // group, k_first + n) + column)
                         total, lost = num.add_compensated(total, lost, factor * weight * value)
                 if divided != 0 and row_sums[row] != num.zero:

@@ -164,8 +164,8 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                         if BENDS:
                             d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
                         counts = scores[e] != num.minus_inf
-                        smem[P + my_place] = weighted if counts else num.minus_zero_value
-                        smem[DS + my_place] = d_score if counts else num.minus_zero_value
+                        smem[P + my_place] = weighted if counts else num.minus_zero
+                        smem[DS + my_place] = d_score if counts else num.minus_zero
 
                 if cuda.syncthreads_or(strange_do):
                     tile.ab_counted(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)

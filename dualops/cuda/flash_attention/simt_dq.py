@@ -119,7 +119,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
                     d_score = num.exp(scores[e] - lse_rows[i]) * (d_prob - delta_rows[i])
                     if BENDS:
                         d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                    smem[my_place] = d_score if scores[e] != num.minus_inf else num.minus_zero_value
+                    smem[my_place] = d_score if scores[e] != num.minus_inf else num.minus_zero
 
             if SHARE:
                 cuda.syncthreads()

@@ -137,7 +137,7 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
                     my_place = tile.mine(PROBS, PROBS_ROW, i * TILE_KV + j)
                     if WEIGHS:
                         prob *= smem[my_place]
-                    smem[my_place] = num.minus_zero_value if scores[i * TILE_KV + j] == num.minus_inf else prob
+                    smem[my_place] = num.minus_zero if scores[i * TILE_KV + j] == num.minus_inf else prob
                 for c in range(COLUMNS):
                     acc[i * COLUMNS + c] *= rescale
             cuda.syncthreads()

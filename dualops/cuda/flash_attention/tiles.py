@@ -82,7 +82,7 @@ def tiles(dtype: str, tile_rows: int, tile_columns: int) -> Tiles:
         for n in range(count):
             for i in range(TILE_ROWS):
                 prob = smem[p + (line * TILE_ROWS + i) * p_row + n]
-                if not num.minus_zero(prob):
+                if not num.is_minus_zero(prob):
                     for g in range(groups):
                         for c in range(4):
                             acc[(i * groups + g) * 4 + c] += prob * smem[v + n * v_row + g * 64 + 4 * lane + c]

@@ -56,7 +56,7 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
             seen = (r < rows) & (c < columns)
             if not MASKED:
                 seen &= c <= r + call.offset
-            score = num.minus_zero_value
+            score = num.minus_zero
             if seen:
                 row = origin(call, first, rows) + call.direction * r
                 column = origin(call, first, columns) + call.direction * c
@@ -162,7 +162,7 @@ def build_product(dtype: str) -> Kernel:
                 token0 = origin(call, first, columns)
                 for c in range(columns):
                     score = scores[place * call.columns + c]
-                    if not num.minus_zero(score):
+                    if not num.is_minus_zero(score):
                         value = mem.load(v.data, start(v, b, h, token0 + call.direction * c) + e)
                         total, lost = num.add_compensated(total, lost, score * value)
                 row = origin(call, first, rows) + call.direction * r

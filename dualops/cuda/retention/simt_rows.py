@@ -251,7 +251,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         factor = num.exp2(log2 * (apart + mem.number(i - ACROSS * j)))
                     score = scores[i * TILE_KV + j] * call.scale * factor + num.zero  # no -0
                     if not seen:
-                        score = num.minus_zero_value
+                        score = num.minus_zero
                     smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + ACROSS * j)] = score
                     if NORMALIZED:
                         share += abs(score) if call.normalize == ABS else score

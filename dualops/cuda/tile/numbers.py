@@ -42,7 +42,7 @@ class Numbers(Namespace):
     """Verbs on numbers of one arithmetic type, and those that every kernel needs."""
 
     zero: Any
-    minus_zero_value: Any  # what kernels keep for what does not count
+    minus_zero: Any  # what kernels keep for what does not count
     one: Any
     minus_inf: Any
     nan: Any
@@ -54,7 +54,7 @@ class Numbers(Namespace):
     log2: Callable[..., Any]
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
-    minus_zero: Callable[..., Any]  # (x): whether it is -0
+    is_minus_zero: Callable[..., Any]  # (x): whether it is -0
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
@@ -106,12 +106,12 @@ def _double() -> Numbers:
     MINUS_ZERO = u64(1 << 63)
 
     @verb
-    def minus_zero(x):
+    def is_minus_zero(x):
         return bits_of_f64(x) == MINUS_ZERO
 
     return Numbers(
         zero=f64(0),
-        minus_zero_value=f64(-0.0),
+        minus_zero=f64(-0.0),
         one=f64(1),
         minus_inf=f64(-inf),
         nan=f64(nan),
@@ -123,7 +123,7 @@ def _double() -> Numbers:
         log2=log2_f64,
         tanh=tanh_f64,
         erfc=erfc_f64,
-        minus_zero=minus_zero,
+        is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f64,
         add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
@@ -146,7 +146,7 @@ def _single() -> Numbers:
         return lg2_approx(x) * INVERSE
 
     @verb
-    def minus_zero(x):
+    def is_minus_zero(x):
         return bits_of_f32(x) == MINUS_ZERO
 
     @verb
@@ -159,7 +159,7 @@ def _single() -> Numbers:
 
     return Numbers(
         zero=f32(0),
-        minus_zero_value=f32(-0.0),
+        minus_zero=f32(-0.0),
         one=f32(1),
         minus_inf=f32(-inf),
         nan=f32(nan),
@@ -171,7 +171,7 @@ def _single() -> Numbers:
         log2=lg2_approx,
         tanh=tanh_f32,
         erfc=erfc_f32,
-        minus_zero=minus_zero,
+        is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f32,
         add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,

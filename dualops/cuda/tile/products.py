@@ -95,7 +95,7 @@ def products(number: Any, tile_rows: int, tile_columns: int, near: int = 4, lane
         for n in range(count):
             for i in range(TILE_ROWS):
                 prob = smem[u32(p + (line * TILE_ROWS + i) * p_row + n)]
-                if not num.minus_zero(prob):
+                if not num.is_minus_zero(prob):
                     for g in range(groups):
                         for c in range(NEAR):
                             value = smem[u32(v + n * v_row + (g * ACROSS + lane) * NEAR + c)]
