@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import ROOT, python_path
+
 README = (ROOT / "README.md").read_text("utf-8")
 # **words** and the rest of their paragraph, then the block
 BLOCK = re.compile(r"^\*\*(.+?)\*\*(?:[^\n]+\n)+```(?:python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,7 +29,7 @@ def python(folder: Path, *arguments: str, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        env={**kept, "PYTHONPATH": python_path(), **environment},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ import pytest
 
 from dualops import machine
 from dualops.machine import PACKAGES, Driver, ask_driver, missing
+from tests.processes import python_path
 
 STRINGS = {100: b"no CUDA-capable device is detected", 803: b"system has unsupported driver combination"}
 
@@ -189,9 +190,8 @@ def test_every_extra_that_is_named_is_there():
 
 def test_packages_are_looked_for_without_being_imported():
     code = "import sys; from dualops.machine import missing; missing(); print({'numba', 'torch'} & {*sys.modules})"
-    root = str(Path(machine.__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True
     )
     assert done.stdout == "set()\n", done.stderr
 

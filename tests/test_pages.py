@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.processes import ROOT, python_path
+
 PAGES = sorted((ROOT / "dualops" / "cuda").glob("*/README.md"))
 FENCED = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"# (\S+\.py)\n(.*)", re.DOTALL)
@@ -39,7 +40,7 @@ def run(page: str, folder: Path) -> list[str]:
     parts = [f"{block.code}\nprint({MARK!r}, end='')\n" for block in blocks(page) if not QUOTED.match(block.code)]
     script = folder / "page.py"  # a file: dualops reads the source of users' functions
     script.write_text("".join(parts))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_ENABLE_CUDASIM": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(), "NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(
         [sys.executable, str(script)], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
     )

@@ -17,9 +17,9 @@ import pytest
 
 from docs import draw_attention as draw
 from dualops.reference import flash_attention
+from tests.processes import ROOT, python_path
 
-ROOT = Path(__file__).parent.parent
-SIMULATED = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(ROOT)}
+SIMULATED = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": python_path()}
 PNG = b"\x89PNG\r\n\x1a\n"
 MOST_BYTES = 80_000
 

@@ -74,7 +74,7 @@ class Operation:
         """Do it: `arrays` and `params` in the spec's order, `out` None or the results' arrays."""
         for place in self.host_places:
             if arrays[place] is not None:
-                arrays = self._with_numbers(arrays)
+                arrays = self.with_numbers(arrays)
         given = None
         if out is not None:
             given = _results_of(out)
@@ -128,7 +128,7 @@ class Operation:
         kernel: str | None = None,
     ) -> Plan:
         """A new plan for such a call. Raises the spec's errors; launches nothing."""
-        arrays = self._with_numbers(arrays)
+        arrays = self.with_numbers(arrays)
         if self.updated and out is None:
             out = self._overwritten(arrays)
         return self._new_plan(arrays, params, out, kernel, None)
@@ -137,8 +137,8 @@ class Operation:
         """The inputs that results are written to where there is no out=."""
         return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
 
-    def _with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arrays, with Python's numbers for numbers on the host."""
+    def with_numbers(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arrays, with Python's numbers for numbers on the host, which are at `host_places`."""
         return tuple(
             on_host(array, self.op, name, self.host[name]) if name in self.host else array
             for name, array in zip(self.inputs, arrays, strict=True)

@@ -207,8 +207,11 @@ class Direction(Arguments):
         Results share no memory with the arguments. None stands for one that the call does not have.
         """
         if on_gpu:
-            tensors = args[: self.count]
-            plan, pointers = self.operation.find(tensors, self.kernel_params(args + self.fixed_values), before=before)
+            tensors, operation = args[: self.count], self.operation
+            for place in operation.host_places:
+                if tensors[place] is not None:
+                    tensors = operation.with_numbers(tensors)
+            plan, pointers = operation.find(tensors, self.kernel_params(args + self.fixed_values), before=before)
             results = plan.run(tensors, pointers)
             kept = plan.notes
             if kept is None or kept.rule is not self.rule:

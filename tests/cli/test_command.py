@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import dualops
 from dualops import reference
 from dualops.cli.estimate import duration
-
-ROOT = Path(dualops.__file__).parents[1]
+from tests.processes import python_path
 
 
 def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +21,7 @@ def python(*arguments: object, **environment: str) -> subprocess.CompletedProces
     kept = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env={**kept, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment},
+        env={**kept, "PYTHONPATH": python_path(), "COLUMNS": "80", **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -95,7 +92,7 @@ def test_check_builds_real_kernels():
     if find_spec("numba_cuda") is None:  # a system that NVIDIA publishes no compiler for
         assert python(*command[1:]).returncode == 2
         return
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout
         found = [json.loads(running.stdout.readline()) for _ in range(2)]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dualops
 from dualops.cli.measure import Measurement
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import tasks
@@ -22,6 +21,7 @@ from dualops.cli.report import Row, percent
 from dualops.cli.verdict import last_line, operator_line, remarks
 from dualops.spec import OPERATORS, Accuracy
 from dualops.spec.accuracy import Errors
+from tests.processes import python_path
 
 LONGEST = max(OPERATORS, key=len)
 JOBS = {name: own_jobs(tasks()[name], "gpu", {}, "bfloat16")[0] for name in ("softmax", "flash_attention")}
@@ -104,7 +104,7 @@ def on_terminal(*words: str) -> tuple[int, str]:
     """Exit code of the command line, and all that it writes to a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     kept = {name: value for name, value in os.environ.items() if name not in ("NUMBA_ENABLE_CUDASIM", "NO_COLOR")}
-    environment = {**kept, "PYTHONPATH": str(Path(dualops.__file__).parents[1]), "TERM": "xterm", "COLUMNS": "80"}
+    environment = {**kept, "PYTHONPATH": python_path(), "TERM": "xterm", "COLUMNS": "80"}
     command = [sys.executable, "-m", "dualops", *words]
     with subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)

@@ -137,15 +137,19 @@ def test_cuda_tensors_go_to_the_kernels() -> None:
         assert before is None
         return plans[0], "pointers"
 
+    def with_numbers(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (*tensors[:2], tensors[2].item())
+
     direction = replace(OPERATOR)
-    direction.rule, direction.operation = OPERATOR.rule, SimpleNamespace(find=find)
+    direction.rule = OPERATOR.rule
+    direction.operation = SimpleNamespace(find=find, host_places=[2], with_numbers=with_numbers)
     x, seed = X.as_subclass(Pretender), torch.tensor(4)
     found, kept = direction.compute((x, None, seed, *DEFAULTS), on_gpu=True)
     assert all(map(operator.is_, found, plans[0].results))
     assert kept.having == [True, True]
     assert plans[0].notes is kept, "what is known of such calls is not worked out again"
     arrays, params = seen
-    assert all(map(operator.is_, arrays, (x, None, seed)))
+    assert arrays[0] is x and arrays[1:] == (None, 4), "a number on the host goes to the launch as such"
     given = dict(zip(direction.names[3:], DEFAULTS, strict=True)) | {"rank": 3}
     assert params == tuple(given[param.name] for param in direction.spec.params)
     del plans[0]
@@ -167,7 +171,8 @@ def test_a_recorded_call_has_its_gradients_kernels_built_ahead(monkeypatch: pyte
 
     monkeypatch.setattr(FakePlan, "run", lambda plan, *_: plan.results)
     direction = replace(OPERATOR)
-    direction.rule, direction.operation, direction.backward = OPERATOR.rule, SimpleNamespace(find=find), None
+    direction.rule, direction.backward = OPERATOR.rule, None
+    direction.operation = SimpleNamespace(find=find, host_places=())
     ctx = SimpleNamespace(save_for_backward=lambda *_: None, set_materialize_grads=lambda _: None)
     for expected in ([], [("problem", "device")]):
         direction.compute_and_keep(ctx, [DEFAULTS, True], X.as_subclass(Pretender), None, torch.tensor(4))

@@ -168,6 +168,7 @@ def slot_of(call, first, b, chunk):
 class Decay(Namespace):
     """Verbs on the decay of a head."""
 
+    value: Callable[..., Any]  # (gamma, call, h) -> it: what a step is multiplied by, or its error would add up
     log2: Callable[..., Any]  # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
     power: Callable[..., Any]  # (log2, n) -> gamma^n
 
@@ -190,17 +191,21 @@ def decay(dtype: str) -> Decay:
         return less
 
     @verb
+    def value(gamma, call, h):
+        return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
+
+    @verb
     def log2_double(gamma, call, h):
-        return num.log2(gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h))
+        return num.log2(value(gamma, call, h))
 
     @verb
     def log2_single(gamma, call, h):
         exponent = num.zero  # gamma = 2^exponent * (1 + less)
         if call.has_gamma != 0:
-            value = gamma.data[h * gamma.strides[0]]
-            while (value > num.zero) & (value < SQRT_HALF):
-                value, exponent = value * TWO, exponent - num.one
-            less = value - num.one
+            mantissa = gamma.data[h * gamma.strides[0]]
+            while (mantissa > num.zero) & (mantissa < SQRT_HALF):
+                mantissa, exponent = mantissa * TWO, exponent - num.one
+            less = mantissa - num.one
         else:
             less = less_than_one(h)
         s = less / (TWO + less)
@@ -211,4 +216,4 @@ def decay(dtype: str) -> Decay:
     def power(log2_gamma, n):
         return num.exp2(log2_gamma * number(n))
 
-    return Decay(log2=log2_double if dtype == "float64" else log2_single, power=power)
+    return Decay(value=value, log2=log2_double if dtype == "float64" else log2_single, power=power)

@@ -96,7 +96,7 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         b, h = head // call.H, head % call.H
         first, count, _ = span(ends, call, b)
         token0 = origin(call, first, count)
-        my_gamma = decays.power(decays.log2(gamma, call, h), 1)
+        my_gamma = decays.value(gamma, call, h)
         e_mine = e0 + lane  # my first column
 
         state = cuda.local.array(N_STATE, mem.number)

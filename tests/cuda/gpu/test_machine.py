@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-import dualops
 from dualops.machine import ask_driver, missing
-
-ROOT = Path(dualops.__file__).parents[1]
+from tests.processes import python_path
 
 
 def told(code: str, **environment: str) -> str:
     """What a new process prints; whatever it raises too."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    environment = {**os.environ, "PYTHONPATH": python_path(), **environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     return done.stdout + done.stderr
 
