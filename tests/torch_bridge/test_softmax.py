@@ -261,11 +261,16 @@ def test_nested_vmap(device: str) -> None:
     torch.testing.assert_close(nested(x), softmax(x.permute(1, 2, 0, 3)), rtol=0, atol=0)
 
 
+def by_other_kernels(device: str) -> dict[str, Any]:
+    """How near results are that, on a GPU, two kernels compute, since they get other strides."""
+    return {} if device == "cuda" else {"rtol": 0, "atol": 0}
+
+
 def test_vmap_of_backward_with_one_unmapped_argument(device: str) -> None:
     y = softmax(values((3, 5), torch.float32, device))
     dys = values((4, 3, 5), torch.float32, device, seed=1)
     expected = torch.stack([BACKWARD(y, dy, -1) for dy in dys])
-    torch.testing.assert_close(torch.vmap(lambda dy: BACKWARD(y, dy, -1))(dys), expected, rtol=0, atol=0)
+    torch.testing.assert_close(torch.vmap(lambda dy: BACKWARD(y, dy, -1))(dys), expected, **by_other_kernels(device))
 
 
 def test_func_gradients(device: str) -> None:
@@ -382,7 +387,7 @@ def test_stepped_and_transposed_at_once(device: str) -> None:
     x = values((4, 3, 5), torch.float32, device)
     for axis in range(3):
         expected = softmax(x, axis)
-        torch.testing.assert_close(softmax(stepped(transposed(x)), axis), expected, rtol=0, atol=0)
+        torch.testing.assert_close(softmax(stepped(transposed(x)), axis), expected, **by_other_kernels(device))
 
 
 def test_rows_along_more_than_three_strides(device: str) -> None:
