@@ -27,6 +27,21 @@ class Device:
     max_cluster: int  # portable size of a cluster of blocks; 1 where there are none
     index: int = 0
 
+    @property
+    def has_bulk_copies(self) -> bool:
+        """cp.async.bulk and what goes with it: barriers that count bytes, clusters of blocks, st.async."""
+        return self.compute_capability >= (9, 0)
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Products of a warpgroup from shared memory: Hopper's alone."""
+        return self.compute_capability[0] == 9
+
+    @property
+    def takes_more_registers(self) -> bool:
+        """Whether ptxas needs more registers for the same kernel than for other architectures."""
+        return self.compute_capability >= (12, 0)
+
 
 def _known(name: str, cc: tuple[int, int], arch: str, sms: int, l2_mib: int, shared_kib: int, cluster: int) -> Device:
     return Device(name, cc, arch, sms, l2_mib * KIB * KIB, shared_kib * KIB, cluster)

@@ -82,7 +82,7 @@ def is_dense(metas: Sequence[ArrayMeta]) -> bool:
 
 def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     """What blocks do, for one tensor or for a table of them. Doubles need more registers than five blocks an SM leave,
-    and so does what the compiler makes for sm_120.
+    and so does what ptxas makes for some architectures.
 
     Shares of the roof that a plain kernel with the same reads and writes reaches, H200, 2026-11-21, 2.7e8 bfloat16
     parameters: one tensor 0.998, with two vectors a thread 0.96; a table 0.991, with two vectors 0.95. A table of 1,000
@@ -90,7 +90,7 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     """
     if device.name == "simulator":
         return DenseConfig(32, 1, 2)
-    min_blocks = 2 if dtypes.number is f64 else 5 if device.compute_capability < (12, 0) else 3
+    min_blocks = 2 if dtypes.number is f64 else 3 if device.takes_more_registers else 5
     return DenseConfig(256, 1, 2 if table else 1, min_blocks)
 
 

@@ -125,7 +125,7 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     """The first that holds a row of N elements, and two stages; None where there is none."""
-    if device.compute_capability < (9, 0):
+    if not device.has_bulk_copies:
         return None
     dtype, (forward, backward) = variant.dtype, RINGS[variant.centred]
     ladder = backward if variant.backward else forward

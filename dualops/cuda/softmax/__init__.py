@@ -172,7 +172,7 @@ def _rows_config(N: int, dtype: str, shapes: tuple[tuple[int, int, int], ...], a
 
 def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device) -> Iterator[RingConfig]:
     """The smallest cluster that can keep a row: in registers going forward, in its stages going back."""
-    if not aligned or device.compute_capability < (9, 0):
+    if not aligned or not device.has_bulk_copies:
         return
     warps, vectors, chunks = RING_SHAPE[inputs] if device.name != "simulator" else (4, 1, 3)
     stage_bytes = RingConfig(warps, vectors, 1, 1, 1).shared_bytes(inputs)

@@ -1,0 +1,18 @@
+"""What architectures can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualops.cuda import device as devices
+
+
+BULK_COPIES, WGMMA, MORE_REGISTERS = {"sm_90a", "sm_100a", "sm_120"}, {"sm_90a"}, {"sm_120"}
+
+
+@pytest.mark.parametrize("arch", devices.ARCHITECTURES)
+def test_capabilities(arch):
+    device = devices.known(arch)
+    found = device.has_bulk_copies, device.has_wgmma, device.takes_more_registers
+    assert found == tuple(arch in having for having in (BULK_COPIES, WGMMA, MORE_REGISTERS))
+    assert (device.max_cluster > 1) == device.has_bulk_copies
