@@ -6,7 +6,6 @@ import pytest
 
 from dualops.cuda import device as devices
 
-
 BULK_COPIES, WGMMA, MORE_REGISTERS = {"sm_90a", "sm_100a", "sm_120"}, {"sm_90a"}, {"sm_120"}
 
 
