@@ -11,7 +11,7 @@ from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
-from .call import array, general, is_varlen, sizes, variant
+from .arguments import array, general, is_varlen, sizes, variant
 from .naive_backward import (
     build_bend,
     build_bias_gradient,

@@ -22,7 +22,7 @@ from ...spec import Problem
 from ...spec.attention import At
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile import numbers, storage
-from .call import Variant, array_type, size_types, spans, start, statistic_type, variant
+from .arguments import Variant, array_type, size_types, spans, start, statistic_type, variant
 from .options import chain_of
 
 THREADS = 256  # of a block

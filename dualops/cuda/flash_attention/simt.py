@@ -10,7 +10,7 @@ from ...spec.attention import Strided, broadcast_strides
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..step import Step
-from .call import array, general, is_varlen, sizes, variant
+from .arguments import array, general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias
 from .simt_dkv import BackwardConfig, build_dkv

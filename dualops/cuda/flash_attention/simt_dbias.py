@@ -17,7 +17,7 @@ from __future__ import annotations
 from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile import numbers, storage
-from .call import Variant, array_type, size_types, start, statistic_type
+from .arguments import Variant, array_type, size_types, start, statistic_type
 from .options import chain_of, strided
 from .simt_dkv import BackwardConfig
 from .tiles import LANES, THREADS, Where, row_of, score_tiles, tiles

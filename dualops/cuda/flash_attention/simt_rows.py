@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile import lane_reductions, numbers, storage
-from .call import Variant, array_type, start, statistic_type
+from .arguments import Variant, array_type, start, statistic_type
 from .options import strided
 from .tiles import LANES, THREADS
 

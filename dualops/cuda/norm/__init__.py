@@ -22,7 +22,7 @@ from ..launch import Choice
 from ..step import Step
 from ..tile import storage
 from . import long_rows, naive, ring, ring_backward, rows
-from .call import Call
+from .arguments import Call
 from .configs import ring_config, rows_config, sums_config
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig

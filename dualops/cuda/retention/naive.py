@@ -8,7 +8,7 @@ from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
-from .call import NO_CHUNK, OF_COLUMNS, workspace
+from .arguments import NO_CHUNK, OF_COLUMNS, workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
 from .passes import Pass, as_state, backward_passes, forward_pass
 from .weights import weights_steps, weights_workspace

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..tile import numbers, storage
-from .call import ABS, OF_COLUMNS, call_type, decay, number_type, origin, span, start, strided
+from .arguments import ABS, OF_COLUMNS, call_type, decay, number_type, origin, span, start, strided
 
 THREADS = 256  # of a block
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...spec import ArrayMeta, Problem
-from .call import (
+from .arguments import (
     ABS,
     LONGEST_CHUNK,
     NO_CHUNK,

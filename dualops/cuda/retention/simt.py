@@ -11,7 +11,7 @@ from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
 from ..tile import THREADS
-from .call import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
+from .arguments import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
 from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import LANES, THREADS, numbers, storage
-from .call import OF_COLUMNS, OF_ROWS, call_type, decay, number_type, origin, span, start, strided
+from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, number_type, origin, span, start, strided
 
 STEPS_AT_ONCE = 8
 

@@ -27,7 +27,7 @@ from ...spec.meta import compute_dtype
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
 from ..tile import LANES, lane_reductions, numbers, products, row_of, storage, tile_load
-from .call import (
+from .arguments import (
     ABS,
     OF_COLUMNS,
     OF_ROWS,

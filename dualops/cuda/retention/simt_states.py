@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import LANES, THREADS, access, neighbours, numbers, opaque_i32, row_of, storage, tile_load
-from .call import (
+from .arguments import (
     LONGEST_CHUNK,
     OF_COLUMNS,
     Variant,

@@ -13,7 +13,7 @@ from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..step import Step
 from ..tile import LANES, THREADS, lane_reductions, numbers, storage
-from .call import array, is_varlen, number_type, row_array, start, strided, workspace
+from .arguments import array, is_varlen, number_type, row_array, start, strided, workspace
 
 ROWS = THREADS // LANES  # queries of a block
 

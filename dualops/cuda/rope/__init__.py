@@ -3,7 +3,7 @@
 simt.py     a thread turns the same pairs in several heads of a token
 naive.py    one thread a pair
 tables.py   cos and sin of angles, computed in float64
-call.py     the arguments of both kernels
+arguments.py     the arguments of both kernels
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..launch import Choice, Operation
 from ..step import Step
 from ..tile import storage
 from . import naive, simt, tables
-from .call import arguments, variant, width
+from .arguments import arguments, variant, width
 from .naive import NaiveConfig
 from .simt import SimtConfig
 from .tables import TablesConfig

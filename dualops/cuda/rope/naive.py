@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile import numbers, storage
-from .call import Variant, argument_types, find, start, table_rows
+from .arguments import Variant, argument_types, find, start, table_rows
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from functools import cache
 
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
 from ..tile import access, numbers, storage
-from .call import Variant, argument_types, find, start, table_rows
+from .arguments import Variant, argument_types, find, start, table_rows
 
 
 @dataclass(frozen=True)

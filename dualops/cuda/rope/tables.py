@@ -22,7 +22,7 @@ from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
 from ..step import Step
 from ..tile import cospi_f64, numbers, pow_f64, sinpi_f64, storage
-from .call import Rows, start
+from .arguments import Rows, start
 
 
 @dataclass(frozen=True)
