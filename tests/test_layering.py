@@ -45,7 +45,9 @@ SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 # kernels that operators share: a package of their own, which no other operator may import
-SHARED = {"rms_norm": ("dualops.cuda.norm",), "layer_norm": ("dualops.cuda.norm",)}
+FUNCTIONS = "dualops.cuda.user_functions"
+ATTENTION = ("flash_attention", "flash_attention_varlen")
+SHARED = dict.fromkeys(("rms_norm", "layer_norm"), ("dualops.cuda.norm",)) | dict.fromkeys(ATTENTION, (FUNCTIONS,))
 
 LAW = (
     Row("dualops", (), ()),

@@ -12,7 +12,7 @@ from ...spec import Problem
 from ...spec.attention import OPTIONS, Chain, OptionVariant, Strided, Verbs, compose, variants
 from ..backend import SIMULATED, Namespace, i32, i64, pointer, types, u8, u64, verb
 from ..tile import numbers, storage
-from .user import typed
+from ..user_functions import typed
 
 
 class Having(NamedTuple):

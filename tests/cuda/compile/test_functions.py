@@ -12,7 +12,7 @@ from numba.core.errors import NumbaError
 
 from dualops.cuda.backend import Kernel, cuda, f32, f64, i32, i64, kernel, pointer, u8
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda.flash_attention.user import typed
+from dualops.cuda.user_functions import typed
 from dualops.spec.attention.function import UserFunction
 from tests.cuda.compile.ptx import ptx_of
 from tests.user_functions import MASK, MASK_MODS, SCORE, SCORE_MODS

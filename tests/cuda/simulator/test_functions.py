@@ -12,8 +12,8 @@ from dualops import cuda as ops, reference
 from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32, f64, i32, i64
 from dualops.cuda.flash_attention import backward, forward
-from dualops.cuda.flash_attention.user import typed
 from dualops.cuda.simulator import Pointer
+from dualops.cuda.user_functions import typed
 from dualops.reference._functions import elementwise
 from dualops.spec import compare
 from dualops.spec.attention.function import UserFunction

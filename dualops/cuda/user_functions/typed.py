@@ -21,7 +21,7 @@ import numpy as np
 from ...spec.attention.function import UserFunction
 from ...spec.attention.source import Source, build, definition, positional, source_of
 from ..backend import verb
-from .user_calls import (
+from .calls import (
     BOOL,
     CONVERSIONS,
     EXTREMES,
