@@ -46,8 +46,11 @@ SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
-ATTENTION = ("flash_attention", "flash_attention_varlen")
-SHARED = dict.fromkeys(("rms_norm", "layer_norm"), ("dualops.cuda.norm",)) | dict.fromkeys(ATTENTION, (FUNCTIONS,))
+SHARED: dict[str, tuple[str, ...]] = {
+    "rms_norm": ("dualops.cuda.norm",),
+    "layer_norm": ("dualops.cuda.norm",),
+    "flash_attention": (FUNCTIONS,),
+}
 
 LAW = (
     Row("dualops", (), ()),
