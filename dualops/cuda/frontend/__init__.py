@@ -1,7 +1,7 @@
 """From a kernel to LTO-IR: Numba's own passes, without the work that they do over and over. No GPU is needed.
 
-The code is what `cuda.compile` makes, which takes three times as long; tests hold the machine code of the two against
-each other. What is done less often:
+The code is what `cuda.compile` makes, which takes more than twice as long; tests hold the machine code of the two
+against each other. What is done less often:
 
     verbs        Numba makes the IR of an inlined function anew for each call of it, and two deep copies. Here: once a
                  kernel, and a copy that shares what is never changed (`inlining`).

@@ -1,4 +1,4 @@
-"""What Numba asks about types over and over: the signature of a call with given types, to infer types and to lower."""
+"""What Numba asks about types over and over: the signature of a call with given types, to infer and to lower."""
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
@@ -34,11 +34,15 @@ class KnownTypes(NopythonTypeInference):
 ANSWERS: dict[tuple[Any, ...], Any] = {}
 
 
-class Remembering(CUDATypingContext):
-    """Another context's twin, which it shares everything with, that answers what it was asked before."""
+class Twin(CUDATypingContext):
+    """Of another context, which it shares everything with."""
 
     def __init__(self, context: CUDATypingContext):
         self.__dict__ = context.__dict__
+
+
+class Remembering(Twin):
+    """Answers what it was asked before."""
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call. Kept for operators, intrinsics and the like, which have one for given types."""
@@ -68,11 +72,8 @@ class KnownSignatures(CUDANativeLowering):
             target.typing_context = asked
 
 
-class Recalling(CUDATypingContext):
-    """Another context's twin, which it shares everything with, whose functions remember their signatures."""
-
-    def __init__(self, context: CUDATypingContext):
-        self.__dict__ = context.__dict__
+class Recalling(Twin):
+    """Its functions remember their signatures."""
 
     def resolve_value_type(self, val: Any) -> Any:
         found = super().resolve_value_type(val)
