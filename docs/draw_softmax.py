@@ -176,7 +176,7 @@ def shuffle_moments() -> list[Moment]:
     from dualops.cuda import simulator
     from dualops.cuda.backend import f64
     from dualops.cuda.softmax.ladder import by_shuffles
-    from dualops.cuda.tile import lane_reductions
+    from dualops.cuda.tile.rows import lane_reductions
 
     require_simulator("shuffle_moments")
     agree = by_shuffles(f64, THREADS)

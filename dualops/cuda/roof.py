@@ -14,7 +14,8 @@ from typing import Any
 from . import device
 from .backend import Kernel, builds, cuda, f32, i64, kernel, pointer
 from .step import Step, prepare
-from .tile import access, numbers
+from .tile.numbers import numbers
+from .tile.storage import access
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))

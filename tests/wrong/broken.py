@@ -12,7 +12,8 @@ from math import inf
 from typing import Any
 
 from dualops.cuda.backend import Kernel, cuda, verb
-from dualops.cuda.tile import numbers, storage
+from dualops.cuda.tile.numbers import numbers
+from dualops.cuda.tile.storage import storage
 
 from .kernels import THREADS, build, build_backward, build_through_shared, build_vectors, right
 

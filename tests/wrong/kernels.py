@@ -12,7 +12,9 @@ from functools import cache
 from typing import Any
 
 from dualops.cuda.backend import Kernel, Namespace, cuda, i32, i64, kernel, pointer, verb
-from dualops.cuda.tile import lane_reductions, numbers, storage
+from dualops.cuda.tile.numbers import numbers
+from dualops.cuda.tile.rows import lane_reductions
+from dualops.cuda.tile.storage import storage
 
 THREADS = 64
 WARPS = THREADS // 32

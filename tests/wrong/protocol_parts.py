@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dualops.cuda import ptx
 from dualops.cuda.backend import cuda
+from dualops.cuda.ptx.async_copy import st_async_v2_f64
+from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_wait
+from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.tile.ring import Parts
 from dualops.cuda.tile.rows import FULL_WARP
@@ -25,8 +27,8 @@ def no_start(right, sizes):
 @mutant("start_cluster", r"named to a copy before fence\.mbarrier_init")
 def start_without_a_fence(right, sizes):
     def start():
-        ptx.barrier_cluster_arrive()
-        ptx.barrier_cluster_wait()
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
 
     return start
 
@@ -34,8 +36,8 @@ def start_without_a_fence(right, sizes):
 @mutant("start_cluster", NOT_THERE)
 def start_without_waiting(right, sizes):
     def start():
-        ptx.fence_mbarrier_init()
-        ptx.barrier_cluster_arrive()
+        fence_mbarrier_init()
+        barrier_cluster_arrive()
 
     return start
 
@@ -43,7 +45,7 @@ def start_without_waiting(right, sizes):
 @mutant("start_cluster", r"before barrier\.cluster\.wait", (2,))
 def start_of_the_block_alone(right, sizes):
     def start():
-        ptx.fence_mbarrier_init()
+        fence_mbarrier_init()
         cuda.syncthreads()
 
     return start
@@ -63,9 +65,9 @@ def parts_not_double_buffered(right, sizes):
     def send(pairs, bells, row_round, rank, warp, lane, a, b):
         half = row_round & 1
         if (warp == 0) & (lane == 0):
-            ptx.mbarrier_arrive_expect_tx(bells, half, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(bells, half, sizes.parts * 16)
         if lane < sizes.cluster:
-            ptx.st_async_v2_f64(pairs, (rank * sizes.warps + warp) * 2, lane, a, b, bells, half)
+            st_async_v2_f64(pairs, (rank * sizes.warps + warp) * 2, lane, a, b, bells, half)
 
     def wait(bells, row_round):
         right.wait(bells, row_round)
@@ -78,13 +80,13 @@ def parts_not_double_buffered(right, sizes):
 def one_bell_for_both_halves(right, sizes):
     def send(pairs, bells, row_round, rank, warp, lane, a, b):
         if (warp == 0) & (lane == 0):
-            ptx.mbarrier_arrive_expect_tx(bells, 0, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(bells, 0, sizes.parts * 16)
         if lane < sizes.cluster:
             at = ((row_round & 1) * sizes.parts + rank * sizes.warps + warp) * 2
-            ptx.st_async_v2_f64(pairs, at, lane, a, b, bells, 0)
+            st_async_v2_f64(pairs, at, lane, a, b, bells, 0)
 
     def wait(bells, row_round):
-        ptx.mbarrier_wait(bells, 0, row_round & 1)
+        mbarrier_wait(bells, 0, row_round & 1)
         return (row_round & 1) * sizes.parts * 2
 
     return {"send": send, "wait": wait}
@@ -107,7 +109,7 @@ def reads_the_other_half(right, sizes):
 def _wait_for_parts(parity: Callable[[int], int]) -> Callable[[Any, Sizes], dict[str, Any]]:
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
         def wait(bells, row_round):
-            ptx.mbarrier_wait(bells, row_round & 1, parity(row_round))
+            mbarrier_wait(bells, row_round & 1, parity(row_round))
             return (row_round & 1) * sizes.parts * 2
 
         return {"wait": wait}
@@ -132,10 +134,10 @@ def _send(
         def send(pairs, bells, row_round, rank, warp, lane, a, b):
             half = row_round & 1
             if (warp == 0) & (lane == 0):
-                ptx.mbarrier_arrive_expect_tx(bells, half, right.size * 16 + nbytes)
+                mbarrier_arrive_expect_tx(bells, half, right.size * 16 + nbytes)
             if lane < sizes.cluster + lanes:
                 at = (half * sizes.parts + (rank * sizes.warps if offset else 0) + warp) * 2
-                ptx.st_async_v2_f64(pairs, at, rank_of(lane, rank), a, b, bells, half)
+                st_async_v2_f64(pairs, at, rank_of(lane, rank), a, b, bells, half)
 
         return {"send": send}
 
@@ -158,7 +160,7 @@ def every_warp_expects_parts(right, sizes):
     def send(pairs, bells, row_round, rank, warp, lane, a, b):
         right.send(pairs, bells, row_round, rank, warp, lane, a, b)
         if (warp == 1) & (lane == 0):
-            ptx.mbarrier_arrive_expect_tx(bells, row_round & 1, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(bells, row_round & 1, sizes.parts * 16)
 
     return {"send": send}
 
@@ -190,7 +192,7 @@ def one_warp_sends_no_parts(right, sizes):
 def _meet(more_threads: int) -> Callable[[Any, Sizes], dict[str, Any]]:
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
         def wait(bells, row_round):
-            ptx.bar_sync(1, 32 * sizes.warps + more_threads)
+            bar_sync(1, 32 * sizes.warps + more_threads)
             return (row_round & 1) * sizes.parts * 2
 
         return {"wait": wait}
@@ -214,7 +216,7 @@ def meeting_of_the_whole_block(right, sizes):
 @mutant("parts", NAN, (1,))
 def meeting_of_each_warp_alone(right, sizes):
     def wait(bells, row_round):
-        ptx.bar_warp_sync(FULL_WARP)
+        bar_warp_sync(FULL_WARP)
         return (row_round & 1) * sizes.parts * 2
 
     return {"wait": wait}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dualops.cuda import ptx
 from dualops.cuda.backend import cuda
+from dualops.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import current
 from dualops.cuda.tile.ring import Ring
 from dualops.cuda.tile.rows import FULL_WARP
@@ -19,7 +20,7 @@ from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes
 @mutant("ring", TOO_MANY)
 def no_wait_for_empty(right, sizes):
     def acquire(full, empty, i, nbytes):
-        ptx.mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
+        mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
         return i % sizes.stages
 
     return {"acquire": acquire}
@@ -28,8 +29,8 @@ def no_wait_for_empty(right, sizes):
 def _acquire(sizes: Sizes, parity: Callable[[int], int], more: int = 0) -> dict[str, Any]:
     def acquire(full, empty, i, nbytes):
         stage = i % sizes.stages
-        ptx.mbarrier_wait(empty, stage, parity(i // sizes.stages))
-        ptx.mbarrier_arrive_expect_tx(full, stage, nbytes + more)
+        mbarrier_wait(empty, stage, parity(i // sizes.stages))
+        mbarrier_arrive_expect_tx(full, stage, nbytes + more)
         return stage
 
     return {"acquire": acquire}
@@ -49,8 +50,8 @@ def empty_parity_never_changes(right, sizes):
 def waits_one_copy_too_early_for_empty(right, sizes):
     def acquire(full, empty, i, nbytes):
         before = max(i - 1, 0)
-        ptx.mbarrier_wait(empty, before % sizes.stages, before // sizes.stages & 1 ^ 1)
-        ptx.mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
+        mbarrier_wait(empty, before % sizes.stages, before // sizes.stages & 1 ^ 1)
+        mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
         return i % sizes.stages
 
     return {"acquire": acquire}
@@ -70,8 +71,8 @@ def expects_too_many_bytes(right, sizes):
 def expects_nothing(right, sizes):
     def acquire(full, empty, i, nbytes):
         stage = i % sizes.stages
-        ptx.mbarrier_wait(empty, stage, i // sizes.stages & 1 ^ 1)
-        ptx.mbarrier_arrive(full, stage)
+        mbarrier_wait(empty, stage, i // sizes.stages & 1 ^ 1)
+        mbarrier_arrive(full, stage)
         return stage
 
     return {"acquire": acquire}
@@ -80,7 +81,7 @@ def expects_nothing(right, sizes):
 @mutant("ring", STUCK)
 def does_not_expect(right, sizes):
     def acquire(full, empty, i, nbytes):
-        ptx.mbarrier_wait(empty, i % sizes.stages, i // sizes.stages & 1 ^ 1)
+        mbarrier_wait(empty, i % sizes.stages, i // sizes.stages & 1 ^ 1)
         return i % sizes.stages
 
     return {"acquire": acquire}
@@ -145,7 +146,7 @@ def no_wait_for_full(right, sizes):
 
 def _wait(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
     def wait(full, i):
-        ptx.mbarrier_wait(full, i % sizes.stages, parity(i // sizes.stages))
+        mbarrier_wait(full, i % sizes.stages, parity(i // sizes.stages))
         return i % sizes.stages
 
     return {"wait": wait}
@@ -203,8 +204,8 @@ def released_by_one_warp(right, sizes):
 @mutant("ring", TOO_MANY)
 def released_by_every_lane(right, sizes):
     def release(empty, stage):
-        ptx.bar_warp_sync(FULL_WARP)
-        ptx.mbarrier_arrive(empty, stage)
+        bar_warp_sync(FULL_WARP)
+        mbarrier_arrive(empty, stage)
 
     return {"release": release}
 
@@ -222,7 +223,7 @@ def released_twice(right, sizes):
 def released_before_the_warp_has_read(right, sizes):
     def release(empty, stage):
         if cuda.threadIdx.x % 32 == 0:
-            ptx.mbarrier_arrive(empty, stage)
+            mbarrier_arrive(empty, stage)
 
     return {"release": release}
 
@@ -253,8 +254,8 @@ def _init(full_count: int, empty_count: int) -> Callable[[Any, Sizes], dict[str,
     def change(right: Ring, sizes: Sizes) -> dict[str, Any]:
         def init(full, empty):
             for stage in range(sizes.stages):
-                ptx.mbarrier_init(full, stage, 1 + full_count)
-                ptx.mbarrier_init(empty, stage, sizes.warps + empty_count)
+                mbarrier_init(full, stage, 1 + full_count)
+                mbarrier_init(empty, stage, sizes.warps + empty_count)
 
         return {"init": init}
 
@@ -278,7 +279,7 @@ def mbarriers_not_initialised(right, sizes):
 def last_stage_not_initialised(right, sizes):
     def init(full, empty):
         for stage in range(sizes.stages - 1):
-            ptx.mbarrier_init(full, stage, 1)
-            ptx.mbarrier_init(empty, stage, sizes.warps)
+            mbarrier_init(full, stage, 1)
+            mbarrier_init(empty, stage, sizes.warps)
 
     return {"init": init}

@@ -10,7 +10,7 @@ from typing import Any
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import Strided
 from ..backend import Namespace, i32, i64, types, verb
-from ..tile import storage
+from ..tile.storage import storage
 from .options import WITHOUT_OPTIONS, Having, arguments, having, strided
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from ...spec import Problem
 from ...spec.attention import At
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type, variant
 from .options import chain_of
 

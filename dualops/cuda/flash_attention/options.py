@@ -11,7 +11,8 @@ import numpy as np
 from ...spec import Problem
 from ...spec.attention import OPTIONS, Chain, OptionVariant, Strided, Verbs, compose, variants
 from ..backend import SIMULATED, Namespace, i32, i64, pointer, types, u8, u64, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from ..user_functions import typed
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
 from .options import chain_of
 from .simt_dkv import BackwardConfig

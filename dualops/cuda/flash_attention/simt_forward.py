@@ -23,7 +23,9 @@ from dataclasses import dataclass
 
 from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
 from .options import chain_of
 from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles

@@ -7,7 +7,9 @@ dsinks_h = -sum(exp(sink_h - lse) * delta)        a block a head; compensated su
 from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
-from ..tile import lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .arguments import Variant, array_type, start, statistic_type
 from .options import strided
 from .tiles import LANES, THREADS

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 from ...spec.attention import At
 from ..arrays import align_up
 from ..backend import Namespace, cuda, i32, i64, verb
-from ..tile import LANES, PAD, THREADS, numbers, row_of as row_of, storage
+from ..tile.numbers import numbers
+from ..tile.products import LANES, PAD, THREADS, row_of as row_of
+from ..tile.storage import storage
 from .options import OptionChain
 
 

@@ -24,7 +24,9 @@ from ...spec import ArrayMeta
 from ...spec.meta import itemsize
 from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
 from ..device import Device
-from ..tile import array_in, group, numbers, storage, store_words
+from ..tile.groups import array_in, group, store_words
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .formula import Dtypes, array_types, by_role, rate_types, steps
 
 COLUMNS = 9  # of a table, each with a word for every tensor

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ..backend import Namespace, f32, f64, i32, pointer, types, verb
-from ..tile import rounded, storage
+from ..tile.rounded import rounded
+from ..tile.storage import storage
 
 ROLES = ("new_params", "new_momenta", "new_master", "source", "grads", "momenta")  # arrays, as every kernel takes them
 

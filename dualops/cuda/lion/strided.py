@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Kernel, builds, cuda, i64, kernel, types, verb
-from ..tile import storage
+from ..tile.storage import storage
 from .formula import Dtypes, array_types, by_role, rate_types, steps
 
 MOST_AXES = 4  # strides of an array, once neighbouring axes are merged

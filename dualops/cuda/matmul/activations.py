@@ -8,7 +8,7 @@ from math import pi, sqrt
 from typing import Any
 
 from ..backend import Namespace, verb
-from ..tile import numbers
+from ..tile.numbers import numbers
 
 
 class Activation(Namespace):

@@ -15,7 +15,8 @@ from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv, collapse
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..step import Step
-from ..tile import access, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import access, storage
 from .activations import activation
 from .product import axes_of
 

@@ -18,7 +18,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, i32, verb
-from ..tile import access, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import access, storage
 
 PAD = 4  # numbers
 

@@ -16,7 +16,8 @@ from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..step import Step
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .activations import activation
 from .gradient import dz_name, rows_of
 from .product import Product, Variant, argument_types, arguments, axes_of

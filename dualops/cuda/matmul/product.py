@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Namespace, i64, pointer, types, verb
-from ..tile import storage
+from ..tile.storage import storage
 
 
 class Axis(NamedTuple):

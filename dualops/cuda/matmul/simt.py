@@ -36,7 +36,8 @@ from ..arrays import cdiv
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
 from ..device import Device
 from ..step import Step
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .activations import activation
 from .loading import PAD, Reading, loader
 from .product import Axis, Product, Variant, argument_types, arguments, axes_of, variant

@@ -20,7 +20,7 @@ from ..backend import Kernel
 from ..device import Device
 from ..launch import Choice
 from ..step import Step
-from ..tile import storage
+from ..tile.storage import storage
 from . import long_rows, naive, ring, ring_backward, rows
 from .arguments import Call
 from .configs import ring_config, rows_config, sums_config

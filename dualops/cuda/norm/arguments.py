@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..step import Argument
-from ..tile import storage
+from ..tile.storage import storage
 from .variant import STATISTICS, Variant, walk
 
 VECTORS = ("w", "b", "dw", "db")

@@ -24,7 +24,8 @@ from typing import Any
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, pointer, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .variant import Variant, backward_types, forward_types
 from .verbs import row_axes
 

@@ -21,7 +21,10 @@ from math import sqrt
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
-from ..tile import cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from ..tile.numbers import numbers
+from ..tile.ring import cluster_ctarank, parts, ring, start_cluster
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
 from .verbs import pair_sums, row_axes, weights

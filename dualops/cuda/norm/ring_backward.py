@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
-from ..tile import bar_sync, cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from ..tile.numbers import numbers
+from ..tile.ring import bar_sync, cluster_ctarank, parts, ring, start_cluster
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .staging import RingConfig, copies
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types

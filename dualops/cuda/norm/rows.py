@@ -24,7 +24,8 @@ from math import sqrt
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
-from ..tile import access, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
 from .verbs import meet_block, row_axes, row_sums, weights

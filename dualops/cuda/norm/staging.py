@@ -8,7 +8,8 @@ from typing import Any
 
 from ...spec.meta import compute_dtype, itemsize
 from ..backend import Namespace, cuda, i32, i64, verb
-from ..tile import fetch, init_fetch, ring, start_fetch, storage, wait_fetch
+from ..tile.ring import fetch, init_fetch, ring, start_fetch, wait_fetch
+from ..tile.storage import storage
 from .variant import Variant
 from .verbs import row_axes
 

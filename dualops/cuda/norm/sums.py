@@ -16,8 +16,9 @@ from functools import cache
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
-from ..tile import access, numbers, storage
+from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
+from ..tile.storage import access, storage
 
 PIECE = 256  # rows added one by one: a float32 sum of 256 is off by 2 eps, one of 4096 by 13
 LANES = 32

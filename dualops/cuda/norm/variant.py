@@ -14,7 +14,7 @@ from ...spec import ArrayMeta
 from ...spec.meta import compute_dtype
 from ..arrays import collapse
 from ..backend import i32, i64, pointer, types
-from ..tile import storage
+from ..tile.storage import storage
 
 STATISTICS = frozenset({"mean", "rstd"})
 

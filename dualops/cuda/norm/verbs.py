@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, verb
-from ..tile import access, lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.rows import lane_reductions
+from ..tile.storage import access, storage
 
 
 class RowAxes(Namespace):

@@ -20,7 +20,8 @@ from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Namespace, i32, i64, pointer, types, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
 NO_CHUNK = 2**30  # as a chunk's number or length: beyond all tokens

@@ -17,7 +17,8 @@ up as many terms as there are tokens.
 from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .arguments import ABS, OF_COLUMNS, call_type, decay, number_type, origin, span, start, strided
 
 THREADS = 256  # of a block

@@ -10,7 +10,7 @@ from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
-from ..tile import THREADS
+from ..tile.products import THREADS
 from .arguments import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
 from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent

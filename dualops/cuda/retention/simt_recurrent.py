@@ -18,7 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import LANES, THREADS, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS
+from ..tile.storage import storage
 from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, number_type, origin, span, start, strided
 
 STEPS_AT_ONCE = 8

@@ -26,7 +26,10 @@ from dataclasses import dataclass
 from ...spec.meta import compute_dtype
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
-from ..tile import LANES, lane_reductions, numbers, products, row_of, storage, tile_load
+from ..tile.numbers import numbers
+from ..tile.products import LANES, products, row_of, tile_load
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .arguments import (
     ABS,
     OF_COLUMNS,

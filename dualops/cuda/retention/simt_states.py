@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import LANES, THREADS, access, neighbours, numbers, opaque_i32, row_of, storage, tile_load
+from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS, neighbours, opaque_i32, row_of, tile_load
+from ..tile.storage import access, storage
 from .arguments import (
     LONGEST_CHUNK,
     OF_COLUMNS,

@@ -12,7 +12,10 @@ from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..step import Step
-from ..tile import LANES, THREADS, lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 from .arguments import array, is_varlen, number_type, row_array, start, strided, workspace
 
 ROWS = THREADS // LANES  # queries of a block

@@ -19,7 +19,7 @@ from ..arrays import cdiv
 from ..device import Device
 from ..launch import Choice, Operation
 from ..step import Step
-from ..tile import storage
+from ..tile.storage import storage
 from . import naive, simt, tables
 from .arguments import arguments, variant, width
 from .naive import NaiveConfig

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Namespace, i32, i64, pointer, types, verb
-from ..tile import storage
+from ..tile.storage import storage
 
 
 class Heads(NamedTuple):

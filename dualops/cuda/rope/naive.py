@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .arguments import Variant, argument_types, find, start, table_rows
 
 

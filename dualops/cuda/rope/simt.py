@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
-from ..tile import access, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import access, storage
 from .arguments import Variant, argument_types, find, start, table_rows
 
 

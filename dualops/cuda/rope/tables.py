@@ -21,7 +21,8 @@ from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
 from ..step import Step
-from ..tile import cospi_f64, numbers, pow_f64, sinpi_f64, storage
+from ..tile.numbers import cospi_f64, numbers, pow_f64, sinpi_f64
+from ..tile.storage import storage
 from .arguments import Rows, start
 
 

@@ -21,7 +21,7 @@ from ..backend import Kernel
 from ..device import Device
 from ..launch import Choice, Operation
 from ..step import Step
-from ..tile import storage
+from ..tile.storage import storage
 from . import long_rows, naive, ring, rows, strided
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig

@@ -24,7 +24,9 @@ from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer
 from ..device import Device
 from ..launch import Choice, Operation
 from ..step import Step
-from ..tile import access, lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.rows import lane_reductions
+from ..tile.storage import access, storage
 from . import long_rows, naive
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig

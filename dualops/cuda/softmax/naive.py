@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 from .strided import row_offset
 
 

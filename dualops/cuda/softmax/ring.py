@@ -22,7 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, u64
-from ..tile import cluster_ctarank, lane_reductions, numbers, parts, ring, start_cluster, storage
+from ..tile.numbers import numbers
+from ..tile.ring import cluster_ctarank, parts, ring, start_cluster
+from ..tile.rows import lane_reductions
+from ..tile.storage import storage
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
-from ..tile import access, lane_reductions, numbers, storage
+from ..tile.numbers import numbers
+from ..tile.rows import lane_reductions
+from ..tile.storage import access, storage
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import inf
 
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
-from ..tile import numbers, storage
+from ..tile.numbers import numbers
+from ..tile.storage import storage
 
 
 @dataclass(frozen=True)

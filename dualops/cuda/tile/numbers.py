@@ -8,32 +8,35 @@ from math import e as EULER, inf, log2, nan
 from typing import Any
 
 from ..backend import Namespace, f32, f64, u32, u64, verb
-from ..ptx import (
+from ..ptx.arithmetic import (
     bits_of_f32,
     bits_of_f64,
+    cospi_f64 as cospi_f64,
     erfc_f32,
     erfc_f64,
     ex2_approx_ftz,
     exp2_f64,
     exp_f64,
-    ld_shared_v2_f64,
-    ld_shared_v4_f32,
     lg2_approx,
     log2_f64,
     log_f64,
     max_f32,
     max_f64,
-    shfl_bfly_f32,
-    shfl_bfly_f64,
-    st_async_v2_f32,
-    st_async_v2_f64,
+    pow_f64 as pow_f64,
+    sinpi_f64 as sinpi_f64,
+    tanh_f32,
+    tanh_f64,
+)
+from ..ptx.async_copy import st_async_v2_f32, st_async_v2_f64
+from ..ptx.memory import (
+    ld_shared_v2_f64,
+    ld_shared_v4_f32,
     st_shared_f32,
     st_shared_f64,
     st_shared_v2_f64,
     st_shared_v4_f32,
-    tanh_f32,
-    tanh_f64,
 )
+from ..ptx.warp import shfl_bfly_f32, shfl_bfly_f64
 
 LOG2_E = log2(EULER)
 

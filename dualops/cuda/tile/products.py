@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, i32, u32, verb
-from ..ptx import opaque_i32
+from ..ptx.arithmetic import opaque_i32 as opaque_i32
 from .numbers import numbers
 from .storage import access, storage
 

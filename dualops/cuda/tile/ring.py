@@ -14,18 +14,21 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, i32, u32, verb
-from ..ptx import (
-    bar_sync,
-    bar_warp_sync,
-    barrier_cluster_arrive,
-    barrier_cluster_wait,
-    cp_async_bulk,
+from ..ptx.async_copy import cp_async_bulk
+from ..ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     mbarrier_wait_cta,
+)
+from ..ptx.warp import (
+    bar_sync,
+    bar_warp_sync,
+    barrier_cluster_arrive,
+    barrier_cluster_wait,
+    cluster_ctarank as cluster_ctarank,
 )
 from .rows import FULL_WARP
 

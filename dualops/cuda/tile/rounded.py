@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, f64
-from ..ptx import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
+from ..ptx.arithmetic import add_rn, add_rn_f64, mul_rn, mul_rn_f64, sub_rn, sub_rn_f64
 
 
 class Rounded(Namespace):

@@ -11,13 +11,18 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, f32, f64, i32, u16, verb
-from ..ptx import (
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits
+from ..ptx.convert import (
     bf16_of_f32,
-    bits_of_f32,
     f16_of_f32,
     f32_of_bf16,
-    f32_of_bits,
     f32_of_f16,
+    pack_bf16x2,
+    pack_f16x2,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+from ..ptx.memory import (
     ld_global_once_v2_f64,
     ld_global_once_v4_b32,
     ld_global_v2_f64,
@@ -25,12 +30,8 @@ from ..ptx import (
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
-    pack_bf16x2,
-    pack_f16x2,
     st_global_v2_f64,
     st_global_v4_b32,
-    unpack_bf16x2,
-    unpack_f16x2,
 )
 
 

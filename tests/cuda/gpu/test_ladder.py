@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from dualops.cuda.softmax.ladder import STEPS, run_step
-from dualops.cuda.tile import storage
+from dualops.cuda.tile.storage import storage
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import FLOATS
 from tests.checks import check

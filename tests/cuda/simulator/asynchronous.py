@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import ptx, simulator
+from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32, f64, u64
+from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async_v2_f64
+from dualops.cuda.ptx.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait,
+    mbarrier_wait_cta,
+)
+from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
 from dualops.cuda.simulator import Deadlock, Pointer
 
 TESTS: dict[str, Callable[[], None]] = {}
@@ -52,16 +62,16 @@ def _arrivals() -> None:
         tid, bars = cuda.threadIdx.x, cuda.shared.array(2, u64)
         board = cuda.shared.array(1, f32)
         if tid == 0:
-            ptx.mbarrier_init(bars, 1, 31)
-            ptx.fence_mbarrier_init()
+            mbarrier_init(bars, 1, 31)
+            fence_mbarrier_init()
             board[0] = 0
         cuda.syncthreads()
-        ptx.mbarrier_wait(bars, 1, 1)  # the phase before the first counts as over
+        mbarrier_wait(bars, 1, 1)  # the phase before the first counts as over
         for phase in range(4):
             if tid:
                 board[0] += 1
-                ptx.mbarrier_arrive(bars, 1)
-            wait = ptx.mbarrier_wait_cta if tid % 2 else ptx.mbarrier_wait
+                mbarrier_arrive(bars, 1)
+            wait = mbarrier_wait_cta if tid % 2 else mbarrier_wait
             wait(bars, 1, phase & 1)
             seen[32 * phase + tid] = board[0]
             cuda.syncthreads()
@@ -73,10 +83,10 @@ def _arrivals() -> None:
     def one_too_few(y):
         bars = cuda.shared.array(1, u64)
         if cuda.threadIdx.x == 0:
-            ptx.mbarrier_init(bars, 0, 33)
+            mbarrier_init(bars, 0, 33)
         cuda.syncthreads()
-        ptx.mbarrier_arrive(bars, 0)
-        ptx.mbarrier_wait(bars, 0, 0)
+        mbarrier_arrive(bars, 0)
+        mbarrier_wait(bars, 0, 0)
 
     with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at mbarrier 0, phase 0: threads 0\.\.31"):
         run(one_too_few, np.zeros(1))
@@ -84,10 +94,10 @@ def _arrivals() -> None:
     def one_too_many(y):
         bars = cuda.shared.array(1, u64)
         if cuda.threadIdx.x == 0:
-            ptx.mbarrier_init(bars, 0, 2)
-            ptx.mbarrier_arrive_expect_tx(bars, 0, 64)  # which do not come: the phase stays open
+            mbarrier_init(bars, 0, 2)
+            mbarrier_arrive_expect_tx(bars, 0, 64)  # which do not come: the phase stays open
         cuda.syncthreads()
-        ptx.mbarrier_arrive(bars, 0)
+        mbarrier_arrive(bars, 0)
 
     with pytest.raises(RuntimeError, match="mbarrier 0: more than 2 arrivals in phase 0"):
         run(one_too_many, np.zeros(1))
@@ -100,16 +110,16 @@ def _bulk_copy() -> None:
         stage = cuda.shared.array(48, f32, alignment=128)
         stage[tid] = -1
         if tid == 0:
-            ptx.mbarrier_init(bars, 0, 1)
-            ptx.fence_mbarrier_init()
+            mbarrier_init(bars, 0, 1)
+            fence_mbarrier_init()
         cuda.syncthreads()
         if tid == 0:
-            ptx.mbarrier_arrive_expect_tx(bars, 0, 128)
-            ptx.cp_async_bulk(stage, 0, x, 8, 64, bars, 0)
-            ptx.cp_async_bulk(stage, 16, x, 32, 64, bars, 0)
+            mbarrier_arrive_expect_tx(bars, 0, 128)
+            cp_async_bulk(stage, 0, x, 8, 64, bars, 0)
+            cp_async_bulk(stage, 16, x, 32, 64, bars, 0)
         cuda.syncthreads()
         early[tid] = stage[tid]
-        ptx.mbarrier_wait(bars, 0, 0)
+        mbarrier_wait(bars, 0, 0)
         y[tid] = stage[tid]
 
     x, y, early = numbered(48), np.zeros(32), np.zeros(32)
@@ -120,11 +130,11 @@ def _bulk_copy() -> None:
     def announced(nbytes):
         def copy(y, x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
-            ptx.mbarrier_init(bars, 0, 1)
-            ptx.fence_mbarrier_init()
-            ptx.mbarrier_arrive_expect_tx(bars, 0, nbytes)
-            ptx.cp_async_bulk(stage, 0, x, 0, 64, bars, 0)
-            ptx.mbarrier_wait(bars, 0, 0)
+            mbarrier_init(bars, 0, 1)
+            fence_mbarrier_init()
+            mbarrier_arrive_expect_tx(bars, 0, nbytes)
+            cp_async_bulk(stage, 0, x, 0, 64, bars, 0)
+            mbarrier_wait(bars, 0, 0)
             y[0] = stage[15]
 
         return copy
@@ -139,9 +149,9 @@ def _bulk_copy() -> None:
     def refused(to_index, index, nbytes):
         def copy(x):
             bars, stage = cuda.shared.array(1, u64), cuda.shared.array(16, f32, alignment=16)
-            ptx.mbarrier_init(bars, 0, 1)
-            ptx.fence_mbarrier_init()
-            ptx.cp_async_bulk(stage, to_index, x, index, nbytes, bars, 0)
+            mbarrier_init(bars, 0, 1)
+            fence_mbarrier_init()
+            cp_async_bulk(stage, to_index, x, index, nbytes, bars, 0)
 
         return copy
 
@@ -158,22 +168,22 @@ def _bulk_copy() -> None:
 
 @of("st_async_v2_f32", "st_async_v2_f64")
 def _remote_store() -> None:
-    for number, store, width in ((f32, ptx.st_async_v2_f32, 8), (f64, ptx.st_async_v2_f64, 16)):
+    for number, store, width in ((f32, st_async_v2_f32, 8), (f64, st_async_v2_f64, 16)):
 
         def sends(y, early, number=number, store=store, width=width):
-            tid, rank = cuda.threadIdx.x, ptx.cluster_ctarank()
+            tid, rank = cuda.threadIdx.x, cluster_ctarank()
             bars, box = cuda.shared.array(1, u64), cuda.shared.array(4, number, alignment=16)
             if tid == 0:
-                ptx.mbarrier_init(bars, 0, 1)
-                ptx.fence_mbarrier_init()
-                ptx.mbarrier_arrive_expect_tx(bars, 0, 2 * width)
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
+                mbarrier_init(bars, 0, 1)
+                fence_mbarrier_init()
+                mbarrier_arrive_expect_tx(bars, 0, 2 * width)
+            barrier_cluster_arrive()
+            barrier_cluster_wait()
             if tid < 2:  # a pair to either block, at my rank's place
                 store(box, 2 * rank, tid, number(10 * rank + tid), number(100 + 10 * rank + tid), bars, 0)
             if tid == 5:
                 early[rank] = box[2 * (1 - rank)]
-            ptx.mbarrier_wait(bars, 0, 0)
+            mbarrier_wait(bars, 0, 0)
             if tid < 4:
                 y[4 * rank + tid] = box[tid]
 
@@ -189,9 +199,9 @@ def _warp_barrier() -> None:
         tid, shared = cuda.threadIdx.x, cuda.shared.array(64, f32)
         for step in range(3):
             shared[tid] = tid + step
-            ptx.bar_warp_sync(0xFFFFFFFF)
+            bar_warp_sync(0xFFFFFFFF)
             y[tid] = shared[tid ^ 31]
-            ptx.bar_warp_sync(0xFFFFFFFF)
+            bar_warp_sync(0xFFFFFFFF)
 
     y = np.zeros(64)
     run(swaps, y, threads=64)
@@ -199,7 +209,7 @@ def _warp_barrier() -> None:
 
     def absent(y):
         if cuda.threadIdx.x != 3:
-            ptx.bar_warp_sync(0xFFFFFFFF)
+            bar_warp_sync(0xFFFFFFFF)
 
     with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at bar\.warp\.sync with lanes 0xffffffff"):
         run(absent, np.zeros(1))
@@ -215,10 +225,10 @@ def _block_barrier() -> None:
             for step in range(3):
                 shared[tid] = tid + step
                 if tid // 32 != step % 2:  # one warp is late, each in its turn
-                    ptx.bar_sync(2, 32)
-                ptx.bar_sync(1, 64)
+                    bar_sync(2, 32)
+                bar_sync(1, 64)
                 y[64 * step + tid] = shared[tid ^ 63]  # the other warp wrote it
-                ptx.bar_sync(1, 64)
+                bar_sync(1, 64)
 
     y, passed = np.zeros(192), np.zeros(32)
     run(meets, y, passed, threads=96)
@@ -231,7 +241,7 @@ def _block_barrier() -> None:
         tid = cuda.threadIdx.x
         if tid < 64:
             came.append(("came", tid))
-            ptx.bar_sync(15, 64)
+            bar_sync(15, 64)
             came.append(("left", tid))
 
     run(waits, np.zeros(1), threads=96)
@@ -239,7 +249,7 @@ def _block_barrier() -> None:
 
     def apart(y):  # numbers are barriers of their own, and so are blocks
         tid = cuda.threadIdx.x
-        ptx.bar_sync(1 + tid // 32, 32)
+        bar_sync(1 + tid // 32, 32)
         y[64 * cuda.blockIdx.x + tid] = 1
 
     y = np.zeros(128)
@@ -247,14 +257,14 @@ def _block_barrier() -> None:
     assert y.all()
 
     def of_two_sizes(y):
-        ptx.bar_sync(1, 64 if cuda.threadIdx.x < 32 else 96)
+        bar_sync(1, 64 if cuda.threadIdx.x < 32 else 96)
 
     with pytest.raises(RuntimeError, match=r"bar\.sync 1: for (64 threads here, for 96|96 threads here, for 64) else"):
         run(of_two_sizes, np.zeros(1), threads=96)
 
     def absent(y):
         if cuda.threadIdx.x < 64:
-            ptx.bar_sync(1, 96)
+            bar_sync(1, 96)
 
     with pytest.raises(Deadlock, match=r"64 threads wait for ever: .* at bar\.sync 1: threads 0\.\.63"):
         run(absent, np.zeros(1), threads=96)

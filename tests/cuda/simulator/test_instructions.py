@@ -12,8 +12,60 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda import ptx, simulator
+from dualops.cuda import simulator
 from dualops.cuda.backend import cuda
+from dualops.cuda.ptx.arithmetic import (
+    add_rn,
+    add_rn_f64,
+    bits_of_f32,
+    bits_of_f64,
+    ex2_approx_ftz,
+    f32_of_bits,
+    fma_rn,
+    lg2_approx,
+    max_f32,
+    max_f64,
+    mul_rn,
+    mul_rn_f64,
+    opaque_i32,
+    sub_rn,
+    sub_rn_f64,
+)
+from dualops.cuda.ptx.asm import RECORDS
+from dualops.cuda.ptx.convert import (
+    bf16_of_f32,
+    f16_of_f32,
+    f32_of_bf16,
+    f32_of_f16,
+    pack_bf16x2,
+    pack_f16x2,
+    unpack_bf16x2,
+    unpack_f16x2,
+)
+from dualops.cuda.ptx.memory import (
+    ld_global_once_v2_b32,
+    ld_global_once_v2_f64,
+    ld_global_once_v4_b32,
+    ld_global_v2_f64,
+    ld_global_v4_b32,
+    ld_shared_v2_f64,
+    ld_shared_v4_b32,
+    ld_shared_v4_f32,
+    st_global_v2_b32,
+    st_global_v2_f64,
+    st_global_v4_b32,
+    st_shared_f32,
+    st_shared_f64,
+    st_shared_v2_f64,
+    st_shared_v4_f32,
+)
+from dualops.cuda.ptx.warp import (
+    barrier_cluster_arrive,
+    barrier_cluster_wait,
+    cluster_ctarank,
+    shfl_bfly_f32,
+    shfl_bfly_f64,
+)
 from dualops.cuda.simulator import Pointer
 
 from . import asynchronous
@@ -35,7 +87,7 @@ def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
     return add
 
 
-@pytest.mark.parametrize("name", ptx.RECORDS)
+@pytest.mark.parametrize("name", RECORDS)
 def test_twin(name):
     assert name in TESTS, f"{name} has no test: write one that does not use its twin's arithmetic"
     with np.errstate(all="ignore"):
@@ -43,7 +95,7 @@ def test_twin(name):
 
 
 def test_no_test_without_an_instruction():
-    assert TESTS.keys() == ptx.RECORDS.keys()
+    assert TESTS.keys() == RECORDS.keys()
 
 
 def same(one: Any, two: Any) -> bool:
@@ -73,34 +125,34 @@ def run(function: Any, *args: Any, threads: int = 32, blocks: int = 1, cluster: 
 def _ex2():
     for x in [*np.linspace(-130, 130, 500, dtype=np.float32), *(e for e in EDGES if e == e)]:
         exact = 2.0 ** float(x) if x < 1000 else INF
-        result = float(ptx.ex2_approx_ftz(x))
+        result = float(ex2_approx_ftz(x))
         if exact < 2.0**-126:
             assert result == 0, x
         elif exact >= 2.0**128:
             assert result == INF, x
         else:
             assert abs(result - exact) <= exact * 2**-22, x
-    assert math.isnan(ptx.ex2_approx_ftz(NAN))
+    assert math.isnan(ex2_approx_ftz(NAN))
 
 
 @of("lg2_approx")
 def _lg2():
     for x in [abs(n) for n in NUMBERS if n] + [1e-45, 2.0**-126, 1.0, 2.0, 3.4e38]:
         exact = math.log2(struct.unpack("<f", struct.pack("<f", x))[0])
-        assert abs(float(ptx.lg2_approx(x)) - exact) <= max(abs(exact), 1) * 2**-22, x
-    assert ptx.lg2_approx(0.0) == -INF and ptx.lg2_approx(-0.0) == -INF and ptx.lg2_approx(INF) == INF
-    assert math.isnan(ptx.lg2_approx(-1.0)) and math.isnan(ptx.lg2_approx(NAN))
+        assert abs(float(lg2_approx(x)) - exact) <= max(abs(exact), 1) * 2**-22, x
+    assert lg2_approx(0.0) == -INF and lg2_approx(-0.0) == -INF and lg2_approx(INF) == INF
+    assert math.isnan(lg2_approx(-1.0)) and math.isnan(lg2_approx(NAN))
 
 
 @of("max_f32", "max_f64")
 def _max():
-    for larger in (ptx.max_f32, ptx.max_f64):
+    for larger in (max_f32, max_f64):
         for a in EDGES[:7]:
             for b in EDGES[:7]:
                 # a number goes before a NaN, +0 is larger than -0
                 numbers = sorted((x for x in (a, b) if x == x), key=lambda x: (x, math.copysign(1, x)))
                 assert same(larger(a, b), numbers[-1] if numbers else NAN), (larger, a, b)
-    assert float(ptx.max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
+    assert float(max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
 
 
 @of("mul_rn", "add_rn", "sub_rn")
@@ -108,11 +160,11 @@ def _rounded_once():
     for a, b in zip(NUMBERS, NUMBERS[7:] + EDGES[:3], strict=False):
         x, y = Fraction(a), Fraction(b)
         if abs(x * y) < 2**127:
-            assert same(ptx.mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
-        assert same(ptx.add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
-        assert same(ptx.sub_rn(a, b), nearest_f32(x - y) if x - y else a - b), (a, b)
-    assert ptx.mul_rn(3e38, 2.0) == INF and ptx.add_rn(3e38, 3e38) == INF
-    assert math.isnan(ptx.mul_rn(INF, 0.0)) and math.isnan(ptx.add_rn(INF, -INF))
+            assert same(mul_rn(a, b), nearest_f32(x * y) if x * y else a * b), (a, b)
+        assert same(add_rn(a, b), nearest_f32(x + y) if x + y else a + b), (a, b)
+        assert same(sub_rn(a, b), nearest_f32(x - y) if x - y else a - b), (a, b)
+    assert mul_rn(3e38, 2.0) == INF and add_rn(3e38, 3e38) == INF
+    assert math.isnan(mul_rn(INF, 0.0)) and math.isnan(add_rn(INF, -INF))
 
 
 @of("mul_rn_f64", "add_rn_f64", "sub_rn_f64")
@@ -122,13 +174,13 @@ def _doubles_rounded_once():
         a, b = a / 3, b * 7  # more bits than a float32 has
         x, y = Fraction(a), Fraction(b)
         for result, exact in (
-            (ptx.mul_rn_f64(a, b), x * y),
-            (ptx.add_rn_f64(a, b), x + y),
-            (ptx.sub_rn_f64(a, b), x - y),
+            (mul_rn_f64(a, b), x * y),
+            (add_rn_f64(a, b), x + y),
+            (sub_rn_f64(a, b), x - y),
         ):
             assert float(result) == exact.numerator / exact.denominator, (a, b)
-    assert same(ptx.sub_rn_f64(-0.0, 0.0), -0.0) and same(ptx.sub_rn_f64(0.0, 0.0), 0.0)
-    assert math.isnan(ptx.mul_rn_f64(INF, 0.0)) and math.isnan(ptx.sub_rn_f64(INF, INF))
+    assert same(sub_rn_f64(-0.0, 0.0), -0.0) and same(sub_rn_f64(0.0, 0.0), 0.0)
+    assert math.isnan(mul_rn_f64(INF, 0.0)) and math.isnan(sub_rn_f64(INF, INF))
 
 
 @of("fma_rn")
@@ -139,27 +191,27 @@ def _fma():
     for a, b, c in triples:
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         if exact and abs(exact) < 2**127:
-            assert float(ptx.fma_rn(a, b, c)) == nearest_f32(exact), (a, b, c)
+            assert float(fma_rn(a, b, c)) == nearest_f32(exact), (a, b, c)
 
 
 @of("bits_of_f32", "f32_of_bits")
 def _bits():
     for x in NUMBERS + EDGES:
         bits = struct.unpack("<I", struct.pack("<f", x))[0]
-        assert ptx.bits_of_f32(x) == bits and type(ptx.bits_of_f32(x)) is int
-        assert same(ptx.f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
+        assert bits_of_f32(x) == bits and type(bits_of_f32(x)) is int
+        assert same(f32_of_bits(bits), struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 @of("opaque_i32")
 def _opaque():
     for x in (0, -1, 7, np.int64(2**31 - 1), -(2**31)):
-        assert ptx.opaque_i32(x) == x and type(ptx.opaque_i32(x)) is int
+        assert opaque_i32(x) == x and type(opaque_i32(x)) is int
 
 
 @of("bits_of_f64")
 def _bits_of_doubles():
     for x in NUMBERS + EDGES:
-        bits = ptx.bits_of_f64(x)
+        bits = bits_of_f64(x)
         assert bits == struct.unpack("<Q", struct.pack("<d", x))[0] and type(bits) is int
 
 
@@ -193,12 +245,12 @@ F16_TIES = [1 + 2**-11, 1 + 3 * 2**-11, 65520.0, -65520.0, 2.0**-25, 3 * 2.0**-2
 
 @of("bf16_of_f32", "f32_of_bf16", "pack_bf16x2", "unpack_bf16x2")
 def _bfloat16():
-    _half(ptx.bf16_of_f32, ptx.f32_of_bf16, ptx.pack_bf16x2, ptx.unpack_bf16x2, bf16_bits, bf16_value, BF16_TIES)
+    _half(bf16_of_f32, f32_of_bf16, pack_bf16x2, unpack_bf16x2, bf16_bits, bf16_value, BF16_TIES)
 
 
 @of("f16_of_f32", "f32_of_f16", "pack_f16x2", "unpack_f16x2")
 def _float16():
-    _half(ptx.f16_of_f32, ptx.f32_of_f16, ptx.pack_f16x2, ptx.unpack_f16x2, f16_bits, f16_value, F16_TIES)
+    _half(f16_of_f32, f32_of_f16, pack_f16x2, unpack_f16x2, f16_bits, f16_value, F16_TIES)
 
 
 def _half(narrow: Any, widen: Any, pack: Any, unpack: Any, bits: Any, value: Any, ties: list[float]) -> None:
@@ -234,13 +286,13 @@ def _words():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<4I", x[each : 2 * each].tobytes())
-        for load in (ptx.ld_global_v4_b32, ptx.ld_global_once_v4_b32):
+        for load in (ld_global_v4_b32, ld_global_once_v4_b32):
             assert load(Pointer(x, "x"), each, 1, 0) == words
             assert load(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
-        ptx.st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
+        st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
         assert y[3 * each : 4 * each].tobytes() == struct.pack("<4I", *words)
         before = y.tobytes()
-        ptx.st_global_v4_b32(Pointer(y, "y"), -(10**9), 0, 1, 2, 3, 4)
+        st_global_v4_b32(Pointer(y, "y"), -(10**9), 0, 1, 2, 3, 4)
         assert y.tobytes() == before
 
 
@@ -249,23 +301,23 @@ def _two_words():
     for dtype, each in ((np.float32, 2), (np.uint16, 4)):
         x, y = aligned(32, dtype), aligned(32, dtype)
         words = struct.unpack("<2I", x[each : 2 * each].tobytes())
-        assert ptx.ld_global_once_v2_b32(Pointer(x, "x"), each, 1, 0) == words
-        assert ptx.ld_global_once_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
-        ptx.st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
+        assert ld_global_once_v2_b32(Pointer(x, "x"), each, 1, 0) == words
+        assert ld_global_once_v2_b32(Pointer(x, "x"), 10**9, 0, 77) == (77, 77)
+        st_global_v2_b32(Pointer(y, "y"), 3 * each, 1, *words)
         assert y[3 * each : 4 * each].tobytes() == struct.pack("<2I", *words)
         before = y.tobytes()
-        ptx.st_global_v2_b32(Pointer(y, "y"), -(10**9), 0, 1, 2)
+        st_global_v2_b32(Pointer(y, "y"), -(10**9), 0, 1, 2)
         assert y.tobytes() == before
 
 
 @of("ld_global_v2_f64", "ld_global_once_v2_f64", "st_global_v2_f64")
 def _doubles():
     x, y = aligned(8, np.float64), aligned(8, np.float64)
-    for load in (ptx.ld_global_v2_f64, ptx.ld_global_once_v2_f64):
+    for load in (ld_global_v2_f64, ld_global_once_v2_f64):
         assert load(Pointer(x, "x"), 2, 1, 0.0) == (3.0, 4.0)
         assert load(Pointer(x, "x"), 10**9, 0, -INF) == (-INF, -INF)
-    ptx.st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
-    ptx.st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
+    st_global_v2_f64(Pointer(y, "y"), 4, 1, 0.5, -0.5)
+    st_global_v2_f64(Pointer(y, "y"), 10**9, 0, 9.0, 9.0)
     assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
 
 
@@ -274,20 +326,20 @@ def _shared():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         shared = aligned(16, dtype)
         words = struct.unpack("<4I", shared[each : 2 * each].tobytes())
-        assert ptx.ld_shared_v4_b32(Pointer(shared, "s"), each) == words
-    assert ptx.ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
-    assert ptx.ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+        assert ld_shared_v4_b32(Pointer(shared, "s"), each) == words
+    assert ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
+    assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
 
 
 @of("st_shared_f32", "st_shared_f64", "st_shared_v4_f32", "st_shared_v2_f64")
 def _shared_stores():
     floats, doubles = aligned(12, np.float32), aligned(8, np.float64)
-    ptx.st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
+    st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
     assert floats.tolist() == [1, 2, 3, 4, 0.5, -2, INF, 2.0**-149, 9, 10, 11, 12]
-    ptx.st_shared_v2_f64(Pointer(doubles, "s"), 2, 0.1, -2.0)
+    st_shared_v2_f64(Pointer(doubles, "s"), 2, 0.1, -2.0)
     assert doubles.tolist() == [1, 2, 0.1, -2, 5, 6, 7, 8]
-    ptx.st_shared_f32(Pointer(floats, "s"), 3, 0.25)
-    ptx.st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
+    st_shared_f32(Pointer(floats, "s"), 3, 0.25)
+    st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
     assert floats[2:5].tolist() == [3, 0.25, 0.5] and doubles[6:].tolist() == [7, 0.3]
 
 
@@ -296,10 +348,10 @@ def _cluster():
     came = []
 
     def kernel(ranks, seen):
-        ranks[cuda.blockIdx.x] = ptx.cluster_ctarank()
+        ranks[cuda.blockIdx.x] = cluster_ctarank()
         came.append(cuda.blockIdx.x // 3)
-        ptx.barrier_cluster_arrive()
-        ptx.barrier_cluster_wait()
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
         seen[32 * cuda.blockIdx.x + cuda.threadIdx.x] = came.count(cuda.blockIdx.x // 3)
 
     ranks, seen = np.zeros(6, int), np.zeros(192, int)
@@ -310,7 +362,7 @@ def _cluster():
 
 @of("shfl_bfly_f32", "shfl_bfly_f64")
 def _shuffle():
-    for shuffle in (ptx.shfl_bfly_f32, ptx.shfl_bfly_f64):
+    for shuffle in (shfl_bfly_f32, shfl_bfly_f64):
         for distance in (1, 2, 4, 8, 16, 5, 31):
 
             def kernel(y, shuffle=shuffle, distance=distance):

@@ -15,7 +15,7 @@ from dualops.cuda import device as devices
 from dualops.cuda.rope import head_lanes, simt_config, simt_steps
 from dualops.cuda.rope.simt import SimtConfig
 from dualops.cuda.step import Step, prepare
-from dualops.cuda.tile import cospi_f64, pow_f64, sinpi_f64
+from dualops.cuda.tile.numbers import cospi_f64, pow_f64, sinpi_f64
 from dualops.spec import OPERATORS, ArrayMeta, Problem, compare
 from dualops.spec.meta import numpy_dtype
 from tests.checks import call, widened

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualops.cuda import ptx, simulator
+from dualops.cuda import simulator
 from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer
+from dualops.cuda.ptx.memory import ld_global_v4_b32
+from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
 from dualops.cuda.step import flat
 
@@ -24,7 +26,7 @@ def test_a_lane_that_does_not_come_to_a_shuffle(order):
     def absent(y):
         tid = cuda.threadIdx.x
         if tid != 7:
-            y[tid] = ptx.shfl_bfly_f32(tid, 1, FULL)
+            y[tid] = shfl_bfly_f32(tid, 1, FULL)
 
     with pytest.raises(
         Deadlock, match=r"31 threads wait for ever: block \(0, 0, 0\) at shfl.sync.bfly with lanes 0xff"
@@ -44,8 +46,8 @@ def test_a_barrier_in_a_branch(order):
 def test_a_cluster_barrier_that_one_block_leaves_out(order):
     def leaves(y):
         if cuda.blockIdx.x != 1:
-            ptx.barrier_cluster_arrive()
-            ptx.barrier_cluster_wait()
+            barrier_cluster_arrive()
+            barrier_cluster_wait()
 
     with pytest.raises(Deadlock, match=r"block \(0, 0, 0\) at barrier.cluster: threads 0\.\.31"):
         run(leaves, np.zeros(1), blocks=2, cluster=2)
@@ -53,7 +55,7 @@ def test_a_cluster_barrier_that_one_block_leaves_out(order):
 
 def test_a_lane_that_its_own_mask_leaves_out(order):
     def outside(y):
-        ptx.shfl_bfly_f32(1.0, 1, 0x0000FFFF)
+        shfl_bfly_f32(1.0, 1, 0x0000FFFF)
 
     with pytest.raises(RuntimeError, match=r"lane (16|31) calls with a member mask 0x0000ffff that leaves it out"):
         run(outside, np.zeros(1))
@@ -61,7 +63,7 @@ def test_a_lane_that_its_own_mask_leaves_out(order):
 
 def test_two_masks_that_overlap():
     def torn(y):
-        ptx.shfl_bfly_f32(1.0, 1, FULL if cuda.threadIdx.x == 0 else FULL - 1)
+        shfl_bfly_f32(1.0, 1, FULL if cuda.threadIdx.x == 0 else FULL - 1)
 
     with pytest.raises(RuntimeError, match="lane 1 brings mask 0xfffffffe, others wait with 0xffffffff"):
         run(torn, np.zeros(1))
@@ -154,7 +156,7 @@ def test_vectors_must_be_aligned_and_inside():
     x = memory[-memory.ctypes.data % 16 :][:32].view(np.float32)
 
     def loads(y, x, index):
-        y[0] = ptx.ld_global_v4_b32(x, index, 1, 0)[0]
+        y[0] = ld_global_v4_b32(x, index, 1, 0)[0]
 
     for index, told in ((1, r"x\[1\] is not aligned to 16 bytes"), (8, r"x\[8\] accessed as 4 elements, of 8")):
         with pytest.raises(IndexError, match=told):
@@ -267,7 +269,7 @@ def test_an_error_leaves_the_next_launch_alone():
 
 def test_instructions_and_indices_outside_a_kernel():
     with pytest.raises(RuntimeError, match="only by a thread of a simulated kernel"):
-        ptx.shfl_bfly_f32(1.0, 1, FULL)
+        shfl_bfly_f32(1.0, 1, FULL)
     with pytest.raises(RuntimeError, match="only by a thread of a simulated kernel"):
         cuda.threadIdx  # noqa: B018
 

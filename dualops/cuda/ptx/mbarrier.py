@@ -1,0 +1,64 @@
+"""Barriers in shared memory that count threads and the bytes of copies (sm_90 and later)."""
+
+from __future__ import annotations
+
+from ..simulator import MBarrier, current
+from .asm import instruction
+
+
+@instruction("(shared[i32], u32) -> void", "mbarrier.init.shared::cta.b64 [{bar}], {count};", section="9.7.13.15.9")
+def mbarrier_init(bar, index, count):
+    """Make an mbarrier whose phases need `count` arrivals."""
+    current().block.mbarriers[bar.key, index] = MBarrier(f"mbarrier {index}", count)
+
+
+@instruction("() -> void", "fence.mbarrier_init.release.cluster;", section="9.7.13.4")
+def fence_mbarrier_init():
+    """Make initialised mbarriers visible to the cluster and to copies; a barrier of the threads must follow."""
+    for barrier in current().block.mbarriers.values():
+        barrier.fenced = True
+
+
+@instruction("(shared[i32]) -> void", "mbarrier.arrive.shared::cta.b64 _, [{bar}];", section="9.7.13.15.13")
+def mbarrier_arrive(bar, index):
+    """Count this thread in the current phase."""
+    thread = current()
+    if thread.block.mbarrier(bar.key, index).arrive(thread.scheduler):
+        thread.scheduler.pause()  # what waited, a stage's next copy say, comes before what this thread does next
+
+
+@instruction(
+    "(shared[i32], u32) -> void",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {nbytes};",
+    section="9.7.13.15.13",
+)
+def mbarrier_arrive_expect_tx(bar, index, nbytes):
+    """Count this thread, and let the phase wait for so many bytes of copies."""
+    thread = current()
+    thread.block.mbarrier(bar.key, index).arrive(thread.scheduler, nbytes)
+
+
+_WAIT = (
+    "{ .reg .pred done; "
+    "WAIT_${:uid}: mbarrier.try_wait.parity.acquire.%s.shared::cta.b64 done, [{bar}], {parity}; "
+    "@done bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }"
+)
+
+
+@instruction("(shared[i32], u32) -> void", _WAIT % "cluster", section="9.7.13.15.16")
+def mbarrier_wait(bar, index, parity):
+    """Wait for the end of the phase of this parity: 0 for the first, then 1, then 0, ..."""
+    _wait(bar, index, parity)
+
+
+@instruction("(shared[i32], u32) -> void", _WAIT % "cta", section="9.7.13.15.16")
+def mbarrier_wait_cta(bar, index, parity):
+    """The same for what this block alone has written or copied; the other empties L1."""
+    _wait(bar, index, parity)
+
+
+def _wait(bar, index, parity):
+    thread = current()
+    barrier = thread.block.mbarrier(bar.key, index)
+    while barrier.phase & 1 == parity:
+        thread.scheduler.wait(barrier.event)
