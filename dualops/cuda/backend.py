@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial, wraps
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -44,9 +44,9 @@ def verb(function: Function) -> Function:
 class Namespace(ModuleType):
     """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(full, i)`.
 
-    Numba follows attributes of modules while it compiles, so that a member costs what a plain name would. A subclass
-    declares its members by annotations, and is given all of them by keyword. What sizes an array in a kernel and what
-    an `if` decides while compiling must still be plain names.
+    A member is what a plain name would be, also where it sizes an array or decides an `if` while compiling; so are
+    fields of frozen dataclasses and NamedTuples that a kernel closes over, `config.warps` (see `frontend.members`). A
+    subclass declares its members by annotations, and is given all of them by keyword.
     """
 
     def __init__(self, **members: Any):
@@ -87,15 +87,10 @@ class Kernel:
     def name(self) -> str:
         return self.function.__name__
 
-    @cached_property
-    def jitted(self) -> Any:
-        """The ordinary Numba dispatcher."""
-        return cuda.jit(types.void(*self.argtypes), launch_bounds=(self.threads, self.min_blocks))(self.function)
-
     def __getitem__(self, launch: Sequence[Any]) -> Callable[..., None]:
-        """The ordinary Numba launch, `kernel[grid, block, stream, shared_bytes](*args)`, also in the simulator."""
+        """Numba's way to launch, `kernel[grid, block, stream, shared_bytes](*args)`; in the simulator alone."""
         if not SIMULATED:
-            return self.jitted[tuple(launch)]
+            raise NotImplementedError(f"{self.name}: kernels are launched by a Step on a GPU")
         grid, block, _, shared_bytes = (*launch, 0, 0)[:4]
 
         def run(*args: Any) -> None:

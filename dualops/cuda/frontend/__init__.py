@@ -1,7 +1,8 @@
 """From a kernel to LTO-IR: Numba's own passes, without the work that they do over and over. No GPU is needed.
 
-The code is what `cuda.compile` makes, which takes more than twice as long; tests hold the machine code of the two
-against each other. What is done less often:
+Members of nouns and records are constants, which they are not to Numba (`members`). But for that the code is what
+`cuda.compile` makes, which takes more than twice as long; tests hold the machine code of the two against each other.
+What is done less often:
 
     verbs        Numba makes the IR of an inlined function anew for each call of it, and two deep copies. Here: once a
                  kernel, and a copy that shares what is never changed (`inlining`).

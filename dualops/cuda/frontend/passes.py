@@ -16,6 +16,8 @@ from numba.cuda.core.transforms import canonicalize_cfg
 from numba.cuda.core.typed_passes import NopythonRewrites, PreLowerStripPhis
 from numba.cuda.core.untyped_passes import InlineClosureLikes, IRProcessing, WithLifting
 
+from .members import settle_members
+
 Pass = TypeVar("Pass", bound=type)
 REPLACED: dict[type, type] = {}
 
@@ -46,12 +48,13 @@ def leaner(manager: PassManager) -> PassManager:
 
 @instead_of(IRProcessing)
 class CanonicalBlocks(IRProcessing):
-    """Without lifetimes."""
+    """Without lifetimes, and with members of nouns and records settled."""
 
     def run_pass(self, state: Any) -> bool:
         if state.func_ir.is_generator:
             return super().run_pass(state)
         state.func_ir.blocks = canonicalize_cfg(state.func_ir.blocks)
+        settle_members(state.func_ir)
         return True
 
 

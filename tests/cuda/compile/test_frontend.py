@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from numba.cuda.core.untyped_passes import IRProcessing  # pyright: ignore[reportMissingImports]
 
-from dualops.cuda.backend import Kernel, NumbaError, cuda, f32, i32, kernel, pointer, types
+from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, types, verb
 from dualops.cuda.compile import link, lto_ir
 from dualops.cuda.device import compute_capability
 from dualops.cuda.frontend import answers
+from dualops.cuda.frontend.members import settle_members
 from dualops.cuda.step import Step
 from dualops.spec import OPERATORS
 from tests.cuda.compile.ptx import compile_list
@@ -39,6 +42,19 @@ def sample() -> list[Any]:
     for step in sorted(steps, key=lambda step: len(step.kernel.identity)):
         found.setdefault(step.kernel.identity.partition("(")[0].removeprefix("dualops.cuda."), step)
     return [pytest.param(found[kind].kernel, id=kind) for kind in KINDS]
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """Numba's own passes see the constants that nouns and records are settled to."""
+
+    def run_pass(self: Any, state: Any) -> bool:
+        done = process(self, state)
+        settle_members(state.func_ir)
+        return done
+
+    process = IRProcessing.run_pass
+    monkeypatch.setattr(IRProcessing, "run_pass", run_pass)
 
 
 def usual(kernel: Kernel) -> bytes:
@@ -127,6 +143,85 @@ def assigned_again(y, N):
 def test_what_our_own_kernels_do_not_have(kernel):
     ours, numbas = (machine_code(link(code, ARCH)[0]) for code in (lto_ir(kernel, ARCH), usual(kernel)))
     assert ours == numbas
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A record with what a kernel may ask of it."""
+
+    lines: int
+    wide: bool
+    more: str | None
+
+    @property
+    def size(self) -> int:
+        return 2 * self.lines
+
+
+class Line(Namespace):
+    shape: Shape
+    fill: Any  # (frag, x)
+    fragment: Any  # () -> a local array
+
+
+def line_of(shape: Shape) -> Line:
+    @verb
+    def fill(frag, x):
+        for i in range(shape.size):
+            frag[i] = x
+
+    @verb
+    def fragment():
+        return cuda.local.array(shape.size, f32)
+
+    return Line(shape=shape, fill=fill, fragment=fragment)
+
+
+def asking(shape: Shape) -> Kernel:
+    """Asks nouns and records for what must be known while compiling."""
+    line = line_of(shape)
+
+    @kernel(pointer(f32), threads=32)
+    def asked(y):
+        frag = line.fragment()
+        more = cuda.local.array(2 * line.shape.lines + shape.size, f32)
+        line.fill(frag, y[0])
+        line.fill(more, y[1])
+        if shape.wide:
+            y[0] = frag[cuda.threadIdx.x % line.shape.size] + more[cuda.threadIdx.x % 3]
+        else:
+            y[0] = "what can't be compiled"
+        if shape.more is not None:
+            y[1] = "nor this"
+
+    return asked
+
+
+def named(lines: int) -> Kernel:
+    """The same, as Numba knows it."""
+    SIZE, MORE = 2 * lines, 4 * lines
+
+    @kernel(pointer(f32), threads=32)
+    def asked(y):
+        frag = cuda.local.array(SIZE, f32)
+        more = cuda.local.array(MORE, f32)
+        first = y[0]
+        for i in range(SIZE):
+            frag[i] = first
+        second = y[1]
+        for i in range(SIZE):
+            more[i] = second
+        y[0] = frag[cuda.threadIdx.x % SIZE] + more[cuda.threadIdx.x % 3]
+
+    return asked
+
+
+def test_members_of_nouns_and_records_are_constants():
+    ours = machine_code(link(lto_ir(asking(Shape(3, True, None)), ARCH), ARCH)[0])
+    assert ours == machine_code(link(lto_ir(named(3), ARCH), ARCH)[0])
+    for wrong in (Shape(3, False, None), Shape(3, True, "more")):
+        with pytest.raises(NumbaError, match="Cannot cast"):
+            lto_ir(asking(wrong), ARCH)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
