@@ -52,7 +52,7 @@ every instruction that was made, FAMILIES every family. ISA sections are those o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from itertools import product
@@ -63,7 +63,7 @@ import numpy as np
 
 from ..backend import SIMULATED
 from ..simulator import Local
-from .operands import Fragment, Immediate, Instruction, record_of
+from .operands import Fragment, Immediate, Instruction, described, record_of
 
 RECORDS: dict[str, Instruction] = {}
 FAMILIES: dict[str, Family] = {}
@@ -113,7 +113,7 @@ class Family:
         for parameter, value in bound.arguments.items():
             domain = self.domains[parameter]
             if value not in domain:
-                told = domain if isinstance(domain, range) else " or ".join(map(repr, domain))
+                told = described(domain) if isinstance(domain, range) else " or ".join(map(repr, domain))
                 raise ValueError(f"{self.name}: {parameter} is {value!r}, expected {told}")
         chosen = tuple(bound.arguments.values())
         with self._lock:
@@ -124,9 +124,9 @@ class Family:
                     RECORDS[name] = replace(RECORDS[name], family=self.name)
             return self._made[chosen]
 
-    def every(self) -> Iterator[tuple[Any, ...]]:
+    def every(self) -> list[tuple[Any, ...]]:
         """The parameters of every member."""
-        return product(*self.domains.values())
+        return list(product(*self.domains.values()))
 
 
 def family(**domains: Iterable[Any]) -> Callable[[Callable[..., Any]], Family]:

@@ -19,31 +19,26 @@ def cp_async(nbytes, zfill=False):
     level = "cg" if nbytes == 16 else "ca"
     text, section = f"cp.async.{level}.shared.global [{{to}}], [{{x}}], " + str(nbytes), "9.7.9.25.3.1"
 
-    if zfill:
+    if not zfill:
 
-        @instruction(
-            "(shared[i32], global[i64], u32) -> void",
-            text + ", {size};",
-            section=section,
-            name=f"cp_async_{nbytes}_zfill",
-        )
-        def copy(to, to_index, x, index, size):
-            """The first `size` bytes, then zeros."""
-            _start(to, to_index, x, index, nbytes, int(size))
-
-    else:
-
-        @instruction(
-            "(shared[i32], global[i64]) -> void",
-            text + ";",
-            section=section,
-            name=f"cp_async_{nbytes}",
-        )
-        def copy(to, to_index, x, index):
+        @instruction("(shared[i32], global[i64]) -> void", text + ";", section=section, name=f"cp_async_{nbytes}")
+        def whole(to, to_index, x, index):
             """All of them."""
             _start(to, to_index, x, index, nbytes, nbytes)
 
-    return copy
+        return whole
+
+    @instruction(
+        "(shared[i32], global[i64], u32) -> void",
+        text + ", {size};",
+        section=section,
+        name=f"cp_async_{nbytes}_zfill",
+    )
+    def filled(to, to_index, x, index, size):
+        """The first `size` bytes, then zeros."""
+        _start(to, to_index, x, index, nbytes, int(size))
+
+    return filled
 
 
 def _start(to, to_index, x, index, nbytes, size):

@@ -65,9 +65,12 @@ class Immediate(Operand):
         """The value, which must be of the domain. Raises `error`."""
         if isinstance(value, int) and value in self.domain:
             return value
-        step = f" in steps of {self.domain.step}" if self.domain.step > 1 else ""
-        told = f"a constant from {self.domain[0]} to {self.domain[-1]}{step}"
-        raise error(f"{instruction}: {self.name} is {value}, expected {told}")
+        raise error(f"{instruction}: {self.name} is {value}, expected a constant {described(self.domain)}")
+
+
+def described(domain: range) -> str:
+    """A range in words."""
+    return f"from {domain[0]} to {domain[-1]}" + (f" in steps of {domain.step}" if domain.step > 1 else "")
 
 
 @dataclass(frozen=True)

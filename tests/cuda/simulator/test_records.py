@@ -119,8 +119,8 @@ def test_a_family_makes_each_member_once():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ((12,), r"counted: n is 12, expected range\(8, 65, 8\)"),
-        ((72,), r"counted: n is 72, expected range\(8, 65, 8\)"),
+        ((12,), r"counted: n is 12, expected from 8 to 64 in steps of 8"),
+        ((72,), r"counted: n is 72, expected from 8 to 64 in steps of 8"),
         ((8, "left"), "counted: way is 'left', expected 'up' or 'down'"),
     ],
 )
