@@ -29,12 +29,14 @@ def ldmatrix(count, trans=False):
     def load(to, to_index, x, index):
         """One to four matrices."""
         lane = current().lane
-        mine = x.vector(index, 16 // x.itemsize).view(np.uint16).copy() if lane < 8 * count else None
+        mine = x.vector(index, 16 // x.itemsize).view(np.uint16).tolist() if lane < 8 * count else None
         rows = exchange(name, mine, 0xFFFFFFFF)
-        line, pair = divmod(lane, 4)
+        line, first = lane // 4, 2 * (lane % 4)
         for m in range(count):
-            matrix = np.stack(rows[8 * m : 8 * m + 8])
-            low, high = (matrix.T if trans else matrix)[line, 2 * pair : 2 * pair + 2].tolist()
+            if trans:
+                low, high = rows[8 * m + first][line], rows[8 * m + first + 1][line]
+            else:
+                low, high = rows[8 * m + line][first : first + 2]
             to[to_index + m] = high << 16 | low
 
     return load

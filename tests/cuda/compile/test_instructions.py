@@ -14,6 +14,7 @@ from dualops.cuda.ptx.ldmatrix import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.warp_product import KINDS, kernel_of
 
 
 def sound(kernel: Kernel, arch: str) -> Any:
@@ -138,6 +139,11 @@ def test_setmaxnreg():
         "setmaxnreg.inc.sync.aligned.u32 240;",
     ]
     sound(shifted, "sm_90a")
+
+
+@pytest.mark.parametrize(("dtype", "transposed"), KINDS)
+def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
+    sound(kernel_of(dtype, transposed), "sm_90a")
 
 
 # --- as wgmma will be declared ------------------------------------------------------------------------

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.tile.fragment import accumulator, left_16bit, left_tf32, right_16bit, right_tf32
+from tests.cuda import warp_product as kernels
+from tests.cuda.warp_product import KINDS, launch, problem
 
 from .tensor_cores import bf16_bits, f32_words, held, warp_product, words
 
@@ -71,3 +74,21 @@ def test_products(mma, depth, left, right, packed):
     a, b = rng.integers(-50, 50, (16, depth)), rng.integers(-50, 50, (depth, 8))
     lefts, rights = packed(held(a, left, depth // 2)), packed(held(b, right, depth // 4))
     assert warp_product(mma, lefts, rights, np.zeros((16, 8))).tolist() == (a @ b).tolist()
+
+
+@pytest.mark.parametrize(("dtype", "transposed"), KINDS)
+def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed, order):
+    a, b, expected = problem(dtype, transposed)
+    y = np.zeros((16, 8), np.float32)
+    launch(dtype, transposed, [y, a, b])
+    assert y.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dropped", ["cp_async_commit", "cp_async_wait_group", "bar_warp_sync"])
+def test_what_it_waits_for_is_needed(dropped, order, monkeypatch):
+    monkeypatch.setattr(kernels, dropped, lambda *_: None)
+    a, b, expected = problem("bf16", False)
+    y = np.zeros((16, 8), np.float32)
+    with suppress(RuntimeError):  # copies that are under way at the end
+        launch("bf16", False, [y, a, b])
+    assert y.tolist() != expected.tolist()
