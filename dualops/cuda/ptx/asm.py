@@ -32,16 +32,17 @@ registers that it protects, or they would be read before it.
 
 A fragment stays in registers where its array's indices are constants once loops are unrolled: loops of constant length
 over indices that are sums of them and of constants. An immediate is a number in the kernel or a plain name that its
-build closed over, no member of a Namespace and no expression: neither is a constant to Numba. Both are checked: an
-array of another type, an index outside of it (in the simulator) and a number outside of the domain are refused with
-the names of instruction and operand, what was expected and what was given.
+build closed over, handed on by verbs or not; a member of a Namespace and an expression are no constants to Numba. Both
+are checked: an array of another type, an index outside of it (in the simulator) and a number outside of the domain are
+refused with the names of instruction and operand, what was expected and what was given.
 
 A family makes instructions out of parameters, each once:
 
     @family(n=range(8, 257, 8), dtype=("bf16", "f16"))
     def wgmma(n, dtype):
         "acc [64, n] += A [64, 16] @ B [16, n]"
-        @instruction(..., name=f"wgmma_m64n{n}k16_f32_{dtype}")
+        @instruction(f"(+f32[{n // 2}], ...", f"...m64n{n}k16.f32.{dtype}.{dtype} " "{acc}, ...", section=...,
+                     name=f"wgmma_m64n{n}k16_f32_{dtype}")
         def product(acc, a_desc, b_desc, scale_d): ...
         return product
 
