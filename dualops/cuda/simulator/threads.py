@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import greenlet
 import numpy as np
 
-from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier
+from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
 from .memory import Pointer, placed
 
 
@@ -31,6 +31,9 @@ class Thread(greenlet.greenlet):
         self.waiting: Event | None = None  # what it waits for now
         self.in_cluster = False  # it knows that every block of the cluster runs
         self.arrival: Event | None = None  # the cluster barrier that it has come to, and will wait for
+        self.copies: list[list[Callable[[], None]]] = [
+            []
+        ]  # its cp.async that have not landed, in groups, the last open
 
 
 def current() -> Thread:
@@ -51,6 +54,7 @@ class Block:
         self.barrier = Barrier("syncthreads", threads)
         self.exchanges: dict[tuple[int, int], Exchange] = {}
         self.named: dict[int, Barrier] = {}
+        self.registers = RegisterPool(threads)
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
         self.cluster: list[Block] = [self]
 
@@ -105,8 +109,9 @@ class Scheduler:
                 land(self)
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
-        if self.in_flight:
-            raise RuntimeError(f"{len(self.in_flight)} copies are still under way when the blocks have ended")
+        under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
+        if under_way:
+            raise RuntimeError(f"{under_way} copies are still under way when the blocks have ended")
 
     def wait(self, event: Event) -> None:
         """Called by a thread: let others run until `event` is fired."""
