@@ -134,7 +134,7 @@ def tile_kinds(options: Options, block_q: int = BLOCK, block_kv: int = BLOCK) ->
         first, end = options.key_range(m0, min(m0 + block_q, Sq))
         for n0 in range(first // block_kv * block_kv, end, block_kv):
             m1, n1 = m0 + block_q, n0 + block_kv
-            whole = m1 <= Sq and n1 <= Sk and options.chain.full(options.args, m0, m1, n0, n1, options.offset)
+            whole = options.chain.full(options.args, m0, m1, n0, n1, options.offset, Sq, Sk)
             kinds[m0 // block_q, n0 // block_kv] = FULL if whole else BOUNDARY
     return kinds
 

@@ -53,13 +53,11 @@ class Options(NamedTuple):
 
     def key_range(self, m0: int, m1: int) -> tuple[int, int]:
         """The keys that any of the queries m0 to m1 may see."""
-        first, end = self.chain.key_range(self.args, m0, m1, self.offset, self.problem.Sk)
-        return max(first, 0), end
+        return self.chain.key_range(self.args, m0, m1, self.offset, self.problem.Sk)
 
     def query_range(self, n0: int, n1: int) -> tuple[int, int]:
         """The queries that may see any of the keys n0 to n1."""
-        first, end = self.chain.query_range(self.args, n0, n1, self.offset, self.problem.Sq)
-        return max(first, 0), end
+        return self.chain.query_range(self.args, n0, n1, self.offset, self.problem.Sq)
 
 
 def options_of(problem: Problem, arrays: Mapping[str, Any], first: int = 0, *, gradient: bool = False) -> Options:
@@ -81,8 +79,12 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
     return Verbs(
         verb=lambda function: function,
         number=number,
+        integer=lambda value: value,
+        wide=lambda value: value,
         word=lambda value: np.asarray(value, np.int64).astype(np.uint64),
         where=np.where,
+        larger=np.maximum,
+        smaller=np.minimum,
         tanh=np.tanh,
         exp=np.exp,
         reader=lambda dtype, rank: lambda array, *index: array[index],

@@ -87,14 +87,14 @@ def spans(varlen: bool) -> Spans:
 
     @verb
     def whole(lengths, b, Sq, Sk):
-        return i64(0), i64(0), Sq, Sk
+        return i64(0), i64(0), i32(Sq), i32(Sk)
 
     @verb
     def part(lengths, b, Sq, Sk):
         ends_q, ends_k = lengths
         q_first, k_first = ends_q.data[b * ends_q.strides[0]], ends_k.data[b * ends_k.strides[0]]
         q_end, k_end = ends_q.data[(b + 1) * ends_q.strides[0]], ends_k.data[(b + 1) * ends_k.strides[0]]
-        return i64(q_first), i64(k_first), i64(q_end - q_first), i64(k_end - k_first)
+        return i64(q_first), i64(k_first), i32(q_end - q_first), i32(k_end - k_first)
 
     return Spans(of_batch=part if varlen else whole)
 

@@ -88,8 +88,12 @@ def _verbs(number: Any, gradient: bool) -> Verbs:
     return Verbs(
         verb,
         number,
+        i32,
+        i64,
         _word if SIMULATED else u64,
         where,
+        max,
+        min,
         num.tanh,
         num.exp,
         _reader,

@@ -85,10 +85,8 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                         cuda.syncthreads()
                         qk.clear(scores)
                         qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
-                        where = Where(i64(b), i64(h), m0 + line * qk.rows, n0 + lane, Sq, Sk, offset)
-                        whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-                        whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
-                        score.finish(scores, smem, options, whole, scale, where)
+                        where = Where(i64(b), i64(h), m0, n0, Sq, Sk, offset)
+                        score.finish(scores, smem, options, scale, where)
                         cuda.syncthreads()
                         tile.own_v.load(smem, do_lines)
                         tile.passing_v.load(smem, v_lines)

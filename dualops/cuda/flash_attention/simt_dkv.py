@@ -119,7 +119,7 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         scores, d_probs, slopes = kq.fragment(), kq.fragment(), kq.fragment()
 
         m_first, m_end = chain.query_range(options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
-        m_first = max(i64(m_first), 0) // BLOCK_Q * BLOCK_Q
+        m_first = m_first // BLOCK_Q * BLOCK_Q
         for h in range(h_kv * group, (h_kv + 1) * group):
             for m0 in range(m_first, m_end, BLOCK_Q):
                 q_lines, do_lines = lines(q, b, h, q_first + m0, Sq - m0), lines(do, b, h, q_first + m0, Sq - m0)
@@ -134,12 +134,10 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
 
                 kq.clear(scores)
                 kq.add(scores, smem)  # scores [BLOCK_KV, BLOCK_Q] = K @ Q.T
-                where = Where(b, h, n, m0 + lane, Sk, Sq, offset)
-                whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-                whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
+                where = Where(b, h, m0, n0, Sq, Sk, offset)
                 if chain.bends:
                     score.slopes(slopes, scores, smem, options, scale, where)
-                score.finish(scores, smem, options, whole, scale, where)
+                score.finish(scores, smem, options, scale, where)
 
                 if config.share:
                     cuda.syncthreads()

@@ -72,7 +72,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
         scores, d_probs, slopes = qk.fragment(), qk.fragment(), qk.fragment()
 
         n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-        for n0 in range(max(i64(n_first), 0) // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
+        for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
             k_lines, v_lines = lines(k, b, h_kv, k_first + n0, Sk - n0), lines(v, b, h_kv, k_first + n0, Sk - n0)
             cuda.syncthreads()
             if config.share:
@@ -84,12 +84,10 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
 
             qk.clear(scores)
             qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
-            where = Where(b, h, m, n0 + lane, Sq, Sk, offset)
-            whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-            whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
+            where = Where(b, h, m0, n0, Sq, Sk, offset)
             if chain.bends:
                 score.slopes(slopes, scores, smem, options, scale, where)
-            score.finish(scores, smem, options, whole, scale, where)
+            score.finish(scores, smem, options, scale, where)
 
             if config.share:
                 cuda.syncthreads()

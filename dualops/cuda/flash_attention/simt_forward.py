@@ -123,16 +123,14 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         scores = qk.fragment()
 
         n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
-        for n0 in range(max(i64(n_first), 0) // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
+        for n0 in range(n_first // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
             cuda.syncthreads()
             tile.k.load(smem, lines(k, b, h_kv, k_first + n0, Sk - n0))
             cuda.syncthreads()
             qk.clear(scores)
             qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
-            whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
-            whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
-            where = Where(b, h, m, n0 + lane, Sq, Sk, offset)
-            score.finish(scores, smem, options, whole, scale, where)
+            where = Where(b, h, m0, n0, Sq, Sk, offset)
+            score.finish(scores, smem, options, scale, where)
             if chain.weighs:
                 score.weights(smem, options, where)
             for i in range(qk.rows):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...spec.attention import At
-from ..backend import Namespace, cuda, i64, verb
+from ..backend import Namespace, cuda, i32, verb
 from ..tile.numbers import numbers
-from ..tile.products import LANES, Mma
+from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
 from .arguments import start
@@ -23,31 +23,38 @@ class Scores(Namespace):
     """
 
     at: Callable[..., Any]  # (e) -> where number e of a thread lies in the tile
-    finish: Callable[..., None]  # (scores, smem, options, whole, scale, where): products become scores
+    finish: Callable[..., None]  # (scores, smem, options, scale, where): products become scores
     slopes: Callable[..., None]  # (slopes, scores, smem, options, scale, where): of products, before `finish`
-    weights: Callable[..., None]  # (smem, options, where): to my places
+    weights: Callable[..., None]  # (smem, options, where): to all places of the tile, by all threads of the block
 
 
 class Where(NamedTuple):
-    """Where a thread's scores stand: batch, head, its first row and column, and how many of each there are."""
+    """Where a tile of scores stands: batch, head, its first query and key, how many there are in their sequences."""
 
     b: Any
     h: Any
-    row: Any
-    column: Any
-    rows: Any
-    columns: Any
+    m0: Any
+    n0: Any
+    Sq: Any
+    Sk: Any
     offset: Any  # position of query 0 among the keys
 
 
 def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, transposed: bool = False) -> Scores:
     """The verbs for the scores that `product` makes; `tile` holds as many.
 
-    finish: through all options; -inf where a mask is or where there is nothing. `whole`: all of the tile is there and
-    seen. slopes: d score / d (scale * product), 0 where there is nothing. weights: likewise.
+    finish: through all options; -inf where a mask is or where there is nothing. slopes: d score / d (scale * product),
+    0 where there is nothing or a range hides it. weights: likewise.
     """
     num = numbers(storage(dtype).number)
-    ROWS, COLUMNS, COUNT, TRANSPOSED, PLAIN = product.rows, product.columns, product.size, transposed, not chain.scores
+    ROWS, COLUMNS, COUNT, TRANSPOSED, MASKS_ALONE = (
+        product.rows,
+        product.columns,
+        product.size,
+        transposed,
+        not (chain.scores or chain.picks),
+    )
+    BLOCK_Q, BLOCK_KV = (tile.width, tile.rows) if transposed else (tile.rows, tile.width)
 
     @verb
     def at(e):
@@ -55,29 +62,65 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
         return tile.at + (line * ROWS + e // COLUMNS) * tile.row + lane + LANES * (e % COLUMNS)
 
     @verb
-    def place(where, e):
-        row, column = where.row + e // COLUMNS, where.column + LANES * (e % COLUMNS)
+    def seen(options, where, r):
+        """What counts in row r of mine: a first and an end, which is excluded, counted from my first column on."""
+        mine, lane = cuda.threadIdx.x // LANES * ROWS, cuda.threadIdx.x % LANES
+        if TRANSPOSED:
+            j = i32(apart(where.n0 + mine, where.m0) + r)
+            first, end = chain.queries(options, j, i32(j - where.offset), where.Sq)
+            origin, there = i32(where.m0 + lane), j < where.Sk
+        else:
+            i = i32(apart(where.m0 + mine, where.n0) + r)
+            first, end = chain.keys(options, i, i32(i + where.offset), where.Sk)
+            origin, there = i32(where.n0 + lane), i < where.Sq
+        return i32(first - origin), i32(end - origin) if there else i32(0)
+
+    @verb
+    def counts(e, first, end):
+        column = i32(LANES * (e % COLUMNS))
+        return (column >= first) & (column < end)
+
+    @verb
+    def place(where, row, column):
         i, j = (column, row) if TRANSPOSED else (row, column)
-        return At(where.b, where.h, i64(i), i64(j), i64(i + where.offset))
+        i, j = i32(where.m0 + i), i32(where.n0 + j)
+        return At(where.b, where.h, i, j, i32(i + where.offset))
 
     @verb
-    def there(where, e):
-        row, column = where.row + e // COLUMNS, where.column + LANES * (e % COLUMNS)
-        return (row < where.rows) & (column < where.columns)
+    def my_place(where, e):
+        line, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
+        return place(where, i32(line * ROWS + e // COLUMNS), i32(lane + LANES * (e % COLUMNS)))
 
     @verb
-    def finish(scores, smem, options, whole, scale, where):
-        if PLAIN and whole:
+    def whole(options, where):
+        m1, n1 = where.m0 + BLOCK_Q, where.n0 + BLOCK_KV
+        return chain.full(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
+
+    @verb
+    def masked(scores, options, scale, where):
+        if whole(options, where):
             for e in range(COUNT):
                 scores[e] *= scale
         else:
+            for r in range(ROWS):
+                first, end = seen(options, where, r)
+                for e in range(r * COLUMNS, (r + 1) * COLUMNS):
+                    scores[e] = scores[e] * scale if counts(e, first, end) else num.minus_inf
+
+    @verb
+    def finish(scores, smem, options, scale, where):
+        if MASKS_ALONE:
+            masked(scores, options, scale, where)
+        else:
+            all_seen = whole(options, where)
             for e in range(COUNT):
                 smem[at(e)] = scores[e] * scale
             for e in range(COUNT):
                 score = num.minus_inf
-                if there(where, e):
-                    here = place(where, e)
-                    if whole or chain.visible(options, here):
+                first, end = seen(options, where, e // COLUMNS)
+                if counts(e, first, end):
+                    here = my_place(where, e)
+                    if all_seen or chain.pick(options, here):
                         score = chain.score(smem[at(e)], options, here)
                 smem[at(e)] = score
             for e in range(COUNT):
@@ -89,21 +132,39 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
             smem[at(e)] = scores[e] * scale
         for e in range(COUNT):
             slope = num.zero
-            if there(where, e):
-                slope = chain.slope(smem[at(e)], options, place(where, e))
+            first, end = seen(options, where, e // COLUMNS)
+            if counts(e, first, end):
+                slope = chain.slope(smem[at(e)], options, my_place(where, e))
             smem[at(e)] = slope
         for e in range(COUNT):
             slopes[e] = smem[at(e)]
 
+    # four weights come at once: of queries i and i + 8, which are BELOW apart in the tile, and keys j and j + 1
+    ACROSS, QUADS = tile.width // 2, tile.rows * tile.width // 4
+    BELOW, RIGHT = (8, tile.row) if transposed else (8 * tile.row, 1)
+
     @verb
     def weights(smem, options, where):
-        for e in range(COUNT):
-            weight = num.zero
-            if there(where, e):
-                weight = chain.weight(options, place(where, e))
-            smem[at(e)] = weight
+        cuda.syncthreads()  # scores may have gone through these places
+        for quad in range(cuda.threadIdx.x, QUADS, THREADS):
+            down, across = quad // ACROSS, quad % ACROSS
+            upper, pair = (across, down) if TRANSPOSED else (down, across)
+            i, j = i32(upper // 8 * 16 + upper % 8), i32(2 * pair)
+            row, column = (j, i) if TRANSPOSED else (i, j)
+            if (where.m0 + i < where.Sq) & (where.n0 + j < where.Sk):
+                here, corner = place(where, row, column), tile.place(row, column)
+                smem[corner], smem[corner + RIGHT], smem[corner + BELOW], smem[corner + BELOW + RIGHT] = chain.weights(
+                    options, here
+                )
+        cuda.syncthreads()
 
     return Scores(at=at, finish=finish, slopes=slopes, weights=weights)
+
+
+@verb
+def apart(row, passing):
+    """A row's number, computed anew in each tile that passes: the ranges of all rows would else stay in registers."""
+    return opaque_i32(i32(row + passing)) - passing
 
 
 @verb

@@ -35,31 +35,30 @@ def sides(value: Any) -> tuple[int | None, int | None] | None:
 
 
 def band(problem: Problem) -> Args:
-    """How many keys before and after its own position a query sees."""
+    """How many keys before and after its own position a query sees: UNBOUNDED at most."""
     left, right = problem.window or (None, None)
     right = 0 if problem.causal else right
-    return Args(UNBOUNDED if left is None else left, UNBOUNDED if right is None else right)
+    return Args(*(UNBOUNDED if side is None else min(side, UNBOUNDED) for side in (left, right)))
 
 
 def make(v: Verbs, facts: Any) -> Parts:
-    @v.verb
-    def visible(args, at):
-        distance = at.j - at.position
-        return (distance <= args.right) & (distance >= -args.left)
+    integer, larger, smaller = v.integer, v.larger, v.smaller
 
     @v.verb
-    def key_range(args, m0, m1, offset):
-        return m0 + offset - args.left, m1 + offset + args.right
+    def around(before, after, opposite, count):
+        """From opposite - before to opposite + after, cut at 0 and at count before a sum could pass 32 bits."""
+        end = smaller(opposite, integer(count - 1 - after)) + after + 1
+        return integer(larger(opposite, integer(before)) - before), integer(end)
 
     @v.verb
-    def query_range(args, n0, n1, offset):
-        return n0 - offset - args.right, n1 - offset + args.left
+    def keys(args, i, opposite, Sk):
+        return around(args.left, args.right, opposite, Sk)
 
     @v.verb
-    def full(args, m0, m1, n0, n1, offset):
-        return (n1 - 1 <= m0 + offset + args.right) & (n0 >= m1 - 1 + offset - args.left)
+    def queries(args, j, opposite, Sq):
+        return around(args.right, args.left, opposite, Sq)
 
-    return Parts(visible=visible, key_range=key_range, query_range=query_range, full=full)
+    return Parts(keys=keys, queries=queries)
 
 
 BAND = Option(

@@ -37,15 +37,17 @@ def make(v: Verbs, on_device: bool) -> Parts:
     ZERO = number(0)
 
     @v.verb
-    def weight(args, at):
-        seed = word(read(args.seed)) if on_device else word(args.seed)
-        pair = word(8 * (at.i // 16) + at.i % 8)
-        a, b, c, d = philox(seed, word(at.j // 2), pair, word(at.b * args.heads + at.h))
-        low, high = where(at.j % 2 == 0, a, b), where(at.j % 2 == 0, c, d)
-        drawn = where(at.i // 8 % 2 == 0, low, high)
-        return where(drawn >= word(args.threshold), args.scale, ZERO)
+    def drawn(args, word_of_score):
+        return where(word_of_score >= word(args.threshold), args.scale, ZERO)
 
-    return Parts(weight=weight)
+    @v.verb
+    def weights(args, at):
+        seed = word(read(args.seed)) if on_device else word(args.seed)
+        eighth = word(8 * (at.i // 16) + at.i % 8)
+        a, b, c, d = philox(seed, word(at.j // 2), eighth, word(at.b * args.heads + at.h))
+        return drawn(args, a), drawn(args, b), drawn(args, c), drawn(args, d)
+
+    return Parts(weights=weights)
 
 
 def _philox(v: Verbs):

@@ -1,7 +1,7 @@
 """A user's own score and mask: score_mod(score, b, h, i, j) -> score, mask_mod(b, h, i, j) -> bool.
 
-b, h, i, j: batch, query head, query and key in their sequence, integers. The functions see one score at a time. Public
-functions pass both through `as_they_are` first, so that a call and its gradient know the variables of one moment.
+b, h, i, j: batch, query head, query and key in their sequence, integers of 64 bits, so that i * j is what it is in Python.
+The functions see one score at a time. Public functions pass both through `as_they_are` first, so that a call and its gradient know the variables of one moment.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Args(NamedTuple):
 
 
 def make_score(v: Verbs, function: UserFunction) -> Parts:
-    own = v.function(function)
+    own, wide = v.function(function), v.wide
 
     @v.verb
     def score(score, args, at):
-        return own(score, at.b, at.h, at.i, at.j)
+        return own(score, wide(at.b), wide(at.h), wide(at.i), wide(at.j))
 
     if not v.gradient:
         return Parts(score=score)
@@ -31,19 +31,19 @@ def make_score(v: Verbs, function: UserFunction) -> Parts:
 
     @v.verb
     def slope(score, args, at):
-        return own_slope(score, at.b, at.h, at.i, at.j)
+        return own_slope(score, wide(at.b), wide(at.h), wide(at.i), wide(at.j))
 
     return Parts(score=score, slope=slope)
 
 
 def make_mask(v: Verbs, function: UserFunction) -> Parts:
-    own = v.function(function)
+    own, wide = v.function(function), v.wide
 
     @v.verb
-    def visible(args, at):
-        return own(at.b, at.h, at.i, at.j)
+    def pick(args, at):
+        return own(wide(at.b), wide(at.h), wide(at.i), wide(at.j))
 
-    return Parts(visible=visible)
+    return Parts(pick=pick)
 
 
 SCORE_MOD = Option(

@@ -1,6 +1,9 @@
 """What an option of attention is: one record, which the reference and every kernel take as it stands.
 
-    scale * q @ k.T -> score, score, ... -> visible -> softmax (with a sink) -> weight -> @ v
+    scale * q @ k.T -> score, score, ... -> masks -> softmax (with a sink) -> weights -> @ v
+
+A mask is best said as the range of keys that each query sees, which costs a tile two comparisons a score and lets tiles
+that nobody sees be skipped (`keys`, and from the other side `queries`); one that has no such form picks pairs (`pick`).
 
 An option's parts are Python functions of numbers. NumPy calls them on arrays that broadcast against one another, the
 simulator on NumPy scalars, a kernel inlines them into its registers; what differs between the three they get handed in
@@ -17,11 +20,13 @@ from typing import Any, NamedTuple
 
 from ..base import Input, Param, Problem
 
-UNBOUNDED = 2**40  # further than any sequence is long
+UNBOUNDED = 2**31 - 1  # no sequence is longer: places in it are integers of 32 bits
 
 
 class At(NamedTuple):
-    """Where scores stand: numbers in a kernel; in NumPy arrays that broadcast to [B, H, Sq, Sk]."""
+    """Where scores stand: numbers in a kernel, i, j and position of 32 bits; in NumPy arrays that broadcast to
+    [B, H, Sq, Sk].
+    """
 
     b: Any
     h: Any
@@ -42,8 +47,12 @@ class Verbs(NamedTuple):
 
     verb: Callable[[Callable[..., Any]], Callable[..., Any]]  # decorator of every function
     number: Callable[[Any], Any]  # to the type that arithmetic is carried in
+    integer: Callable[[Any], Any]  # to the type of places, 32 bits: what a sum or difference of them is put into
+    wide: Callable[[Any], Any]  # to an integer of 64 bits
     word: Callable[[Any], Any]  # to an unsigned integer of 64 bits
     where: Callable[[Any, Any, Any], Any]  # (condition, a, b)
+    larger: Callable[[Any, Any], Any]  # of two integers
+    smaller: Callable[[Any, Any], Any]
     tanh: Callable[[Any], Any]
     exp: Callable[[Any], Any]
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
@@ -54,17 +63,19 @@ class Verbs(NamedTuple):
 class Parts(NamedTuple):
     """The functions of an option; what it does not do is None. `args` are its own arguments, `at` is an At.
 
-    Ranges and tiles are for kernels that go tile by tile: queries m0 to m1, keys n0 to n1 (ends excluded), `offset`
-    the position of query 0.
+    A range is a first and an end, which is excluded; it is empty where the end is not above the first. From one query to
+    the next neither bound of its keys falls, nor do those of queries from key to key: so the ends of a tile tell of all
+    of it. `opposite` is where the other side stands that has the same position: the key that query i stands at, or the
+    query that stands at key j; either may be outside of its sequence. No bound passes 32 bits if it is kept below Sk or
+    Sq (see `band`).
     """
 
     score: Any = None  # (score, args, at) -> score
     slope: Any = None  # (score, args, at) -> d score(score) / d score; None: 1
-    visible: Any = None  # (args, at) -> whether the query sees the key
-    key_range: Any = None  # (args, m0, m1, offset) -> keys that some of the queries may see
-    query_range: Any = None  # (args, n0, n1, offset) -> queries that may see some of the keys
-    full: Any = None  # (args, m0, m1, n0, n1, offset) -> whether all of them see all
-    weight: Any = None  # (args, at) -> what multiplies a probability before it meets v
+    keys: Any = None  # (args, i, opposite, Sk) -> first, end: the keys that query i sees, at most Sk
+    queries: Any = None  # (args, j, opposite, Sq) -> first, end: the queries that see key j, at most Sq
+    pick: Any = None  # (args, at) -> whether the query sees the key: of masks that are not, or not only, such ranges
+    weights: Any = None  # (args, at) -> what multiplies four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
     sink: Any = None  # (args, h) -> a logit that has no value
 
 
@@ -100,20 +111,28 @@ class OptionVariant(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """All options of a problem as one. `args` is the tuple of their arguments, in order."""
+    """All options of a problem as one. `args` is the tuple of their arguments, in order.
+
+    Queries m0 to m1 and keys n0 to n1 (ends excluded) are a tile of at least one; `offset` is the position of query 0.
+    """
 
     score: Callable[..., Any]  # (score, args, at) -> score
     slope: Callable[..., Any]  # (score, args, at) -> d score(score) / d score
-    visible: Callable[..., Any]  # (args, at) -> bool
-    key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end
-    query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end
-    full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset) -> bool
-    weight: Callable[..., Any]  # (args, at) -> number
+    keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
+    queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
+    pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
+    weights: Callable[..., Any]  # (args, at) -> four numbers, as in Parts
     sink: Callable[..., Any]  # (args, h) -> number; -inf where there is no sink
-    scores: bool = False  # whether some option changes scores,
-    bends: bool = False  # with a slope that may be other than 1,
-    weighs: bool = False  # and whether probabilities have a weight,
-    sinks: bool = False  # and rows a sink
+    visible: Callable[..., Any]  # (args, at) -> bool: by ranges and by picks
+    weight: Callable[..., Any]  # (args, at) -> number: the one of four that is of this score
+    key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end of what some of the queries may see
+    query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end of what may see some of the keys
+    full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all are there and see all
+    scores: bool  # whether some option changes scores,
+    bends: bool  # with a slope that may be other than 1,
+    picks: bool  # some mask picks pairs,
+    weighs: bool  # and whether probabilities have a weight,
+    sinks: bool  # and rows a sink
 
 
 def variants(options: Sequence[Option], problem: Problem) -> tuple[OptionVariant, ...]:
@@ -124,15 +143,31 @@ def variants(options: Sequence[Option], problem: Problem) -> tuple[OptionVariant
 
 def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
     """The chain of the options that a problem has, made of functions for the place that `verbs` are for."""
-    chain = _nothing(verbs)
-    for index, (option, facts) in enumerate(having):
-        chain = _extended(chain, option.make(verbs, facts), index, verbs)
-    return chain
+    parts = [option.make(verbs, facts) for option, facts in having]
+    joined = _nothing(verbs)
+    for index, own in enumerate(parts):
+        joined = _joined(joined, own, index, verbs)
+
+    def some(name: str) -> bool:
+        return any(getattr(own, name) is not None for own in parts)
+
+    picks, weighs = some("pick"), some("weights")
+    return Chain(
+        **joined._asdict(),
+        visible=_visible(joined, verbs),
+        weight=_weight(joined, verbs, weighs),
+        **_of_tiles(joined, verbs, picks),
+        scores=some("score"),
+        bends=some("slope"),
+        picks=picks,
+        weighs=weighs,
+        sinks=some("sink"),
+    )
 
 
-def _nothing(verbs: Verbs) -> Chain:
-    """The chain of a problem without options."""
-    ONE, NOTHING = verbs.number(1), verbs.number(-inf)
+def _nothing(verbs: Verbs) -> Parts:
+    """What a problem without options has, of the arguments of all options, as have `_joined` and all below."""
+    ONE, NOTHING, integer = verbs.number(1), verbs.number(-inf), verbs.integer
 
     @verbs.verb
     def score(score, args, at):
@@ -143,106 +178,135 @@ def _nothing(verbs: Verbs) -> Chain:
         return ONE
 
     @verbs.verb
-    def visible(args, at):
+    def within(args, own, opposite, count):
+        return integer(0), integer(count)
+
+    @verbs.verb
+    def pick(args, at):
         return True
 
     @verbs.verb
-    def key_range(args, m0, m1, offset, Sk):
-        return 0, Sk
-
-    @verbs.verb
-    def query_range(args, n0, n1, offset, Sq):
-        return 0, Sq
-
-    @verbs.verb
-    def full(args, m0, m1, n0, n1, offset):
-        return True
-
-    @verbs.verb
-    def weight(args, at):
-        return ONE
+    def weights(args, at):
+        return ONE, ONE, ONE, ONE
 
     @verbs.verb
     def sink(args, h):
         return NOTHING
 
-    return Chain(score, slope, visible, key_range, query_range, full, weight, sink)
+    return Parts(score, slope, within, within, pick, weights, sink)
 
 
-def _extended(chain: Chain, parts: Parts, INDEX: int, verbs: Verbs) -> Chain:
-    """The chain with one more option, whose arguments are number INDEX."""
-    earlier, own = chain, parts
-    earlier_score, own_score = chain.score, parts.score
+def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
+    """With one more option, whose arguments are number INDEX."""
+    joined = earlier
     if own.score is not None:
 
         @verbs.verb
         def score(score, args, at):
-            return own_score(earlier_score(score, args, at), args[INDEX], at)
+            return own.score(earlier.score(score, args, at), args[INDEX], at)
 
-        chain = chain._replace(score=score, scores=True)
+        joined = joined._replace(score=score)
     if own.slope is not None:
-        earlier_slope, own_slope = earlier.slope, own.slope
 
         @verbs.verb
         def slope(score, args, at):
-            return earlier_slope(score, args, at) * own_slope(earlier_score(score, args, at), args[INDEX], at)
+            return earlier.slope(score, args, at) * own.slope(earlier.score(score, args, at), args[INDEX], at)
 
-        chain = chain._replace(slope=slope, bends=True)
-    if own.visible is not None:
-        chain = chain._replace(**_masked(earlier, own, INDEX, verbs))
-    if own.weight is not None:
-        earlier_weight, own_weight = earlier.weight, own.weight
+        joined = joined._replace(slope=slope)
+    if own.keys is not None:
+        joined = joined._replace(keys=_overlap(earlier.keys, own.keys, INDEX, verbs))
+    if own.queries is not None:
+        joined = joined._replace(queries=_overlap(earlier.queries, own.queries, INDEX, verbs))
+    if own.pick is not None:
 
         @verbs.verb
-        def weight(args, at):
-            return earlier_weight(args, at) * own_weight(args[INDEX], at)
+        def pick(args, at):
+            return earlier.pick(args, at) & own.pick(args[INDEX], at)
 
-        chain = chain._replace(weight=weight, weighs=True)
+        joined = joined._replace(pick=pick)
+    if own.weights is not None:
+
+        @verbs.verb
+        def weights(args, at):
+            a, b, c, d = earlier.weights(args, at)
+            own_a, own_b, own_c, own_d = own.weights(args[INDEX], at)
+            return a * own_a, b * own_b, c * own_c, d * own_d
+
+        joined = joined._replace(weights=weights)
     if own.sink is not None:
-        own_sink = own.sink
 
         @verbs.verb
         def sink(args, h):
-            return own_sink(args[INDEX], h)
+            return own.sink(args[INDEX], h)
 
-        chain = chain._replace(sink=sink, sinks=True)
-    return chain
+        joined = joined._replace(sink=sink)
+    return joined
 
 
-def _masked(earlier: Chain, own: Parts, INDEX: int, verbs: Verbs) -> dict[str, Callable[..., Any]]:
-    """The parts of a chain that one more mask changes. A mask without ranges may let through any pair or none."""
-    earlier_visible, own_visible = earlier.visible, own.visible
-    earlier_full, own_full = earlier.full, own.full
-    earlier_keys, own_keys = earlier.key_range, own.key_range
-    earlier_queries, own_queries = earlier.query_range, own.query_range
+def _overlap(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int, verbs: Verbs) -> Callable[..., Any]:
+    """What two ranges have in common."""
+    larger, smaller = verbs.larger, verbs.smaller
+
+    @verbs.verb
+    def common(args, row, opposite, count):
+        first, end = earlier(args, row, opposite, count)
+        own_first, own_end = own(args[INDEX], row, opposite, count)
+        return larger(first, own_first), smaller(end, own_end)
+
+    return common
+
+
+def _visible(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
+    """Masks as one question about a pair that is there."""
 
     @verbs.verb
     def visible(args, at):
-        return earlier_visible(args, at) & own_visible(args[INDEX], at)
+        first, end = parts.keys(args, at.i, at.position, UNBOUNDED)
+        return (at.j >= first) & (at.j < end) & parts.pick(args, at)
+
+    return visible
+
+
+def _weight(parts: Parts, verbs: Verbs, weighs: bool) -> Callable[..., Any]:
+    """The weight of one probability."""
+    ONE, integer, where = verbs.number(1), verbs.integer, verbs.where
 
     @verbs.verb
-    def full(args, m0, m1, n0, n1, offset):
-        return earlier_full(args, m0, m1, n0, n1, offset) & own_full(args[INDEX], m0, m1, n0, n1, offset)
+    def one(args, at):
+        return ONE
 
     @verbs.verb
-    def never_full(args, m0, m1, n0, n1, offset):
-        return False
+    def weight(args, at):
+        below, right = at.i & 8, at.j & 1
+        corner = At(at.b, at.h, integer(at.i - below), integer(at.j - right), integer(at.position - below))
+        a, b, c, d = parts.weights(args, corner)
+        return where(below == 0, where(right == 0, a, b), where(right == 0, c, d))
+
+    return weight if weighs else one
+
+
+def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Callable[..., Any]]:
+    """What the ranges of the first and the last row say of a tile."""
+    integer, ANY_MAY_BE_HIDDEN = verbs.integer, picks
 
     @verbs.verb
     def key_range(args, m0, m1, offset, Sk):
-        first, end = earlier_keys(args, m0, m1, offset, Sk)
-        own_first, own_end = own_keys(args[INDEX], m0, m1, offset)
-        return max(first, own_first), min(end, own_end)
+        first, _ = parts.keys(args, integer(m0), integer(m0 + offset), Sk)
+        _, end = parts.keys(args, integer(m1 - 1), integer(m1 - 1 + offset), Sk)
+        return first, end
 
     @verbs.verb
     def query_range(args, n0, n1, offset, Sq):
-        first, end = earlier_queries(args, n0, n1, offset, Sq)
-        own_first, own_end = own_queries(args[INDEX], n0, n1, offset)
-        return max(first, own_first), min(end, own_end)
+        first, _ = parts.queries(args, integer(n0), integer(n0 - offset), Sq)
+        _, end = parts.queries(args, integer(n1 - 1), integer(n1 - 1 - offset), Sq)
+        return first, end
 
-    changed: dict[str, Callable[..., Any]] = {"visible": visible, "full": never_full if own.full is None else full}
-    if own.key_range is not None:
-        changed["key_range"] = key_range
-    if own.query_range is not None:
-        changed["query_range"] = query_range
-    return changed
+    @verbs.verb
+    def full(args, m0, m1, n0, n1, offset, Sq, Sk):
+        if ANY_MAY_BE_HIDDEN:
+            return False
+        _, end = parts.keys(args, integer(m0), integer(m0 + offset), Sk)
+        first, _ = parts.keys(args, integer(m1 - 1), integer(m1 - 1 + offset), Sk)
+        return (m1 <= Sq) & (n0 >= first) & (n1 <= end)
+
+    return {"key_range": key_range, "query_range": query_range, "full": full}

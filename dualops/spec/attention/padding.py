@@ -16,10 +16,10 @@ def make(v: Verbs, facts: Any) -> Parts:
     read = v.reader("bool", 2)
 
     @v.verb
-    def visible(args, at):
+    def pick(args, at):
         return read(args.keep, at.b, at.j)
 
-    return Parts(visible=visible)
+    return Parts(pick=pick)
 
 
 def args(problem: Problem) -> Args:
