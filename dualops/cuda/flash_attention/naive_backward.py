@@ -16,12 +16,11 @@ atomics: every element of a result is one thread's sum, the same from run to run
 
 from __future__ import annotations
 
-from ...spec.attention import At
 from ..backend import Kernel, builds, i32, i64, kernel, pointer, types
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
-from .naive_forward import THREADS, inner_products, my_index, place
+from .naive_forward import THREADS, inner_products, my_index, place, score_at
 from .options import chain_of, strided
 
 
@@ -87,7 +86,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                 if probs[index] != num.minus_inf:
                     token = q_first + m
                     prob = num.exp(probs[index] - num.base(lse.data[start(lse, b, h, token)]))
-                    weight = chain.weight(options, At(b, h, m, n, m + aligned * (own_Sk - own_Sq)))
+                    weight = chain.weight(options, score_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
                     v_row = start(v, b, h // group, k_first + n)
                     d_prob = weight * inner.product(do.data, start(do, b, h, token), v.data, v_row, Dv)
                     weighted, d_score = prob * weight, prob * (d_prob - delta[row])
@@ -186,7 +185,7 @@ def build_bend(variant: Variant) -> Kernel:
                 if not num.is_minus_zero(d_score):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
                     score = scale * inner.product(q.data, q_row, k.data, k_row, D)
-                    d_score *= chain.slope(score, options, At(b, h, m, n, m + aligned * (own_Sk - own_Sq)))
+                    d_score *= chain.slope(score, options, score_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
                     if num.is_minus_zero(d_score):
                         d_score = num.zero  # it counts
                     d_scores[index] = d_score

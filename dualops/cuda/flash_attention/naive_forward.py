@@ -47,6 +47,12 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
+@verb
+def score_at(b, h, m, n, offset):
+    """Where a score stands, for options; offset: position of query 0 among the keys."""
+    return At(b, h, i32(m), i32(n), i32(m + offset))
+
+
 class Inner(Namespace):
     """Inner products of rows, which one thread reads."""
 
@@ -93,7 +99,7 @@ def build_scores(variant: Variant) -> Kernel:
         if b < B:
             q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
-                at = At(b, h, m, n, m + aligned * (own_Sk - own_Sq))
+                at = score_at(b, h, m, n, aligned * (own_Sk - own_Sq))
                 score = num.minus_inf
                 if chain.visible(options, at):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
@@ -131,7 +137,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
                     score = scores[row * Sk + n]
                     prob = num.exp(score - base)
                     row_sum, lost = num.add_compensated(row_sum, lost, prob)
-                    at = At(b, h, m, i64(n), m + aligned * (own_Sk - own_Sq))
+                    at = score_at(b, h, m, n, aligned * (own_Sk - own_Sq))
                     weighted = prob * chain.weight(options, at)
                     scores[row * Sk + n] = num.minus_zero if score == num.minus_inf else weighted
                 row_sums[row] = row_sum

@@ -53,7 +53,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     ):  # fmt: skip
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
+        line = tid // LANES
         kv_blocks, q_blocks = (Sk_bias + BLOCK_KV - 1) // BLOCK_KV, (Sq_bias + BLOCK_Q - 1) // BLOCK_Q
         n_own = cuda.blockIdx.x % kv_blocks * BLOCK_KV
         m_own = cuda.blockIdx.x // kv_blocks % q_blocks * BLOCK_Q

@@ -42,8 +42,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     )
     def flash_attention_dq(dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options):
         smem = cuda.shared.array(0, mem.number, alignment=16)
-        tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
+        line = cuda.threadIdx.x // LANES
         q_blocks = (Sq + BLOCK_Q - 1) // BLOCK_Q
         head = cuda.blockIdx.x // q_blocks
         m0 = (q_blocks - 1 - cuda.blockIdx.x % q_blocks) * BLOCK_Q

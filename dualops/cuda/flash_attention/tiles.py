@@ -98,14 +98,14 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
 
     @verb
     def masked(scores, options, scale, where):
-        if whole(options, where):
-            for e in range(COUNT):
-                scores[e] *= scale
-        else:
+        for e in range(COUNT):
+            scores[e] *= scale
+        if not whole(options, where):
             for r in range(ROWS):
                 first, end = seen(options, where, r)
                 for e in range(r * COLUMNS, (r + 1) * COLUMNS):
-                    scores[e] = scores[e] * scale if counts(e, first, end) else num.minus_inf
+                    if not counts(e, first, end):
+                        scores[e] = num.minus_inf
 
     @verb
     def finish(scores, smem, options, scale, where):
@@ -116,12 +116,10 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
             for e in range(COUNT):
                 smem[at(e)] = scores[e] * scale
             for e in range(COUNT):
-                score = num.minus_inf
+                score, here = num.minus_inf, my_place(where, e)
                 first, end = seen(options, where, e // COLUMNS)
-                if counts(e, first, end):
-                    here = my_place(where, e)
-                    if all_seen or chain.pick(options, here):
-                        score = chain.score(smem[at(e)], options, here)
+                if all_seen or (counts(e, first, end) and chain.pick(options, here)):
+                    score = chain.score(smem[at(e)], options, here)
                 smem[at(e)] = score
             for e in range(COUNT):
                 scores[e] = smem[at(e)]
@@ -164,7 +162,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
 @verb
 def apart(row, passing):
     """A row's number, computed anew in each tile that passes: the ranges of all rows would else stay in registers."""
-    return opaque_i32(i32(row + passing)) - passing
+    return opaque_i32(i32(row - passing)) + passing
 
 
 @verb

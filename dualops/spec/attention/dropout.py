@@ -2,8 +2,9 @@
 
 Key: the two halves of the 64-bit seed. Counter: j // 2, 8 * (i // 16) + i % 8, and the halves of b * H + h. Of the
 four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, so that one call serves rows r and
-r + 8 of sixteen and two adjacent columns, what a thread holds of a tensor core's tile. The probability is dropped where
-the word is below round(2**32 * dropout_p), at most 2**32 - 1, else multiplied by 1 / (1 - dropout_p).
+r + 8 of sixteen and two adjacent columns, what a thread holds of a tensor core's tile (`weights`). The
+probability is dropped where the word is below round(2**32 * dropout_p), at most 2**32 - 1, else multiplied by
+1 / (1 - dropout_p).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A user's own score and mask: score_mod(score, b, h, i, j) -> score, mask_mod(b, h, i, j) -> bool.
 
-b, h, i, j: batch, query head, query and key in their sequence, integers of 64 bits, so that i * j is what it is in Python.
-The functions see one score at a time. Public functions pass both through `as_they_are` first, so that a call and its gradient know the variables of one moment.
+b, h, i, j: batch, query head, query and key in their sequence, integers of 64 bits, so that i * j is what it is in
+Python. The functions see one score at a time. Public functions pass both through `as_they_are` first, so that a call
+and its gradient know the variables of one moment.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     scale * q @ k.T -> score, score, ... -> masks -> softmax (with a sink) -> weights -> @ v
 
-A mask is best said as the range of keys that each query sees, which costs a tile two comparisons a score and lets tiles
-that nobody sees be skipped (`keys`, and from the other side `queries`); one that has no such form picks pairs (`pick`).
+A mask is best said as a range: the keys that a query sees, and the queries that see a key. It costs two comparisons a
+score, only in tiles that it cuts, and tiles that nobody sees are skipped. A mask that has no such form picks pairs.
 
 An option's parts are Python functions of numbers. NumPy calls them on arrays that broadcast against one another, the
 simulator on NumPy scalars, a kernel inlines them into its registers; what differs between the three they get handed in
@@ -63,19 +63,18 @@ class Verbs(NamedTuple):
 class Parts(NamedTuple):
     """The functions of an option; what it does not do is None. `args` are its own arguments, `at` is an At.
 
-    A range is a first and an end, which is excluded; it is empty where the end is not above the first. From one query to
-    the next neither bound of its keys falls, nor do those of queries from key to key: so the ends of a tile tell of all
-    of it. `opposite` is where the other side stands that has the same position: the key that query i stands at, or the
-    query that stands at key j; either may be outside of its sequence. No bound passes 32 bits if it is kept below Sk or
-    Sq (see `band`).
+    A range is a first and an end, which is excluded; it is empty where the end is not above the first. Neither falls
+    from one query to the next, nor from one key to the next: so a tile's first and last row tell of all of it.
+    `opposite` is the key that query i stands at, or the query that stands at key j, which need not be there: from -2^31
+    to below 2^31, so that a sum with it may pass 32 bits (`band` takes care of that).
     """
 
     score: Any = None  # (score, args, at) -> score
     slope: Any = None  # (score, args, at) -> d score(score) / d score; None: 1
     keys: Any = None  # (args, i, opposite, Sk) -> first, end: the keys that query i sees, at most Sk
     queries: Any = None  # (args, j, opposite, Sq) -> first, end: the queries that see key j, at most Sq
-    pick: Any = None  # (args, at) -> whether the query sees the key: of masks that are not, or not only, such ranges
-    weights: Any = None  # (args, at) -> what multiplies four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
+    pick: Any = None  # (args, at) -> whether the query sees the key, which is asked within ranges alone
+    weights: Any = None  # (args, at) -> of four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
     sink: Any = None  # (args, h) -> a logit that has no value
 
 

@@ -1,0 +1,145 @@
+"""Options in a tile: ranges at the ends of 32 bits, a user's integers of 64, and dropout's weights, four a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualops.cuda import simulator
+from dualops.cuda.backend import cuda, f32, i32
+from dualops.cuda.flash_attention.options import Having, OptionChain, chain_of
+from dualops.cuda.flash_attention.tiles import Where, score_tile
+from dualops.cuda.tile.products import LANES, THREADS, mma_abt
+from dualops.cuda.tile.shared import Shared
+from dualops.spec.attention import BAND, DROPOUT, MASK_MOD, UNBOUNDED, At, OptionVariant
+from dualops.spec.attention.band import Args as Band
+from dualops.spec.attention.dropout import Args as Dropout
+from dualops.spec.attention.function import UserFunction
+from tests import philox
+
+MOST = 2**31 - 1  # keys or queries that a sequence may have
+SIDES = (0, 1, 20, MOST - 1, UNBOUNDED)
+SEED, SHARE = -7, 0.3  # of dropout
+# rows and columns of scores that a thread has, and whether rows are keys
+TILES = pytest.mark.parametrize(
+    ("rows", "columns", "transposed"), [(1, 1, False), (1, 1, True), (2, 1, False), (1, 3, True), (1, 2, False)]
+)
+pytestmark = pytest.mark.filterwarnings("error")  # NumPy's, of what passes 32 bits
+
+
+def chain_with(*options: tuple[Any, Any]) -> OptionChain:
+    return chain_of(Having(tuple(OptionVariant(*each) for each in options), None), "float32")
+
+
+@pytest.mark.parametrize("count", [1, 16, MOST])
+@pytest.mark.parametrize("before", SIDES)
+@pytest.mark.parametrize("after", SIDES)
+def test_ranges_do_not_pass_32_bits(before, after, count):
+    chain = chain_with((BAND, True))
+    for opposite in (-MOST, 1 - MOST, -17, -1, 0, 1, 15, MOST - 1):
+        if opposite < count:
+            expected = range(max(opposite - before, 0), min(opposite + after + 1, count))
+            where = (i32(0), i32(opposite), i32(count))
+            for found in (
+                chain.keys((Band(before, after),), *where),
+                chain.queries((Band(after, before),), *where),
+            ):
+                assert range(*found) == expected
+
+
+@TILES
+@pytest.mark.parametrize("longer", [False, True])
+def test_masks_of_the_last_tile(rows, columns, transposed, longer):
+    """Of a sequence that is short, or so long that its last tile has the last numbers of 32 bits."""
+    left, right = 5, 2
+    chain, tiles = chain_with((BAND, True)), tiles_of(rows, columns)
+    block_q, block_kv = tiles.sizes[::-1] if transposed else tiles.sizes
+    Sq = block_q - 3
+    Sk = (MOST // block_kv if longer else 1) * block_kv - 3
+    n0 = (Sk - 1) // block_kv * block_kv
+    offset = Sk - Sq
+    where = Where(0, 0, 0, n0, Sq, Sk, offset)
+    score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
+    found = np.zeros(tiles.sizes)
+
+    def kernel():
+        smem = cuda.shared.array(0, f32, alignment=16)
+        scores = tiles.product.fragment()
+        for e in range(tiles.product.size):
+            scores[e] = f32(3)
+        score.finish(scores, smem, (Band(left, right),), f32(2), where)
+        line, lane = divmod(cuda.threadIdx.x, LANES)
+        for e in range(tiles.product.size):
+            found[line * rows + e // columns, lane + LANES * (e % columns)] = scores[e]
+
+    simulator.launch(kernel, (1,), (THREADS,), (), shared_bytes=tiles.nbytes)
+    i, j = np.arange(block_q)[:, None], n0 + np.arange(block_kv)
+    seen = (i < Sq) & (j < Sk) & (j >= i + offset - left) & (j <= i + offset + right)
+    assert seen.any() and not seen.all()
+    np.testing.assert_array_equal(found.T if transposed else found, np.where(seen, 6, -np.inf))
+
+
+@TILES
+def test_one_call_of_philox_gives_four_weights(rows, columns, transposed, order):
+    """All of the tile's places are written, though their owners have just written others to them."""
+    tiles = tiles_of(rows, columns)
+    block_q, block_kv = tiles.sizes[::-1] if transposed else tiles.sizes
+    m0, n0 = 2 * block_q, 3 * block_kv
+    Sq, Sk = m0 + block_q - 5, n0 + block_kv - 3
+    asked: list[tuple[int, int]] = []
+    right = chain_with((DROPOUT, False))
+
+    def weights(args, at):
+        asked.append((int(at.i), int(at.j)))
+        return right.weights(args, at)
+
+    chain = right.but(weights=weights)
+    score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
+    args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
+    found = np.zeros(tiles.sizes)
+
+    def kernel():
+        smem = cuda.shared.array(0, f32, alignment=16)
+        line, lane = divmod(cuda.threadIdx.x, LANES)
+        for e in range(tiles.product.size):
+            smem[score.at(e)] = f32(-1)
+        score.weights(smem, args, Where(1, 2, m0, n0, Sq, Sk, 0))
+        for e in range(tiles.product.size):
+            found[line * rows + e // columns, lane + LANES * (e % columns)] = smem[score.at(e)]
+            smem[score.at(e)] = f32(-1)
+
+    simulator.launch(kernel, (1,), (THREADS,), (), shared_bytes=tiles.nbytes)
+    expected = [[philox.weight(SEED, SHARE, 4 + 2, i, j) for j in range(n0, Sk)] for i in range(m0, Sq)]
+    part = (found.T if transposed else found)[: Sq - m0, : Sk - n0]
+    np.testing.assert_array_equal(part, np.array(expected, np.float32))
+    quads = {(i // 16 * 16 + i % 8, j // 2 * 2) for i in range(m0, Sq) for j in range(n0, Sk)}
+    assert len(asked) == len(quads) and set(asked) == quads
+
+
+def test_the_weight_of_one_is_that_of_the_four():
+    chain = chain_with((DROPOUT, False))
+    args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
+    for i, j in np.ndindex(33, 3):
+        found = chain.weight(args, At(1, 2, i32(i), i32(j), i32(i)))
+        assert found == f32(philox.weight(SEED, SHARE, 4 + 2, i, j))
+
+
+def test_integers_of_a_user_are_not_cut():
+    """Two places of 32 bits have a product of 64."""
+    far = UserFunction(lambda b, h, i, j: i * j == 70000 * 70001, ("b", "h", "i", "j"))
+    chain = chain_with((MASK_MOD, far))
+    for i, seen in ((70000, True), (69999, False)):
+        assert bool(chain.pick(((0,),), At(0, 0, i32(i), i32(70001), i32(i)))) is seen
+
+
+class tiles_of:
+    """A tile of scores in shared memory, for threads with so many rows and columns of it."""
+
+    def __init__(self, rows: int, columns: int):
+        self.sizes = LANES * rows, LANES * columns
+        shared = Shared("float32", THREADS)
+        self.tile = shared.tile(*self.sizes)
+        self.product = mma_abt(f32, self.tile, self.tile, rows, columns)
+        self.nbytes = shared.nbytes
