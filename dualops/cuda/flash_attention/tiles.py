@@ -18,8 +18,9 @@ from .options import OptionChain
 class Scores(Namespace):
     """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
 
-    What options do to a score may be long, so it is not repeated for each score that a thread holds: the thread's
-    scores go through its own places of a tile of shared memory, and a loop takes one after another.
+    Ranges of keys are applied in registers. What else options do to a score may be long, so it is not repeated for each
+    score that a thread holds: the thread's scores go through its own places of a tile of shared memory, and a loop takes
+    one after another.
     """
 
     at: Callable[..., Any]  # (e) -> where number e of a thread lies in the tile
@@ -44,16 +45,11 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     """The verbs for the scores that `product` makes; `tile` holds as many.
 
     finish: through all options; -inf where a mask is or where there is nothing. slopes: d score / d (scale * product),
-    0 where there is nothing or a range hides it. weights: likewise.
+    0 where there is nothing or a range hides it. weights: of all pairs that are there; other places hold anything.
     """
     num = numbers(storage(dtype).number)
-    ROWS, COLUMNS, COUNT, TRANSPOSED, MASKS_ALONE = (
-        product.rows,
-        product.columns,
-        product.size,
-        transposed,
-        not (chain.scores or chain.picks),
-    )
+    ROWS, COLUMNS, COUNT, TRANSPOSED = product.rows, product.columns, product.size, transposed
+    RANGES_ALONE = not (chain.scores or chain.picks)
     BLOCK_Q, BLOCK_KV = (tile.width, tile.rows) if transposed else (tile.rows, tile.width)
 
     @verb
@@ -109,7 +105,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
 
     @verb
     def finish(scores, smem, options, scale, where):
-        if MASKS_ALONE:
+        if RANGES_ALONE:
             masked(scores, options, scale, where)
         else:
             all_seen = whole(options, where)
@@ -151,9 +147,9 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
             row, column = (j, i) if TRANSPOSED else (i, j)
             if (where.m0 + i < where.Sq) & (where.n0 + j < where.Sk):
                 here, corner = place(where, row, column), tile.place(row, column)
-                smem[corner], smem[corner + RIGHT], smem[corner + BELOW], smem[corner + BELOW + RIGHT] = chain.weights(
-                    options, here
-                )
+                a, b, c, d = chain.weights(options, here)
+                smem[corner], smem[corner + RIGHT] = a, b
+                smem[corner + BELOW], smem[corner + BELOW + RIGHT] = c, d
         cuda.syncthreads()
 
     return Scores(at=at, finish=finish, slopes=slopes, weights=weights)
