@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 from unittest import mock
@@ -39,6 +39,7 @@ class Problem:
     backward: bool
     rung: str
     case: Case
+    special: bool = False  # and once more with NaN and infinities, which blocks vote about
     configs: tuple[tuple[Any, Mapping[str, Any]], ...] = field(default=(), repr=False)  # (module, what it has instead)
 
     def __str__(self) -> str:
@@ -47,7 +48,9 @@ class Problem:
     def run(self) -> None:
         """Check the call. Raises Rejected, or what the simulator says of the kernel."""
         direction = Direction(OPERATORS[self.operator], self.backward)
-        check(direction.spec, self.case, direction.function(self.rung), backward=self.backward, ways=("given",))
+        run = direction.function(self.rung)
+        for special in (False, True) if self.special else (False,):
+            check(direction.spec, self.case, run, backward=self.backward, special=special, ways=("given",))
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -70,7 +73,7 @@ def _softmax_rings() -> Iterator[Problem]:
         case = Case(f"cluster of {cluster}", "float64", {"x": (7, cluster * config.share("float64"))})
         kernel = "softmax_ring_backward" if backward else "softmax_ring"
         instead = {"_rows_config": lambda *_: None, "_ring_configs": lambda *_, config=config: iter([config])}
-        yield Problem(kernel, "softmax", backward, "sm90", case, ((softmax, instead),))
+        yield Problem(kernel, "softmax", backward, "sm90", case, configs=((softmax, instead),))
 
 
 def _softmax_rows() -> Iterator[Problem]:
@@ -85,9 +88,9 @@ def _softmax_rows() -> Iterator[Problem]:
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""
         case = Case("two rows a block", dtype, {"x": (3, rows.columns(dtype))})
-        yield Problem(f"softmax_rows{behind}", "softmax", backward, "simt", case, ((softmax, kept),))
+        yield Problem(f"softmax_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, kept),))
         case = Case("two chunks", dtype, {"x": (2, 500)})
-        yield Problem(f"softmax_long_rows{behind}", "softmax", backward, "simt", case, ((softmax, too_long),))
+        yield Problem(f"softmax_long_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, too_long),))
         case = Case("columns", dtype, {"x": (40, 3)}, {"axis": 0})
         yield Problem(f"softmax_strided{behind}", "softmax", backward, "simt", case)
 
@@ -111,7 +114,7 @@ def _norm_rings() -> Iterator[Problem]:
         case = _norm_case(name, operator, M, N, dtype, residual=operator == "layer_norm")
         kernel = "norm_ring_backward" if backward else "norm_ring"
         instead = {"ring_config": lambda *_, config=config: config}
-        yield Problem(kernel, operator, backward, "sm90", case, ((norm, instead),))
+        yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_rows() -> Iterator[Problem]:
@@ -121,35 +124,41 @@ def _norm_rows() -> Iterator[Problem]:
     for backward in DIRECTIONS:
         case = _norm_case("two rows a block", "layer_norm", 5, rows.columns(dtype), dtype, True)
         kernel = "norm_rows_backward" if backward else "norm_rows"
-        yield Problem(kernel, "layer_norm", backward, "simt", case, ((norm, kept),))
+        yield Problem(kernel, "layer_norm", backward, "simt", case, configs=((norm, kept),))
         case = _norm_case("two chunks", "layer_norm", 3, 500, dtype, True)
         kernels = ("norm_long_rows_means", "norm_long_rows_backward") if backward else ("norm_long_rows",)
         for kernel in kernels:
-            yield Problem(kernel, "layer_norm", backward, "simt", case, ((norm, too_long),))
+            yield Problem(kernel, "layer_norm", backward, "simt", case, configs=((norm, too_long),))
     case = _norm_case("a slot a row", "layer_norm", 4, 300, dtype, False)
     sums = {**too_long, "sums_config": lambda *_: SumsConfig(slices=2)}
-    yield Problem("norm_sums", "layer_norm", True, "simt", case, ((norm, sums),))
+    yield Problem("norm_sums", "layer_norm", True, "simt", case, configs=((norm, sums),))
 
 
-# of kernels whose blocks meet, and whose tiles are as small as they get: (operator, backward, case)
-SIMULATED = {
-    "flash_attention_simt": ("flash_attention", False, "sim_plain-float16"),
-    "flash_attention_dkv": ("flash_attention", True, "sim_plain-float16"),
-    "flash_attention_dq": ("flash_attention", True, "sim_plain-float16"),
-    "flash_attention_dbias": ("flash_attention", True, "sim_options_5-float32"),
-    "flash_attention_dsinks": ("flash_attention", True, "sim_options_5-float32"),
-    "matmul_simt": ("matmul", False, "sim_nt-float32"),
-    "matmul_column_sums": ("matmul", True, "sim_nn-float64"),
-    "retention_rows": ("retention", False, "sim_chunks-float32"),
-    "retention_contributions": ("retention", False, "sim_chunks-float32"),
-    "retention_recurrent": ("retention", False, "sim_recurrent-float32"),
+# of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked
+LARGER = {
+    "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
+    "keys": {"q": (1, 1, 5, 8), "k": (1, 1, 40, 8), "v": (1, 1, 40, 8)},
+    "retention": {"q": (1, 1, 17, 40), "k": (1, 1, 17, 40), "initial_state": (1, 1, 40, 8)},
+    "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
+SIMULATED = (
+    ("flash_attention_simt", "flash_attention", False, "sim_plain-float16", {}),
+    ("flash_attention_dkv", "flash_attention", True, "sim_gqa_causal-float32", LARGER["queries"]),
+    ("flash_attention_dq", "flash_attention", True, "sim_gqa_causal-float32", LARGER["keys"]),
+    ("flash_attention_dbias", "flash_attention", True, "sim_options_5-float32", {}),
+    ("flash_attention_dsinks", "flash_attention", True, "sim_options_5-float32", {}),
+    ("matmul_simt", "matmul", False, "sim_nt-float32", {}),
+    ("matmul_column_sums", "matmul", True, "sim_nn-float64", {}),
+    ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
+    ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
+    ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
+)
 
 
 def _of_cases() -> Iterator[Problem]:
-    for kernel, (operator, backward, name) in SIMULATED.items():
+    for kernel, operator, backward, name, shapes in SIMULATED:
         (case,) = (case for case in OPERATORS[operator].tagged(Tag.SIM) if case.id == name)
-        yield Problem(kernel, operator, backward, "simt", case)
+        yield Problem(kernel, operator, backward, "simt", replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
 
 
 PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_of_cases()]
