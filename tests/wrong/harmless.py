@@ -1,4 +1,4 @@
-"""Mutants that are no worse than the kernel, and why. One that is listed here and dies is an error, as is a survivor."""
+"""Mutants that are no worse than the kernel, and why. Listed here and dead is an error, as is a survivor."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import re
 # (the mutant as it is printed, without the line, a pattern): why nothing is wrong with it
 HARMLESS = {
     r".*ring(_backward)? .*ring\.acquire > mbarrier_wait_cta: the next mbarrier": "stages are filled in turn, and the "
-    "last but one waits for the last: a round begins when all of the round before is released, which is late, not wrong",
+    "last but one waits for the last: a round begins when all of the round before is released: late, not wrong",
     r".*ring(_backward)? .*ring\.release > mbarrier_arrive: the next mbarrier": "the first stage is then freed by the "
-    "last: a round begins when all of the round before is released, which is late, not wrong",
-    r"softmax_ring_backward ring\.wait > mbarrier_wait_cta#2: left out": "a row is waited for when it is first read, and "
-    "stays where it is: the second wait is over before it begins, and tells the stage",
+    "last: a round begins when all of the round before is released: late, not wrong",
+    r"softmax_ring_backward ring\.wait > mbarrier_wait_cta#2: left out": "a row is waited for when it is first read, and stays: "
+    "the second wait is over before it begins, and tells the stage",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
     r"retention_recurrent syncthreads#1: left out": "what the next tokens overwrite was read before the block met for "

@@ -25,7 +25,7 @@ from tests.wrong.harmless import NEVER, reason
 from tests.wrong.problems import Problem
 from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
 
-ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(2)))
+ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(3)))
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 
@@ -147,7 +147,7 @@ def _wrong(seen: Seen, numbers: set[int]) -> Iterator[tuple[str, Change]]:
             yield "a warp less", partial(_more, name=name, more=-32)
         elif name == "number" and numbers - {min(seen.values(name))}:
             other = min(numbers - {max(seen.values(name))})
-            yield "the number of another barrier", lambda operands: {**operands, "number": other}
+            yield "the number of another barrier", partial(_one, index=name, at=other)
         elif name == "rank" and len({int(rank) for rank in seen.values(name)}) > 1:
             yield "to block 0 alone", lambda operands: {**operands, "rank": 0}
     yield from _places(seen)

@@ -104,7 +104,7 @@ def _norm_case(name: str, operator: str, M: int, N: int, dtype: str, residual: b
 def _norm_rings() -> Iterator[Problem]:
     """Rows of a warp each, rows of two warps that have a barrier each, rows of a cluster of two blocks."""
     configs = {
-        "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 2, stages=3), 8),
+        "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
         "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
     }

@@ -87,8 +87,8 @@ class Block:
 class Scheduler:
     """Runs the threads of a cluster of blocks, each until it waits.
 
-    "forward" and "reversed", who waited goes first, and copies land in turn, or the last one first. "shuffled", lots are
-    drawn for both, the same for the same seed.
+    "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
+    are drawn for both, the same for the same seed.
     """
 
     def __init__(self, order: str, seed: int):
