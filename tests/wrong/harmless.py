@@ -10,7 +10,7 @@ HARMLESS = {
     "last but one waits for the last: a round begins when all of the round before is released: late, not wrong",
     r".*ring(_backward)? .*ring\.release > mbarrier_arrive: the next mbarrier": "the first stage is then freed by the "
     "last: a round begins when all of the round before is released: late, not wrong",
-    r"softmax_ring_backward ring\.wait > mbarrier_wait_cta#2: left out": "a row is waited for when it is first read, and stays: "
+    r"softmax_ring_backward ring\.wait > mbarrier_wait_cta#2: left out": "a row that was read once stays: "
     "the second wait is over before it begins, and tells the stage",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
