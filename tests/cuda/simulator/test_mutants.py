@@ -17,7 +17,8 @@ from tests.wrong.problems import PROBLEMS
 from tests.wrong.sites import Watch, steps
 
 RINGS = [problem for problem in PROBLEMS if "_ring" in problem.kernel]
-OTHERS = [problem for problem in PROBLEMS if "flash_attention" not in problem.kernel and problem not in RINGS]
+OTHERS = [problem for problem in PROBLEMS if problem not in RINGS and not problem.special]
+OTHERS = [problem for problem in OTHERS if "flash_attention" not in problem.kernel]  # seconds each
 
 
 @cache
