@@ -23,6 +23,7 @@ from unittest import mock
 from dualops.cuda import simulator
 from dualops.cuda.backend import Namespace, cuda
 from dualops.cuda.ptx import asm, async_copy, mbarrier, warp
+from dualops.cuda.ptx.operands import Address
 
 assert async_copy and mbarrier and warp  # they fill RECORDS
 
@@ -141,17 +142,19 @@ class _Copies:
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, FunctionType):
-            name = _PROTOCOL.get(value)
-            if name is not None:
-                return _asked(value, name, self.kernel, verb=False)
-            return value if value in _OTHER_INSTRUCTIONS else self._function(value)
+            record = _record_of(value)
+            if record is None:
+                return self._function(value)
+            return _asked(value, record.name, self.kernel, verb=False) if _is_step(record) else value
         if isinstance(value, Namespace):
             members = {name: getattr(value, name) for name in type(value).__annotations__}
             changed = {name: copy for name, member in members.items() if (copy := self.of(member)) is not member}
             return value.but(**changed) if changed else value
-        if type(value) is tuple:
+        if isinstance(value, tuple):
             copies = tuple(map(self.of, value))
-            return copies if any(one is not two for one, two in zip(copies, value, strict=True)) else value
+            if all(one is two for one, two in zip(copies, value, strict=True)):
+                return value
+            return type(value)(*copies) if hasattr(value, "_fields") else copies
         return value
 
     def _function(self, function: FunctionType) -> FunctionType:
@@ -166,8 +169,8 @@ class _Copies:
                 self.found |= {(_short(function.__qualname__), step) for step in names & _CudaWatched.STEPS}
             elif (copy := self.of(value)) is not value:
                 changed[name] = copy
-                if isinstance(value, FunctionType) and value in _PROTOCOL:
-                    self.found.add((_short(function.__qualname__), _PROTOCOL[value]))
+                if isinstance(value, FunctionType) and (record := _record_of(value)):
+                    self.found.add((_short(function.__qualname__), record.name))
         if not changed:
             return function
         closure = tuple(CellType(changed[name]) if name in changed else cell for name, cell in cells.items())
@@ -197,12 +200,20 @@ def _filled(cell: CellType) -> bool:
 
 def _is_step(record: asm.Instruction) -> bool:
     """Whether an instruction is a step of a protocol: it returns nothing, and concerns an mbarrier or no memory."""
-    in_memory = any("[" in kind for kind in record.takes)
-    return not record.gives and ("bar" in record.operands or not in_memory)
+    at_a_barrier = any(operand.name == "bar" for operand in record.operands)
+    in_memory = any(isinstance(operand, Address) for operand in record.operands)
+    return not record.gives and (at_a_barrier or not in_memory)
 
 
-_PROTOCOL = {record.twin: name for name, record in asm.RECORDS.items() if _is_step(record)}
-_OTHER_INSTRUCTIONS = {record.twin for record in asm.RECORDS.values()} - _PROTOCOL.keys()
+def _record_of(function: FunctionType) -> asm.Instruction | None:
+    """The instruction that a function is the twin of, members of families too, however many were made so far."""
+    twin = inspect.unwrap(function)
+    return next((record for record in asm.RECORDS.values() if record.twin is twin), None)
+
+
+_WAITS = _record_of(mbarrier.mbarrier_wait)
+if _WAITS is None or not _is_step(_WAITS):
+    raise AssertionError("a wait at an mbarrier is no step of a protocol: nothing would be made wrong")
 
 
 def _asked(function: Any, step: str, kernel: CodeType, verb: bool) -> Any:
