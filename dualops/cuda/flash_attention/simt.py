@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ...spec.attention import Strided, broadcast_strides
-from ...spec.meta import compute_dtype, contiguous_strides
+from ...spec.attention import broadcast_strides
+from ...spec.meta import Strided, compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..step import Step
-from .arguments import array, general, is_varlen, sizes, variant
+from ..views import by_token, whole
+from .arguments import general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias
 from .simt_dkv import BackwardConfig, build_dkv
@@ -39,7 +40,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Fo
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     build = build_forward(config, variant(p), p.return_lse)
     blocks = p.B * p.H * cdiv(p.Sq, config.block_q)
-    arrays = (array(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     return [Step(build, (blocks,), (*arrays, *sizes(p)), config.shared_bytes(p.D, p.Dv, p.dtype))]
 
 
@@ -101,7 +102,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
 
     def arrays(*names: str) -> list[Strided]:
-        return [array(metas, name, varlen) for name in names]
+        return [by_token(metas, name, varlen) for name in names]
 
     steps = []
     inputs = arrays("q", "k", "v", "do", "lse", "delta")
@@ -121,7 +122,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
         steps.append(_dbias_step(problem, results["dbias"], configs.dbias, inputs))
     if "dsinks" in results:
         dsinks = build_dsinks(general(found), results["dsinks"].dtype)
-        vectors = (Strided(name, metas[name].strides) for name in ("dsinks", "sinks"))
+        vectors = (whole(metas, name, 1) for name in ("dsinks", "sinks"))
         steps.append(Step(dsinks, (p.H,), (*vectors, *inputs[-2:], batches, tokens)))
     return steps
 

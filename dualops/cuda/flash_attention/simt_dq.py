@@ -15,7 +15,8 @@ from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type
+from ..views import start
+from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .simt_dkv import BackwardConfig
 from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles

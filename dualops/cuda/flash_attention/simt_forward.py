@@ -26,7 +26,8 @@ from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type
+from ..views import start
+from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
 

@@ -10,8 +10,8 @@ from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .arguments import Variant, array_type, start, statistic_type
-from .options import strided
+from ..views import start, strided
+from .arguments import Variant, array_type, statistic_type
 from .tiles import LANES, THREADS
 
 ROWS = THREADS // LANES  # of delta in a block

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
 from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
 from ..tile.products import THREADS
-from .arguments import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
+from ..views import whole
+from .arguments import NO_CHUNK, OF_COLUMNS, slots_of, workspace
 from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows

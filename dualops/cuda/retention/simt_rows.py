@@ -30,20 +30,8 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, products, row_of, tile_load
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .arguments import (
-    ABS,
-    OF_COLUMNS,
-    OF_ROWS,
-    Variant,
-    call_type,
-    decay,
-    number_type,
-    origin,
-    slot_of,
-    span,
-    start,
-    strided,
-)
+from ..views import number_type, start, strided
+from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, decay, origin, slot_of, span
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,8 @@ from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, neighbours, opaque_i32, row_of, tile_load
 from ..tile.storage import access, storage
-from .arguments import (
-    LONGEST_CHUNK,
-    OF_COLUMNS,
-    Variant,
-    call_type,
-    decay,
-    number_type,
-    origin,
-    slot_of,
-    span,
-    start,
-    strided,
-)
+from ..views import number_type, start, strided
+from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, decay, origin, slot_of, span
 
 AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
 NORM_THREADS = 64

@@ -17,13 +17,15 @@ from math import pi
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
 from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
+from ..backend import Kernel, builds, cuda, f64, i64, kernel, types
 from ..step import Step
 from ..tile.numbers import cospi_f64, numbers, pow_f64, sinpi_f64
 from ..tile.storage import storage
-from .arguments import Rows, start
+from ..views import strided
+from .arguments import start
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,8 @@ class Scaling(NamedTuple):
 
 def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
     """Of cos, sin, positions, four sizes and the scaling."""
-    elements = storage(dtype).element, i32 if positions_dtype == "int32" else i64
-    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in elements)
-    return (table, table, places, *[i64] * 4, types.NamedUniTuple(f64, len(Scaling._fields), Scaling))
+    table, scaling = strided(dtype, 2), types.NamedUniTuple(f64, len(Scaling._fields), Scaling)
+    return table, table, strided(positions_dtype, 2), *[i64] * 4, scaling
 
 
 @builds
@@ -95,9 +96,8 @@ def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConf
     return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, scaling_of(p)))]
 
 
-def _rows(name: str, strides: tuple[int, ...]) -> Rows:
-    batch, token = (0, *strides)[-2:]
-    return Rows(name, batch, token)
+def _rows(name: str, strides: tuple[int, ...]) -> Strided:
+    return Strided(name, (0, *strides)[-2:])
 
 
 def scaling_of(problem: Problem) -> Scaling:
