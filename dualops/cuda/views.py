@@ -60,6 +60,6 @@ def start(x, b, h, token):
 
 
 @verb
-def sequence(ends, b):
-    """Where sequence b of varlen begins and ends among the tokens; ends [B + 1]: cu_seqlens."""
-    return i64(ends.data[b * ends.strides[0]]), i64(ends.data[(b + 1) * ends.strides[0]])
+def boundary(ends, b):
+    """The first token of sequence b of varlen, where the one before it ends, in 32 bits; ends [B + 1]: cu_seqlens."""
+    return ends.data[b * ends.strides[0]]

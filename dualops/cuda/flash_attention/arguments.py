@@ -10,7 +10,7 @@ from typing import Any
 from ...spec import Problem
 from ..backend import Namespace, i32, i64, types, verb
 from ..tile.storage import storage
-from ..views import number_type, sequence, strided, whole
+from ..views import boundary, number_type, strided, whole
 from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 
@@ -80,8 +80,9 @@ def spans(varlen: bool) -> Spans:
 
     @verb
     def part(lengths, b, Sq, Sk):
-        q_first, q_end = sequence(lengths[0], b)
-        k_first, k_end = sequence(lengths[1], b)
-        return q_first, k_first, q_end - q_first, k_end - k_first
+        ends_q, ends_k = lengths
+        q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
+        q_end, k_end = boundary(ends_q, b + 1), boundary(ends_k, b + 1)
+        return i64(q_first), i64(k_first), i64(q_end - q_first), i64(k_end - k_first)
 
     return Spans(of_batch=part if varlen else batch)

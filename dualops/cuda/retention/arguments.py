@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
-from ..backend import Namespace, i32, types, verb
+from ..backend import Namespace, i32, i64, types, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from ..views import sequence
+from ..views import boundary
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
 NO_CHUNK = 2**30  # as a chunk's number or length: beyond all tokens
@@ -102,8 +102,8 @@ def span(ends, call, b):
     """First token of sequence b, its rows and its columns."""
     first, rows, columns = 0, call.rows, call.columns
     if call.varlen != 0:
-        first, end = sequence(ends, b)
-        rows = min(end - first, rows)
+        first = i64(boundary(ends, b))
+        rows = min(i64(boundary(ends, b + 1)) - first, rows)
         columns = rows
     return first, rows, columns
 
