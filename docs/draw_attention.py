@@ -276,7 +276,7 @@ class Memory(NamedTuple):
 def memory(S: int, *, backward: bool) -> Memory:
     """What plans for a call of length S say."""
     from dualops.cuda.device import known
-    from dualops.cuda.flash_attention import backward_choices, forward_choices
+    from dualops.cuda.launch import OPERATIONS
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 
@@ -288,7 +288,7 @@ def memory(S: int, *, backward: bool) -> Memory:
     given = {entry.name: metas.get(entry.name) for entry in wanted}
     problem = (SPEC.bind_backward if backward else SPEC.bind)(given, {"return_lse": True})
     results = problem.outputs(SPEC.gradients if backward else None)
-    choices = (backward_choices if backward else forward_choices)(problem, results, known("sm_90a"))
+    choices = OPERATIONS[SPEC.name][backward].choices(problem, results, known("sm_90a"))
     beside = {choice.rung: sum(meta.nbytes for meta in choice.workspace.values()) for choice in choices}
     return Memory(sum(meta.nbytes for meta in (*problem.arrays.values(), *results.values())), beside)
 

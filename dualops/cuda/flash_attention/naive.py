@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 
 from ...spec import ArrayMeta, Problem
@@ -10,6 +11,8 @@ from ...spec.attention import broadcast_strides
 from ...spec.meta import Strided, compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Kernel
+from ..device import Device
+from ..plans import Choice
 from ..step import Argument, Step
 from ..views import by_token, whole
 from .arguments import general, is_varlen, sizes, variant
@@ -23,6 +26,18 @@ from .naive_backward import (
 )
 from .naive_forward import THREADS, build_product, build_scores, build_softmax, naive_variant
 from .options import chain_of
+
+REASON = "all scores in memory: what is left where shared memory is too small for simt"
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do attention."""
+    yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do its gradient."""
+    yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import broadcast_strides
 from ...spec.meta import Strided, compute_dtype, contiguous_strides
 from ..arrays import cdiv
+from ..device import Device
+from ..plans import Choice
 from ..step import Step
 from ..views import by_token, whole
 from .arguments import general, is_varlen, sizes, variant
@@ -20,6 +23,22 @@ from .simt_forward import ForwardConfig, build_forward
 from .simt_rows import ROWS, build_delta, build_dsinks
 
 LIGHT_OPTIONS = ("band", "key_padding_mask", "mask_mod", "sinks")
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for attention, best first."""
+    p = problem
+    for config, reason in forward_configs(p):
+        steps = partial(forward_steps, p, results, config)
+        yield Choice("simt", config, reason, steps, shared_bytes=config.shared_bytes(p.D, p.Dv, p.dtype))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    for configs, reason in backward_configs(p):
+        steps = partial(backward_steps, p, results, configs)
+        yield Choice("simt", configs, reason, steps, backward_workspace(p), configs.shared_bytes(p.D, p.Dv, p.dtype))
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[ForwardConfig, str]]:

@@ -11,8 +11,9 @@ All scalings are one formula of seven numbers (`Scaling`), so that there is one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import pi
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from ...spec.meta import Strided
 from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, f64, i64, kernel, types
+from ..device import Device
+from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import cospi_f64, numbers, pow_f64, sinpi_f64
 from ..tile.storage import storage
@@ -86,7 +89,13 @@ def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
     return rope_tables
 
 
-def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConfig) -> list[Step]:
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to make tables."""
+    config = TablesConfig()
+    yield Choice("simt", config, "a thread has a frequency", partial(_steps, problem, results, config))
+
+
+def _steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConfig) -> list[Step]:
     """The launch."""
     p, positions = problem, problem.arrays["positions"]
     shares = cdiv(p.tokens, config.tokens)
