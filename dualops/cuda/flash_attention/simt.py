@@ -17,10 +17,11 @@ from ..views import by_token, whole
 from .arguments import general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias
+from .simt_delta import ROWS, build_delta
 from .simt_dkv import BackwardConfig, build_dkv
 from .simt_dq import build_dq
+from .simt_dsinks import build_dsinks
 from .simt_forward import ForwardConfig, build_forward
-from .simt_rows import ROWS, build_delta, build_dsinks
 
 LIGHT_OPTIONS = ("band", "key_padding_mask", "mask_mod", "sinks")
 
