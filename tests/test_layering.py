@@ -24,7 +24,7 @@ SIZES = "dualops.cuda.sizes"
 OFFLINE = "dualops.cuda.offline"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
-HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.plans", "dualops.cuda.launch")
+HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "plans", "launch")))
 VIEWS = "dualops.cuda.views"
 
 
@@ -78,6 +78,7 @@ LAW = (
     Row("dualops.cuda.frontend.*", (), ("numba", "numba.cuda")),
     Row("dualops.cuda.helpers", (SPEC,), ()),
     Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row("dualops.cuda.kept", HOST[:4], ()),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
