@@ -6,14 +6,12 @@ simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
-from ...spec import ArrayMeta, Problem, flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
+from ...spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
 from ...spec.attention import as_they_are
-from ..device import Device
-from ..launch import Choice, Operation
+from ..launch import Operation
 from . import naive, simt
 
 RUNGS = SPEC.rungs
@@ -203,44 +201,9 @@ def flash_attention_varlen_backward(
     return backward_varlen(arrays, params, out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do attention, best first."""
-    p = problem
-    if not results["o"].size:
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.forward_configs(problem):
-        if config.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
-            yield Choice("simt", config, reason, partial(simt.forward_steps, problem, results, config))
-    yield Choice(
-        "naive",
-        None,
-        "all scores in memory: what is left where shared memory is too small for simt",
-        partial(naive.forward_steps, problem, results),
-        naive.forward_workspace(problem),
-    )
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for configs, reason in simt.backward_configs(problem):
-        if configs.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
-            steps = partial(simt.backward_steps, problem, results, configs)
-            yield Choice("simt", configs, reason, steps, simt.backward_workspace(problem))
-    yield Choice(
-        "naive",
-        None,
-        "all scores in memory: what is left where shared memory is too small for simt",
-        partial(naive.backward_steps, problem, results),
-        naive.backward_workspace(problem),
-    )
-
-
-forward = Operation(SPEC, forward_choices)
-backward = Operation(SPEC, backward_choices, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, forward_choices)
-backward_varlen = Operation(SPEC_VARLEN, backward_choices, backward=True)
+FORWARD = (simt.forward_choices, naive.forward_choices)
+BACKWARD = (simt.backward_choices, naive.backward_choices)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

@@ -7,13 +7,10 @@ simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
-from ...spec import ArrayMeta, Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
-from ..device import Device
-from ..launch import Choice, Operation
+from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from ..launch import Operation
 from . import naive, simt
 
 RUNGS = SPEC.rungs
@@ -159,37 +156,9 @@ def retention_varlen_backward(
     return backward_varlen(arrays, params, out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do retention, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.forward_configs(p):
-        if config.shared_bytes(p.dtype, p.D) <= device.shared_memory_per_block:
-            steps = partial(simt.forward_steps, p, results, config)
-            yield Choice("simt", config, reason, steps, simt.forward_workspace(p, results, config))
-    workspace = naive.forward_workspace(p)
-    yield Choice("naive", None, NAIVE_REASON, partial(naive.forward_steps, p, results), workspace)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.backward_configs(p):
-        if config.shared_bytes(p.dtype, max(p.D, p.Dv)) <= device.shared_memory_per_block:
-            steps = partial(simt.backward_steps, p, results, config)
-            yield Choice("simt", config, reason, steps, simt.backward_workspace(p, results, config))
-    workspace = naive.backward_workspace(p)
-    yield Choice("naive", None, NAIVE_REASON, partial(naive.backward_steps, p, results), workspace)
-
-
-NAIVE_REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
-
-forward = Operation(SPEC, forward_choices)
-backward = Operation(SPEC, backward_choices, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, forward_choices)
-backward_varlen = Operation(SPEC_VARLEN, backward_choices, backward=True)
+FORWARD = (simt.forward_choices, naive.forward_choices)
+BACKWARD = (simt.backward_choices, naive.backward_choices)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

@@ -6,7 +6,7 @@ from .bias import BIAS, broadcast_strides
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD, as_they_are
-from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Strided, Verbs, compose, variants
+from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Verbs, compose, variants
 from .padding import PADDING
 from .sinks import SINKS
 from .softcap import SOFTCAP
@@ -23,7 +23,6 @@ __all__ = [
     "Chain",
     "Option",
     "OptionVariant",
-    "Strided",
     "UserFunction",
     "Verbs",
     "as_they_are",

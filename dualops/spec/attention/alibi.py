@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input, Problem, Role
-from .option import Option, Parts, Strided, Verbs
+from ..meta import Strided
+from .option import Option, Parts, Verbs
 
 
 class Args(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input
-from ..meta import ArrayMeta
-from .option import Option, Parts, Strided, Verbs
+from ..meta import ArrayMeta, Strided
+from .option import Option, Parts, Verbs
 
 AXES = ("B", "H", "Sq", "Sk")
 

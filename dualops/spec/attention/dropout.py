@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ..base import Input, Param, Problem, Role
 from ..domains import finite
-from ..meta import ArrayMeta
-from .option import Option, Parts, Strided, Verbs
+from ..meta import ArrayMeta, Strided
+from .option import Option, Parts, Verbs
 
 WORD = 2**32
 
