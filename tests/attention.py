@@ -47,9 +47,9 @@ def nothing(b: Any, h: Any, i: Any, j: Any) -> Any:
 SCORE_MODS = (bent, leaning, (cubed, cubed_slope))
 MASK_MODS = (woven, striped, nothing)
 PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
-# options that are parameters, and their values in the cases; of these the fuzzer draws values of its own
-PARAMS = {param.name: COLUMNS[param.name] for option in OPTIONS_VARLEN for param in option.params}
-DRAWN = {"causal", "window", "softcap", "score_mod", "mask_mod", "dropout_p"}
+# parameters that the fuzzer has no values of its own for: it takes those of the cases
+DRAWN = ("causal", "window", "softcap", "score_mod", "mask_mod", "dropout_p")
+OTHERS = [param.name for option in OPTIONS_VARLEN for param in option.params if param.name not in DRAWN]
 
 
 def row_id(row: Mapping[str, Any]) -> str:
@@ -152,9 +152,9 @@ def _options(rng: np.random.Generator, share: float, H: int) -> tuple[Shapes, di
     if rng.random() < share:
         shapes["seed"] = ()
         params["dropout_p"] = float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.999]))
-    for name in PARAMS.keys() - params.keys() - DRAWN:
+    for name in OTHERS:
         if rng.random() < share:
-            params[name] = PARAMS[name][rng.integers(len(PARAMS[name]))]
+            params[name] = COLUMNS[name][rng.integers(len(COLUMNS[name]))]
     return shapes, params
 
 
