@@ -22,6 +22,7 @@ NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
 SIZES = "dualops.cuda.sizes"
 OFFLINE = "dualops.cuda.offline"
+DECLARED = "dualops.cuda.public"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "plans", "launch")))
@@ -83,7 +84,8 @@ LAW = (
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
-    *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
+    Row(DECLARED, (SPEC,), ()),
+    *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
     *(Row(f"{family}.*", OF_OPERATORS, NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),

@@ -29,7 +29,7 @@ def args(problem: Problem) -> Args:
 
 ALIBI = Option(
     "alibi",
-    inputs=(Input("alibi_slopes", ("H",), optional=True, role=Role.WEIGHT),),
+    inputs=(Input("alibi_slopes", ("H",), optional=True, role=Role.WEIGHT, doc="- slope * |position - j| is added"),),
     params=(),
     variant=lambda problem: problem.dtype_of("alibi_slopes"),
     args=args,

@@ -44,7 +44,7 @@ def check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: 
 
 BIAS = Option(
     "bias",
-    inputs=(Input("bias", None, optional=True),),
+    inputs=(Input("bias", None, optional=True, doc="added, of any shape that broadcasts to [B, H, Sq, Sk]"),),
     params=(),
     variant=lambda problem: problem.dtype_of("bias"),
     args=lambda problem: Args(Strided("bias", broadcast_strides(problem.arrays["bias"]))),

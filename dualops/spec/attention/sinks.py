@@ -29,7 +29,9 @@ def args(problem: Problem) -> Args:
 
 SINKS = Option(
     "sinks",
-    inputs=(Input("sinks", ("H",), optional=True, role=Role.WEIGHT),),
+    inputs=(
+        Input("sinks", ("H",), optional=True, role=Role.WEIGHT, doc="one more logit in the softmax, without a value"),
+    ),
     params=(),
     variant=lambda problem: problem.dtype_of("sinks"),
     args=args,
