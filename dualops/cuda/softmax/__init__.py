@@ -175,7 +175,7 @@ def _ring_configs(N: int, dtype: str, aligned: bool, inputs: int, device: Device
     if not aligned or not device.has_bulk_copies:
         return
     warps, vectors, chunks = RING_SHAPE[inputs] if device.name != "simulator" else (4, 1, 3)
-    stage_bytes = RingConfig(warps, vectors, 1, 1, 1).shared_bytes(inputs)
+    stage_bytes = RingConfig(warps, vectors, 1, 1, 1).staged(dtype, inputs).nbytes
     stages = min((device.shared_memory_per_block - RING_OVERHEAD) // stage_bytes, 32)
     if inputs == 2:
         chunks = stages - 1  # one to run ahead with
@@ -198,7 +198,7 @@ def _ring_step(
     build: Callable[..., Kernel], config: RingConfig, dtype: str, M: int, args: tuple[Any, ...], inputs: int
 ) -> list[Step]:
     kernel = build(config, dtype)
-    return [Step(kernel, (M * config.cluster,), args, config.shared_bytes(inputs), resident=True)]
+    return [Step(kernel, (M * config.cluster,), args, config.staged(dtype, inputs).nbytes, resident=True)]
 
 
 def _step(build: Callable[..., Kernel], config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:
