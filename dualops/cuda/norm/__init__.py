@@ -92,7 +92,7 @@ def _with_sums(
     call: Call, device: Device, slots: int, steps: Callable[[], list[Step]]
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
     """Steps whose kernels leave partial sums in so many slots, with the one that sums them; and their workspace."""
-    wanted, N, config = call.variant.sums, call.N, sums_config(device)
+    wanted, N, config = call.variant.weight_gradients, call.N, sums_config(device)
     if not wanted:
         return steps, {}
 
@@ -119,7 +119,7 @@ def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blo
             build(config, call.variant),
             (blocks,),
             args,
-            config.shared_bytes(call.variant),
+            config.layout(call.variant).nbytes,
             resident=True,
         )
     ]
@@ -136,7 +136,7 @@ def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int
 def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
     """The sums come first: dx may be written over dy."""
     sums = []
-    if call.variant.sums:
+    if call.variant.weight_gradients:
         kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)
         sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args, 0))]
     return [*sums, *_step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0)]
