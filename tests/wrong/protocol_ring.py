@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from dualops.cuda.backend import cuda
-from dualops.cuda.ptx.async_copy import cp_async_bulk
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import current
 from dualops.cuda.tile.ring import Filling, Ring, RingSmem
 from dualops.cuda.tile.rows import FULL_WARP
 
-from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, add, mutant
+from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, mutant
 
 # --- the ring: who copies ----------------------------------------------------------------------------
 
@@ -27,26 +25,12 @@ def _expect(right: Ring, sizes: Sizes, smem: RingSmem, i: int, rows: int, width:
 
 
 @mutant("ring", TOO_MANY)
-def no_wait_for_empty(right, sizes):
-    return {"acquire": partial(_expect, right, sizes)}
-
-
-def _acquire(right: Ring, sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
+def empty_parity_never_changes(right, sizes):
     def acquire(smem, i, rows, width):
-        mbarrier_wait(smem.empty, i % sizes.stages, parity(i // sizes.stages))
+        mbarrier_wait(smem.empty, i % sizes.stages, 1)
         return _expect(right, sizes, smem, i, rows, width)
 
     return {"acquire": acquire}
-
-
-@mutant("ring", STUCK)
-def empty_parity_inverted(right, sizes):
-    return _acquire(right, sizes, lambda ring_round: ring_round & 1)
-
-
-@mutant("ring", TOO_MANY)
-def empty_parity_never_changes(right, sizes):
-    return _acquire(right, sizes, lambda ring_round: 1)
 
 
 @mutant("ring", TOO_MANY)
@@ -57,22 +41,6 @@ def waits_one_copy_too_early_for_empty(right, sizes):
         return _expect(right, sizes, smem, i, rows, width)
 
     return {"acquire": acquire}
-
-
-def _expecting(more: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    """16 bytes more of each array, or fewer."""
-
-    def change(right: Ring, sizes: Sizes) -> dict[str, Any]:
-        def acquire(smem, i, rows, width):
-            return right.acquire(smem, i, rows, width + more // smem.tiles.itemsize)._replace(width=width)
-
-        return {"acquire": acquire}
-
-    return change
-
-
-add("expects_too_few_bytes", "ring", _expecting(-16), STUCK)
-add("expects_too_many_bytes", "ring", _expecting(16), STUCK)
 
 
 @mutant("ring", rf"{STUCK}|copies are still under way")
@@ -86,49 +54,10 @@ def expects_nothing(right, sizes):
     return {"acquire": acquire}
 
 
-@mutant("ring", STUCK)
-def does_not_expect(right, sizes):
-    def acquire(smem, i, rows, width):
-        mbarrier_wait(smem.empty, i % sizes.stages, i // sizes.stages & 1 ^ 1)
-        return Filling(smem, i % sizes.stages, rows, width)
-
-    return {"acquire": acquire}
-
-
-def _copy(right: Ring, sizes: Sizes, behind: int = 0, bell: int = 0) -> dict[str, Any]:
-    """behind: tiles between where it should go and where it goes; bell: stages between the mbarriers."""
-
-    def copy(filling, array, row, x, index):
-        smem, stage = filling.smem, filling.stage
-        at = right.begin(stage) + (array + behind) * right.tile + row * right.columns
-        nbytes = filling.width * smem.tiles.itemsize
-        cp_async_bulk(smem.tiles, at % smem.tiles.size, x, index, nbytes, smem.full, (stage + bell) % sizes.stages)
-
-    return {"copy": copy}
-
-
-@mutant("ring", NAN)
-def copies_into_the_tile_behind(right, sizes):
-    return _copy(right, sizes, behind=1)
-
-
-@mutant("ring", NAN)
-def copies_ring_its_neighbour(right, sizes):
-    return _copy(right, sizes, bell=1)
-
-
 @mutant("ring", VALUE)
 def copies_the_same_row_again(right, sizes):
     def copy(filling, array, row, x, index):
         right.copy(filling, array, row, x, index % (x.size // ROWS))
-
-    return {"copy": copy}
-
-
-@mutant("ring", r"[xy]\[\d+\] copied as 128 elements, of \d+")
-def copies_a_vector_too_far(right, sizes):
-    def copy(filling, array, row, x, index):
-        right.copy(filling, array, row, x, index + 2)
 
     return {"copy": copy}
 
@@ -153,22 +82,12 @@ def copies_one_stage_only(right, sizes):
 # --- the ring: who reads -----------------------------------------------------------------------------
 
 
-@mutant("ring", rf"{NAN}|{TOO_MANY}|{STUCK}")
-def no_wait_for_full(right, sizes):
-    return {"wait": lambda smem, i: i % sizes.stages}
-
-
 def _wait(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
     def wait(smem, i):
         mbarrier_wait(smem.full, i % sizes.stages, parity(i // sizes.stages))
         return i % sizes.stages
 
     return {"wait": wait}
-
-
-@mutant("ring", rf"{TOO_MANY}|{STUCK}")
-def full_parity_inverted(right, sizes):
-    return _wait(sizes, lambda ring_round: ring_round & 1 ^ 1)
 
 
 @mutant("ring", rf"{TOO_MANY}|{STUCK}")
@@ -202,11 +121,6 @@ def reads_the_stage_before(right, sizes):
 
 
 @mutant("ring", STUCK)
-def never_released(right, sizes):
-    return {"release": lambda smem, stage: None}
-
-
-@mutant("ring", STUCK)
 def released_by_one_warp(right, sizes):
     def release(smem, stage):
         if cuda.threadIdx.x < 32:
@@ -233,15 +147,6 @@ def released_twice(right, sizes):
     return {"release": release}
 
 
-@mutant("ring", NAN)
-def released_before_the_warp_has_read(right, sizes):
-    def release(smem, stage):
-        if cuda.threadIdx.x % 32 == 0:
-            mbarrier_arrive(smem.empty, stage)
-
-    return {"release": release}
-
-
 @mutant("ring", rf"{NAN}|{STUCK}")
 def released_before_it_is_read(right, sizes):
     """At the wait: in backward at the first of two."""
@@ -258,31 +163,6 @@ def released_before_it_is_read(right, sizes):
 
 
 # --- the ring: its beginning -------------------------------------------------------------------------
-
-
-def _init(full_count: int, empty_count: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    def change(right: Ring, sizes: Sizes) -> dict[str, Any]:
-        def init(smem):
-            for stage in range(sizes.stages):
-                mbarrier_init(smem.full, stage, 1 + full_count)
-                mbarrier_init(smem.empty, stage, sizes.warps + empty_count)
-
-        return {"init": init}
-
-    return change
-
-
-for _name, (_counts, _reason) in {
-    "empty_counts_a_warp_too_few": ((0, -1), TOO_MANY),
-    "empty_counts_a_warp_too_many": ((0, 1), STUCK),
-    "full_counts_one_too_many": ((1, 0), STUCK),
-}.items():
-    add(_name, "ring", _init(*_counts), _reason)
-
-
-@mutant("ring", NOT_THERE)
-def mbarriers_not_initialised(right, sizes):
-    return {"init": lambda smem: None}
 
 
 @mutant("ring", NOT_THERE)
