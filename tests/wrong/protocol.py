@@ -123,7 +123,7 @@ def rejection(one: Mutant | None, cluster: int, backward: bool, config: RingConf
 
         def run(*arrays: np.ndarray, out: np.ndarray) -> None:
             pointers = [flat(array, name) for name, array in zip(names, (out, *arrays), strict=True)]
-            launch = kernel[cluster, kernel.threads, 0, config.shared_bytes(2 if backward else 1)]
+            launch = kernel[cluster, kernel.threads, 0, config.staged(DTYPE, 2 if backward else 1).nbytes]
             launch(*pointers, ROWS, columns, *[columns] * len(pointers))
 
         try:

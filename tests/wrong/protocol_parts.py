@@ -9,7 +9,7 @@ from typing import Any
 from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.async_copy import st_async_v2_f64
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_wait
-from dualops.cuda.ptx.warp import bar_warp_sync
+from dualops.cuda.ptx.warp import bar_warp_sync, cluster_ctarank
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.tile.ring import Parts
 from dualops.cuda.tile.rows import FULL_WARP
@@ -31,23 +31,29 @@ def start_of_the_block_alone(right, sizes):
 # --- parts -------------------------------------------------------------------------------------------
 
 
+def _mine() -> tuple[int, int, int]:
+    """My block's number in its cluster, my warp and my lane."""
+    return cluster_ctarank(), cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+
+
 @mutant("parts", WRONG)
 def parts_not_double_buffered(right, sizes):
     if sizes.cluster == 1:
         return {
-            "send": lambda pairs, bells, row_round, *rest: right.send(pairs, bells, 0, *rest),
-            "wait": lambda bells, row_round: right.wait(bells, 0),
+            "send": lambda smem, row_round, a, b: right.send(smem, 0, a, b),
+            "wait": lambda smem, row_round: right.wait(smem, 0),
         }
 
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
+    def send(smem, row_round, a, b):
+        rank, warp, lane = _mine()
         half = row_round & 1
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, half, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(smem.bells, half, sizes.parts * 16)
         if lane < sizes.cluster:
-            st_async_v2_f64(pairs, (rank * sizes.warps + warp) * 2, lane, a, b, bells, half)
+            st_async_v2_f64(smem.pairs, (rank * sizes.warps + warp) * 2, lane, a, b, smem.bells, half)
 
-    def wait(bells, row_round):
-        right.wait(bells, row_round)
+    def wait(smem, row_round):
+        right.wait(smem, row_round)
         return 0
 
     return {"send": send, "wait": wait}
@@ -55,15 +61,16 @@ def parts_not_double_buffered(right, sizes):
 
 @mutant("parts", NAN, (2,))
 def one_bell_for_both_halves(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
+    def send(smem, row_round, a, b):
+        rank, warp, lane = _mine()
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, 0, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(smem.bells, 0, sizes.parts * 16)
         if lane < sizes.cluster:
             at = ((row_round & 1) * sizes.parts + rank * sizes.warps + warp) * 2
-            st_async_v2_f64(pairs, at, lane, a, b, bells, 0)
+            st_async_v2_f64(smem.pairs, at, lane, a, b, smem.bells, 0)
 
-    def wait(bells, row_round):
-        mbarrier_wait(bells, 0, row_round & 1)
+    def wait(smem, row_round):
+        mbarrier_wait(smem.bells, 0, row_round & 1)
         return (row_round & 1) * sizes.parts * 2
 
     return {"send": send, "wait": wait}
@@ -71,8 +78,8 @@ def one_bell_for_both_halves(right, sizes):
 
 @mutant("parts", NAN)
 def reads_the_other_half(right, sizes):
-    def wait(bells, row_round):
-        right.wait(bells, row_round)
+    def wait(smem, row_round):
+        right.wait(smem, row_round)
         return (row_round + 1 & 1) * sizes.parts * 2
 
     return {"wait": wait}
@@ -80,8 +87,8 @@ def reads_the_other_half(right, sizes):
 
 def _wait_for_parts(parity: Callable[[int], int]) -> Callable[[Any, Sizes], dict[str, Any]]:
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def wait(bells, row_round):
-            mbarrier_wait(bells, row_round & 1, parity(row_round))
+        def wait(smem, row_round):
+            mbarrier_wait(smem.bells, row_round & 1, parity(row_round))
             return (row_round & 1) * sizes.parts * 2
 
         return {"wait": wait}
@@ -102,13 +109,14 @@ def _send(
     """lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
 
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def send(pairs, bells, row_round, rank, warp, lane, a, b):
+        def send(smem, row_round, a, b):
+            rank, warp, lane = _mine()
             half = row_round & 1
             if (warp == 0) & (lane == 0):
-                mbarrier_arrive_expect_tx(bells, half, right.size * 16)
+                mbarrier_arrive_expect_tx(smem.bells, half, right.size * 16)
             if lane < sizes.cluster + lanes:
                 at = (half * sizes.parts + (rank * sizes.warps if offset else 0) + warp) * 2
-                st_async_v2_f64(pairs, at, rank_of(lane, rank), a, b, bells, half)
+                st_async_v2_f64(smem.pairs, at, rank_of(lane, rank), a, b, smem.bells, half)
 
         return {"send": send}
 
@@ -125,36 +133,36 @@ for _name, (_change, _reason) in {
 
 @mutant("parts", TOO_MANY, (2,))
 def every_warp_expects_parts(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        right.send(pairs, bells, row_round, rank, warp, lane, a, b)
-        if (warp == 1) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, row_round & 1, sizes.parts * 16)
+    def send(smem, row_round, a, b):
+        right.send(smem, row_round, a, b)
+        if cuda.threadIdx.x == 32:
+            mbarrier_arrive_expect_tx(smem.bells, row_round & 1, sizes.parts * 16)
 
     return {"send": send}
 
 
 @mutant("parts", r"copies are still under way when", (2,))
 def sends_parts_that_nobody_waits_for(right, sizes):
-    def send(pairs, bells, row_round, *rest):
-        right.send(pairs, bells, row_round, *rest)
+    def send(smem, row_round, a, b):
+        right.send(smem, row_round, a, b)
         if row_round == ROWS - 1:
-            right.send(pairs, bells, row_round + 1, *rest)
+            right.send(smem, row_round + 1, a, b)
 
     return {"send": send}
 
 
 @mutant("parts", rf"{NAN}|{STUCK}")
 def one_warp_sends_no_parts(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        if warp == 0:
-            right.send(pairs, bells, row_round, rank, warp, lane, a, b)
+    def send(smem, row_round, a, b):
+        if cuda.threadIdx.x < 32:
+            right.send(smem, row_round, a, b)
 
     return {"send": send}
 
 
 @mutant("parts", r"Deadlock: .* at syncthreads", (1,))
 def meeting_of_the_whole_block(right, sizes):
-    def wait(bells, row_round):
+    def wait(smem, row_round):
         cuda.syncthreads()
         return (row_round & 1) * sizes.parts * 2
 
@@ -163,7 +171,7 @@ def meeting_of_the_whole_block(right, sizes):
 
 @mutant("parts", NAN, (1,))
 def meeting_of_each_warp_alone(right, sizes):
-    def wait(bells, row_round):
+    def wait(smem, row_round):
         bar_warp_sync(FULL_WARP)
         return (row_round & 1) * sizes.parts * 2
 

@@ -112,7 +112,7 @@ def _with_sums(
 
     Where there are no rows, there is but the sum of nothing.
     """
-    wanted, N, config = call.variant.sums, call.N, sums_config(device)
+    wanted, N, config = call.variant.weight_gradients, call.N, sums_config(device)
     if not wanted:
         return steps, {}
 
@@ -140,7 +140,7 @@ def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blo
             build(config, call.variant),
             (blocks,),
             args,
-            config.shared_bytes(call.variant),
+            config.layout(call.variant).nbytes,
             resident=True,
         )
     ]
@@ -157,7 +157,7 @@ def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int
 def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
     """The sums come first: dx may be written over dy."""
     sums = []
-    if call.variant.sums:
+    if call.variant.weight_gradients:
         kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)
         sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args, 0))]
     rows = _step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0) if call.M else []

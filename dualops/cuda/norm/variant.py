@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta
@@ -35,14 +36,14 @@ class Variant:
     db: bool = False
     backward: bool = False
 
-    @property
+    @cached_property
     def staged(self) -> int:
         """Arrays in a stage of a ring."""
         return 1 + self.backward + self.added
 
-    @property
-    def sums(self) -> int:
-        """Vectors that are summed over all rows."""
+    @cached_property
+    def weight_gradients(self) -> int:
+        """How many of dw and db are wanted."""
         return self.dw + self.db
 
 

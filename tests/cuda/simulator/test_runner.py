@@ -201,6 +201,25 @@ def test_two_shared_arrays_of_one_loop_are_one_array_each():
     assert y[0] == 1
 
 
+def test_a_verb_that_asks_for_shared_memory_makes_an_array_wherever_it_is_called():
+    """As compiled, where it is inlined into each of its callers."""
+
+    def mine():
+        return cuda.shared.array(1, f32)
+
+    def two(y):
+        a, b = mine(), mine()
+        for _ in range(2):
+            c = mine()
+            c[0] = 0 if c[0] != c[0] else c[0] + 1
+        a[0], b[0] = 1, 2
+        y[0], y[1], y[2] = a[0], b[0], c[0]
+
+    y = np.zeros(3)
+    run(two, y, threads=1)
+    assert y.tolist() == [1, 2, 1]
+
+
 def test_dynamic_shared_arrays_begin_at_one_place():
     def aliases(y):
         cuda.shared.array(0, f32, alignment=16)[0] = 1.0
