@@ -42,7 +42,7 @@ def verb(function: Function) -> Function:
 
 
 class Namespace(ModuleType):
-    """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(full, i)`.
+    """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(smem, i)`.
 
     A member is what a plain name would be, also where it sizes an array or decides an `if` while compiling; so are
     fields of frozen dataclasses and NamedTuples that a kernel closes over, `config.warps` (see `frontend.members`). A

@@ -9,37 +9,14 @@ from typing import Any
 from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.async_copy import st_async_v2_f64
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_wait
-from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
+from dualops.cuda.ptx.warp import bar_warp_sync, cluster_ctarank
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.tile.ring import Parts
 from dualops.cuda.tile.rows import FULL_WARP
 
-from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, WRONG, Sizes, add, mutant
+from .protocol import NAN, ROWS, STUCK, TOO_MANY, WRONG, Sizes, add, mutant
 
 # --- the start --------------------------------------------------------------------------------------
-
-
-@mutant("start_cluster", NOT_THERE)
-def no_start(right, sizes):
-    return lambda: None
-
-
-@mutant("start_cluster", r"named to a copy before fence\.mbarrier_init")
-def start_without_a_fence(right, sizes):
-    def start():
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-
-    return start
-
-
-@mutant("start_cluster", NOT_THERE)
-def start_without_waiting(right, sizes):
-    def start():
-        fence_mbarrier_init()
-        barrier_cluster_arrive()
-
-    return start
 
 
 @mutant("start_cluster", r"before barrier\.cluster\.wait", (2,))
@@ -54,23 +31,29 @@ def start_of_the_block_alone(right, sizes):
 # --- parts -------------------------------------------------------------------------------------------
 
 
+def _mine() -> tuple[int, int, int]:
+    """My block's number in its cluster, my warp and my lane."""
+    return cluster_ctarank(), cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+
+
 @mutant("parts", WRONG)
 def parts_not_double_buffered(right, sizes):
     if sizes.cluster == 1:
         return {
-            "send": lambda pairs, bells, row_round, *rest: right.send(pairs, bells, 0, *rest),
-            "wait": lambda bells, row_round: right.wait(bells, 0),
+            "send": lambda smem, row_round, a, b: right.send(smem, 0, a, b),
+            "wait": lambda smem, row_round: right.wait(smem, 0),
         }
 
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
+    def send(smem, row_round, a, b):
+        rank, warp, lane = _mine()
         half = row_round & 1
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, half, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(smem.bells, half, sizes.parts * 16)
         if lane < sizes.cluster:
-            st_async_v2_f64(pairs, (rank * sizes.warps + warp) * 2, lane, a, b, bells, half)
+            st_async_v2_f64(smem.pairs, (rank * sizes.warps + warp) * 2, lane, a, b, smem.bells, half)
 
-    def wait(bells, row_round):
-        right.wait(bells, row_round)
+    def wait(smem, row_round):
+        right.wait(smem, row_round)
         return 0
 
     return {"send": send, "wait": wait}
@@ -78,29 +61,25 @@ def parts_not_double_buffered(right, sizes):
 
 @mutant("parts", NAN, (2,))
 def one_bell_for_both_halves(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
+    def send(smem, row_round, a, b):
+        rank, warp, lane = _mine()
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, 0, sizes.parts * 16)
+            mbarrier_arrive_expect_tx(smem.bells, 0, sizes.parts * 16)
         if lane < sizes.cluster:
             at = ((row_round & 1) * sizes.parts + rank * sizes.warps + warp) * 2
-            st_async_v2_f64(pairs, at, lane, a, b, bells, 0)
+            st_async_v2_f64(smem.pairs, at, lane, a, b, smem.bells, 0)
 
-    def wait(bells, row_round):
-        mbarrier_wait(bells, 0, row_round & 1)
+    def wait(smem, row_round):
+        mbarrier_wait(smem.bells, 0, row_round & 1)
         return (row_round & 1) * sizes.parts * 2
 
     return {"send": send, "wait": wait}
 
 
-@mutant("parts", rf"{NAN}|{TOO_MANY}")
-def no_wait_for_parts(right, sizes):
-    return {"wait": lambda bells, row_round: (row_round & 1) * sizes.parts * 2}
-
-
 @mutant("parts", NAN)
 def reads_the_other_half(right, sizes):
-    def wait(bells, row_round):
-        right.wait(bells, row_round)
+    def wait(smem, row_round):
+        right.wait(smem, row_round)
         return (row_round + 1 & 1) * sizes.parts * 2
 
     return {"wait": wait}
@@ -108,8 +87,8 @@ def reads_the_other_half(right, sizes):
 
 def _wait_for_parts(parity: Callable[[int], int]) -> Callable[[Any, Sizes], dict[str, Any]]:
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def wait(bells, row_round):
-            mbarrier_wait(bells, row_round & 1, parity(row_round))
+        def wait(smem, row_round):
+            mbarrier_wait(smem.bells, row_round & 1, parity(row_round))
             return (row_round & 1) * sizes.parts * 2
 
         return {"wait": wait}
@@ -118,7 +97,6 @@ def _wait_for_parts(parity: Callable[[int], int]) -> Callable[[Any, Sizes], dict
 
 
 for _name, _parity in {
-    "parts_parity_inverted": lambda row_round: row_round // 2 & 1 ^ 1,
     "parts_parity_of_one_bell": lambda row_round: row_round & 1,
     "parts_parity_never_changes": lambda row_round: 0,
 }.items():
@@ -126,18 +104,19 @@ for _name, _parity in {
 
 
 def _send(
-    nbytes: int = 0, rank_of: Callable[[int, int], int] = lambda lane, own: lane, offset: bool = True, lanes: int = 0
+    rank_of: Callable[[int, int], int] = lambda lane, own: lane, offset: bool = True, lanes: int = 0
 ) -> Callable[[Any, Sizes], dict[str, Any]]:
-    """nbytes, lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
+    """lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
 
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def send(pairs, bells, row_round, rank, warp, lane, a, b):
+        def send(smem, row_round, a, b):
+            rank, warp, lane = _mine()
             half = row_round & 1
             if (warp == 0) & (lane == 0):
-                mbarrier_arrive_expect_tx(bells, half, right.size * 16 + nbytes)
+                mbarrier_arrive_expect_tx(smem.bells, half, right.size * 16)
             if lane < sizes.cluster + lanes:
                 at = (half * sizes.parts + (rank * sizes.warps if offset else 0) + warp) * 2
-                st_async_v2_f64(pairs, at, rank_of(lane, rank), a, b, bells, half)
+                st_async_v2_f64(smem.pairs, at, rank_of(lane, rank), a, b, smem.bells, half)
 
         return {"send": send}
 
@@ -146,67 +125,44 @@ def _send(
 
 for _name, (_change, _reason) in {
     "parts_to_my_own_block": (_send(rank_of=lambda lane, own: own), NAN),
-    "parts_to_the_first_block": (_send(rank_of=lambda lane, own: 0), STUCK),
     "parts_without_my_rank": (_send(offset=False), NAN),
     "parts_to_one_block_too_few": (_send(lanes=-1), STUCK),
-    "parts_expect_too_few_bytes": (_send(nbytes=-16), rf"{STUCK}|copies are still under way"),
-    "parts_expect_too_many_bytes": (_send(nbytes=16), STUCK),
 }.items():
     add(_name, "parts", _change, _reason, (2,))
 
 
 @mutant("parts", TOO_MANY, (2,))
 def every_warp_expects_parts(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        right.send(pairs, bells, row_round, rank, warp, lane, a, b)
-        if (warp == 1) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, row_round & 1, sizes.parts * 16)
+    def send(smem, row_round, a, b):
+        right.send(smem, row_round, a, b)
+        if cuda.threadIdx.x == 32:
+            mbarrier_arrive_expect_tx(smem.bells, row_round & 1, sizes.parts * 16)
 
     return {"send": send}
 
 
 @mutant("parts", r"copies are still under way when", (2,))
 def sends_parts_that_nobody_waits_for(right, sizes):
-    def send(pairs, bells, row_round, *rest):
-        right.send(pairs, bells, row_round, *rest)
+    def send(smem, row_round, a, b):
+        right.send(smem, row_round, a, b)
         if row_round == ROWS - 1:
-            right.send(pairs, bells, row_round + 1, *rest)
+            right.send(smem, row_round + 1, a, b)
 
     return {"send": send}
-
-
-@mutant("parts", NOT_THERE, (2,))
-def bells_not_initialised(right, sizes):
-    return {"init": lambda bells: None}
 
 
 @mutant("parts", rf"{NAN}|{STUCK}")
 def one_warp_sends_no_parts(right, sizes):
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        if warp == 0:
-            right.send(pairs, bells, row_round, rank, warp, lane, a, b)
+    def send(smem, row_round, a, b):
+        if cuda.threadIdx.x < 32:
+            right.send(smem, row_round, a, b)
 
     return {"send": send}
 
 
-def _meet(more_threads: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def wait(bells, row_round):
-            bar_sync(1, 32 * sizes.warps + more_threads)
-            return (row_round & 1) * sizes.parts * 2
-
-        return {"wait": wait}
-
-    return change
-
-
-add("meeting_of_a_warp_too_many", "parts", _meet(32), r"Deadlock: .* at bar\.sync 1: threads 0\.\.63", (1,))
-add("meeting_of_a_warp_too_few", "parts", _meet(-32), NAN, (1,))
-
-
 @mutant("parts", r"Deadlock: .* at syncthreads", (1,))
 def meeting_of_the_whole_block(right, sizes):
-    def wait(bells, row_round):
+    def wait(smem, row_round):
         cuda.syncthreads()
         return (row_round & 1) * sizes.parts * 2
 
@@ -215,7 +171,7 @@ def meeting_of_the_whole_block(right, sizes):
 
 @mutant("parts", NAN, (1,))
 def meeting_of_each_warp_alone(right, sizes):
-    def wait(bells, row_round):
+    def wait(smem, row_round):
         bar_warp_sync(FULL_WARP)
         return (row_round & 1) * sizes.parts * 2
 

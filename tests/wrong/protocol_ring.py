@@ -9,129 +9,72 @@ from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import current
-from dualops.cuda.tile.ring import Ring
+from dualops.cuda.tile.ring import Filling, Ring, RingSmem
 from dualops.cuda.tile.rows import FULL_WARP
 
-from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, add, mutant
+from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, mutant
 
 # --- the ring: who copies ----------------------------------------------------------------------------
 
 
-@mutant("ring", TOO_MANY)
-def no_wait_for_empty(right, sizes):
-    def acquire(full, empty, i, nbytes):
-        mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
-        return i % sizes.stages
-
-    return {"acquire": acquire}
-
-
-def _acquire(sizes: Sizes, parity: Callable[[int], int], more: int = 0) -> dict[str, Any]:
-    def acquire(full, empty, i, nbytes):
-        stage = i % sizes.stages
-        mbarrier_wait(empty, stage, parity(i // sizes.stages))
-        mbarrier_arrive_expect_tx(full, stage, nbytes + more)
-        return stage
-
-    return {"acquire": acquire}
-
-
-@mutant("ring", STUCK)
-def empty_parity_inverted(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1)
+def _expect(right: Ring, sizes: Sizes, smem: RingSmem, i: int, rows: int, width: int) -> Filling:
+    """acquire without its wait."""
+    arrays = smem.tiles.size // (sizes.stages * right.tile)
+    mbarrier_arrive_expect_tx(smem.full, i % sizes.stages, arrays * rows * width * smem.tiles.itemsize)
+    return Filling(smem, i % sizes.stages, rows, width)
 
 
 @mutant("ring", TOO_MANY)
 def empty_parity_never_changes(right, sizes):
-    return _acquire(sizes, lambda ring_round: 1)
+    def acquire(smem, i, rows, width):
+        mbarrier_wait(smem.empty, i % sizes.stages, 1)
+        return _expect(right, sizes, smem, i, rows, width)
+
+    return {"acquire": acquire}
 
 
 @mutant("ring", TOO_MANY)
 def waits_one_copy_too_early_for_empty(right, sizes):
-    def acquire(full, empty, i, nbytes):
+    def acquire(smem, i, rows, width):
         before = max(i - 1, 0)
-        mbarrier_wait(empty, before % sizes.stages, before // sizes.stages & 1 ^ 1)
-        mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
-        return i % sizes.stages
+        mbarrier_wait(smem.empty, before % sizes.stages, before // sizes.stages & 1 ^ 1)
+        return _expect(right, sizes, smem, i, rows, width)
 
     return {"acquire": acquire}
-
-
-@mutant("ring", STUCK)
-def expects_too_few_bytes(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1 ^ 1, more=-16)
-
-
-@mutant("ring", STUCK)
-def expects_too_many_bytes(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1 ^ 1, more=16)
 
 
 @mutant("ring", rf"{STUCK}|copies are still under way")
 def expects_nothing(right, sizes):
-    def acquire(full, empty, i, nbytes):
+    def acquire(smem, i, rows, width):
         stage = i % sizes.stages
-        mbarrier_wait(empty, stage, i // sizes.stages & 1 ^ 1)
-        mbarrier_arrive(full, stage)
-        return stage
+        mbarrier_wait(smem.empty, stage, i // sizes.stages & 1 ^ 1)
+        mbarrier_arrive(smem.full, stage)
+        return Filling(smem, stage, rows, width)
 
     return {"acquire": acquire}
-
-
-@mutant("ring", STUCK)
-def does_not_expect(right, sizes):
-    def acquire(full, empty, i, nbytes):
-        mbarrier_wait(empty, i % sizes.stages, i // sizes.stages & 1 ^ 1)
-        return i % sizes.stages
-
-    return {"acquire": acquire}
-
-
-@mutant("ring", NAN)
-def copies_into_the_stage_behind(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, (at + nbytes // smem.data.itemsize) % smem.size, x, index, nbytes, full, stage)
-
-    return {"copy": copy}
-
-
-@mutant("ring", NAN)
-def copies_ring_its_neighbour(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index, nbytes, full, (stage + 1) % sizes.stages)
-
-    return {"copy": copy}
 
 
 @mutant("ring", VALUE)
 def copies_the_same_row_again(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index % (x.size // ROWS), nbytes, full, stage)
-
-    return {"copy": copy}
-
-
-@mutant("ring", r"[xy]\[\d+\] copied as 128 elements, of \d+")
-def copies_a_vector_too_far(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index + 2, nbytes, full, stage)
+    def copy(filling, array, row, x, index):
+        right.copy(filling, array, row, x, index % (x.size // ROWS))
 
     return {"copy": copy}
 
 
 @mutant("ring", STUCK)
 def copies_half(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index, nbytes // 2, full, stage)
+    def copy(filling, *operands):
+        right.copy(filling._replace(width=filling.width // 2), *operands)
 
     return {"copy": copy}
 
 
 @mutant("ring", STUCK)
 def copies_one_stage_only(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        if stage == 0:
-            right.copy(smem, at, x, index, nbytes, full, stage)
+    def copy(filling, *operands):
+        if filling.stage == 0:
+            right.copy(filling, *operands)
 
     return {"copy": copy}
 
@@ -139,22 +82,12 @@ def copies_one_stage_only(right, sizes):
 # --- the ring: who reads -----------------------------------------------------------------------------
 
 
-@mutant("ring", rf"{NAN}|{TOO_MANY}|{STUCK}")
-def no_wait_for_full(right, sizes):
-    return {"wait": lambda full, i: i % sizes.stages}
-
-
 def _wait(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
-    def wait(full, i):
-        mbarrier_wait(full, i % sizes.stages, parity(i // sizes.stages))
+    def wait(smem, i):
+        mbarrier_wait(smem.full, i % sizes.stages, parity(i // sizes.stages))
         return i % sizes.stages
 
     return {"wait": wait}
-
-
-@mutant("ring", rf"{TOO_MANY}|{STUCK}")
-def full_parity_inverted(right, sizes):
-    return _wait(sizes, lambda ring_round: ring_round & 1 ^ 1)
 
 
 @mutant("ring", rf"{TOO_MANY}|{STUCK}")
@@ -164,9 +97,9 @@ def full_parity_never_changes(right, sizes):
 
 @mutant("ring", rf"{TOO_MANY}|{STUCK}")
 def waits_for_the_copy_before(right, sizes):
-    def wait(full, i):
+    def wait(smem, i):
         if i:
-            right.wait(full, i - 1)
+            right.wait(smem, i - 1)
         return i % sizes.stages
 
     return {"wait": wait}
@@ -174,9 +107,9 @@ def waits_for_the_copy_before(right, sizes):
 
 @mutant("ring", NAN)
 def one_lane_waits_for_full(right, sizes):
-    def wait(full, i):
+    def wait(smem, i):
         if cuda.threadIdx.x % 32 == 0:
-            right.wait(full, i)
+            right.wait(smem, i)
         return i % sizes.stages
 
     return {"wait": wait}
@@ -184,46 +117,32 @@ def one_lane_waits_for_full(right, sizes):
 
 @mutant("ring", WRONG)
 def reads_the_stage_before(right, sizes):
-    return {"wait": lambda full, i: (right.wait(full, i) + sizes.stages - 1) % sizes.stages}
-
-
-@mutant("ring", STUCK)
-def never_released(right, sizes):
-    return {"release": lambda empty, stage: None}
+    return {"wait": lambda smem, i: (right.wait(smem, i) + sizes.stages - 1) % sizes.stages}
 
 
 @mutant("ring", STUCK)
 def released_by_one_warp(right, sizes):
-    def release(empty, stage):
+    def release(smem, stage):
         if cuda.threadIdx.x < 32:
-            right.release(empty, stage)
+            right.release(smem, stage)
 
     return {"release": release}
 
 
 @mutant("ring", TOO_MANY)
 def released_by_every_lane(right, sizes):
-    def release(empty, stage):
+    def release(smem, stage):
         bar_warp_sync(FULL_WARP)
-        mbarrier_arrive(empty, stage)
+        mbarrier_arrive(smem.empty, stage)
 
     return {"release": release}
 
 
 @mutant("ring", TOO_MANY)
 def released_twice(right, sizes):
-    def release(empty, stage):
-        right.release(empty, stage)
-        right.release(empty, stage)
-
-    return {"release": release}
-
-
-@mutant("ring", NAN)
-def released_before_the_warp_has_read(right, sizes):
-    def release(empty, stage):
-        if cuda.threadIdx.x % 32 == 0:
-            mbarrier_arrive(empty, stage)
+    def release(smem, stage):
+        right.release(smem, stage)
+        right.release(smem, stage)
 
     return {"release": release}
 
@@ -231,55 +150,26 @@ def released_before_the_warp_has_read(right, sizes):
 @mutant("ring", rf"{NAN}|{STUCK}")
 def released_before_it_is_read(right, sizes):
     """At the wait: in backward at the first of two."""
-    rings, released = {}, set()
+    released = set()
 
-    def init(full, empty):
-        right.init(full, empty)
-        rings[current().block] = empty
-
-    def wait(full, i):
-        stage = right.wait(full, i)
+    def wait(smem, i):
+        stage = right.wait(smem, i)
         if (current(), i) not in released:
             released.add((current(), i))
-            right.release(rings[current().block], stage)
+            right.release(smem, stage)
         return stage
 
-    return {"init": init, "wait": wait, "release": lambda empty, stage: None}
+    return {"wait": wait, "release": lambda smem, stage: None}
 
 
 # --- the ring: its beginning -------------------------------------------------------------------------
 
 
-def _init(full_count: int, empty_count: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    def change(right: Ring, sizes: Sizes) -> dict[str, Any]:
-        def init(full, empty):
-            for stage in range(sizes.stages):
-                mbarrier_init(full, stage, 1 + full_count)
-                mbarrier_init(empty, stage, sizes.warps + empty_count)
-
-        return {"init": init}
-
-    return change
-
-
-for _name, (_counts, _reason) in {
-    "empty_counts_a_warp_too_few": ((0, -1), TOO_MANY),
-    "empty_counts_a_warp_too_many": ((0, 1), STUCK),
-    "full_counts_one_too_many": ((1, 0), STUCK),
-}.items():
-    add(_name, "ring", _init(*_counts), _reason)
-
-
-@mutant("ring", NOT_THERE)
-def mbarriers_not_initialised(right, sizes):
-    return {"init": lambda full, empty: None}
-
-
 @mutant("ring", NOT_THERE)
 def last_stage_not_initialised(right, sizes):
-    def init(full, empty):
+    def init(smem):
         for stage in range(sizes.stages - 1):
-            mbarrier_init(full, stage, 1)
-            mbarrier_init(empty, stage, sizes.warps)
+            mbarrier_init(smem.full, stage, 1)
+            mbarrier_init(smem.empty, stage, sizes.warps)
 
     return {"init": init}

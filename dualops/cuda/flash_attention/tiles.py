@@ -11,16 +11,16 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
-from .arguments import start
+from ..views import start
 from .options import OptionChain
 
 
 class Scores(Namespace):
     """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
 
-    Ranges of keys are applied in registers. What else options do to a score may be long, so it is not repeated for each
-    score that a thread holds: the thread's scores go through its own places of a tile of shared memory, and a loop takes
-    one after another.
+    Where masks are ranges and nothing else comes upon the scores, these stay in registers. What options do to a score
+    may be long, so it is not repeated for each that a thread holds: the thread's scores go through its own places of a
+    tile of shared memory, and a loop takes one after another.
     """
 
     at: Callable[..., Any]  # (e) -> where number e of a thread lies in the tile

@@ -132,7 +132,9 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue
-        config = replace(config, w_shared=config.w_shared or variant.sums > 1)  # dw and db leave w no registers
+        config = replace(
+            config, w_shared=config.w_shared or variant.weight_gradients > 1
+        )  # dw and db leave w no registers
         config = with_stages(config, variant, device)
         if config.stages > 1:
             return config
@@ -141,8 +143,8 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
 
 def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingConfig:
     """With as many stages as it asks for and as there is room for."""
-    stage = replace(config, stages=1).stages_bytes(variant)
-    kept = replace(config, stages=0).shared_bytes(variant)
+    stage = replace(config, stages=1).layout(variant).stages.nbytes
+    kept = replace(config, stages=0).layout(variant).nbytes
     own = config.columns(variant.dtype) * itemsize(compute_dtype(variant.dtype)) if config.rows > 1 else 0
     room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - kept
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))

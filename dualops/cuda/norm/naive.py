@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from ...spec.meta import compute_dtype
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
@@ -43,49 +42,51 @@ class Elements(Namespace):
     h: Callable[..., Any]  # (x, x_index, residual, residual_index)
     centred: Callable[..., Any]  # (h, mean)
     weight: Callable[..., Any]  # (w, n, offset): w[n] + offset, 1 without w
+    bias: Callable[..., Any]  # (b, n): b[n]
 
 
-def elements(variant: Variant, residual: bool) -> Elements:
-    """The verbs; residual: whether h is a sum."""
-    mem, w_mem = storage(variant.dtype), storage(variant.w or variant.dtype)
-    num = numbers(mem.number)
-    RESIDUAL, CENTRED, HAS_W = residual, variant.centred, variant.w is not None
+def elements(variant: Variant) -> Elements:
+    """The verbs."""
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
 
     @verb
     def h(x, x_index, residual, residual_index):
         value = mem.load(x, x_index)
-        if RESIDUAL:
+        if variant.added and not variant.backward:
             value = mem.rounded(value + mem.load(residual, residual_index))
         return value
 
     @verb
     def centred(h, mean):
-        return h - mean if CENTRED else h
+        return h - mean if variant.centred else h
 
     @verb
     def weight(w, n, offset):
-        return w_mem.load(w, n) + offset if HAS_W else num.one
+        return w_mem.load(w, n) + offset if variant.w is not None else num.one
 
-    return Elements(h=h, centred=centred, weight=weight)
+    @verb
+    def bias(b, n):
+        return b_mem.load(b, n)
+
+    return Elements(h=h, centred=centred, weight=weight, bias=bias)
 
 
 @builds
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
-    mem, b_mem = storage(variant.dtype), storage(variant.b or variant.dtype)
-    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
-    element, axes, RANK = elements(variant, variant.added), row_axes(variant.rank), variant.rank
-    CENTRED, ADDED, HAS_B, STATISTICS = variant.centred, variant.added, variant.b is not None, variant.statistics
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    element, axes = elements(variant), row_axes(variant)
 
     @kernel(*forward_types(variant), threads=config.threads)
     def norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
         row = i64(cuda.grid(1))
         if row < M:
-            place = cuda.local.array(RANK, i64)
+            place = axes.place()
             axes.locate(place, row, sizes)
-            x_row, residual_row = axes.start(place, x.strides), axes.start(place, residual.strides)
+            x_row, residual_row = axes.start(place, x), axes.start(place, residual)
             row_mean = num.zero
-            if CENTRED:
+            if variant.centred:
                 total, lost = num.zero, num.zero  # what the last additions rounded away
                 for n in range(N):
                     h = element.h(x.data, x_row + n, residual.data, residual_row + n)
@@ -96,19 +97,17 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
                 c = element.centred(element.h(x.data, x_row + n, residual.data, residual_row + n), row_mean)
                 squares, lost = num.add_compensated(squares, lost, c * c)
             row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
-            y_row, summed_row = axes.start(place, y.strides), axes.start(place, summed.strides)
+            y_row, summed_row = axes.start(place, y), axes.start(place, summed)
             for n in range(N):
                 h = element.h(x.data, x_row + n, residual.data, residual_row + n)
                 value = element.centred(h, row_mean) * row_rstd * element.weight(w, i64(n), offset)
-                if HAS_B:
-                    value += b_mem.load(b, i64(n))
+                if variant.b is not None:
+                    value += element.bias(b, i64(n))
                 mem.store(y.data, y_row + n, value)
-                if ADDED:
+                if variant.added:
                     mem.store(summed.data, summed_row + n, h)
-            if STATISTICS:
-                num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
-                if CENTRED:
-                    num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
+            if variant.statistics:
+                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
 
     return norm_naive
 
@@ -116,35 +115,32 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
 @builds
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots): dx alone."""
-    mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
-    num, element, axes = numbers(mem.number), elements(variant, False), row_axes(variant.rank)
-    CENTRED, ADDED, RANK = variant.centred, variant.added, variant.rank
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    element, axes = elements(variant), row_axes(variant)
 
     @kernel(*backward_types(variant), threads=config.threads)
     def norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
         row = i64(cuda.grid(1))
         if row < M:
-            place = cuda.local.array(RANK, i64)
+            place = axes.place()
             axes.locate(place, row, sizes)
-            x_row, dy_row = axes.start(place, x.strides), axes.start(place, dy.strides)
-            row_mean, row_rstd = num.zero, num_mem.load(rstd.data, axes.start(place, rstd.strides))
-            if CENTRED:
-                row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
+            x_row, dy_row = axes.start(place, x), axes.start(place, dy)
+            row_mean, row_rstd = axes.statistics(place, mean, rstd)
             level, level_lost, along, along_lost = num.zero, num.zero, num.zero, num.zero
             for n in range(N):
                 xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
                 g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
-                if CENTRED:
+                if variant.centred:
                     level, level_lost = num.add_compensated(level, level_lost, g)
                 along, along_lost = num.add_compensated(along, along_lost, g * xhat)
             level /= mem.number(N)
             along /= mem.number(N)
-            dx_row, dsummed_row = axes.start(place, dx.strides), axes.start(place, dsummed.strides)
+            dx_row, dsummed_row = axes.start(place, dx), axes.start(place, dsummed)
             for n in range(N):
                 xhat = element.centred(mem.load(x.data, x_row + n), row_mean) * row_rstd
                 g = mem.load(dy.data, dy_row + n) * element.weight(w, i64(n), offset)
                 value = (g - level - xhat * along) * row_rstd
-                if ADDED:
+                if variant.added:
                     value += mem.load(dsummed.data, dsummed_row + n)
                 mem.store(dx.data, dx_row + n, value)
 
@@ -154,31 +150,28 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 @builds
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
     """norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, ...), the last as norm_naive_backward has them."""
-    mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    element, axes = elements(variant), row_axes(variant)
     dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)
-    num, element, axes = numbers(mem.number), elements(variant, False), row_axes(variant.rank)
-    CENTRED, DW, DB, RANK = variant.centred, dw_dtype is not None, db_dtype is not None, variant.rank
 
     @kernel(pointer(dw_mem.element), pointer(db_mem.element), *backward_types(variant), threads=config.threads)
     def norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
         n = i64(cuda.grid(1))
         if n < N:
-            place = cuda.local.array(RANK, i64)
+            place = axes.place()
             w_sum, w_lost, b_sum, b_lost = num.zero, num.zero, num.zero, num.zero
             for row in range(M):
                 axes.locate(place, row, sizes)
-                row_mean, row_rstd = num.zero, num_mem.load(rstd.data, axes.start(place, rstd.strides))
-                if CENTRED:
-                    row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
-                xhat = element.centred(mem.load(x.data, axes.start(place, x.strides) + n), row_mean) * row_rstd
-                gradient = mem.load(dy.data, axes.start(place, dy.strides) + n)
-                if DW:
+                row_mean, row_rstd = axes.statistics(place, mean, rstd)
+                xhat = element.centred(mem.load(x.data, axes.start(place, x) + n), row_mean) * row_rstd
+                gradient = mem.load(dy.data, axes.start(place, dy) + n)
+                if variant.dw:
                     w_sum, w_lost = num.add_compensated(w_sum, w_lost, gradient * xhat)
-                if DB:
+                if variant.db:
                     b_sum, b_lost = num.add_compensated(b_sum, b_lost, gradient)
-            if DW:
+            if variant.dw:
                 dw_mem.store(dw, n, w_sum)
-            if DB:
+            if variant.db:
                 db_mem.store(db, n, b_sum)
 
     return norm_naive_sums

@@ -19,180 +19,131 @@ from __future__ import annotations
 
 from math import sqrt
 
-from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
+from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
-from ..tile.ring import cluster_ctarank, parts, ring, start_cluster
-from ..tile.rows import lane_reductions
+from ..tile.ring import cluster_ctarank, ring, start_cluster
 from ..tile.storage import storage
+from .merging import merged_means
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
-from .verbs import pair_sums, row_axes, weights
+from .verbs import cluster_sums, row_axes
 
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     """norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N columns."""
-    mem, number = storage(variant.dtype), storage(variant.dtype).number
-    num, num_mem = numbers(number), storage(compute_dtype(variant.dtype))
-    axes, w_and_b = row_axes(variant.rank), shared_weights(config, variant)
-    w_vec, b_vec = weights(variant.dtype, variant.w, True), weights(variant.dtype, variant.b, True)
-    pipe, staging = ring(config.stages, config.readers // 32), copies(config, variant, 1 + variant.added)
-    lanes, all_lanes = lane_reductions(number, min(config.row_threads, 32)), lane_reductions(number, 32)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = mem.vector, config.vectors, config.rows, config.row_threads
-    STEP = ROW_THREADS * VECTOR  # columns between a thread's vectors
-    STAGES, CLUSTER, COPIER, ARRAYS = config.stages, config.cluster, config.readers // 32, 1 + variant.added
-    ELEMENTS, COLUMNS, RANK = VECTOR * VECTORS, config.columns(variant.dtype), variant.rank
-    TILE, WARP_COLUMNS = ROWS * COLUMNS, min(ROW_THREADS, 32) * VECTOR
-    WARPS = max(ROW_THREADS // 32, 1)
-    PARTS = WARPS * CLUSTER
-    meeting, warps = parts(number, num.send_pair, WARPS, CLUSTER, ROWS), pair_sums(number, PARTS)
-    PAIRS, LANE_PARTS = 4 * meeting.size, -(-PARTS // 32)
-    CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
-    HAS_W, HAS_B = variant.w is not None, variant.b is not None
-    KEPT_W, KEPT_B = HAS_W and not config.w_shared, HAS_B and not config.w_shared  # in registers
-
-    @verb
-    def columns_of(part, N, share):
-        """Columns of a warp, number `part` among those that share a row."""
-        rank, warp = part // WARPS, part % WARPS
-        end = min(share, N - rank * share)
-        count = i32(0)
-        for v in range(VECTORS):
-            count += max(min(end - (v * WARPS + warp) * WARP_COLUMNS, WARP_COLUMNS), 0)
-        return number(count)
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    axes, w_and_b = row_axes(variant), shared_weights(config, variant)
+    pipe = ring(config.layout(variant).stages, config.copier)
+    staging = copies(config, variant, pipe)
+    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)
+    merging = merged_means(config, variant)
+    STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
-        tiles = cuda.shared.array(0, mem.element, alignment=16)  # a stage: ROWS rows of x, then of the residual
-        pairs = cuda.shared.array(PAIRS, number, alignment=16)
-        full = cuda.shared.array(STAGES, u64)
-        empty = cuda.shared.array(STAGES, u64)
-        bells = cuda.shared.array(2, u64)
-        w_smem = cuda.shared.array(0, w_and_b.w_element, alignment=16)  # behind the stages, if w and b are kept there
-        b_smem = cuda.shared.array(0, w_and_b.b_element, alignment=16)
-        weights_bell = cuda.shared.array(1, u64)
+        smem, sent, waiting = pipe.smem(), group.smem(), w_and_b.smem()
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
-        rank = cluster_ctarank()
-        begin = rank * share
-        width = min(share, N - begin)
+        columns = staging.columns(N, share)
         if tid == 0:
-            pipe.init(full, empty)
-            meeting.init(bells)
-            w_and_b.init(weights_bell)
-        staging.clear(tiles, width, tid)
+            pipe.init(smem)
+            group.init(sent)
+            w_and_b.init(waiting)
+        staging.clear(smem, columns)
         start_cluster()
-        first = i64(cuda.blockIdx.x // CLUSTER) * ROWS
-        step = cuda.gridDim.x // CLUSTER * ROWS
+        turns = staging.turns(M, sizes)
 
-        if warp == COPIER:
+        if warp == config.copier:
             if lane == 0:
-                w_and_b.copy(w_smem, b_smem, w, b, begin, width, weights_bell)
-                staging.feed(tiles, full, empty, x, residual, residual, first, step, M, sizes, begin, width)
+                w_and_b.copy(waiting, w, b, columns)
+                staging.feed(smem, turns, columns, (x, residual))
         else:
-            frag = cuda.local.array(ELEMENTS, number)  # my part of h[row]
-            other = cuda.local.array(VECTOR, number)
-            w_frag = cuda.local.array(ELEMENTS, number)
-            b_frag = cuda.local.array(ELEMENTS, number)
-            part_columns = cuda.local.array(LANE_PARTS, number)
-            part_inverse = cuda.local.array(LANE_PARTS, number)
-            place = cuda.local.array(RANK, i64)
-            column = tid % ROW_THREADS * VECTOR
-            left = i32(width - column)  # columns from my first one on
-            first_at = i32(tid // ROW_THREADS * COLUMNS + column)  # in a stage
-            inverse_N, my_inverse = num.one / number(N), num.one
-            w_and_b.wait(weights_bell)
-            for v in range(VECTORS):
-                n = i64(begin + column) + v * STEP
-                if KEPT_W:
-                    w_vec.load(w_frag, v * VECTOR, w, n, left > v * STEP)
-                if KEPT_B:
-                    b_vec.load(b_frag, v * VECTOR, b, n, left > v * STEP)
-            if KEPT_W:
-                for c in range(ELEMENTS):
-                    w_frag[c] += offset
-            if CENTRED:
-                my_inverse = num.one / max(columns_of(rank * WARPS + warp % WARPS, N, share), num.one)
-                for k in range(LANE_PARTS):
-                    part_columns[k] = columns_of(k * 32 + lane, N, share)
-                    part_inverse[k] = num.one / max(part_columns[k], num.one)
+            frag = cuda.local.array(config.vectors * mem.vector, mem.number)  # my part of h[row]
+            other = cuda.local.array(mem.vector, mem.number)
+            w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            b_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            place = axes.place()
+            column = tid % config.row_threads * mem.vector
+            left = i32(columns.width - column)  # columns from my first one on
+            first_at = i32(tid // config.row_threads * pipe.columns + column)  # in a stage
+            inverse_N = num.one / mem.number(N)
+            w_and_b.wait(waiting)
+            for v in range(config.vectors):
+                n = i64(columns.begin + column) + v * STEP
+                w_and_b.load_w_plus(w_frag, v * mem.vector, w, n, left > v * STEP, offset)
+                w_and_b.load_b(b_frag, v * mem.vector, b, n, left > v * STEP)
+            of_warps = merging.columns(N, share)
 
-            row = first + tid // ROW_THREADS
-            rounds, i = staging.rounds(first, step, M), i32(0)
+            row = turns.first + tid // config.row_threads
+            rounds, i = staging.rounds(turns), i32(0)
             while i < rounds:
                 axes.locate(place, row, sizes)
-                own = ROWS == 1 or row < M
-                stage = pipe.wait(full, i)
-                tile = stage * (ARRAYS * TILE) + first_at
-                for v in range(VECTORS):
+                own = config.rows == 1 or row < M
+                stage = pipe.wait(smem, i)
+                tile = pipe.begin(stage) + first_at
+                for v in range(config.vectors):
                     at = tile + v * STEP
-                    mem.load_shared(frag, v * VECTOR, tiles, at)
-                    if ADDED:
-                        mem.load_shared(other, 0, tiles, at + TILE)
-                        for c in range(VECTOR):
-                            frag[v * VECTOR + c] = mem.rounded(frag[v * VECTOR + c] + other[c])
-                if ADDED:
-                    summed_row = axes.start(place, summed.strides) + (begin + column)
-                    for v in range(VECTORS):
-                        mem.store_vector(summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
+                    mem.load_shared(frag, v * mem.vector, smem.tiles, at)
+                    if variant.added:
+                        mem.load_shared(other, 0, smem.tiles, at + pipe.tile)
+                        for c in range(mem.vector):
+                            frag[v * mem.vector + c] = mem.rounded(frag[v * mem.vector + c] + other[c])
+                if variant.added:
+                    summed_row = axes.start(place, summed) + (columns.begin + column)
+                    for v in range(config.vectors):
+                        mem.store_vector(
+                            summed.data, summed_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector
+                        )
 
                 row_mean, total, squares = num.zero, num.zero, num.zero
-                if CENTRED:
-                    for v in range(VECTORS):
+                if variant.centred:
+                    for v in range(config.vectors):
                         few = num.zero  # a vector's own sum, so that no chain of additions is long
-                        for c in range(v * VECTOR, (v + 1) * VECTOR):
+                        for c in range(v * mem.vector, (v + 1) * mem.vector):
                             few += frag[c]
                         total += few
-                    total = lanes.sum(total)
-                    row_mean = total * my_inverse
-                    for v in range(VECTORS):
+                    total = group.of_warp(total)
+                    row_mean = total * of_warps.my_inverse
+                    for v in range(config.vectors):
                         few = num.zero
-                        for c in range(v * VECTOR, (v + 1) * VECTOR):
+                        for c in range(v * mem.vector, (v + 1) * mem.vector):
                             apart = frag[c] - row_mean
                             few += apart * apart
                         squares += few if left > v * STEP else num.zero
                 else:
-                    for v in range(VECTORS):
+                    for v in range(config.vectors):
                         few = num.zero
-                        for c in range(v * VECTOR, (v + 1) * VECTOR):
+                        for c in range(v * mem.vector, (v + 1) * mem.vector):
                             few += frag[c] * frag[c]
                         squares += few
-                squares = lanes.sum(squares)
-                if PARTS > 1:
-                    meeting.send(pairs, bells, i, rank, warp, lane, squares, total)
-                pipe.release(empty, stage)  # not before: it waits for all loads, which sums overlap with
-                if PARTS > 1:
-                    found = meeting.wait(bells, i)
-                    squares = warps.sum(pairs, found, lane)
-                    if CENTRED:
-                        row_mean = warps.sum(pairs, found + 1, lane) * inverse_N
-                        total = num.zero
-                        for k in range(LANE_PARTS):
-                            part = k * 32 + lane
-                            if part < PARTS:
-                                apart = pairs[found + 2 * part + 1] * part_inverse[k] - row_mean
-                                total += part_columns[k] * apart * apart
-                        squares += all_lanes.sum(total)
-                row_rstd = num.one / number(sqrt(squares * inverse_N + eps))
+                squares = group.of_warp(squares)
+                if group.parts > 1:
+                    group.send(sent, i, squares, total)
+                pipe.release(smem, stage)  # not before: it waits for all loads, which sums overlap with
+                if group.parts > 1:
+                    found = group.wait(sent, i)
+                    squares = group.sum(sent, found)
+                    if variant.centred:
+                        row_mean = group.sum(sent, found + 1) * inverse_N
+                        squares += merging.between(sent, found, of_warps, row_mean)
+                row_rstd = num.one / mem.number(sqrt(squares * inverse_N + eps))
 
-                y_row = axes.start(place, y.strides) + (begin + column)
-                for v in range(VECTORS):
-                    w_and_b.recall_w(w_frag, v * VECTOR, w_smem, column + v * STEP, offset)
-                    w_and_b.recall_b(b_frag, v * VECTOR, b_smem, column + v * STEP)
-                    for c in range(v * VECTOR, (v + 1) * VECTOR):
+                y_row = axes.start(place, y) + (columns.begin + column)
+                for v in range(config.vectors):
+                    w_and_b.recall_w(w_frag, v * mem.vector, waiting, column + v * STEP, offset)
+                    w_and_b.recall_b(b_frag, v * mem.vector, waiting, column + v * STEP)
+                    for c in range(v * mem.vector, (v + 1) * mem.vector):
                         frag[c] = (frag[c] - row_mean) * row_rstd
-                        if HAS_W:
+                        if variant.w is not None:
                             frag[c] *= w_frag[c]
-                        if HAS_B:
+                        if variant.b is not None:
                             frag[c] += b_frag[c]
-                    mem.store_vector(y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * VECTOR)
-                if STATISTICS:  # noqa: SIM102 Numba leaves out what an if on a constant guards
-                    if own & (column == 0) & (rank == 0):
-                        num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
-                        if CENTRED:
-                            num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
-                row += step
+                    mem.store_vector(y.data, y_row + v * STEP, own & (left > v * STEP), frag, v * mem.vector)
+                if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
+                    if own & (column == 0) & (cluster_ctarank() == 0):
+                        axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+                row += turns.step
                 i = i32(i + 1)
 
     return norm_ring

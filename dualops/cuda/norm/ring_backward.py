@@ -12,18 +12,28 @@ and about 60 more.
 
 from __future__ import annotations
 
-from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u64, verb
+from collections.abc import Callable
+
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
-from ..tile.ring import bar_sync, cluster_ctarank, parts, ring, start_cluster
-from ..tile.rows import lane_reductions
+from ..tile.ring import bar_sync, ring, start_cluster
 from ..tile.storage import storage
-from .staging import RingConfig, copies
+from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
-from .verbs import pair_sums, row_axes, weights
+from .verbs import cluster_sums, row_axes
 
 EVERYBODY = 15  # the barrier of all warps but the copying one; a row has number 1 + its place in the block
+
+
+def readers_meet(readers: int) -> Callable[[], None]:
+    """A verb: a barrier of all threads but the copying warp's."""
+
+    @verb
+    def meet():
+        bar_sync(EVERYBODY, readers)
+
+    return meet
 
 
 @builds
@@ -32,87 +42,58 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     partials has room for `slots` clusters of blocks.
     """
-    mem, number = storage(variant.dtype), storage(variant.dtype).number
-    num, num_mem = numbers(number), storage(compute_dtype(variant.dtype))
-    w_vec, axes = weights(variant.dtype, variant.w, True), row_axes(variant.rank)
-    pipe, staging = ring(config.stages, config.readers // 32), copies(config, variant, 2 + variant.added)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = mem.vector, config.vectors, config.rows, config.row_threads
-    STEP = ROW_THREADS * VECTOR  # columns between a thread's vectors
-    STAGES, CLUSTER, READERS, COPIER = config.stages, config.cluster, config.readers, config.readers // 32
-    ELEMENTS, COLUMNS, RANK = VECTOR * VECTORS, config.columns(variant.dtype), variant.rank
-    TILE, ARRAYS = ROWS * COLUMNS, 2 + variant.added
-    WARPS = max(ROW_THREADS // 32, 1)
-    PARTS = WARPS * CLUSTER
-    lanes, warps = lane_reductions(number, min(ROW_THREADS, 32)), pair_sums(number, PARTS)
-    meeting = parts(number, num.send_pair, WARPS, CLUSTER, ROWS)
-    PAIRS = 4 * meeting.size
-    CENTRED, ADDED, HAS_W, DW, DB = variant.centred, variant.added, variant.w is not None, variant.dw, variant.db
-    W_SHARED, W_FIRST = config.w_shared and HAS_W, config.stages_bytes(variant) * 8 // number.bitwidth
-    DB_FIRST = variant.sums - 1
-
-    @verb
-    def meet():
-        bar_sync(EVERYBODY, READERS)
-
-    sums = partial_sums(variant.dtype, ROW_THREADS, VECTORS, ROWS, True, variant.sums, meet)
-    SHARED = sums.size
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    axes, own_w = row_axes(variant), own_weights(config, variant)
+    pipe = ring(config.layout(variant).stages, config.copier)
+    staging = copies(config, variant, pipe)
+    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
+    STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots, share):
-        tiles = cuda.shared.array(0, mem.element, alignment=16)  # a stage: ROWS rows of x, then of dy, then of dsummed
-        pairs = cuda.shared.array(PAIRS, number, alignment=16)
-        w_smem = cuda.shared.array(0, number, alignment=16)  # behind the stages: everybody's own w + offset
-        shared = cuda.shared.array(SHARED, number, alignment=16)
-        full = cuda.shared.array(STAGES, u64)
-        empty = cuda.shared.array(STAGES, u64)
-        bells = cuda.shared.array(2, u64)
+        # a stage: rows of x, then of dy, then of dsummed
+        smem, sent, w_smem = pipe.smem(), group.smem(), own_w.smem()
+        table = sums.table(partials, slots, N)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
-        rank = cluster_ctarank()
-        begin = rank * share
-        width = min(share, N - begin)
+        columns = staging.columns(N, share)
         if tid == 0:
-            pipe.init(full, empty)
-            meeting.init(bells)
-        staging.clear(tiles, width, tid)
+            pipe.init(smem)
+            group.init(sent)
+        staging.clear(smem, columns)
         start_cluster()
-        cluster, clusters = cuda.blockIdx.x // CLUSTER, cuda.gridDim.x // CLUSTER
-        first, step = i64(cluster) * ROWS, clusters * ROWS
+        cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
+        turns = staging.turns(M, sizes)
 
-        if warp == COPIER:
+        if warp == config.copier:
             if lane == 0:
-                staging.feed(tiles, full, empty, x, dy, dsummed, first, step, M, sizes, begin, width)
+                staging.feed(smem, turns, columns, (x, dy, dsummed))
         else:
-            x_frag = cuda.local.array(VECTOR, number)
-            dy_frag = cuda.local.array(VECTOR, number)
-            other = cuda.local.array(VECTOR, number)
-            w_frag = cuda.local.array(ELEMENTS, number)
-            dw_frag = cuda.local.array(ELEMENTS, number)
-            db_frag = cuda.local.array(ELEMENTS, number)
-            place = cuda.local.array(RANK, i64)
-            column = tid % ROW_THREADS * VECTOR
-            left = i32(width - column)  # columns from my first one on
-            first_at = i32(tid // ROW_THREADS * COLUMNS + column)  # in a stage
-            inverse_N = num.one / number(N)
-            if HAS_W:
-                for v in range(VECTORS):
-                    w_vec.load(w_frag, v * VECTOR, w, i64(begin + column) + v * STEP, left > v * STEP)
-                for c in range(ELEMENTS):
-                    w_frag[c] += offset
-            if W_SHARED:
-                for c in range(0, ELEMENTS, num.vector):
-                    num.store_vector(w_smem, W_FIRST + c * READERS + tid * num.vector, w_frag, c)
+            x_frag = cuda.local.array(mem.vector, mem.number)
+            dy_frag = cuda.local.array(mem.vector, mem.number)
+            other = cuda.local.array(mem.vector, mem.number)
+            w_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            dw_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            db_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            place = axes.place()
+            column = tid % config.row_threads * mem.vector
+            left = i32(columns.width - column)  # columns from my first one on
+            first_at = i32(tid // config.row_threads * pipe.columns + column)  # in a stage
+            inverse_N = num.one / mem.number(N)
+            for v in range(config.vectors):
+                n = i64(columns.begin + column) + v * STEP
+                own_w.load(w_frag, v * mem.vector, w, n, left > v * STEP, offset)
+            own_w.put(w_frag, w_smem)
 
-            row = first + tid // ROW_THREADS
+            row = turns.first + tid // config.row_threads
             next_mean, next_rstd = num.zero, num.zero
             if row < M:
                 axes.locate(place, row, sizes)
-                next_rstd = num_mem.load(rstd.data, axes.start(place, rstd.strides))
-                if CENTRED:
-                    next_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
-            rounds, i, stage = staging.rounds(first, step, M), i32(0), i32(0)
+                next_mean, next_rstd = axes.statistics(place, mean, rstd)
+            rounds, i, stage = staging.rounds(turns), i32(0), i32(0)
             while i < rounds:
-                for c in range(ELEMENTS):
+                for c in range(len(w_frag)):
                     dw_frag[c] = num.zero
                     db_frag[c] = num.zero
                 end = i32(min(i + PIECE, rounds))
@@ -120,75 +101,65 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                 while i < end:
                     if i > 0:
                         # of the row before; at its own end, sums would wait behind the branch
-                        pipe.release(empty, stage)
+                        pipe.release(smem, stage)
                     row_mean, row_rstd = next_mean, next_rstd
-                    if row + step < M:
-                        axes.locate(place, row + step, sizes)
-                        next_rstd = num_mem.load(rstd.data, axes.start(place, rstd.strides))
-                        if CENTRED:
-                            next_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
-                    own = ROWS == 1 or row < M
+                    if row + turns.step < M:
+                        axes.locate(place, row + turns.step, sizes)
+                        next_mean, next_rstd = axes.statistics(place, mean, rstd)
+                    own = config.rows == 1 or row < M
 
                     level, along = num.zero, num.zero
-                    stage = pipe.wait(full, i)
-                    tile = stage * (ARRAYS * TILE) + first_at
+                    stage = pipe.wait(smem, i)
+                    tile = pipe.begin(stage) + first_at
                     if own:  # else the stage holds an older row there
-                        for v in range(VECTORS):
+                        for v in range(config.vectors):
                             at = tile + v * STEP
-                            mem.load_shared(x_frag, 0, tiles, at)
-                            mem.load_shared(dy_frag, 0, tiles, at + TILE)
-                            if W_SHARED:
-                                for c in range(v * VECTOR, (v + 1) * VECTOR, num.vector):
-                                    num_mem.load_shared(w_frag, c, w_smem, W_FIRST + c * READERS + tid * num.vector)
-                            for c in range(VECTOR):
+                            mem.load_shared(x_frag, 0, smem.tiles, at)
+                            mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
+                            own_w.recall(w_frag, v * mem.vector, w_smem)
+                            for c in range(mem.vector):
                                 xhat = (x_frag[c] - row_mean) * row_rstd
-                                g = dy_frag[c] * w_frag[v * VECTOR + c] if HAS_W else dy_frag[c]
-                                if CENTRED:
+                                g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
+                                if variant.centred:
                                     level += g
                                 along += g * xhat
-                    along = lanes.sum(along)
-                    if CENTRED:
-                        level = lanes.sum(level)
-                    if PARTS > 1:
-                        meeting.send(pairs, bells, i, rank, warp, lane, along, level)
-                        found = meeting.wait(bells, i)
-                        along = warps.sum(pairs, found, lane)
-                        if CENTRED:
-                            level = warps.sum(pairs, found + 1, lane)
+                    along = group.of_warp(along)
+                    if variant.centred:
+                        level = group.of_warp(level)
+                    if group.parts > 1:
+                        group.send(sent, i, along, level)
+                        found = group.wait(sent, i)
+                        along = group.sum(sent, found)
+                        if variant.centred:
+                            level = group.sum(sent, found + 1)
                     along *= inverse_N
-                    level = level * inverse_N if CENTRED else num.zero
+                    level = level * inverse_N if variant.centred else num.zero
 
                     if own:
                         axes.locate(place, row, sizes)
-                        dx_row = axes.start(place, dx.strides) + (begin + column)
-                        for v in range(VECTORS):
+                        dx_row = axes.start(place, dx) + (columns.begin + column)
+                        for v in range(config.vectors):
                             at = tile + v * STEP
-                            mem.load_shared(x_frag, 0, tiles, at)
-                            mem.load_shared(dy_frag, 0, tiles, at + TILE)
-                            if W_SHARED:
-                                for c in range(v * VECTOR, (v + 1) * VECTOR, num.vector):
-                                    num_mem.load_shared(w_frag, c, w_smem, W_FIRST + c * READERS + tid * num.vector)
-                            if ADDED:
-                                mem.load_shared(other, 0, tiles, at + 2 * TILE)
-                            for c in range(VECTOR):
+                            mem.load_shared(x_frag, 0, smem.tiles, at)
+                            mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
+                            own_w.recall(w_frag, v * mem.vector, w_smem)
+                            if variant.added:
+                                mem.load_shared(other, 0, smem.tiles, at + 2 * pipe.tile)
+                            for c in range(mem.vector):
                                 xhat = (x_frag[c] - row_mean) * row_rstd
-                                g = dy_frag[c] * w_frag[v * VECTOR + c] if HAS_W else dy_frag[c]
-                                if DW:
-                                    dw_frag[v * VECTOR + c] += dy_frag[c] * xhat
-                                if DB:
-                                    db_frag[v * VECTOR + c] += dy_frag[c]
+                                g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
+                                if variant.dw:
+                                    dw_frag[v * mem.vector + c] += dy_frag[c] * xhat
+                                if variant.db:
+                                    db_frag[v * mem.vector + c] += dy_frag[c]
                                 x_frag[c] = (g - level - xhat * along) * row_rstd
-                                if ADDED:
+                                if variant.added:
                                     x_frag[c] += other[c]
                             mem.store_vector(dx.data, dx_row + v * STEP, left > v * STEP, x_frag, 0)
-                    row += step
+                    row += turns.step
                     i = i32(i + 1)
 
-                if DW:
-                    sums.write(partials, i64(cluster), N, begin, width, dw_frag, shared, tid, more)
-                if DB:
-                    sums.write(partials, DB_FIRST * slots + cluster, N, begin, width, db_frag, shared, tid, more)
-            for slot in range(i64(clusters + cluster), slots, i64(clusters)):
-                sums.clear(partials, slot, slots, N, begin, width, tid)
+                sums.write(table, i64(cluster), columns, dw_frag, db_frag, more)
+            sums.clear(table, i64(cluster), i64(clusters), columns)
 
     return norm_ring_backward

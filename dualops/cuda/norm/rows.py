@@ -20,15 +20,15 @@ of numbers where a block has several rows at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 
-from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
+from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
-from .verbs import meet_block, row_axes, row_sums, weights
+from .verbs import Columns, meet_block, row_axes, row_sums, weights
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RowsConfig:
     aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.row_threads * self.rows
 
@@ -54,77 +54,67 @@ class RowsConfig:
 def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
     """norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset): M rows of N columns."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
-    w_vec = weights(variant.dtype, variant.w, config.aligned)
-    b_vec = weights(variant.dtype, variant.b, config.aligned)
-    axes, group = row_axes(variant.rank), row_sums(mem.number, config.row_threads, config.rows)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS, PARTS, RANK = VECTOR * VECTORS, group.size, variant.rank
-    CENTRED, ADDED, STATISTICS = variant.centred, variant.added, variant.statistics
-    HAS_W, HAS_B = variant.w is not None, variant.b is not None
+    num, axes = numbers(mem.number), row_axes(variant)
+    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
-        parts = cuda.shared.array(PARTS, mem.number)
+        parts = group.smem()
         tid = cuda.threadIdx.x
-        column = tid % ROW_THREADS * VECTOR
-        row = i64(cuda.blockIdx.x) * ROWS + tid // ROW_THREADS
-        frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row]
-        other = cuda.local.array(ELEMENTS, mem.number)
-        w_frag = cuda.local.array(VECTOR, mem.number)
-        b_frag = cuda.local.array(VECTOR, mem.number)
-        place = cuda.local.array(RANK, i64)
+        column = tid % config.row_threads * vec.vector
+        row = i64(cuda.blockIdx.x) * config.rows + tid // config.row_threads
+        frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row]
+        other = cuda.local.array(config.vectors * vec.vector, mem.number)
+        w_frag = cuda.local.array(vec.vector, mem.number)
+        b_frag = cuda.local.array(vec.vector, mem.number)
+        place = axes.place()
         axes.locate(place, row, sizes)
-        x_row, residual_row = axes.start(place, x.strides), axes.start(place, residual.strides)
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            vec.load(frag, j * VECTOR, x.data, x_row + at, (row < M) & (at < N), num.zero)
-            if ADDED:
-                vec.load(other, j * VECTOR, residual.data, residual_row + at, (row < M) & (at < N), num.zero)
-        if ADDED:
-            summed_row = axes.start(place, summed.strides)
-            for i in range(ELEMENTS):
+        x_row, residual_row = axes.start(place, x), axes.start(place, residual)
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            vec.load(frag, j * vec.vector, x.data, x_row + at, (row < M) & (at < N), num.zero)
+            if variant.added:
+                vec.load(other, j * vec.vector, residual.data, residual_row + at, (row < M) & (at < N), num.zero)
+        if variant.added:
+            summed_row = axes.start(place, summed)
+            for i in range(len(frag)):
                 frag[i] = mem.rounded(frag[i] + other[i])
-            for j in range(VECTORS):
-                at = column + j * ROW_THREADS * VECTOR
-                vec.store(summed.data, summed_row + at, (row < M) & (at < N), frag, j * VECTOR)
+            for j in range(config.vectors):
+                at = column + j * config.row_threads * vec.vector
+                vec.store(summed.data, summed_row + at, (row < M) & (at < N), frag, j * vec.vector)
 
         row_mean = num.zero
-        if CENTRED:
+        if variant.centred:
             total = num.zero
-            for i in range(ELEMENTS):
+            for i in range(len(frag)):
                 total += frag[i]
-            row_mean = group.sum(total, i32(0), parts, tid) / mem.number(N)
-            for j in range(VECTORS):
-                inside = column + j * ROW_THREADS * VECTOR < N
-                for i in range(j * VECTOR, (j + 1) * VECTOR):
+            row_mean = group.sum(total, i32(0), parts) / mem.number(N)
+            for j in range(config.vectors):
+                inside = column + j * config.row_threads * vec.vector < N
+                for i in range(j * vec.vector, (j + 1) * vec.vector):
                     frag[i] = frag[i] - row_mean if inside else num.zero
         squares = num.zero
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             squares += frag[i] * frag[i]
-        squares = group.sum(squares, i32(1), parts, tid)
+        squares = group.sum(squares, i32(1), parts)
         row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
 
-        y_row = axes.start(place, y.strides)
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            if HAS_W:
-                w_vec.load(w_frag, 0, w, i64(at), at < N)
-            if HAS_B:
-                b_vec.load(b_frag, 0, b, i64(at), at < N)
-            for c in range(VECTOR):
-                i = j * VECTOR + c
+        y_row = axes.start(place, y)
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            w_and_b.load_w(w_frag, 0, w, i64(at), at < N)
+            w_and_b.load_b(b_frag, 0, b, i64(at), at < N)
+            for c in range(vec.vector):
+                i = j * vec.vector + c
                 frag[i] *= row_rstd
-                if HAS_W:
+                if variant.w is not None:
                     frag[i] *= w_frag[c] + offset
-                if HAS_B:
+                if variant.b is not None:
                     frag[i] += b_frag[c]
-            vec.store(y.data, y_row + at, (row < M) & (at < N), frag, j * VECTOR)
-        if STATISTICS:  # noqa: SIM102 Numba leaves out what an if on a constant guards
+            vec.store(y.data, y_row + at, (row < M) & (at < N), frag, j * vec.vector)
+        if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if (row < M) & (column == 0):
-                num_mem.store(rstd.data, axes.start(place, rstd.strides), row_rstd)
-                if CENTRED:
-                    num_mem.store(mean.data, axes.start(place, mean.strides), row_mean)
+                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
 
     return norm_rows
 
@@ -136,46 +126,35 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     partials has room for `slots` blocks.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, num_mem = numbers(mem.number), storage(compute_dtype(variant.dtype))
-    w_vec, axes = weights(variant.dtype, variant.w, config.aligned), row_axes(variant.rank)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
-    group = row_sums(mem.number, ROW_THREADS, ROWS)
-    sums = partial_sums(variant.dtype, ROW_THREADS, VECTORS, ROWS, config.aligned, variant.sums, meet_block)
-    ELEMENTS, STEP, PARTS, SHARED, RANK = VECTOR * VECTORS, ROW_THREADS * VECTOR, group.size, sums.size, variant.rank
-    CENTRED, ADDED, HAS_W, DW, DB = variant.centred, variant.added, variant.w is not None, variant.dw, variant.db
-    W_KEPT = HAS_W and variant.sums < 2  # beside dw and db there are no registers for it
-    DB_FIRST = variant.sums - 1
-
-    @verb
-    def read_w(w_frag, j, w, column, left, offset):
-        w_vec.load(w_frag, j * VECTOR, w, i64(column) + j * STEP, left > j * STEP)
-        for i in range(j * VECTOR, (j + 1) * VECTOR):
-            w_frag[i] += offset
+    num, axes = numbers(mem.number), row_axes(variant)
+    w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
+    sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
+    STEP = config.row_threads * vec.vector  # columns between a thread's accesses
+    W_KEPT = variant.weight_gradients < 2  # beside dw and db there are no registers for it
 
     @kernel(*backward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def norm_rows_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
-        parts = cuda.shared.array(PARTS, mem.number)
-        shared = cuda.shared.array(SHARED, mem.number, alignment=16)
+        parts, table = group.smem(), sums.table(partials, slots, N)
         tid = cuda.threadIdx.x
-        column = tid % ROW_THREADS * VECTOR
+        column = tid % config.row_threads * vec.vector
         left = i32(N - column)  # columns from my first one on
-        first, step = i64(cuda.blockIdx.x) * ROWS, cuda.gridDim.x * ROWS
+        first, step = i64(cuda.blockIdx.x) * config.rows, cuda.gridDim.x * config.rows
         half = i32(0)
-        place = cuda.local.array(RANK, i64)
-        x_frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row], then xhat
-        dy_frag = cuda.local.array(ELEMENTS, mem.number)
-        other = cuda.local.array(VECTOR, mem.number)
-        w_frag = cuda.local.array(ELEMENTS, mem.number)
-        dw_frag = cuda.local.array(ELEMENTS, mem.number)
-        db_frag = cuda.local.array(ELEMENTS, mem.number)
+        place = axes.place()
+        x_frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row], then xhat
+        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        other = cuda.local.array(vec.vector, mem.number)
+        w_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        dw_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        db_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
         if W_KEPT:
-            for j in range(VECTORS):
-                read_w(w_frag, j, w, column, left, offset)
+            for j in range(config.vectors):
+                w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
 
-        row = first + tid // ROW_THREADS
+        row = first + tid // config.row_threads
         turn, turns = i32(0), i32((M - first + step - 1) // step)
         while turn < turns:
-            for i in range(ELEMENTS):
+            for i in range(len(dw_frag)):
                 dw_frag[i] = num.zero
                 db_frag[i] = num.zero
             end = i32(min(turn + PIECE, turns))
@@ -183,60 +162,52 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
             while turn < end:
                 own = row < M
                 axes.locate(place, row, sizes)
-                x_row, dy_row = axes.start(place, x.strides) + column, axes.start(place, dy.strides) + column
-                for j in range(VECTORS):
-                    vec.load(x_frag, j * VECTOR, x.data, x_row + j * STEP, own & (left > j * STEP), num.zero)
-                    vec.load(dy_frag, j * VECTOR, dy.data, dy_row + j * STEP, own & (left > j * STEP), num.zero)
+                x_row, dy_row = axes.start(place, x) + column, axes.start(place, dy) + column
+                for j in range(config.vectors):
+                    vec.load(x_frag, j * vec.vector, x.data, x_row + j * STEP, own & (left > j * STEP), num.zero)
+                    vec.load(dy_frag, j * vec.vector, dy.data, dy_row + j * STEP, own & (left > j * STEP), num.zero)
                 row_mean, row_rstd = num.zero, num.zero
                 if own:
-                    row_rstd = num_mem.load(rstd.data, axes.start(place, rstd.strides))
-                    if CENTRED:
-                        row_mean = num_mem.load(mean.data, axes.start(place, mean.strides))
+                    row_mean, row_rstd = axes.statistics(place, mean, rstd)
 
                 level, along = num.zero, num.zero
-                for j in range(VECTORS):
-                    if HAS_W and not W_KEPT:
-                        read_w(w_frag, j, w, column, left, offset)
-                    for i in range(j * VECTOR, (j + 1) * VECTOR):  # dy is 0 beyond the row
+                for j in range(config.vectors):
+                    if not W_KEPT:
+                        w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+                    for i in range(j * vec.vector, (j + 1) * vec.vector):  # dy is 0 beyond the row
                         x_frag[i] = (x_frag[i] - row_mean) * row_rstd
-                        g = dy_frag[i] * w_frag[i] if HAS_W else dy_frag[i]
-                        if CENTRED:
+                        g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
+                        if variant.centred:
                             level += g
                         along += g * x_frag[i]
-                if CENTRED:
-                    level = group.sum(level, half, parts, tid) / mem.number(N)
+                if variant.centred:
+                    level = group.sum(level, half, parts) / mem.number(N)
                     half ^= 1
-                along = group.sum(along, half, parts, tid) / mem.number(N)
+                along = group.sum(along, half, parts) / mem.number(N)
                 half ^= 1
 
-                dx_row = axes.start(place, dx.strides) + column
-                dsummed_row = axes.start(place, dsummed.strides) + column
-                for j in range(VECTORS):
-                    if ADDED:
+                dx_row = axes.start(place, dx) + column
+                dsummed_row = axes.start(place, dsummed) + column
+                for j in range(config.vectors):
+                    if variant.added:
                         vec.load(other, 0, dsummed.data, dsummed_row + j * STEP, own & (left > j * STEP), num.zero)
-                    if HAS_W and not W_KEPT:
-                        read_w(w_frag, j, w, column, left, offset)
-                    for c in range(VECTOR):
-                        i = j * VECTOR + c
-                        g = dy_frag[i] * w_frag[i] if HAS_W else dy_frag[i]
-                        if DW:
+                    if not W_KEPT:
+                        w_and_b.load_w_plus(w_frag, j * vec.vector, w, i64(column) + j * STEP, left > j * STEP, offset)
+                    for c in range(vec.vector):
+                        i = j * vec.vector + c
+                        g = dy_frag[i] * w_frag[i] if variant.w is not None else dy_frag[i]
+                        if variant.dw:
                             dw_frag[i] += dy_frag[i] * x_frag[i]
-                        if DB:
+                        if variant.db:
                             db_frag[i] += dy_frag[i]
                         x_frag[i] = (g - level - x_frag[i] * along) * row_rstd
-                        if ADDED:
+                        if variant.added:
                             x_frag[i] += other[c]
-                    vec.store(dx.data, dx_row + j * STEP, own & (left > j * STEP), x_frag, j * VECTOR)
+                    vec.store(dx.data, dx_row + j * STEP, own & (left > j * STEP), x_frag, j * vec.vector)
                 row += step
                 turn = i32(turn + 1)
 
-            slot = i64(cuda.blockIdx.x)
-            if DW:
-                sums.write(partials, slot, N, 0, N, dw_frag, shared, tid, more)
-            if DB:
-                sums.write(partials, DB_FIRST * slots + slot, N, 0, N, db_frag, shared, tid, more)
-        blocks = i64(cuda.gridDim.x)
-        for slot in range(blocks + cuda.blockIdx.x, slots, blocks):
-            sums.clear(partials, slot, slots, N, 0, N, tid)
+            sums.write(table, i64(cuda.blockIdx.x), Columns(0, N), dw_frag, db_frag, more)
+        sums.clear(table, i64(cuda.blockIdx.x), i64(cuda.gridDim.x), Columns(0, N))
 
     return norm_rows_backward

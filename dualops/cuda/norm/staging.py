@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..backend import Namespace, cuda, i32, i64, verb
-from ..tile.ring import fetch, init_fetch, ring, start_fetch, wait_fetch
+from ..backend import Namespace, cuda, i32, i64, u64, verb
+from ..tile.numbers import numbers
+from ..tile.ring import Ring, Stages, cluster_ctarank, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage
 from .variant import Variant
-from .verbs import row_axes
+from .verbs import Columns, row_axes, weights
 
 
 @dataclass(frozen=True)
@@ -26,154 +28,258 @@ class RingConfig:
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
     w_shared: bool = False  # w and b wait in shared memory, not in registers
 
-    @property
+    @cached_property
     def readers(self) -> int:
         """Threads that do not copy."""
         return self.row_threads * self.rows
 
-    @property
+    @cached_property
+    def row_warps(self) -> int:
+        """Warps of a block that share a row: one where a warp has several rows."""
+        return max(self.row_threads // 32, 1)
+
+    @cached_property
     def threads(self) -> int:
         return self.readers + 32
+
+    @cached_property
+    def copier(self) -> int:
+        """The number of the warp that copies: how many there are beside it."""
+        return self.readers // 32
 
     def columns(self, dtype: str) -> int:
         """Most columns of a block."""
         return self.row_threads * self.vectors * storage(dtype).vector
 
-    def stages_bytes(self, variant: Variant) -> int:
-        """Shared memory of the stages."""
-        return self.stages * variant.staged * self.rows * self.columns(variant.dtype) * itemsize(variant.dtype)
-
-    def shared_bytes(self, variant: Variant) -> int:
-        """Of the stages, and of w and b behind them: as they are, or backward as each thread's numbers."""
-        sizes = [itemsize(dtype) for dtype in (variant.w, variant.b) if dtype]
+    def layout(self, variant: Variant) -> Layout:
+        """w and b wait as they are, or backward w as each thread's numbers."""
+        columns, sizes = (
+            self.columns(variant.dtype),
+            [itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b)],
+        )
         if variant.backward:
-            sizes = [self.rows * itemsize(compute_dtype(variant.dtype))]
-        return self.stages_bytes(variant) + self.w_shared * self.columns(variant.dtype) * sum(sizes)
+            sizes = [self.rows * itemsize(compute_dtype(variant.dtype)), 0]
+        stages = Stages(variant.dtype, self.stages, variant.staged, self.rows, columns)
+        return Layout(stages, *(self.w_shared * columns * size for size in sizes))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a block has in dynamic shared memory: the stages of its ring, and w and b behind them if they wait there."""
+
+    stages: Stages
+    w_bytes: int
+    b_bytes: int
+
+    @cached_property
+    def w_at(self) -> int:
+        """In bytes."""
+        return self.stages.nbytes
+
+    @cached_property
+    def b_at(self) -> int:
+        return self.w_at + self.w_bytes
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.b_at + self.b_bytes
+
+
+class Turns(NamedTuple):
+    """The rows that a block or its cluster takes: `rows` at once, from `first` on, then those `step` further on, ..."""
+
+    first: int
+    step: int
+    M: int
+    sizes: tuple[int, ...]
 
 
 class Copies(Namespace):
     """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns."""
 
-    clear: Callable[..., None]  # (tiles, width, tid): zeros behind the width columns of every row, by all threads
-    rounds: Callable[..., int]  # (first, step, M): sets of rows, from row `first` on, `step` rows apart
-    # (tiles, full, empty, x, second, third, first, step, M, sizes, begin, width): all of them, by one thread
-    feed: Callable[..., None]
+    columns: Callable[..., Columns]  # (N, share): those of my block
+    turns: Callable[..., Turns]  # (M, sizes): those of my cluster
+    rounds: Callable[..., int]  # (turns): how many there are
+    clear: Callable[..., None]  # (smem, columns): zeros behind the columns of every row, by all threads
+    feed: Callable[..., None]  # (smem, turns, columns, arrays): all of them, by one thread
 
 
-def copies(config: RingConfig, variant: Variant, arrays: int) -> Copies:
-    """The verbs for this many arrays: x, second and third, as far as they are wanted, width columns from begin on."""
-    pipe, axes = ring(config.stages, config.readers // 32), row_axes(variant.rank)
-    ARRAYS, ITEMSIZE, ROWS, RANK = arrays, itemsize(variant.dtype), config.rows, variant.rank
-    COLUMNS, THREADS = config.columns(variant.dtype), config.threads
-    TILE, ALL_ROWS = ROWS * COLUMNS, config.stages * arrays * config.rows
+def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
+    """The verbs for rows of as many arrays as a stage of the ring has."""
+    axes, stages = row_axes(variant), config.layout(variant).stages
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
 
     @verb
-    def clear(tiles, width, tid):
-        for row in range(ALL_ROWS):
-            for n in range(width + tid, COLUMNS, THREADS):
-                tiles[row * COLUMNS + n] = 0
+    def columns_of(N, share):
+        begin = cluster_ctarank() * share
+        return Columns(begin, min(share, N - begin))
 
     @verb
-    def rounds(first, step, M):
-        return i32((M - first + step - 1) // step)
+    def turns_of(M, sizes):
+        cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
+        return Turns(i64(cluster) * config.rows, clusters * config.rows, M, sizes)
 
     @verb
-    def copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage):
-        if MAY_BE_ONE & (x.strides[0] == COLUMNS):
-            pipe.copy(tiles, at, x.data, first * COLUMNS, count * (COLUMNS * ITEMSIZE), full, stage)
+    def rounds(turns):
+        return i32((turns.M - turns.first + turns.step - 1) // turns.step)
+
+    @verb
+    def clear(smem, columns):
+        for row in range(stages.count * stages.arrays * stages.rows):
+            for n in range(columns.width + cuda.threadIdx.x, stages.columns, config.threads):
+                smem.tiles[row * stages.columns + n] = 0
+
+    @verb
+    def copy_rows(filling, array, x, first, turns, columns):
+        if MAY_BE_ONE & (x.strides[0] == stages.columns):
+            pipe.copy_rows(filling, array, x.data, first * stages.columns)
         else:
-            for r in range(count):
-                axes.locate(place, first + r, sizes)
-                index = axes.start(place, x.strides) + begin
-                pipe.copy(tiles, at + r * COLUMNS, x.data, index, width * ITEMSIZE, full, stage)
+            place = axes.place()
+            for r in range(filling.rows):
+                axes.locate(place, first + r, turns.sizes)
+                pipe.copy(filling, array, r, x.data, axes.start(place, x) + columns.begin)
 
     @verb
-    def feed(tiles, full, empty, x, second, third, first, step, M, sizes, begin, width):
-        place = cuda.local.array(RANK, i64)
-        i, end = i32(0), rounds(first, step, M)
+    def feed(smem, turns, columns, arrays):
+        first, i, end = turns.first, i32(0), rounds(turns)
         while i < end:
-            count = i32(min(M - first, i64(ROWS)))
-            stage = pipe.acquire(full, empty, i, count * width * (ARRAYS * ITEMSIZE))
-            at = stage * (ARRAYS * TILE)
-            copy_rows(tiles, at, x, place, first, count, sizes, begin, width, full, stage)
-            if ARRAYS > 1:
-                copy_rows(tiles, at + TILE, second, place, first, count, sizes, begin, width, full, stage)
-            if ARRAYS > 2:
-                copy_rows(tiles, at + 2 * TILE, third, place, first, count, sizes, begin, width, full, stage)
-            first += step
+            filling = pipe.acquire(smem, i, i32(min(turns.M - first, i64(stages.rows))), columns.width)
+            copy_rows(filling, 0, arrays[0], first, turns, columns)
+            if stages.arrays > 1:
+                copy_rows(filling, 1, arrays[1], first, turns, columns)
+            if stages.arrays > 2:
+                copy_rows(filling, 2, arrays[2], first, turns, columns)
+            first += turns.step
             i = i32(i + 1)
 
-    return Copies(clear=clear, rounds=rounds, feed=feed)
+    return Copies(columns=columns_of, turns=turns_of, rounds=rounds, clear=clear, feed=feed)
+
+
+class WeightsSmem(NamedTuple):
+    """Where w and b wait, and the mbarrier of their coming."""
+
+    w: Any
+    b: Any
+    bell: Any
 
 
 class SharedWeights(Namespace):
-    """How w and b of a block's columns come to shared memory, once, as they are, and from there to registers.
+    """How w and b of a block's columns come to registers, once, or to shared memory, as they are, and on to registers.
 
-    Where they are not wanted there, the verbs do nothing; behind the row there is anything. For forward alone: backward
-    reads w twice a row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
+    What is not wanted there does nothing; behind the row there is anything. For forward alone: backward reads w twice
+    a row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
     """
 
-    w_element: Any  # Numba type of the shared array w_smem's element
-    b_element: Any
-    init: Callable[..., None]  # (bell): by one thread, before any other
-    copy: Callable[..., None]  # (w_smem, b_smem, w, b, begin, width, bell): the columns from begin on, by one thread
-    wait: Callable[..., None]  # (bell): until they are there
-    # (frag, at, smem, column, offset): as many as a vector of x has, w + offset
+    smem: Callable[..., WeightsSmem]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (waiting): by one thread, before any other
+    copy: Callable[..., None]  # (waiting, w, b, columns): to shared memory, by one thread
+    wait: Callable[..., None]  # (waiting): until they are there
+    load_w_plus: Callable[..., None]  # (frag, at, w, index, keep, offset): to registers, w + offset
+    load_b: Callable[..., None]  # (frag, at, b, index, keep)
+    # (frag, at, waiting, column, offset): as many as a vector of x has, w + offset, from shared memory
     recall_w: Callable[..., None]
-    recall_b: Callable[..., None]  # (frag, at, smem, column)
+    recall_b: Callable[..., None]  # (frag, at, waiting, column)
 
 
 def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
     """The verbs, for w and b as far as there are any. Only rms_norm has an offset."""
-    w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
-    WITH_W, WITH_B = config.w_shared and variant.w is not None, config.w_shared and variant.b is not None
-    W_SIZE, B_SIZE = w_mem.element.bitwidth // 8, b_mem.element.bitwidth // 8
-    WANTED, HAS_OFFSET = WITH_W or WITH_B, not variant.centred
-    COLUMNS, VECTOR = config.columns(variant.dtype), storage(variant.dtype).vector
-    W_FIRST = config.stages_bytes(variant) // W_SIZE
-    B_FIRST = (config.stages_bytes(variant) + WITH_W * COLUMNS * W_SIZE) // B_SIZE
+    mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
+    layout, kept = config.layout(variant), weights(variant, True)
+    WITH_W, WITH_B = layout.w_bytes > 0, layout.b_bytes > 0
+    W_FIRST, B_FIRST = layout.w_at // w_mem.itemsize, layout.b_at // b_mem.itemsize
 
     @verb
-    def init(bell):
-        if WANTED:
-            init_fetch(bell)
+    def smem():
+        w = cuda.shared.array(0, w_mem.element, alignment=16)
+        b = cuda.shared.array(0, b_mem.element, alignment=16)
+        return WeightsSmem(w, b, cuda.shared.array(1, u64))
 
     @verb
-    def copy(w_smem, b_smem, w, b, begin, width, bell):
-        if WANTED:
-            start_fetch(bell, width * (WITH_W * W_SIZE + WITH_B * B_SIZE))
+    def init(waiting):
+        if WITH_W or WITH_B:
+            init_fetch(waiting.bell)
+
+    @verb
+    def copy(waiting, w, b, columns):
+        w_bytes, b_bytes = columns.width * (WITH_W * w_mem.itemsize), columns.width * (WITH_B * b_mem.itemsize)
+        if WITH_W or WITH_B:
+            start_fetch(waiting.bell, w_bytes + b_bytes)
         if WITH_W:
-            fetch(w_smem, W_FIRST, w, i64(begin), width * W_SIZE, bell)
+            fetch(waiting.w, W_FIRST, w, i64(columns.begin), w_bytes, waiting.bell)
         if WITH_B:
-            fetch(b_smem, B_FIRST, b, i64(begin), width * B_SIZE, bell)
+            fetch(waiting.b, B_FIRST, b, i64(columns.begin), b_bytes, waiting.bell)
 
     @verb
-    def wait(bell):
-        if WANTED:
-            wait_fetch(bell)
+    def wait(waiting):
+        if WITH_W or WITH_B:
+            wait_fetch(waiting.bell)
 
     @verb
-    def recall_w(frag, at, smem, column, offset):
+    def load_w_plus(frag, at, w, index, keep, offset):
+        if not config.w_shared:
+            kept.load_w_plus(frag, at, w, index, keep, offset)
+
+    @verb
+    def load_b(frag, at, b, index, keep):
+        if not config.w_shared:
+            kept.load_b(frag, at, b, index, keep)
+
+    @verb
+    def recall_w(frag, at, waiting, column, offset):
         if WITH_W:
-            for c in range(0, VECTOR, w_mem.vector):
-                w_mem.load_shared(frag, at + c, smem, W_FIRST + column + c)
-            if HAS_OFFSET:
-                for c in range(at, at + VECTOR):
+            for c in range(0, mem.vector, w_mem.vector):
+                w_mem.load_shared(frag, at + c, waiting.w, W_FIRST + column + c)
+            if not variant.centred:
+                for c in range(at, at + mem.vector):
                     frag[c] += offset
 
     @verb
-    def recall_b(frag, at, smem, column):
+    def recall_b(frag, at, waiting, column):
         if WITH_B:
-            for c in range(0, VECTOR, b_mem.vector):
-                b_mem.load_shared(frag, at + c, smem, B_FIRST + column + c)
+            for c in range(0, mem.vector, b_mem.vector):
+                b_mem.load_shared(frag, at + c, waiting.b, B_FIRST + column + c)
 
     return SharedWeights(
-        w_element=w_mem.element,
-        b_element=b_mem.element,
+        smem=smem,
         init=init,
         copy=copy,
         wait=wait,
+        load_w_plus=load_w_plus,
+        load_b=load_b,
         recall_w=recall_w,
         recall_b=recall_b,
     )
+
+
+class OwnWeights(Namespace):
+    """How each thread of backward keeps w + offset of its columns: in registers, or in shared memory, as numbers."""
+
+    smem: Callable[..., Any]  # (): the shared array; once in a kernel, by all threads
+    load: Callable[..., None]  # (frag, at, w, index, keep, offset): as many as an access to x has elements
+    put: Callable[..., None]  # (frag, w_smem): all of them, to shared memory
+    recall: Callable[..., None]  # (frag, at, w_smem): as many as an access to x has elements, from there
+
+
+def own_weights(config: RingConfig, variant: Variant) -> OwnWeights:
+    """The verbs; the last two do nothing where registers keep w."""
+    mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
+    num, first = numbers(mem.number), config.layout(variant).w_at // num_mem.itemsize
+    SHARED = config.w_shared and variant.w is not None
+
+    @verb
+    def smem():
+        return cuda.shared.array(0, mem.number, alignment=16)
+
+    @verb
+    def put(frag, w_smem):
+        if SHARED:
+            for c in range(0, len(frag), num.vector):
+                num.store_vector(w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector, frag, c)
+
+    @verb
+    def recall(frag, at, w_smem):
+        if SHARED:
+            for c in range(at, at + mem.vector, num.vector):
+                num_mem.load_shared(frag, c, w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector)
+
+    return OwnWeights(smem=smem, load=weights(variant, True).load_w_plus, put=put, recall=recall)

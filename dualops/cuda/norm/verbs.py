@@ -4,68 +4,122 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, verb
+from ...spec.meta import compute_dtype
+from ..backend import Namespace, cuda, i64, verb
 from ..tile.numbers import numbers
+from ..tile.ring import PartsSmem, parts
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
+from .variant import Variant
+
+
+class Columns(NamedTuple):
+    """Those of a row that a block has."""
+
+    begin: int
+    width: int
 
 
 class RowAxes(Namespace):
-    """Where rows begin that lie along `rank` axes."""
+    """Where rows begin that lie along `rank` axes, and the numbers that each of them has."""
 
-    locate: Callable[..., None]  # (place, row, sizes): the row's place along each axis, to a local array of `rank`
-    start: Callable[..., Any]  # (place, strides): where the row begins in an array with these strides
+    place: Callable[..., Any]  # (): a local array for a row's place along each axis
+    locate: Callable[..., None]  # (place, row, sizes): find it
+    start: Callable[..., Any]  # (place, x): where the row begins in an array with strides
+    statistics: Callable[..., Any]  # (place, mean, rstd) -> the row's mean, 0 where there is none, and rstd
+    write_statistics: Callable[..., None]  # (place, mean, rstd, row_mean, row_rstd)
 
 
 @cache
-def row_axes(rank: int) -> RowAxes:
+def row_axes(variant: Variant) -> RowAxes:
     """The verbs."""
-    RANK = rank
+    mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
+
+    @verb
+    def place():
+        return cuda.local.array(variant.rank, i64)
 
     @verb
     def locate(place, row, sizes):
-        for axis in range(RANK - 1, 0, -1):
+        for axis in range(variant.rank - 1, 0, -1):
             place[axis] = row % sizes[axis]
             row //= sizes[axis]
         place[0] = row
 
     @verb
-    def start(place, strides):
-        offset = place[0] * strides[0]
-        for axis in range(1, RANK):
-            offset += place[axis] * strides[axis]
+    def start(place, x):
+        offset = place[0] * x.strides[0]
+        for axis in range(1, variant.rank):
+            offset += place[axis] * x.strides[axis]
         return offset
 
-    return RowAxes(locate=locate, start=start)
+    @verb
+    def statistics(place, mean, rstd):
+        row_mean, row_rstd = num.zero, mem.load(rstd.data, start(place, rstd))
+        if variant.centred:
+            row_mean = mem.load(mean.data, start(place, mean))
+        return row_mean, row_rstd
+
+    @verb
+    def write_statistics(place, mean, rstd, row_mean, row_rstd):
+        mem.store(rstd.data, start(place, rstd), row_rstd)
+        if variant.centred:
+            mem.store(mean.data, start(place, mean), row_mean)
+
+    return RowAxes(place=place, locate=locate, start=start, statistics=statistics, write_statistics=write_statistics)
 
 
 class Weights(Namespace):
-    """Loads of w, or of b."""
+    """Loads of w and b: as many as an access to x has elements, zeros where keep is false.
 
-    # (frag, at, w, index, keep): as many weights as an access to x has elements, zeros where keep is false
-    load: Callable[..., None]
+    Of what a call does not have, nothing is loaded.
+    """
+
+    load_w: Callable[..., None]  # (frag, at, w, index, keep)
+    load_w_plus: Callable[..., None]  # (frag, at, w, index, keep, offset): w + offset
+    load_b: Callable[..., None]  # (frag, at, b, index, keep)
 
 
 @cache
-def weights(dtype: str, weights_dtype: str | None, aligned: bool) -> Weights:
-    """The verb for weights of weights_dtype beside an x of dtype."""
-    w_mem, num = storage(weights_dtype or dtype), numbers(storage(dtype).number)
-    COUNT = access(dtype, aligned).vector
+def weights(variant: Variant, aligned: bool) -> Weights:
+    """The verbs for w and b beside x."""
+    count, load_w = access(variant.dtype, aligned).vector, _loads(variant.dtype, variant.w, aligned)
+
+    @verb
+    def load_w_plus(frag, at, w, index, keep, offset):
+        if variant.w is not None:
+            load_w(frag, at, w, index, keep)
+            for c in range(at, at + count):
+                frag[c] += offset
+
+    return Weights(load_w=load_w, load_w_plus=load_w_plus, load_b=_loads(variant.dtype, variant.b, aligned))
+
+
+def _loads(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
+    """The verb (frag, at, w, index, keep) for weights of weights_dtype beside an x of dtype."""
+    mem, num = storage(weights_dtype or dtype), numbers(storage(dtype).number)
+    count = access(dtype, aligned).vector
+
+    @verb
+    def load_none(frag, at, w, index, keep):
+        pass
 
     @verb
     def load_vectors(frag, at, w, index, keep):
-        for c in range(0, COUNT, w_mem.vector):
-            w_mem.load_vector(frag, at + c, w, index + c, keep, num.zero)
+        for c in range(0, count, mem.vector):
+            mem.load_vector(frag, at + c, w, index + c, keep, num.zero)
 
     @verb
     def load_one(frag, at, w, index, keep):
         frag[at] = num.zero
         if keep:
-            frag[at] = w_mem.load(w, index)
+            frag[at] = mem.load(w, index)
 
-    return Weights(load=load_vectors if aligned else load_one)
+    if weights_dtype is None:
+        return load_none
+    return load_vectors if aligned else load_one
 
 
 @verb
@@ -77,8 +131,8 @@ def meet_block():
 class RowSums(Namespace):
     """Sums over the threads of a block that share a row, one after another."""
 
-    size: int  # of the shared array of numbers that is handed in
-    sum: Callable[..., Any]  # (x, half, parts, tid): every thread of the row gets the sum; half: 0, 1, 0, 1, ...
+    smem: Callable[..., Any]  # (): the shared array of warps' sums; once in a kernel, by all threads
+    sum: Callable[..., Any]  # (x, half, parts): every thread of the row gets the sum; half: 0, 1, 0, 1, ...
 
 
 @cache
@@ -89,9 +143,14 @@ def row_sums(number: Any, row_threads: int, rows: int) -> RowSums:
     ALL = rows * WARPS
 
     @verb
-    def row_sum(x, half, parts, tid):
+    def smem():
+        return cuda.shared.array(2 * ALL, number)
+
+    @verb
+    def row_sum(x, half, parts):
         x = lanes.sum(x)
         if WARPS > 1:
+            tid = cuda.threadIdx.x
             warp = tid // 32
             if tid % 32 == 0:
                 parts[half * ALL + warp] = x
@@ -99,33 +158,54 @@ def row_sums(number: Any, row_threads: int, rows: int) -> RowSums:
             x = warps.sum(parts[half * ALL + warp // WARPS * WARPS + tid % WARPS])
         return x
 
-    return RowSums(size=2 * ALL, sum=row_sum)
+    return RowSums(smem=smem, sum=row_sum)
 
 
-class PairSums(Namespace):
-    """Sums of what the warps of a row sent each other in pairs (`Parts` of the tiles)."""
+class ClusterSums(Namespace):
+    """Sums over the threads of a cluster that share a row: warps send theirs to every block, and each adds all.
 
-    sum: Callable[..., Any]  # (pairs, at, lane): of every second number from pairs[at] on, for all lanes
+    A warp sends two numbers, which are added apart (`Parts` of the tiles).
+    """
+
+    parts: int  # warps that share a row
+    smem: Callable[..., PartsSmem]
+    init: Callable[..., None]  # (sent)
+    of_warp: Callable[..., Any]  # (x): over the lanes of my warp that share my row
+    send: Callable[..., None]  # (sent, row_round, a, b)
+    wait: Callable[..., Any]  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
+    sum: Callable[..., Any]  # (sent, at): of every second number from there on, for all lanes
 
 
 @cache
-def pair_sums(number: Any, parts: int) -> PairSums:
-    """The verb for `parts` pairs."""
-    PARTS, STEP, WHOLE = parts, min(parts, 32), parts & (parts - 1) == 0
-    num, lanes = numbers(number), lane_reductions(number, STEP if WHOLE else 32)
+def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int) -> ClusterSums:
+    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks."""
+    WARPS = max(row_threads // 32, 1)
+    PARTS = WARPS * cluster
+    STEP, WHOLE = min(PARTS, 32), PARTS & (PARTS - 1) == 0
+    num, of_warp = numbers(number), lane_reductions(number, min(row_threads, 32))
+    meeting, lanes = parts(number, num.send_pair, WARPS, cluster, rows), lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
-    def sum_of_few(pairs, at, lane):
+    def sum_of_few(sent, at):
+        lane = cuda.threadIdx.x % 32
         total = num.zero
         for part in range(0, PARTS, STEP):
-            total += pairs[at + 2 * (part + lane % STEP)]
+            total += sent.pairs[at + 2 * (part + lane % STEP)]
         return lanes.sum(total)
 
     @verb
-    def sum_of_any(pairs, at, lane):
+    def sum_of_any(sent, at):
         total = num.zero
-        for part in range(lane, PARTS, 32):
-            total += pairs[at + 2 * part]
+        for part in range(cuda.threadIdx.x % 32, PARTS, 32):
+            total += sent.pairs[at + 2 * part]
         return lanes.sum(total)
 
-    return PairSums(sum=sum_of_few if WHOLE else sum_of_any)
+    return ClusterSums(
+        parts=PARTS,
+        smem=meeting.smem,
+        init=meeting.init,
+        of_warp=of_warp.sum,
+        send=meeting.send,
+        wait=meeting.wait,
+        sum=sum_of_few if WHOLE else sum_of_any,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
@@ -49,16 +49,22 @@ def _unwritten(numba_type: Any) -> tuple[type[np.generic], np.generic]:
     return dtype.type, poisoned(1, dtype)[0]
 
 
+def _calls(frame: Any) -> Iterator[tuple[Any, int]]:
+    """(code, where in it) of who called, and of who called that: what a verb is inlined into."""
+    while frame is not None:
+        yield frame.f_code, frame.f_lasti
+        frame = frame.f_back
+
+
 class _Shared:
     def array(self, shape: int, dtype: Any, alignment: int = 1) -> Pointer:
-        """One array a block for each place in the code that asks; size 0 is the dynamic shared memory.
+        """One array a block for each place in the kernel that asks, by whatever verbs; size 0 is the dynamic memory.
 
         Without `alignment`, a compiled array is aligned to its element and no more, and so it is here.
         """
-        caller = sys._getframe(1)
         if shape == 0 and alignment < 16:
             raise RuntimeError("dynamic shared memory may follow other arrays: say alignment=16 or more")
-        key = ("dynamic", _dtype(dtype), alignment) if shape == 0 else (caller.f_code, caller.f_lasti, alignment)
+        key = ("dynamic", _dtype(dtype), alignment) if shape == 0 else (*_calls(sys._getframe(1)), alignment)
         return current().block.shared_array(key, shape, _dtype(dtype))
 
 

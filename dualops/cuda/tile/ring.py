@@ -10,10 +10,11 @@ for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Namespace, cuda, i32, u32, u64, verb
 from ..ptx.async_copy import cp_async_bulk
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -31,53 +32,133 @@ from ..ptx.warp import (
     cluster_ctarank as cluster_ctarank,
 )
 from .rows import FULL_WARP
+from .storage import storage
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a ring keeps in shared memory: in each stage, `rows` rows of `columns` elements of every array."""
+
+    dtype: str
+    count: int
+    arrays: int
+    rows: int
+    columns: int
+
+    @cached_property
+    def tile(self) -> int:
+        """Elements of an array in a stage."""
+        return self.rows * self.columns
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of a stage: one array's tile after the other."""
+        return self.arrays * self.tile
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all stages: dynamic shared memory, from its beginning."""
+        return self.count * self.size * storage(self.dtype).itemsize
+
+
+class RingSmem(NamedTuple):
+    """A ring's shared arrays."""
+
+    tiles: Any  # the stages, one after another
+    full: Any  # their mbarriers
+    empty: Any
+
+
+class Filling(NamedTuple):
+    """A stage that is being filled: of every array, `rows` rows of `width` columns will come."""
+
+    smem: RingSmem
+    stage: int
+    rows: int
+    width: int
 
 
 class Ring(Namespace):
-    """The verbs; `full`, `empty` are shared arrays of `stages` mbarriers, `i` numbers the copies."""
+    """The verbs; `i` numbers the copies, `array` the arrays of a stage."""
 
-    init: Callable[..., None]  # (full, empty): by one thread, before `start`
-    acquire: Callable[..., Any]  # (full, empty, i, nbytes) -> stage: wait until it is free; `nbytes` will come
-    copy: Callable[..., None]  # (smem, at, x, index, nbytes, full, stage): start a copy into the stage
-    wait: Callable[..., Any]  # (full, i) -> stage: wait until its bytes are there
-    release: Callable[..., None]  # (empty, stage): my warp has read it
+    columns: int  # that a row of a stage has room for
+    tile: int  # elements from one array of a stage to the next
+    smem: Callable[..., RingSmem]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (smem): by one thread, before `start_cluster`
+    acquire: Callable[..., Filling]  # (smem, i, rows, width): wait until a stage is free, and expect so many
+    copy: Callable[..., None]  # (filling, array, row, x, index): start to copy a row
+    copy_rows: Callable[..., None]  # (filling, array, x, index): all of them, where they are as far apart as in a stage
+    wait: Callable[..., Any]  # (smem, i) -> stage: wait until its bytes are there
+    begin: Callable[..., Any]  # (stage): where its first array begins in smem.tiles
+    release: Callable[..., None]  # (smem, stage): my warp has read it
 
 
 @cache
-def ring(stages: int, warps: int) -> Ring:
+def ring(stages: Stages, warps: int) -> Ring:
     """The verbs of a ring that `warps` warps read."""
-    STAGES, COUNT, WARPS = u32(stages), stages, warps  # u32: no sign to look after in what follows
+    element, itemsize = storage(stages.dtype).element, storage(stages.dtype).itemsize
+    COUNT = u32(stages.count)  # no sign to look after in what follows
 
     @verb
-    def init(full, empty):
-        for stage in range(COUNT):
-            mbarrier_init(full, stage, 1)
-            mbarrier_init(empty, stage, WARPS)
+    def smem():
+        tiles = cuda.shared.array(0, element, alignment=16)
+        full = cuda.shared.array(stages.count, u64)
+        empty = cuda.shared.array(stages.count, u64)
+        return RingSmem(tiles, full, empty)
 
     @verb
-    def acquire(full, empty, i, nbytes):
-        stage = i32(u32(i) % STAGES)
-        mbarrier_wait_cta(empty, stage, u32(i) // STAGES & 1 ^ 1)  # the round before; a new barrier's is over
-        mbarrier_arrive_expect_tx(full, stage, nbytes)
+    def init(smem):
+        for stage in range(stages.count):
+            mbarrier_init(smem.full, stage, 1)
+            mbarrier_init(smem.empty, stage, warps)
+
+    @verb
+    def acquire(smem, i, rows, width):
+        stage = i32(u32(i) % COUNT)
+        mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the round before; a new barrier's is over
+        mbarrier_arrive_expect_tx(smem.full, stage, rows * width * (stages.arrays * itemsize))
+        return Filling(smem, stage, rows, width)
+
+    @verb
+    def copy(filling, array, row, x, index):
+        smem, stage = filling.smem, filling.stage
+        at = stage * stages.size + array * stages.tile + row * stages.columns
+        cp_async_bulk(smem.tiles, at, x, index, filling.width * itemsize, smem.full, stage)
+
+    @verb
+    def copy_rows(filling, array, x, index):
+        smem, stage = filling.smem, filling.stage
+        at = stage * stages.size + array * stages.tile
+        cp_async_bulk(smem.tiles, at, x, index, filling.rows * (stages.columns * itemsize), smem.full, stage)
+
+    @verb
+    def wait(smem, i):
+        stage = i32(u32(i) % COUNT)
+        mbarrier_wait_cta(smem.full, stage, u32(i) // COUNT & 1)
         return stage
 
     @verb
-    def copy(smem, at, x, index, nbytes, full, stage):
-        cp_async_bulk(smem, at, x, index, nbytes, full, stage)
+    def begin(stage):
+        return stage * stages.size
 
     @verb
-    def wait(full, i):
-        stage = i32(u32(i) % STAGES)
-        mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
-        return stage
-
-    @verb
-    def release(empty, stage):
+    def release(smem, stage):
         bar_warp_sync(FULL_WARP)
         if cuda.threadIdx.x % 32 == 0:
-            mbarrier_arrive(empty, stage)
+            mbarrier_arrive(smem.empty, stage)
 
-    return Ring(init=init, acquire=acquire, copy=copy, wait=wait, release=release)
+    return Ring(
+        columns=stages.columns,
+        tile=stages.tile,
+        smem=smem,
+        init=init,
+        acquire=acquire,
+        copy=copy,
+        copy_rows=copy_rows,
+        wait=wait,
+        begin=begin,
+        release=release,
+    )
 
 
 @verb
@@ -112,69 +193,90 @@ def start_cluster():
     barrier_cluster_wait()
 
 
+class PartsSmem(NamedTuple):
+    """Two rows' parts, so that nobody writes what a slower warp still reads, and an mbarrier for each of the two."""
+
+    pairs: Any
+    bells: Any
+
+
 class Parts(Namespace):
     """How the reading warps of a cluster put pairs of numbers together, row after row, without stopping the copies.
 
-    `pairs` is a shared array of two rows' parts, so that nobody writes what a slower warp still reads; `bells` holds
-    two mbarriers, for parts from other blocks; `row_round` numbers the rows. A block may have several rows at once,
-    each with warps and a barrier of its own.
+    `row_round` numbers the rows. A block may have several rows at once, each with warps and a barrier of its own.
     """
 
     size: int  # pairs of a row, or of all the rows of a block
-    init: Callable[..., None]  # (bells)
-    send: Callable[..., None]  # (pairs, bells, row_round, rank, warp, lane, a, b): my warp's pair, to every block
-    wait: Callable[..., Any]  # (bells, row_round) -> where this row's parts begin in `pairs`
+    smem: Callable[..., PartsSmem]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (smem): by one thread, before `start_cluster`
+    send: Callable[..., None]  # (smem, row_round, a, b): my warp's pair, to every block
+    wait: Callable[..., Any]  # (smem, row_round) -> where this row's parts begin in smem.pairs
 
 
 @cache
 def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1) -> Parts:
     """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once."""
-    return _parts_in_block(warps, rows) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
+    return (
+        _parts_in_block(number, warps, rows) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
+    )
 
 
-def _parts_in_block(warps: int, rows: int) -> Parts:
-    WARPS, SIZE, THREADS = warps, warps * rows, 32 * warps
+def _parts_smem(number: Any, size: int) -> Callable[[], PartsSmem]:
+    @verb
+    def smem():
+        pairs = cuda.shared.array(2 * 2 * size, number, alignment=16)
+        bells = cuda.shared.array(2, u64)
+        return PartsSmem(pairs, bells)
+
+    return smem
+
+
+def _parts_in_block(number: Any, warps: int, rows: int) -> Parts:
+    SIZE, THREADS = warps * rows, 32 * warps
 
     @verb
-    def init(bells):
+    def init(smem):
         pass
 
     @verb
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        if lane == 0:
-            pairs[((row_round & 1) * SIZE + warp) * 2] = a
-            pairs[((row_round & 1) * SIZE + warp) * 2 + 1] = b
+    def send(smem, row_round, a, b):
+        tid = cuda.threadIdx.x
+        if tid % 32 == 0:
+            smem.pairs[((row_round & 1) * SIZE + tid // 32) * 2] = a
+            smem.pairs[((row_round & 1) * SIZE + tid // 32) * 2 + 1] = b
 
     @verb
-    def wait(bells, row_round):
-        row = cuda.threadIdx.x // THREADS if SIZE > WARPS else 0
+    def wait(smem, row_round):
+        row = cuda.threadIdx.x // THREADS if rows > 1 else 0
         bar_sync(1 + row, THREADS)  # the copying warp goes on
-        return ((row_round & 1) * SIZE + row * WARPS) * 2
+        return ((row_round & 1) * SIZE + row * warps) * 2
 
-    return Parts(size=SIZE, init=init, send=send, wait=wait)
+    return Parts(size=SIZE, smem=_parts_smem(number, SIZE), init=init, send=send, wait=wait)
 
 
 def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
-    WARPS, CLUSTER, COUNT = warps, cluster, warps * cluster
-    NBYTES = COUNT * number.bitwidth // 4
+    SIZE = warps * cluster
+    NBYTES = SIZE * number.bitwidth // 4  # of its pairs
 
     @verb
-    def init(bells):
-        mbarrier_init(bells, 0, 1)
-        mbarrier_init(bells, 1, 1)
+    def init(smem):
+        mbarrier_init(smem.bells, 0, 1)
+        mbarrier_init(smem.bells, 1, 1)
 
     @verb
-    def send(pairs, bells, row_round, rank, warp, lane, a, b):
-        half = row_round & 1
+    def send(smem, row_round, a, b):
+        half, tid = row_round & 1, cuda.threadIdx.x
+        lane, warp = tid % 32, tid // 32
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(bells, half, NBYTES)
-        if lane < CLUSTER:
-            send_pair(pairs, (half * COUNT + rank * WARPS + warp) * 2, i32(lane), a, b, bells, half)
+            mbarrier_arrive_expect_tx(smem.bells, half, NBYTES)
+        if lane < cluster:
+            at = (half * SIZE + cluster_ctarank() * warps + warp) * 2
+            send_pair(smem.pairs, at, i32(lane), a, b, smem.bells, half)
 
     @verb
-    def wait(bells, row_round):
+    def wait(smem, row_round):
         half = row_round & 1
-        mbarrier_wait(bells, half, row_round // 2 & 1)
-        return half * COUNT * 2
+        mbarrier_wait(smem.bells, half, row_round // 2 & 1)
+        return half * SIZE * 2
 
-    return Parts(size=COUNT, init=init, send=send, wait=wait)
+    return Parts(size=SIZE, smem=_parts_smem(number, SIZE), init=init, send=send, wait=wait)

@@ -109,7 +109,8 @@ def test_ring(config, dtype, backward, order):
 
     def launch(pointers, M, N, strides):
         blocks = min(M, 2) * config.cluster
-        start(build(config, dtype), blocks, [*pointers, M, N, *strides], config.shared_bytes(2 if backward else 1))
+        shared_bytes = config.staged(dtype, 2 if backward else 1).nbytes
+        start(build(config, dtype), blocks, [*pointers, M, N, *strides], shared_bytes)
 
     longest = config.cluster * config.share(dtype)
     for columns in (longest, longest - 8, 8):

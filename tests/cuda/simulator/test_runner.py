@@ -201,6 +201,25 @@ def test_two_shared_arrays_of_one_loop_are_one_array_each():
     assert y[0] == 1
 
 
+def test_a_verb_that_asks_for_shared_memory_makes_an_array_wherever_it_is_called():
+    """As compiled, where it is inlined into each of its callers."""
+
+    def mine():
+        return cuda.shared.array(1, f32)
+
+    def two(y):
+        a, b = mine(), mine()
+        for _ in range(2):
+            c = mine()
+            c[0] = 0 if c[0] != c[0] else c[0] + 1
+        a[0], b[0] = 1, 2
+        y[0], y[1], y[2] = a[0], b[0], c[0]
+
+    y = np.zeros(3)
+    run(two, y, threads=1)
+    assert y.tolist() == [1, 2, 1]
+
+
 def test_dynamic_shared_arrays_begin_at_one_place():
     def aliases(y):
         cuda.shared.array(0, f32, alignment=16)[0] = 1.0
@@ -214,7 +233,7 @@ def test_dynamic_shared_arrays_begin_at_one_place():
 # --- order, grids ------------------------------------------------------------------------------------
 
 
-def test_reversed_order_reverses_threads_and_blocks():
+def test_orders_of_threads_and_blocks():
     seen = []
 
     def notes(y):
@@ -222,9 +241,9 @@ def test_reversed_order_reverses_threads_and_blocks():
         cuda.syncthreads()
         seen.append((cuda.blockIdx.x, cuda.threadIdx.x))
 
-    def collected(name):
+    def collected(name, seed=0):
         seen.clear()
-        with simulator.order(name):
+        with simulator.order(name, seed):
             run(notes, np.zeros(1), threads=3, blocks=2)
         return [*seen]
 
@@ -233,8 +252,11 @@ def test_reversed_order_reverses_threads_and_blocks():
     assert sorted(collected("reversed")) == sorted(forward)
     assert collected("reversed")[:3] == [(1, 2), (1, 1), (1, 0)]
     assert collected("forward") == forward
+    shuffled = [collected("shuffled", seed) for seed in range(9)]
+    assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
+    assert collected("shuffled", 1) == shuffled[1]
     with (
-        pytest.raises(ValueError, match="order is 'random', expected 'forward' or 'reversed'"),
+        pytest.raises(ValueError, match="order is 'random', expected 'forward', 'reversed' or 'shuffled'"),
         simulator.order("random"),
     ):
         pass
