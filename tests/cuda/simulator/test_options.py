@@ -10,13 +10,14 @@ import pytest
 from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32, i32
 from dualops.cuda.flash_attention.options import Having, OptionChain, chain_of
-from dualops.cuda.flash_attention.tiles import Where, score_tile
+from dualops.cuda.flash_attention.tiles import Scores, Where, score_tile
 from dualops.cuda.tile.products import LANES, THREADS, mma_abt
 from dualops.cuda.tile.shared import Shared
-from dualops.spec.attention import BAND, DROPOUT, MASK_MOD, UNBOUNDED, At, OptionVariant
+from dualops.spec.attention import BAND, DROPOUT, MASK_MOD, UNBOUNDED, At, Option, OptionVariant, Verbs
 from dualops.spec.attention.band import Args as Band
 from dualops.spec.attention.dropout import Args as Dropout
 from dualops.spec.attention.function import UserFunction
+from dualops.spec.attention.option import Parts
 from tests import philox
 
 MOST = 2**31 - 1  # keys or queries that a sequence may have
@@ -27,6 +28,24 @@ TILES = pytest.mark.parametrize(
     ("rows", "columns", "transposed"), [(1, 1, False), (1, 1, True), (2, 1, False), (1, 3, True), (1, 2, False)]
 )
 pytestmark = pytest.mark.filterwarnings("error")  # NumPy's, of what passes 32 bits
+
+
+def make_prefix(v: Verbs, facts: Any) -> Parts:
+    """Causal but for the first keys, which all see: a mask that is a range and no band."""
+    integer, larger, where = v.integer, v.larger, v.where
+
+    @v.verb
+    def keys(args, i, opposite, Sk):
+        return integer(0), larger(integer(args[0]), integer(opposite + 1))
+
+    @v.verb
+    def queries(args, j, opposite, Sq):
+        return where(j < args[0], integer(0), integer(opposite)), integer(Sq)
+
+    return Parts(keys=keys, queries=queries)
+
+
+PREFIX = Option("prefix", (), (), lambda problem: True, lambda problem: (0,), make_prefix)
 
 
 def chain_with(*options: tuple[Any, Any]) -> OptionChain:
@@ -62,23 +81,39 @@ def test_masks_of_the_last_tile(rows, columns, transposed, longer):
     offset = Sk - Sq
     where = Where(0, 0, 0, n0, Sq, Sk, offset)
     score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
-    found = np.zeros(tiles.sizes)
-
-    def kernel():
-        smem = cuda.shared.array(0, f32, alignment=16)
-        scores = tiles.product.fragment()
-        for e in range(tiles.product.size):
-            scores[e] = f32(3)
-        score.finish(scores, smem, (Band(left, right),), f32(2), where)
-        line, lane = divmod(cuda.threadIdx.x, LANES)
-        for e in range(tiles.product.size):
-            found[line * rows + e // columns, lane + LANES * (e % columns)] = scores[e]
-
-    simulator.launch(kernel, (1,), (THREADS,), (), shared_bytes=tiles.nbytes)
+    found = scores_of(score, tiles, (Band(left, right),), where)
     i, j = np.arange(block_q)[:, None], n0 + np.arange(block_kv)
     seen = (i < Sq) & (j < Sk) & (j >= i + offset - left) & (j <= i + offset + right)
     assert seen.any() and not seen.all()
     np.testing.assert_array_equal(found.T if transposed else found, np.where(seen, 6, -np.inf))
+
+
+@TILES
+@pytest.mark.parametrize("window", [None, (4, 3)])
+@pytest.mark.parametrize("offset", [-6, 0, 40])
+def test_an_option_with_ranges_of_its_own(rows, columns, transposed, window, offset):
+    """No kernel knows it: its ranges say which tiles are visited, which are full and what counts in the others."""
+    tiles, prefix = tiles_of(rows, columns), 19
+    chain = chain_with((PREFIX, True), *([(BAND, True)] if window else []))
+    options = ((prefix,), *([Band(*window)] if window else []))
+    block_q, block_kv = tiles.sizes[::-1] if transposed else tiles.sizes
+    Sq, Sk = 2 * block_q + 5, 2 * block_kv + 7
+    score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
+    i, j = np.arange(-(-Sq // block_q) * block_q)[:, None], np.arange(-(-Sk // block_kv) * block_kv)
+    seen = (i < Sq) & (j < Sk) & ((j < prefix) | (j <= i + offset))
+    if window:
+        seen &= (j >= i + offset - window[0]) & (j <= i + offset + window[1])
+    for m0 in range(0, Sq, block_q):
+        first, end = chain.key_range(options, m0, min(m0 + block_q, Sq), offset, Sk)
+        for n0 in range(0, Sk, block_kv):
+            expected = seen[m0 : m0 + block_q, n0 : n0 + block_kv]
+            q_first, q_end = chain.query_range(options, n0, min(n0 + block_kv, Sk), offset, Sq)
+            visited = (n0 < end and n0 + block_kv > first, m0 < q_end and m0 + block_q > q_first)
+            assert all(visited) or not expected.any()
+            full = bool(chain.full(options, m0, m0 + block_q, n0, n0 + block_kv, offset, Sq, Sk))
+            assert full == expected.all()
+            found = scores_of(score, tiles, options, Where(0, 0, m0, n0, Sq, Sk, offset))
+            np.testing.assert_array_equal(found.T if transposed else found, np.where(expected, 6, -np.inf))
 
 
 @TILES
@@ -143,3 +178,21 @@ class tiles_of:
         self.tile = shared.tile(*self.sizes)
         self.product = mma_abt(f32, self.tile, self.tile, rows, columns)
         self.nbytes = shared.nbytes
+
+
+def scores_of(score: Scores, tiles: tiles_of, options: tuple[Any, ...], where: Where) -> np.ndarray:
+    """What becomes of a tile of products that are all 3, with a scale of 2."""
+    product, found = tiles.product, np.zeros(tiles.sizes)
+
+    def kernel():
+        smem = cuda.shared.array(0, f32, alignment=16)
+        scores = product.fragment()
+        for e in range(product.size):
+            scores[e] = f32(3)
+        score.finish(scores, smem, options, f32(2), where)
+        line, lane = divmod(cuda.threadIdx.x, LANES)
+        for e in range(product.size):
+            found[line * product.rows + e // product.columns, lane + LANES * (e % product.columns)] = scores[e]
+
+    simulator.launch(kernel, (1,), (THREADS,), (), shared_bytes=tiles.nbytes)
+    return found
