@@ -54,6 +54,9 @@ class Local:
     def __init__(self, size: int, kind: Callable[[Any], Any], unwritten: Any):
         self.kind, self.values = kind, [unwritten] * size
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     def __getitem__(self, index: int) -> Any:
         if index >= 0:
             try:

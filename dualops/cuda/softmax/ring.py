@@ -20,6 +20,7 @@ Shared memory: stages * chunk * arrays * itemsize, and about 4 KiB. Registers: a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, u64
 from ..tile.numbers import numbers
@@ -38,44 +39,45 @@ class RingConfig:
     cluster: int
     chunks: int  # of a block's share of a row, at most
 
-    @property
+    @cached_property
+    def readers(self) -> int:
+        """Threads that consume."""
+        return 32 * self.warps
+
+    @cached_property
     def threads(self) -> int:
-        return 32 * self.warps + 32
+        return self.readers + 32
 
     def chunk(self, dtype: str) -> int:
         """Columns of a stage."""
-        return 32 * self.warps * self.vectors * storage(dtype).vector
+        return self.readers * self.vectors * storage(dtype).vector
 
     def share(self, dtype: str) -> int:
         """Columns of a block."""
         return self.chunks * self.chunk(dtype)
 
     def shared_bytes(self, arrays: int) -> int:
-        return self.stages * arrays * 32 * self.warps * self.vectors * 16
+        return self.stages * arrays * self.readers * self.vectors * 16
 
 
 @builds
 def build_forward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
-    mem, number = storage(dtype), storage(dtype).number
-    num, lanes = numbers(number), lane_reductions(number, 32)
+    mem = storage(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
     pipe = ring(config.stages, config.warps)
-    meeting = parts(number, num.send_pair, config.warps, config.cluster)
-    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = mem.vector, config.vectors, config.warps, config.stages, config.cluster
-    THREADS, CHUNK, CHUNKS, SHARE = 32 * WARPS, config.chunk(dtype), config.chunks, config.share(dtype)
-    ELEMENTS = VECTOR * VECTORS  # of a chunk that a thread has
-    KEPT = ELEMENTS * CHUNKS
-    PARTS, PAIRS = meeting.size, 4 * meeting.size
-    ITEMSIZE = mem.element.bitwidth // 8
+    meeting = parts(mem.number, num.send_pair, config.warps, config.cluster)
+    CHUNK, SHARE = config.chunk(dtype), config.share(dtype)  # columns of a stage and of a block
+    ELEMENTS = config.vectors * mem.vector  # of a chunk that a thread has
 
     @kernel(
         pointer(mem.element), pointer(mem.element), i64, i32, i64, i64, threads=config.threads, cluster=config.cluster
     )
     def softmax_ring(y, x, M, N, y_stride, x_stride):
         chunks = cuda.shared.array(0, mem.element, alignment=16)
-        pairs = cuda.shared.array(PAIRS, number, alignment=16)
-        full = cuda.shared.array(STAGES, u64)
-        empty = cuda.shared.array(STAGES, u64)
+        pairs = cuda.shared.array(4 * meeting.size, mem.number, alignment=16)
+        full = cuda.shared.array(config.stages, u64)
+        empty = cuda.shared.array(config.stages, u64)
         bells = cuda.shared.array(2, u64)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
@@ -86,36 +88,36 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
             pipe.init(full, empty)
             meeting.init(bells)
         start_cluster()
-        row = i64(cuda.blockIdx.x // CLUSTER)
-        clusters = cuda.gridDim.x // CLUSTER
+        row = i64(cuda.blockIdx.x // config.cluster)
+        clusters = cuda.gridDim.x // config.cluster
 
         i = i32(0)  # copies so far
-        if warp == WARPS:
+        if warp == config.warps:
             if lane == 0:
                 while row < M:
                     for at in range(first, end, CHUNK):
-                        nbytes = min(CHUNK, end - at) * ITEMSIZE
+                        nbytes = min(CHUNK, end - at) * mem.itemsize
                         stage = pipe.acquire(full, empty, i, nbytes)
                         pipe.copy(chunks, stage * CHUNK, x, row * x_stride + at, nbytes, full, stage)
                         i += 1
                     row += clusters
         else:
             row_round = i32(0)
-            frag = cuda.local.array(KEPT, number)  # my part of x[row], then e
-            chunk_max = cuda.local.array(CHUNKS, number)
+            frag = cuda.local.array(config.chunks * ELEMENTS, mem.number)  # my part of x[row], then e
+            chunk_max = cuda.local.array(config.chunks, mem.number)
             while row < M:
                 my_max = num.minus_inf
                 my_sum = num.zero
-                for k in range(CHUNKS):
+                for k in range(config.chunks):
                     at = first + k * CHUNK
                     for c in range(ELEMENTS):
                         frag[k * ELEMENTS + c] = num.minus_inf
                     if at < end:
                         stage = pipe.wait(full, i)
-                        for v in range(VECTORS):
-                            column = (v * THREADS + tid) * VECTOR
+                        for v in range(config.vectors):
+                            column = (v * config.readers + tid) * mem.vector
                             if at + column < end:
-                                mem.load_shared(frag, k * ELEMENTS + v * VECTOR, chunks, stage * CHUNK + column)
+                                mem.load_shared(frag, k * ELEMENTS + v * mem.vector, chunks, stage * CHUNK + column)
                         pipe.release(empty, stage)
                         i += 1
                     chunk_max[k] = num.minus_inf
@@ -136,21 +138,21 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                 meeting.send(pairs, bells, row_round, rank, warp, lane, warp_max, warp_sum)
                 begin = meeting.wait(bells, row_round)
                 row_max = num.minus_inf
-                for part in range(lane, PARTS, 32):
+                for part in range(lane, meeting.size, 32):
                     row_max = num.maximum(row_max, pairs[begin + 2 * part])
                 base = num.base(lanes.max(row_max))
                 row_sum = num.zero
-                for part in range(lane, PARTS, 32):
+                for part in range(lane, meeting.size, 32):
                     row_sum += pairs[begin + 2 * part + 1] * num.exp(pairs[begin + 2 * part] - base)
                 inverse = num.one / lanes.sum(row_sum)
 
-                for k in range(CHUNKS):
+                for k in range(config.chunks):
                     rescale = num.exp(chunk_max[k] - base) * inverse
                     for c in range(ELEMENTS):
                         frag[k * ELEMENTS + c] *= rescale
-                    for v in range(VECTORS):
-                        column = first + k * CHUNK + (v * THREADS + tid) * VECTOR
-                        mem.store_vector(y, row * y_stride + column, column < end, frag, k * ELEMENTS + v * VECTOR)
+                    for v in range(config.vectors):
+                        column = first + k * CHUNK + (v * config.readers + tid) * mem.vector
+                        mem.store_vector(y, row * y_stride + column, column < end, frag, k * ELEMENTS + v * mem.vector)
                 row += clusters
                 row_round += 1
 
@@ -160,14 +162,11 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: RingConfig, dtype: str) -> Kernel:
     """softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
-    mem, number = storage(dtype), storage(dtype).number
-    num, lanes = numbers(number), lane_reductions(number, 32)
+    mem = storage(dtype)
+    num, lanes = numbers(mem.number), lane_reductions(mem.number, 32)
     pipe = ring(config.stages, config.warps)
-    meeting = parts(number, num.send_pair, config.warps, config.cluster)
-    VECTOR, VECTORS, WARPS, STAGES, CLUSTER = mem.vector, config.vectors, config.warps, config.stages, config.cluster
-    THREADS, CHUNK, SHARE, ELEMENTS = 32 * WARPS, config.chunk(dtype), config.share(dtype), VECTOR * VECTORS
-    PARTS, PAIRS = meeting.size, 4 * meeting.size
-    ITEMSIZE = mem.element.bitwidth // 8
+    meeting = parts(mem.number, num.send_pair, config.warps, config.cluster)
+    CHUNK, SHARE = config.chunk(dtype), config.share(dtype)  # columns of a stage and of a block
 
     @kernel(
         pointer(mem.element),
@@ -183,9 +182,9 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
     )
     def softmax_ring_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
         chunks = cuda.shared.array(0, mem.element, alignment=16)  # a stage: CHUNK of y, then CHUNK of dy
-        pairs = cuda.shared.array(PAIRS, number, alignment=16)
-        full = cuda.shared.array(STAGES, u64)
-        empty = cuda.shared.array(STAGES, u64)
+        pairs = cuda.shared.array(4 * meeting.size, mem.number, alignment=16)
+        full = cuda.shared.array(config.stages, u64)
+        empty = cuda.shared.array(config.stages, u64)
         bells = cuda.shared.array(2, u64)
         tid = cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
@@ -196,15 +195,15 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
             pipe.init(full, empty)
             meeting.init(bells)
         start_cluster()
-        row = i64(cuda.blockIdx.x // CLUSTER)
-        clusters = cuda.gridDim.x // CLUSTER
+        row = i64(cuda.blockIdx.x // config.cluster)
+        clusters = cuda.gridDim.x // config.cluster
 
         i = i32(0)  # copies so far
-        if warp == WARPS:
+        if warp == config.warps:
             if lane == 0:
                 while row < M:
                     for at in range(first, end, CHUNK):
-                        nbytes = min(CHUNK, end - at) * ITEMSIZE
+                        nbytes = min(CHUNK, end - at) * mem.itemsize
                         stage = pipe.acquire(full, empty, i, 2 * nbytes)
                         pipe.copy(chunks, 2 * stage * CHUNK, y, row * y_stride + at, nbytes, full, stage)
                         pipe.copy(chunks, (2 * stage + 1) * CHUNK, dy, row * dy_stride + at, nbytes, full, stage)
@@ -212,8 +211,8 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
                     row += clusters
         else:
             row_round = i32(0)
-            y_frag = cuda.local.array(ELEMENTS, number)
-            dy_frag = cuda.local.array(ELEMENTS, number)
+            y_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
+            dy_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             while row < M:
                 # dx = y * (dy - dot)  with  dot = sum(y * dy)
                 dot = num.zero
@@ -221,36 +220,36 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
                 for at in range(first, end, CHUNK):
                     stage = pipe.wait(full, j)
                     chunk_dot = num.zero
-                    for v in range(VECTORS):
-                        column = (v * THREADS + tid) * VECTOR
+                    for v in range(config.vectors):
+                        column = (v * config.readers + tid) * mem.vector
                         if at + column < end:
-                            mem.load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
-                            mem.load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
-                            for c in range(VECTOR):
-                                chunk_dot += y_frag[v * VECTOR + c] * dy_frag[v * VECTOR + c]
+                            mem.load_shared(y_frag, v * mem.vector, chunks, 2 * stage * CHUNK + column)
+                            mem.load_shared(dy_frag, v * mem.vector, chunks, (2 * stage + 1) * CHUNK + column)
+                            for c in range(mem.vector):
+                                chunk_dot += y_frag[v * mem.vector + c] * dy_frag[v * mem.vector + c]
                     dot += chunk_dot
                     j += 1
 
                 meeting.send(pairs, bells, row_round, rank, warp, lane, lanes.sum(dot), num.zero)
                 begin = meeting.wait(bells, row_round)
                 dot = num.zero
-                for part in range(lane, PARTS, 32):
+                for part in range(lane, meeting.size, 32):
                     dot += pairs[begin + 2 * part]
                 dot = lanes.sum(dot)
 
                 for at in range(first, end, CHUNK):
                     stage = pipe.wait(full, i)
-                    for v in range(VECTORS):
-                        column = (v * THREADS + tid) * VECTOR
+                    for v in range(config.vectors):
+                        column = (v * config.readers + tid) * mem.vector
                         if at + column < end:
-                            mem.load_shared(y_frag, v * VECTOR, chunks, 2 * stage * CHUNK + column)
-                            mem.load_shared(dy_frag, v * VECTOR, chunks, (2 * stage + 1) * CHUNK + column)
+                            mem.load_shared(y_frag, v * mem.vector, chunks, 2 * stage * CHUNK + column)
+                            mem.load_shared(dy_frag, v * mem.vector, chunks, (2 * stage + 1) * CHUNK + column)
                     pipe.release(empty, stage)
-                    for c in range(ELEMENTS):
+                    for c in range(len(y_frag)):
                         y_frag[c] *= dy_frag[c] - dot
-                    for v in range(VECTORS):
-                        column = at + (v * THREADS + tid) * VECTOR
-                        mem.store_vector(dx, row * dx_stride + column, column < end, y_frag, v * VECTOR)
+                    for v in range(config.vectors):
+                        column = at + (v * config.readers + tid) * mem.vector
+                        mem.store_vector(dx, row * dx_stride + column, column < end, y_frag, v * mem.vector)
                     i += 1
                 row += clusters
                 row_round += 1

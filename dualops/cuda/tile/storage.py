@@ -40,6 +40,7 @@ class Storage(Namespace):
 
     element: Any  # Numba type of an array's element
     number: Any  # Numba type of arithmetic: f32 or f64
+    itemsize: int  # bytes of an element
     vector: int  # elements in 16 bytes
     load: Callable[..., Any]  # (x, index) -> number
     store: Callable[..., None]  # (y, index, number)
@@ -123,6 +124,7 @@ def _float64() -> Storage:
     return Storage(
         element=f64,
         number=f64,
+        itemsize=8,
         vector=2,
         load=_load_element,
         store=_store_element,
@@ -165,6 +167,7 @@ def _float32() -> Storage:
     return Storage(
         element=f32,
         number=f32,
+        itemsize=4,
         vector=4,
         load=_load_element,
         store=_store_element,
@@ -223,6 +226,7 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
     return Storage(
         element=u16,
         number=f32,
+        itemsize=2,
         vector=8,
         load=load,
         store=store,
