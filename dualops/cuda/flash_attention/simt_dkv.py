@@ -13,20 +13,34 @@ that every sum has one owner and one order. Rows are keys here, columns queries.
 What does not count is -0 in P.T and dS.T, see `simt_forward`.
 
 Shared memory: K and V, Q and dO, P.T and dS.T; with `share` one place for K and V and one for Q and dO, which are then
-read again in every round. `BackwardConfig.shared_bytes` is the formula.
+read again in every round. `BackwardConfig.layout` says what lies where.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS, mma_ab, mma_abt
+from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
 from .options import chain_of
-from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
+from .tiles import Where, lines, score_tile
+
+
+class BackwardLayout(NamedTuple):
+    """What lies in shared memory: of K and V, or Q and dO, which the block owns and which pass by, and scores."""
+
+    own: Tile  # [rows, D]
+    own_v: Tile  # [rows, Dv]
+    passing: Tile  # [columns, D]
+    passing_v: Tile  # [columns, Dv]
+    probs: Tile  # [rows, columns]
+    d_scores: Tile  # [rows, columns]; where there is one tile of scores, it is that
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -46,38 +60,32 @@ class BackwardConfig:
     def columns(self) -> int:
         return LANES * self.tile_columns
 
-    def places(self, D: int, Dv: int) -> tuple[int, int, int, int, int]:
-        """Where in shared memory begin: own and second own operand, passing and second passing operand, scores."""
-        own = self.rows * row_of(D), self.rows * row_of(Dv)
-        passing = self.columns * row_of(align_up(D, 64)), self.columns * row_of(align_up(Dv, 64))
-        if self.share:
-            return 0, 0, max(own), max(own), max(own) + max(passing)
-        return 0, own[0], sum(own), sum(own) + passing[0], sum(own) + sum(passing)
+    def layout(self, D: int, Dv: int, dtype: str, tiles_of_scores: int) -> BackwardLayout:
+        shared = Shared(dtype, THREADS)
+        own = shared.tile(self.rows, D)
+        own_v = shared.tile(self.rows, Dv, over=own if self.share else None)
+        passing = shared.tile(self.columns, D, 64)
+        passing_v = shared.tile(self.columns, Dv, 64, over=passing if self.share else None)
+        scores = [shared.tile(self.rows, self.columns) for _ in range(tiles_of_scores)]
+        return BackwardLayout(own, own_v, passing, passing_v, scores[0], scores[-1], shared.nbytes)
 
     def shared_bytes(self, D: int, Dv: int, dtype: str, tiles_of_scores: int) -> int:
-        count = self.places(D, Dv)[-1] + tiles_of_scores * self.rows * row_of(self.columns)
-        return count * (8 if dtype == "float64" else 4)
+        return self.layout(D, Dv, dtype, tiles_of_scores).nbytes
 
 
 @builds
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
-    mem = storage(variant.dtype)
-    num = numbers(mem.number)
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
-
-    TILE_KV, TILE_Q, BLOCK_KV, BLOCK_Q = config.tile_rows, config.tile_columns, config.rows, config.columns
-    tile = tiles(variant.dtype, TILE_KV, TILE_Q)
-    P_ROW = row_of(BLOCK_Q)
-    score_tile = score_tiles(chain, variant.dtype, TILE_KV, TILE_Q, P_ROW, transposed=True)
-    BENDS, WEIGHS, SHARE = chain.bends, chain.weighs, config.share
-    D, Dv, D4, DV4 = variant.D, variant.Dv, align_up(variant.D, 4), align_up(variant.Dv, 4)
-    GROUPS, V_GROUPS = columns_of(D) // 4, columns_of(Dv) // 4
-    K_ROW, V_ROW, Q_ROW, DO_ROW = row_of(D), row_of(Dv), row_of(align_up(D, 64)), row_of(align_up(Dv, 64))
-    K, V, Q, DO, P = config.places(D, Dv)
-    DS = P + BLOCK_KV * P_ROW
-    N_SCORES, N_FRAGS, N_SLOPES = TILE_KV * TILE_Q, max(4 * TILE_Q, 16), TILE_KV * TILE_Q if BENDS else 1
-    N_DK, N_DV = TILE_KV * columns_of(D), TILE_KV * columns_of(Dv)
+    tile = config.layout(variant.D, variant.Dv, variant.dtype, 2)
+    kq = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
+    vdo = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
+    pdo = mma_ab(mem.number, tile.probs, tile.passing_v, config.tile_rows)
+    dsq = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
+    score = score_tile(chain, variant.dtype, kq, tile.probs, transposed=True)
+    d_score_tile = score_tile(chain, variant.dtype, kq, tile.d_scores, transposed=True)
+    BLOCK_KV, BLOCK_Q = config.rows, config.columns
 
     @kernel(
         *[array_type(variant)] * 6,
@@ -99,98 +107,89 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
         if n0 >= Sk:
             return
         offset = aligned * (Sk - Sq)
-        k_start, v_start = start(k, b, h_kv, k_first + n0), start(v, b, h_kv, k_first + n0)
-        if not SHARE:
-            tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
-            tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
+        k_lines, v_lines = lines(k, b, h_kv, k_first + n0, Sk - n0), lines(v, b, h_kv, k_first + n0, Sk - n0)
+        if not config.share:
+            tile.own.load(smem, k_lines)
+            tile.own_v.load(smem, v_lines)
 
-        n = n0 + line * TILE_KV  # my first key
-        dk_acc = cuda.local.array(N_DK, mem.number)
-        dv_acc = cuda.local.array(N_DV, mem.number)
-        for i in range(N_DK):
-            dk_acc[i] = num.zero
-        for i in range(N_DV):
-            dv_acc[i] = num.zero
-        scores = cuda.local.array(N_SCORES, mem.number)
-        d_probs = cuda.local.array(N_SCORES, mem.number)
-        slopes = cuda.local.array(N_SLOPES, mem.number)
-        frag = cuda.local.array(4, mem.number)
-        frags = cuda.local.array(N_FRAGS, mem.number)
+        n = n0 + line * kq.rows  # my first key
+        dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
+        dsq.clear(dk_acc)
+        pdo.clear(dv_acc)
+        scores, d_probs, slopes = kq.fragment(), kq.fragment(), kq.fragment()
 
         m_first, m_end = chain.query_range(options, n0, min(n0 + BLOCK_KV, Sk), offset, Sq)
         m_first = max(i64(m_first), 0) // BLOCK_Q * BLOCK_Q
         for h in range(h_kv * group, (h_kv + 1) * group):
             for m0 in range(m_first, m_end, BLOCK_Q):
-                q_start, do_start = start(q, b, h, q_first + m0), start(do, b, h, q_first + m0)
+                q_lines, do_lines = lines(q, b, h, q_first + m0, Sq - m0), lines(do, b, h, q_first + m0, Sq - m0)
                 cuda.syncthreads()
-                if SHARE:
-                    tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
-                strange_q = tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
+                if config.share:
+                    tile.own.load(smem, k_lines)
+                strange_q = tile.passing.load(smem, q_lines)
                 strange_do = strange_q
-                if not SHARE:
-                    strange_do = tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
+                if not config.share:
+                    strange_do = tile.passing_v.load(smem, do_lines)
                 cuda.syncthreads()
 
-                tile.abt(scores, frag, frags, smem, K, K_ROW, Q, Q_ROW, D4, line, lane)
+                kq.clear(scores)
+                kq.add(scores, smem)  # scores [BLOCK_KV, BLOCK_Q] = K @ Q.T
                 where = Where(b, h, n, m0 + lane, Sk, Sq, offset)
                 whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
                 whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
-                if BENDS:
-                    score_tile.slopes(slopes, scores, smem, P, options, scale, where)
-                score_tile.finish(scores, smem, P, options, whole, scale, where)
+                if chain.bends:
+                    score.slopes(slopes, scores, smem, options, scale, where)
+                score.finish(scores, smem, options, whole, scale, where)
 
-                if SHARE:
+                if config.share:
                     cuda.syncthreads()
-                    tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
-                    strange_do = tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
+                    tile.own_v.load(smem, v_lines)
+                    strange_do = tile.passing_v.load(smem, do_lines)
                     cuda.syncthreads()
-                tile.abt(d_probs, frag, frags, smem, V, V_ROW, DO, DO_ROW, DV4, line, lane)
-                if WEIGHS:
-                    score_tile.weights(smem, DS, options, where)
-                for j in range(TILE_Q):
+                vdo.clear(d_probs)
+                vdo.add(d_probs, smem)  # d_probs [BLOCK_KV, BLOCK_Q] = V @ dO.T
+                if chain.weighs:
+                    d_score_tile.weights(smem, options, where)
+                for j in range(kq.columns):
                     m = m0 + lane + LANES * j
                     lse_row, delta_row = num.zero, num.zero
                     if m < Sq:
                         lse_row = num.base(lse.data[start(lse, b, h, q_first + m)])
                         delta_row = delta.data[start(delta, b, h, q_first + m)]
-                    for i in range(TILE_KV):
-                        e = i * TILE_Q + j
-                        my_place = tile.mine(0, P_ROW, e)
+                    for i in range(kq.rows):
+                        e = i * kq.columns + j
                         prob = num.exp(scores[e] - lse_row)
                         weighted, d_prob = prob, d_probs[e]
-                        if WEIGHS:
-                            weighted *= smem[DS + my_place]
-                            d_prob *= smem[DS + my_place]
+                        if chain.weighs:
+                            weighted *= smem[d_score_tile.at(e)]
+                            d_prob *= smem[d_score_tile.at(e)]
                         d_score = prob * (d_prob - delta_row)
-                        if BENDS:
+                        if chain.bends:
                             d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
                         counts = scores[e] != num.minus_inf
-                        smem[P + my_place] = weighted if counts else num.minus_zero
-                        smem[DS + my_place] = d_score if counts else num.minus_zero
+                        smem[score.at(e)] = weighted if counts else num.minus_zero
+                        smem[d_score_tile.at(e)] = d_score if counts else num.minus_zero
 
                 if cuda.syncthreads_or(strange_do):
-                    tile.ab_counted(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
+                    pdo.add_counted(dv_acc, smem, BLOCK_Q)
                 else:
-                    tile.ab(dv_acc, frag, frags, smem, P, P_ROW, DO, DO_ROW, BLOCK_Q, V_GROUPS, line, lane)
-                if SHARE:
+                    pdo.add(dv_acc, smem)  # dv [BLOCK_KV, Dv] += P.T @ dO
+                if config.share:
                     cuda.syncthreads()
-                    tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
+                    tile.passing.load(smem, q_lines)
                 if cuda.syncthreads_or(strange_q):
-                    tile.ab_counted(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
+                    dsq.add_counted(dk_acc, smem, BLOCK_Q)
                 else:
-                    tile.ab(dk_acc, frag, frags, smem, DS, P_ROW, Q, Q_ROW, BLOCK_Q, GROUPS, line, lane)
+                    dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
 
-        for i in range(TILE_KV):
+        for i in range(kq.rows):
             if n + i < Sk:
                 k_row, v_row = start(dk, b, h_kv, k_first + n + i), start(dv, b, h_kv, k_first + n + i)
-                for c in range(4):
-                    for g in range(GROUPS):
-                        column = g * 64 + 4 * lane + c
-                        if column < D:
-                            mem.store(dk.data, k_row + column, dk_acc[(i * GROUPS + g) * 4 + c] * scale)
-                    for g in range(V_GROUPS):
-                        column = g * 64 + 4 * lane + c
-                        if column < Dv:
-                            mem.store(dv.data, v_row + column, dv_acc[(i * V_GROUPS + g) * 4 + c])
+                for c in range(dsq.columns):
+                    if dsq.column(c) < variant.D:
+                        mem.store(dk.data, k_row + dsq.column(c), dk_acc[i * dsq.columns + c] * scale)
+                for c in range(pdo.columns):
+                    if pdo.column(c) < variant.Dv:
+                        mem.store(dv.data, v_row + pdo.column(c), dv_acc[i * pdo.columns + c])
 
     return flash_attention_dkv

@@ -11,34 +11,27 @@ A block of 16 x 16 threads takes BLOCK_Q queries of one head; rows are queries, 
 
 from __future__ import annotations
 
-from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
 from .options import chain_of
 from .simt_dkv import BackwardConfig
-from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
+from .tiles import Where, lines, score_tile
 
 
 @builds
 def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dq(dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
-    mem = storage(variant.dtype)
-    num = numbers(mem.number)
+    mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
-
-    TILE_Q, TILE_KV, BLOCK_Q, BLOCK_KV = config.tile_rows, config.tile_columns, config.rows, config.columns
-    tile = tiles(variant.dtype, TILE_Q, TILE_KV)
-    DS_ROW = row_of(BLOCK_KV)
-    score_tile = score_tiles(chain, variant.dtype, TILE_Q, TILE_KV, DS_ROW, transposed=False)
-    BENDS, WEIGHS, SHARE = chain.bends, chain.weighs, config.share
-    D, Dv, D4, DV4 = variant.D, variant.Dv, align_up(variant.D, 4), align_up(variant.Dv, 4)
-    GROUPS = columns_of(D) // 4
-    Q_ROW, DO_ROW, K_ROW, V_ROW = row_of(D), row_of(Dv), row_of(align_up(D, 64)), row_of(align_up(Dv, 64))
-    Q, DO, K, V, DS = config.places(D, Dv)
-    N_SCORES, N_FRAGS, N_SLOPES = TILE_Q * TILE_KV, max(4 * TILE_KV, 16), TILE_Q * TILE_KV if BENDS else 1
-    N_DQ = TILE_Q * columns_of(D)
+    tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
+    qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
+    dov = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
+    dsk = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
+    score = score_tile(chain, variant.dtype, qk, tile.d_scores)
+    BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
     @kernel(
         *[array_type(variant)] * 5,
@@ -60,83 +53,77 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
         if m0 >= Sq:
             return
         offset = aligned * (Sk - Sq)
-        q_start, do_start = start(q, b, h, q_first + m0), start(do, b, h, q_first + m0)
-        if not SHARE:
-            tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
-            tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
+        q_lines, do_lines = lines(q, b, h, q_first + m0, Sq - m0), lines(do, b, h, q_first + m0, Sq - m0)
+        if not config.share:
+            tile.own.load(smem, q_lines)
+            tile.own_v.load(smem, do_lines)
 
-        m = m0 + line * TILE_Q  # my first query
-        lse_rows = cuda.local.array(TILE_Q, mem.number)
-        delta_rows = cuda.local.array(TILE_Q, mem.number)
-        for i in range(TILE_Q):
+        m = m0 + line * qk.rows  # my first query
+        lse_rows = cuda.local.array(qk.rows, mem.number)
+        delta_rows = cuda.local.array(qk.rows, mem.number)
+        for i in range(qk.rows):
             lse_rows[i] = num.zero
             delta_rows[i] = num.zero
             if m + i < Sq:
                 lse_rows[i] = num.base(lse.data[start(lse, b, h, q_first + m + i)])
                 delta_rows[i] = delta.data[start(delta, b, h, q_first + m + i)]
-        dq_acc = cuda.local.array(N_DQ, mem.number)
-        for i in range(N_DQ):
-            dq_acc[i] = num.zero
-        scores = cuda.local.array(N_SCORES, mem.number)
-        d_probs = cuda.local.array(N_SCORES, mem.number)
-        slopes = cuda.local.array(N_SLOPES, mem.number)
-        frag = cuda.local.array(4, mem.number)
-        frags = cuda.local.array(N_FRAGS, mem.number)
+        dq_acc = dsk.fragment()
+        dsk.clear(dq_acc)
+        scores, d_probs, slopes = qk.fragment(), qk.fragment(), qk.fragment()
 
         n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(max(i64(n_first), 0) // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
-            k_start, v_start = start(k, b, h_kv, k_first + n0), start(v, b, h_kv, k_first + n0)
+            k_lines, v_lines = lines(k, b, h_kv, k_first + n0, Sk - n0), lines(v, b, h_kv, k_first + n0, Sk - n0)
             cuda.syncthreads()
-            if SHARE:
-                tile.load(smem, Q, Q_ROW, BLOCK_Q, D, q.data, q_start, q.strides[2], Sq - m0)
-            strange = tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
-            if not SHARE:
-                tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
+            if config.share:
+                tile.own.load(smem, q_lines)
+            strange = tile.passing.load(smem, k_lines)
+            if not config.share:
+                tile.passing_v.load(smem, v_lines)
             cuda.syncthreads()
 
-            tile.abt(scores, frag, frags, smem, Q, Q_ROW, K, K_ROW, D4, line, lane)
+            qk.clear(scores)
+            qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
             where = Where(b, h, m, n0 + lane, Sq, Sk, offset)
             whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
             whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
-            if BENDS:
-                score_tile.slopes(slopes, scores, smem, DS, options, scale, where)
-            score_tile.finish(scores, smem, DS, options, whole, scale, where)
+            if chain.bends:
+                score.slopes(slopes, scores, smem, options, scale, where)
+            score.finish(scores, smem, options, whole, scale, where)
 
-            if SHARE:
+            if config.share:
                 cuda.syncthreads()
-                tile.load(smem, DO, DO_ROW, BLOCK_Q, Dv, do.data, do_start, do.strides[2], Sq - m0)
-                tile.load(smem, V, V_ROW, BLOCK_KV, Dv, v.data, v_start, v.strides[2], Sk - n0)
+                tile.own_v.load(smem, do_lines)
+                tile.passing_v.load(smem, v_lines)
                 cuda.syncthreads()
-            tile.abt(d_probs, frag, frags, smem, DO, DO_ROW, V, V_ROW, DV4, line, lane)
-            if WEIGHS:
-                score_tile.weights(smem, DS, options, where)
-            for i in range(TILE_Q):
-                for j in range(TILE_KV):
-                    e = i * TILE_KV + j
-                    my_place = tile.mine(DS, DS_ROW, e)
+            dov.clear(d_probs)
+            dov.add(d_probs, smem)  # d_probs [BLOCK_Q, BLOCK_KV] = dO @ V.T
+            if chain.weighs:
+                score.weights(smem, options, where)
+            for i in range(qk.rows):
+                for j in range(qk.columns):
+                    e = i * qk.columns + j
                     d_prob = d_probs[e]
-                    if WEIGHS:
-                        d_prob *= smem[my_place]
+                    if chain.weighs:
+                        d_prob *= smem[score.at(e)]
                     d_score = num.exp(scores[e] - lse_rows[i]) * (d_prob - delta_rows[i])
-                    if BENDS:
+                    if chain.bends:
                         d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                    smem[my_place] = d_score if scores[e] != num.minus_inf else num.minus_zero
+                    smem[score.at(e)] = d_score if scores[e] != num.minus_inf else num.minus_zero
 
-            if SHARE:
+            if config.share:
                 cuda.syncthreads()
-                tile.load(smem, K, K_ROW, BLOCK_KV, D, k.data, k_start, k.strides[2], Sk - n0)
+                tile.passing.load(smem, k_lines)
             if cuda.syncthreads_or(strange):
-                tile.ab_counted(dq_acc, frag, frags, smem, DS, DS_ROW, K, K_ROW, BLOCK_KV, GROUPS, line, lane)
+                dsk.add_counted(dq_acc, smem, BLOCK_KV)
             else:
-                tile.ab(dq_acc, frag, frags, smem, DS, DS_ROW, K, K_ROW, BLOCK_KV, GROUPS, line, lane)
+                dsk.add(dq_acc, smem)  # dq [BLOCK_Q, D] += dS @ K
 
-        for i in range(TILE_Q):
+        for i in range(qk.rows):
             if m + i < Sq:
                 row = start(dq, b, h, q_first + m + i)
-                for g in range(GROUPS):
-                    for c in range(4):
-                        column = g * 64 + 4 * lane + c
-                        if column < D:
-                            mem.store(dq.data, row + column, dq_acc[(i * GROUPS + g) * 4 + c] * scale)
+                for c in range(dsk.columns):
+                    if dsk.column(c) < variant.D:
+                        mem.store(dq.data, row + dsk.column(c), dq_acc[i * dsk.columns + c] * scale)
 
     return flash_attention_dq

@@ -13,22 +13,35 @@ A block of 16 x 16 threads takes BLOCK_Q queries of one head; Q stays in shared 
 A tile that no query sees is not visited. A probability that does not count is kept as -0: it adds nothing, and where a
 tile of V holds a NaN or an infinity, it says what to leave out, so that a NaN that is not seen stays where it is.
 
-Shared memory: itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64 + 4) + BLOCK_Q * (BLOCK_KV + 4)) with D4,
-Dv64 the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and about 50 more.
+Shared memory: `ForwardConfig.layout`, itemsize * (BLOCK_Q * (D4 + 4) + BLOCK_KV * max(D4 + 4, Dv64 + 4) + BLOCK_Q *
+(BLOCK_KV + 4)) with D4, Dv64 the widths rounded up to 4 and 64. Registers: tile_q * (tile_kv + Dv64 / 16) numbers and
+about 50 more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..arrays import align_up
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
+from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from .arguments import Variant, array_type, size_types, spans, start, statistic_type
 from .options import chain_of
-from .tiles import LANES, THREADS, Where, columns_of, row_of, score_tiles, tiles
+from .tiles import Where, lines, score_tile
+
+
+class ForwardLayout(NamedTuple):
+    """What lies in shared memory; K and V take turns."""
+
+    q: Tile  # [BLOCK_Q, D]
+    k: Tile  # [BLOCK_KV, D]
+    v: Tile  # [BLOCK_KV, Dv]
+    probs: Tile  # [BLOCK_Q, BLOCK_KV]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -47,10 +60,16 @@ class ForwardConfig:
     def block_kv(self) -> int:
         return LANES * self.tile_kv
 
+    def layout(self, D: int, Dv: int, dtype: str) -> ForwardLayout:
+        shared = Shared(dtype, THREADS)
+        q = shared.tile(self.block_q, D)
+        k = shared.tile(self.block_kv, D)
+        v = shared.tile(self.block_kv, Dv, 64, over=k)
+        probs = shared.tile(self.block_q, self.block_kv)
+        return ForwardLayout(q, k, v, probs, shared.nbytes)
+
     def shared_bytes(self, D: int, Dv: int, dtype: str) -> int:
-        kv_row = max(row_of(D), row_of(align_up(Dv, 64)))
-        count = self.block_q * row_of(D) + self.block_kv * kv_row + self.block_q * row_of(self.block_kv)
-        return count * (8 if dtype == "float64" else 4)
+        return self.layout(D, Dv, dtype).nbytes
 
 
 @builds
@@ -62,17 +81,11 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
     mem = storage(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
     chain, span = chain_of(variant.having, variant.dtype), spans(variant.varlen)
-
-    TILE_Q, TILE_KV, BLOCK_Q, BLOCK_KV = config.tile_q, config.tile_kv, config.block_q, config.block_kv
-    tile = tiles(variant.dtype, TILE_Q, TILE_KV)
-    D, Dv, D4 = variant.D, variant.Dv, align_up(variant.D, 4)
-    COLUMNS, GROUPS = columns_of(Dv), columns_of(Dv) // 4  # of acc a thread holds
-    ROW, V_ROW, PROBS_ROW = row_of(D), row_of(align_up(Dv, 64)), row_of(BLOCK_KV)
-    KV = BLOCK_Q * ROW  # where K and V begin in shared memory, and the probabilities
-    PROBS = KV + BLOCK_KV * max(ROW, V_ROW)
-    score_tile = score_tiles(chain, variant.dtype, TILE_Q, TILE_KV, PROBS_ROW, transposed=False)
-    WEIGHS, WITH_LSE = chain.weighs, with_lse
-    N_SCORES, N_ACC, N_KEYS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, max(4 * TILE_KV, 16)
+    tile = config.layout(variant.D, variant.Dv, variant.dtype)
+    qk = mma_abt(mem.number, tile.q, tile.k, config.tile_q, config.tile_kv)
+    pv = mma_ab(mem.number, tile.probs, tile.v, config.tile_q)
+    score = score_tile(chain, variant.dtype, qk, tile.probs)
+    BLOCK_Q, BLOCK_KV = config.block_q, config.block_kv
 
     @kernel(
         array_type(variant),
@@ -95,75 +108,69 @@ def build_forward(config: ForwardConfig, variant: Variant, with_lse: bool) -> Ke
         if m0 >= Sq:
             return
         offset = aligned * (Sk - Sq)
-        tile.load(smem, 0, ROW, BLOCK_Q, D, q.data, start(q, b, h, q_first + m0), q.strides[2], Sq - m0)
+        tile.q.load(smem, lines(q, b, h, q_first + m0, Sq - m0))
 
-        m = m0 + line * TILE_Q  # my first query
-        row_max = cuda.local.array(TILE_Q, mem.number)
-        row_sum = cuda.local.array(TILE_Q, mem.number)  # my share; the lanes meet after the loop
-        for i in range(TILE_Q):
+        m = m0 + line * qk.rows  # my first query
+        row_max = cuda.local.array(qk.rows, mem.number)
+        row_sum = cuda.local.array(qk.rows, mem.number)  # my share; the lanes meet after the loop
+        for i in range(qk.rows):
             row_max[i] = chain.sink(options, h)  # -inf where there is none
             row_sum[i] = num.zero
             if lane == 0:
                 row_sum[i] = num.exp(row_max[i] - num.base(row_max[i]))
-        acc = cuda.local.array(N_ACC, mem.number)
-        for i in range(N_ACC):
-            acc[i] = num.zero
-        scores = cuda.local.array(N_SCORES, mem.number)
-        frag = cuda.local.array(4, mem.number)  # of a row of Q, then of P
-        frags = cuda.local.array(N_KEYS, mem.number)  # of rows of K, then of V
+        acc = pv.fragment()
+        pv.clear(acc)
+        scores = qk.fragment()
 
         n_first, n_end = chain.key_range(options, m0, min(m0 + BLOCK_Q, Sq), offset, Sk)
         for n0 in range(max(i64(n_first), 0) // BLOCK_KV * BLOCK_KV, n_end, BLOCK_KV):
             cuda.syncthreads()
-            tile.load(smem, KV, ROW, BLOCK_KV, D, k.data, start(k, b, h_kv, k_first + n0), k.strides[2], Sk - n0)
+            tile.k.load(smem, lines(k, b, h_kv, k_first + n0, Sk - n0))
             cuda.syncthreads()
-            tile.abt(scores, frag, frags, smem, 0, ROW, KV, ROW, D4, line, lane)
+            qk.clear(scores)
+            qk.add(scores, smem)  # scores [BLOCK_Q, BLOCK_KV] = Q @ K.T
             whole = (m0 + BLOCK_Q <= Sq) & (n0 + BLOCK_KV <= Sk)
             whole &= chain.full(options, m0, m0 + BLOCK_Q, n0, n0 + BLOCK_KV, offset)
             where = Where(b, h, m, n0 + lane, Sq, Sk, offset)
-            score_tile.finish(scores, smem, PROBS, options, whole, scale, where)
-            if WEIGHS:
-                score_tile.weights(smem, PROBS, options, where)
-            for i in range(TILE_Q):
+            score.finish(scores, smem, options, whole, scale, where)
+            if chain.weighs:
+                score.weights(smem, options, where)
+            for i in range(qk.rows):
                 tile_max = num.minus_inf
-                for j in range(TILE_KV):
-                    tile_max = num.maximum(tile_max, scores[i * TILE_KV + j])
+                for j in range(qk.columns):
+                    tile_max = num.maximum(tile_max, scores[i * qk.columns + j])
                 new_max = num.maximum(row_max[i], lanes.max(tile_max))
                 base = num.base(new_max)
                 rescale = num.exp(row_max[i] - base)
                 row_max[i] = new_max
                 row_sum[i] *= rescale
-                for j in range(TILE_KV):
-                    prob = num.exp(scores[i * TILE_KV + j] - base)
+                for j in range(qk.columns):
+                    e = i * qk.columns + j
+                    prob = num.exp(scores[e] - base)
                     row_sum[i] += prob
-                    my_place = tile.mine(PROBS, PROBS_ROW, i * TILE_KV + j)
-                    if WEIGHS:
-                        prob *= smem[my_place]
-                    smem[my_place] = num.minus_zero if scores[i * TILE_KV + j] == num.minus_inf else prob
-                for c in range(COLUMNS):
-                    acc[i * COLUMNS + c] *= rescale
+                    if chain.weighs:
+                        prob *= smem[score.at(e)]
+                    smem[score.at(e)] = num.minus_zero if scores[e] == num.minus_inf else prob
+                for c in range(pv.columns):
+                    acc[i * pv.columns + c] *= rescale
             cuda.syncthreads()
-            strange = tile.load(
-                smem, KV, V_ROW, BLOCK_KV, Dv, v.data, start(v, b, h_kv, k_first + n0), v.strides[2], Sk - n0
-            )
+            strange = tile.v.load(smem, lines(v, b, h_kv, k_first + n0, Sk - n0))
             if cuda.syncthreads_or(strange):
-                tile.ab_counted(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
+                pv.add_counted(acc, smem, BLOCK_KV)
             else:
-                tile.ab(acc, frag, frags, smem, PROBS, PROBS_ROW, KV, V_ROW, BLOCK_KV, GROUPS, line, lane)
+                pv.add(acc, smem)  # acc [BLOCK_Q, Dv] += P @ V
 
-        for i in range(TILE_Q):
+        for i in range(qk.rows):
             total = lanes.sum(row_sum[i])
             if m + i < Sq:
                 inverse = num.zero
                 if total != num.zero:
                     inverse = num.one / total
                 row = start(o, b, h, q_first + m + i)
-                for g in range(GROUPS):
-                    for c in range(4):
-                        column = g * 64 + 4 * lane + c
-                        if column < Dv:
-                            mem.store(o.data, row + column, acc[(i * GROUPS + g) * 4 + c] * inverse)
-                if WITH_LSE and lane == 0:
+                for c in range(pv.columns):
+                    if pv.column(c) < variant.Dv:
+                        mem.store(o.data, row + pv.column(c), acc[i * pv.columns + c] * inverse)
+                if with_lse and lane == 0:
                     lse.data[start(lse, b, h, q_first + m + i)] = num.base(row_max[i]) + num.log(total)
 
     return flash_attention_simt

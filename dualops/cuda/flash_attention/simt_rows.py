@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
+from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
 from .arguments import Variant, array_type, start, statistic_type
 from .options import strided
-from .tiles import LANES, THREADS
 
 ROWS = THREADS // LANES  # of delta in a block
 

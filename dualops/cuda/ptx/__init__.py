@@ -1,8 +1,21 @@
 """PTX instructions for kernels, a file a chapter, each with the twin that the simulator runs.
 
-`asm.RECORDS` lists those of the chapters that were imported; importing this package imports all of them.
+`asm.RECORDS` lists those of the chapters that were imported, with the members of families (`asm.FAMILIES`) that were
+made; importing this package imports all chapters.
 """
 
-from . import arithmetic, asm, async_copy, convert, mbarrier, memory, warp
+from . import arithmetic, asm, async_copy, convert, cp_async, ldmatrix, mbarrier, memory, mma, registers, warp
 
-__all__ = ["arithmetic", "asm", "async_copy", "convert", "mbarrier", "memory", "warp"]
+__all__ = [
+    "arithmetic",
+    "asm",
+    "async_copy",
+    "convert",
+    "cp_async",
+    "ldmatrix",
+    "mbarrier",
+    "memory",
+    "mma",
+    "registers",
+    "warp",
+]

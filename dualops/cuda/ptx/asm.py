@@ -6,248 +6,173 @@
         return np.exp2(np.float32(x))
 
 The decorated body is the twin; its parameter names are the operands of the text, `{d}` (or `{d0}`, `{d1}`, ...) the
-results. Compiled, the name is a Numba intrinsic that emits the text as inline assembly: operands are numbered,
-constraints derived and effects marked here and nowhere else. Types: f32, f64, i32, i64, u32, u64, u16, and
+results. Compiled, the name is a Numba intrinsic that emits the text as inline assembly (`emitter`). A signature has
 
+    f32           a value: f32, f64, i32, i64, u32, u64, u16
     global[i64]   two parameters, a pointer and an index: the operand is the address of that element
     shared[i32]   two parameters, a shared array and an index: the operand is the 32-bit shared address
+    f32[64]       a fragment: one parameter, a local array whose first 64 elements are operands, each in a register.
+                  The text has them as a braced list: `{acc}` becomes `{r0, r1, ...}`
+    u32[4][i32]   two parameters, a local array and an index: 4 elements from that one on
+    +f32[64]      a fragment that is read and written in place
+    =f32[64]      a fragment that is only written
+    imm[0..7]     an immediate: a constant of this domain, which becomes part of the text; imm[24..256:8] is every 8th
 
-ISA sections are those of the PTX ISA manual, release 9.0.
+so that warpgroup products, for instance, are
+
+    @instruction("(+f32[64], u64, u64, i32) -> void", "{ .reg .pred p; setp.ne.b32 p, {scale_d}, 0; wgmma.mma_async
+        .sync.aligned.m64n128k16.f32.bf16.bf16 {acc}, {a_desc}, {b_desc}, p, 1, 1, 0, 0; }", section="9.7.15.5.2")
+    def wgmma_m64n128k16(acc, a_desc, b_desc, scale_d): ...
+
+    @instruction("(+f32[64], imm[0..7]) -> void", "wgmma.wait_group.sync.aligned {pending};", section="9.7.15.7.3")
+    def wgmma_wait_group(acc, pending): ...
+
+The text of the second does not name `acc`. It may leave out what is read and written in place: a wait must carry the
+registers that it protects, or they would be read before it.
+
+A fragment stays in registers where its array's indices are constants once loops are unrolled: loops of constant length
+over indices that are sums of them and of constants. An immediate is a number in the kernel or a plain name that its
+build closed over, handed on by verbs or not; a member of a Namespace and an expression are no constants to Numba. Both
+are checked: an array of another type, an index outside of it (in the simulator) and a number outside of the domain are
+refused with the names of instruction and operand, what was expected and what was given.
+
+A family makes instructions out of parameters, each once:
+
+    @family(n=range(8, 257, 8), dtype=("bf16", "f16"))
+    def wgmma(n, dtype):
+        "acc [64, n] += A [64, 16] @ B [16, n]"
+        @instruction(f"(+f32[{n // 2}], ...", f"...m64n{n}k16.f32.{dtype}.{dtype} " "{acc}, ...", section=...,
+                     name=f"wgmma_m64n{n}k16_f32_{dtype}")
+        def product(acc, a_desc, b_desc, scale_d): ...
+        return product
+
+A build asks for its member, `mma = wgmma(BLOCK_N, "bf16")`, and closes over it or puts it in a Namespace. RECORDS has
+every instruction that was made, FAMILIES every family. ISA sections are those of the PTX ISA manual, release 9.0.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import wraps
+from itertools import product
+from threading import RLock
 from typing import Any, TypeVar
 
-from llvmlite import ir
-from numba.core import types
+import numpy as np
 
 from ..backend import SIMULATED
-from ..simulator import located
-
-
-@dataclass(frozen=True)
-class _Scalar:
-    numba: Any
-    llvm: ir.Type
-    constraint: str
-
-
-_SCALARS = {
-    "f32": _Scalar(types.float32, ir.FloatType(), "f"),
-    "f64": _Scalar(types.float64, ir.DoubleType(), "d"),
-    "i32": _Scalar(types.int32, ir.IntType(32), "r"),
-    "u32": _Scalar(types.uint32, ir.IntType(32), "r"),
-    "i64": _Scalar(types.int64, ir.IntType(64), "l"),
-    "u64": _Scalar(types.uint64, ir.IntType(64), "l"),
-    "u16": _Scalar(types.uint16, ir.IntType(16), "h"),
-}
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
-_ADDRESSES = {"global[i64]": _I64, "shared[i32]": _I32}
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """What is known of an instruction."""
-
-    name: str
-    text: str
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
-    section: str
-    pure: bool
-    convergent: bool
-    operands: tuple[str, ...]  # names of the text's inputs, one for each of `takes`
-    parameters: tuple[str, ...]  # names of the Python parameters
-    twin: Callable[..., Any]
-
+from ..simulator import Local
+from .operands import Fragment, Immediate, Instruction, described, record_of
 
 RECORDS: dict[str, Instruction] = {}
+FAMILIES: dict[str, Family] = {}
 Twin = TypeVar("Twin", bound=Callable[..., Any])
 
 
 def instruction(
-    signature: str, text: str, *, section: str, pure: bool = False, convergent: bool = False
+    signature: str, text: str, *, section: str, pure: bool = False, convergent: bool = False, name: str = ""
 ) -> Callable[[Twin], Twin]:
     """Declare an instruction; see the module's docstring.
 
     pure: the result depends on the operands alone, so that calls may be moved, merged or dropped. Otherwise calls stay,
-    in order. convergent: lanes depend on one another, so that a call may not be moved into a branch.
+    in order, and may read and write any memory. convergent: lanes depend on one another, so that a call may not be
+    moved into a branch. name: a family's member's; else the twin's.
     Raises TypeError where signature, text and twin do not fit together.
     """
 
     def declare(twin: Twin) -> Twin:
-        record = _record(signature, text, section, pure, convergent, twin)
+        called = name or twin.__name__
+        record = record_of(called, called, signature, text, section, pure, convergent, twin)
         if record.name in RECORDS:
             raise TypeError(f"{record.name} is declared twice")
         RECORDS[record.name] = record
-        return twin if SIMULATED else _intrinsic(record)
+        if SIMULATED:
+            return _checked(record)
+        from .emitter import intrinsic_of
+
+        return intrinsic_of(record)
 
     return declare
 
 
-def _record(
-    signature: str, text: str, section: str, pure: bool, convergent: bool, twin: Callable[..., Any]
-) -> Instruction:
-    name = twin.__name__
-    takes, gives = (tuple(re.findall(r"\w+(?:\[\w+\])?", side)) for side in signature.split("->"))
-    gives = () if gives == ("void",) else gives
-    parameters = tuple(inspect.signature(twin).parameters)
-    operands, place = [], 0
-    for kind in takes:
-        if kind not in _SCALARS and kind not in _ADDRESSES:
-            raise TypeError(f"{name}: {kind} is no operand type, expected one of {', '.join([*_SCALARS, *_ADDRESSES])}")
-        if place >= len(parameters):
-            raise TypeError(f"{name}: {len(takes)} operands {takes}, the twin has parameters {parameters}")
-        operands.append(parameters[place])
-        place += 2 if kind in _ADDRESSES else 1
-    if place != len(parameters):
-        raise TypeError(f"{name}: operands {takes} need {place} parameters, the twin has {parameters}")
-    results = ["d"] if len(gives) == 1 else [f"d{i}" for i in range(len(gives))]
-    named = set(re.findall(r"\{(\w+)\}", text))
-    if named != {*operands, *results}:
-        raise TypeError(f"{name}: the text names {sorted(named)}, expected {sorted({*operands, *results})}")
-    if not _has_body(twin):
-        raise TypeError(f"{name}: no twin, expected a body that computes it in Python")
-    return Instruction(name, text, takes, gives, section, pure, convergent, tuple(operands), parameters, twin)
+class Family:
+    """Makes an instruction out of parameters, once. `domains`: the values that each parameter may have."""
+
+    def __init__(self, make: Callable[..., Any], domains: dict[str, Iterable[Any]]):
+        self.name, self.__doc__, self.domains = make.__name__, make.__doc__, domains
+        self._make, self._made, self._lock = make, dict[tuple[Any, ...], Any](), RLock()
+        self._signature = inspect.signature(make)
+        if tuple(self._signature.parameters) != tuple(domains):
+            raise TypeError(f"{self.name}: domains of {tuple(domains)}, for parameters {self._signature}")
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """The instruction of these parameters. Raises ValueError for one that is not of its domain."""
+        bound = self._signature.bind(*args, **options)
+        bound.apply_defaults()
+        for parameter, value in bound.arguments.items():
+            domain = self.domains[parameter]
+            if value not in domain:
+                told = described(domain) if isinstance(domain, range) else " or ".join(map(repr, domain))
+                raise ValueError(f"{self.name}: {parameter} is {value!r}, expected {told}")
+        chosen = tuple(bound.arguments.values())
+        with self._lock:
+            if chosen not in self._made:
+                before = len(RECORDS)
+                self._made[chosen] = self._make(*chosen)
+                for name in list(RECORDS)[before:]:
+                    RECORDS[name] = replace(RECORDS[name], family=self.name)
+            return self._made[chosen]
+
+    def every(self) -> list[tuple[Any, ...]]:
+        """The parameters of every member."""
+        return list(product(*self.domains.values()))
 
 
-def _has_body(twin: Callable[..., Any]) -> bool:
-    """Whether a function does more than carry a docstring and return None."""
+def family(**domains: Iterable[Any]) -> Callable[[Callable[..., Any]], Family]:
+    """Decorator of a function that declares the instruction of its parameters; see the module's docstring."""
 
-    def nothing() -> None:
-        """Only a docstring."""
+    def declare(make: Callable[..., Any]) -> Family:
+        if make.__name__ in FAMILIES:
+            raise TypeError(f"{make.__name__} is declared twice")
+        FAMILIES[make.__name__] = made = Family(make, domains)
+        return made
 
-    returned = {constant for constant in twin.__code__.co_consts if constant != twin.__doc__}
-    return twin.__code__.co_code != nothing.__code__.co_code or returned != {None}
-
-
-def _intrinsic(record: Instruction) -> Any:
-    from numba.cuda.extending import intrinsic
-
-    results = [_SCALARS[kind] for kind in record.gives]
-    if not results:
-        returns = types.void
-    else:
-        returns = results[0].numba if len(results) == 1 else types.Tuple([result.numba for result in results])
-    llvm_result: ir.Type = ir.VoidType()
-    if results:
-        llvm_result = results[0].llvm if len(results) == 1 else ir.LiteralStructType([r.llvm for r in results])
-    asm_types = [_ADDRESSES.get(kind) or _SCALARS[kind].llvm for kind in record.takes]
-    constraints = [f"={result.constraint}" for result in results]
-    for kind, asm_type in zip(record.takes, asm_types, strict=True):
-        address = "l" if asm_type == _I64 else "r"
-        constraints.append(address if kind in _ADDRESSES else _SCALARS[kind].constraint)
-    numbers = {name: f"${i}" for i, name in enumerate([*_result_names(record), *record.operands])}
-    text = re.sub(r"\{(\w+)\}", lambda match: numbers[match[1]], record.text)
-    attributes = ("nounwind", "readnone") if record.pure else ("nounwind", "convergent") if record.convergent else ()
-    body = ir.InlineAsm(
-        ir.FunctionType(llvm_result, asm_types), text, ",".join(constraints), side_effect=not record.pure
-    )
-
-    def typing(context: Any, *arguments: Any) -> Any:
-        signature = returns(*_argument_types(record, arguments))
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            operands, rest = [], list(zip(signature.args, values, strict=True))
-            for kind in record.takes:
-                numba_type, value = rest.pop(0)
-                if kind == "global[i64]":
-                    address = builder.gep(value, [rest.pop(0)[1]])
-                    operands.append(builder.ptrtoint(address, _I64))
-                elif kind == "shared[i32]":
-                    # in 32 bits, of which shared memory needs no more: else its addresses are computed in 64
-                    array = context.make_array(numba_type)(context, builder, value)
-                    there = ir.PointerType(array.data.type.pointee, addrspace=3)
-                    first = builder.ptrtoint(builder.addrspacecast(array.data, there, "addrspacecast"), _I32)
-                    distance = builder.mul(rest.pop(0)[1], _I32(numba_type.dtype.bitwidth // 8))
-                    operands.append(builder.add(first, distance))
-                else:
-                    operands.append(value)
-            result = builder.call(body, operands, attrs=attributes)
-            if not results:
-                return context.get_dummy_value()
-            if len(results) == 1:
-                return result
-            return context.make_tuple(
-                builder, signature.return_type, [builder.extract_value(result, i) for i in range(len(results))]
-            )
-
-        return signature, generate
-
-    typing.__name__ = record.name
-    typing.__doc__ = record.twin.__doc__
-    names = ("context", *record.parameters)
-    parameter = inspect.Parameter
-    typing.__signature__ = inspect.Signature([parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in names])
-    return intrinsic(typing)
+    return declare
 
 
-def _result_names(record: Instruction) -> list[str]:
-    return ["d"] if len(record.gives) == 1 else [f"d{i}" for i in range(len(record.gives))]
+_KINDS = {"f32": np.float32, "f64": np.float64, "u16": np.uint16, "i32": np.int32, "u32": np.uint32}
+_KINDS |= {"i64": np.int64, "u64": np.uint64}
 
 
-def _argument_types(record: Instruction, arguments: tuple[Any, ...]) -> list[Any]:
-    """Numba types that the call's arguments are cast to."""
-    wanted, rest = [], list(arguments)
-    for kind in record.takes:
-        given = rest.pop(0)
-        if kind in _ADDRESSES:
-            wanted += [given, types.int64 if kind == "global[i64]" else types.int32]
-            rest.pop(0)
-        else:
-            wanted.append(_SCALARS[kind].numba)
-    return wanted
+def _checked(record: Instruction) -> Any:
+    """The twin, which refuses fragments and immediates that can't be compiled, and indices outside of a fragment."""
+    special = [
+        (operand, record.parameters.index(operand.name))
+        for operand in record.operands
+        if isinstance(operand, Fragment | Immediate)
+    ]
+    if not special:
+        return record.twin
+
+    @wraps(record.twin)
+    def twin(*args: Any) -> Any:
+        for operand, place in special:
+            if isinstance(operand, Immediate):
+                operand.check(record.name, args[place])
+            else:
+                _check_fragment(record.name, operand, args[place], args[place + 1] if operand.indexed else 0)
+        return record.twin(*args)
+
+    return twin
 
 
-def array_at(element: Any) -> Callable[..., Any]:
-    """What makes an array of `element`, a Numba scalar type, out of the address of its first one in global memory.
-
-    No instruction: compiled, it is the same 64 bits. In the simulator it is the array of the launch that lies there.
-    """
-    if SIMULATED:
-        return located
-    from numba.cuda.extending import intrinsic
-
-    def array_at(context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            generic = context.get_value_type(signature.return_type)
-            in_global = ir.PointerType(generic.pointee, addrspace=1)
-            return builder.addrspacecast(builder.inttoptr(values[0], in_global), generic)
-
-        return types.CPointer(element)(types.int64), generate
-
-    return intrinsic(array_at)
-
-
-def _store_words() -> Callable[..., None]:
-    """What writes a tuple of int64 to an array of them, from `index` on: (array, index, words).
-
-    A store for each word, since a tuple that is indexed by a variable becomes a chain of comparisons.
-    """
-    if SIMULATED:
-
-        def store_each(array: Any, index: int, words: tuple[int, ...]) -> None:
-            for k, word in enumerate(words):
-                array[index + k] = word
-
-        return store_each
-    from numba.cuda.extending import intrinsic
-
-    def store_words(context: Any, array: Any, index: Any, words: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            start = builder.gep(values[0], [values[1]])
-            for k in range(len(words)):
-                builder.store(builder.extract_value(values[2], k), builder.gep(start, [_I64(k)]))
-            return context.get_dummy_value()
-
-        return types.void(array, types.int64, words), generate
-
-    return intrinsic(store_words)
-
-
-store_words = _store_words()
+def _check_fragment(instruction: str, fragment: Fragment, array: Any, index: int) -> None:
+    kind = _KINDS[fragment.of]
+    if not isinstance(array, Local) or array.kind is not kind:
+        told = f"a local array of {array.kind.__name__}" if isinstance(array, Local) else repr(array)
+        raise TypeError(f"{instruction}: {fragment.name} is {told}, expected a local array of {kind.__name__}")
+    if not 0 <= index <= len(array.values) - fragment.count:
+        told = f"{fragment.count} from {index} on, of {len(array.values)}"
+        raise IndexError(f"{instruction}: {fragment.name} is elements {told}")

@@ -74,6 +74,10 @@ class Variant:
     mask: str = ""  # its dtype; a dense mask is in place of the decay
     normalized: bool = False  # there may be sums of rows, weights, terms and norms
 
+    @property
+    def masked(self) -> bool:
+        return bool(self.mask)
+
 
 def strided(dtype: str, rank: int) -> Any:
     """The type of a Strided argument."""

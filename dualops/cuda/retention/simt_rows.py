@@ -22,14 +22,17 @@ Registers: tile_q * (BLOCK_V / 16 + max(tile_kv, 4)) numbers and about 50 more.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
 from ..tile.numbers import numbers
-from ..tile.products import LANES, products, row_of, tile_load
+from ..tile.products import LANES, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
+from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
+from ..tile.vector_load import by_vectors
 from .arguments import (
     ABS,
     OF_COLUMNS,
@@ -44,6 +47,18 @@ from .arguments import (
     start,
     strided,
 )
+
+
+class RowsLayout(NamedTuple):
+    """What lies in shared memory; K, V and the state take turns."""
+
+    k: Tile  # [BLOCK_KV, DEPTH]
+    v: Tile  # [BLOCK_KV, BLOCK_V]
+    state: Tile  # [BLOCK_KV, BLOCK_V]
+    p: Tile  # [BLOCK_Q, BLOCK_KV]
+    weights: int  # of BLOCK_KV rows of V
+    q: Tile  # [BLOCK_Q, DEPTH], a tile for every DEPTH columns
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -70,11 +85,27 @@ class RowsConfig:
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 
+    def layout(self, dtype: str, D: int, *, aligned: bool = False, weighted: bool = False) -> RowsLayout:
+        """aligned: rows of the arrays are whole vectors; weighted: V's rows may be multiplied by weights."""
+        threads = self.lanes**2
+        shared = Shared(dtype, threads)
+        k = shared.tile(self.block_kv, self.depth)
+        v = shared.tile(self.block_kv, self.block_v, over=k)
+        p = shared.tile(self.block_q, self.block_kv)
+        weights = shared.vector(self.block_kv)
+        q = shared.tile(self.block_q, self.depth, stages=cdiv(D, self.depth))
+        return RowsLayout(
+            k.but(load=by_vectors(dtype, aligned, k, threads)),
+            v.but(load=by_vectors(dtype, aligned, v, threads, weighted=weighted, checked=True)),
+            v.but(load=by_vectors(compute_dtype(dtype), aligned, v, threads)),
+            p,
+            weights,
+            q.but(load=by_vectors(dtype, aligned, q, threads)),
+            shared.nbytes,
+        )
+
     def shared_bytes(self, dtype: str, D: int) -> int:
-        widest = max(row_of(self.depth), row_of(self.block_v))
-        q_rows = cdiv(D, self.depth) * row_of(self.depth)
-        count = self.block_q * (q_rows + row_of(self.block_kv)) + self.block_kv * (widest + 1)
-        return count * (8 if dtype == "float64" else 4)
+        return self.layout(dtype, D).nbytes
 
 
 @builds
@@ -83,29 +114,18 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     dtype = variant.dtype
     mem, mask_mem, decays = storage(dtype), storage(variant.mask or dtype), decay(dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
-    ACROSS, THREADS = config.lanes, config.lanes**2
-    TILE_Q, TILE_KV, GROUPS, DEPTH = config.tile_q, config.tile_kv, config.groups, config.depth
+    tile = config.layout(dtype, config.depth, aligned=variant.aligned, weighted=variant.normalized)
+    qk = mma_abt(mem.number, tile.q, tile.k, config.tile_q, config.tile_kv, config.lanes, looped=True)
+    pv = mma_ab(mem.number, tile.p, tile.v, config.tile_q, config.near, config.lanes, looped=True)
+    q_state = mma_ab(mem.number, tile.q, tile.state, config.tile_q, config.near, config.lanes, looped=True)
+    ACROSS, THREADS, DEPTH = config.lanes, config.lanes**2, config.depth
     BLOCK_Q, BLOCK_KV, BLOCK_V = config.block_q, config.block_kv, config.block_v
-    product = products(mem.number, TILE_Q, TILE_KV, config.near, ACROSS)
-    q_tile = tile_load(dtype, variant.aligned, BLOCK_Q, DEPTH, THREADS)
-    k_tile = tile_load(dtype, variant.aligned, BLOCK_KV, DEPTH, THREADS)
-    v_tile = tile_load(dtype, variant.aligned, BLOCK_KV, BLOCK_V, THREADS, weighted=variant.normalized, checked=True)
-    state_tile = tile_load(compute_dtype(dtype), variant.aligned, BLOCK_KV, BLOCK_V, THREADS)
-    N_LOAD = max(q_tile.size, k_tile.size, v_tile.size, state_tile.size)
-    K_ROW, V_ROW, P_ROW = row_of(DEPTH), row_of(BLOCK_V), row_of(BLOCK_KV)
-    K, P = 0, BLOCK_KV * max(K_ROW, V_ROW)
-    W = P + BLOCK_Q * P_ROW
-    Q = W + BLOCK_KV
-    SLICE = BLOCK_Q * K_ROW  # Q lies in slices of DEPTH columns
-    NEAR, COLUMNS = config.near, config.near * GROUPS
-    N_SCORES, N_ACC, N_PIECE, N_FRAGS = TILE_Q * TILE_KV, TILE_Q * COLUMNS, NEAR * TILE_Q, max(4 * TILE_KV, 16)
-    MASKED, NORMALIZED = bool(variant.mask), variant.normalized
 
     @verb
     def q_place(d, D):
         """Where column d of Q lies; column D beside the last one."""
         part = min(d, D - 1) // DEPTH
-        return part * SLICE + d - part * DEPTH
+        return tile.q.at + part * tile.q.size + d - part * DEPTH
 
     @verb
     def append(smem, at, term):
@@ -142,33 +162,28 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         chunk = (q_blocks - 1 - place % q_blocks) * BLOCK_Q // call.chunk
         n_first = i64(chunk) * call.chunk
         log2 = num.zero
-        if not MASKED:
+        if not variant.masked:
             log2 = decays.log2(gamma, call, h)
 
-        m = m0 + line * TILE_Q  # my first row
-        sums = cuda.local.array(TILE_Q, mem.number)  # my share of a row's sum; the lanes meet at the end
-        seen_by = cuda.local.array(TILE_Q, i32)  # columns of the chunk that a row of mine sees
-        for i in range(TILE_Q):
+        m = m0 + line * qk.rows  # my first row
+        sums = cuda.local.array(qk.rows, mem.number)  # my share of a row's sum; the lanes meet at the end
+        seen_by = cuda.local.array(qk.rows, i32)  # columns of the chunk that a row of mine sees
+        for i in range(qk.rows):
             end = columns
-            if not MASKED:
+            if not variant.masked:
                 end = min(m + i + call.offset + 1, columns)
             seen_by[i] = i32(end - n_first if m + i < rows else 0)
             sums[i] = num.zero
-        acc = cuda.local.array(N_ACC, mem.number)
-        for i in range(N_ACC):
-            acc[i] = num.zero
-        scores = cuda.local.array(N_SCORES, mem.number)
-        piece = cuda.local.array(N_PIECE, mem.number)
-        loading = cuda.local.array(N_LOAD, mem.number)
-        frag = cuda.local.array(4, mem.number)
-        frags = cuda.local.array(N_FRAGS, mem.number)
+        acc = pv.fragment()
+        pv.clear(acc)
+        scores = qk.fragment()
 
         q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
         for d in range(0, call.D, DEPTH):
-            q_at, left = Q + d // DEPTH * SLICE, call.D - d
-            q_tile.load(smem, q_at, K_ROW, loading, q.data, q_start + d, q_step, rows - m0, left, 0)
+            part = Part(q.data, q_start + d, q_step, rows - m0, call.D - d, 0)
+            tile.q.load(smem, part, tile.q.at + d // DEPTH * tile.q.size)
         more = 0  # columns that Q and K have beyond D: of terms, or of ones
-        if NORMALIZED and call.normed == OF_COLUMNS:
+        if variant.normalized and call.normed == OF_COLUMNS:
             more = 1
         if more != 0:
             cuda.syncthreads()
@@ -176,7 +191,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                 term = num.one
                 if (call.row_term != 0) & (m0 + r < rows):
                     term = terms.data[start(terms, b, h, row0 + call.direction * (m0 + r))]
-                append(smem, Q + q_place(call.D, call.D) + r * K_ROW, term)
+                append(smem, q_place(call.D, call.D) + r * tile.q.row, term)
 
         if chunk >= call.first_chunk:
             slot = slot_of(call, first, b, chunk)
@@ -184,41 +199,38 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             norm = slot * norms.strides[0] + h * norms.strides[1]
             for d in range(0, call.D + more, BLOCK_KV):
                 cuda.syncthreads()
-                at, left = state + d * call.Dv, call.D - d
-                state_tile.load(smem, K, V_ROW, loading, states.data, at, call.Dv, left, call.Dv - e0, 0)
+                left = call.D - d
+                tile.state.load(smem, Part(states.data, state + d * call.Dv, call.Dv, left, call.Dv - e0, 0))
                 cuda.syncthreads()
                 if (more != 0) & (left < BLOCK_KV):
                     for e in range(tid, min(call.Dv - e0, BLOCK_V), THREADS):
-                        smem[u32(K + left * V_ROW + e)] = norms.data[norm + e0 + e]
+                        smem[u32(tile.state.place(left, e))] = norms.data[norm + e0 + e]
                     cuda.syncthreads()
                 count = min((left + more + 3) // 4 * 4, BLOCK_KV)
-                q_at = Q + q_place(d, call.D)
-                product.ab(acc, piece, frag, frags, smem, q_at, K_ROW, K, V_ROW, count, GROUPS, line, lane)
-            if NORMALIZED and call.normed == OF_ROWS:
+                q_state.add_part(acc, smem, q_place(d, call.D), count)  # acc [BLOCK_Q, BLOCK_V] += Q @ state
+            if variant.normalized and call.normed == OF_ROWS:
                 for d in range(lane, call.D, ACROSS):
-                    for i in range(TILE_Q):
-                        sums[i] += (
-                            smem[u32(Q + q_place(d, call.D) + (line * TILE_Q + i) * K_ROW)] * norms.data[norm + d]
-                        )
-            for i in range(TILE_Q):
+                    for i in range(qk.rows):
+                        at = q_place(d, call.D) + (line * qk.rows + i) * tile.q.row
+                        sums[i] += smem[u32(at)] * norms.data[norm + d]
+            for i in range(qk.rows):
                 factor = decays.power(log2, m + i - n_first + call.later) * call.state_scale
                 sums[i] *= factor
-                for c in range(COLUMNS):
-                    acc[i * COLUMNS + c] *= factor
+                for c in range(pv.columns):
+                    acc[i * pv.columns + c] *= factor
 
         n_end = columns
-        if not MASKED:
+        if not variant.masked:
             n_end = min(m0 + BLOCK_Q + call.offset, columns)
         k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
         for n0 in range(n_first, n_end, BLOCK_KV):
             token = column0 + call.direction * n0
             k_start, v_start = start(k, b, h, token), start(v, b, h, token) + e0
-            for e in range(N_SCORES):
-                scores[e] = num.zero
+            qk.clear(scores)
             for d in range(0, call.D, DEPTH):
                 left = call.D - d
                 cuda.syncthreads()
-                k_tile.load(smem, K, K_ROW, loading, k.data, k_start + d, k_step, columns - n0, left, 0)
+                tile.k.load(smem, Part(k.data, k_start + d, k_step, columns - n0, left, 0))
                 cuda.syncthreads()
                 depth = DEPTH
                 if left <= DEPTH:
@@ -228,23 +240,24 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             term = num.one
                             if (call.column_term != 0) & (n0 + r < columns):
                                 term = terms.data[start(terms, b, h, token + call.direction * r)]
-                            append(smem, K + r * K_ROW + left, term)
+                            append(smem, tile.k.place(r, left), term)
                         cuda.syncthreads()
-                product.abt(scores, frag, frags, smem, Q + d // DEPTH * SLICE, K_ROW, K, K_ROW, depth, line, lane)
+                # scores [BLOCK_Q, BLOCK_KV] += Q @ K.T
+                qk.add_part(scores, smem, tile.q.at + d // DEPTH * tile.q.size, depth)
 
-            if NORMALIZED:
+            if variant.normalized:
                 for r in range(tid, BLOCK_KV, THREADS):
                     weight = num.one
                     if (call.column_weighted != 0) & (n0 + r < columns):
                         weight = weights.data[start(weights, b, h, token + call.direction * r)]
-                    smem[u32(W + r)] = weight
+                    smem[u32(tile.weights + r)] = weight
             apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
-            for i in range(TILE_Q):
+            for i in range(qk.rows):
                 share = num.zero
-                for j in range(TILE_KV):
+                for j in range(qk.columns):
                     n = n0 + lane + ACROSS * j
                     seen = i32(n - n_first) < seen_by[i]
-                    if MASKED:
+                    if variant.masked:
                         factor = num.zero
                         if seen:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
@@ -252,29 +265,28 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             factor = mem.number(mask_mem.load(mask.data, at))
                     else:
                         factor = num.exp2(log2 * (apart + mem.number(i - ACROSS * j)))
-                    score = scores[i * TILE_KV + j] * call.scale * factor + num.zero  # no -0
+                    score = scores[i * qk.columns + j] * call.scale * factor + num.zero  # no -0
                     if not seen:
                         score = num.minus_zero
-                    smem[u32(P + (line * TILE_Q + i) * P_ROW + lane + ACROSS * j)] = score
-                    if NORMALIZED:
+                    smem[u32(tile.p.place(line * qk.rows + i, lane + ACROSS * j))] = score
+                    if variant.normalized:
                         share += abs(score) if call.normalize == ABS else score
-                if NORMALIZED:
+                if variant.normalized:
                     sums[i] += share
 
             cuda.syncthreads()
-            strange = v_tile.load(smem, K, V_ROW, loading, v.data, v_start, v_step, columns - n0, call.Dv - e0, W)
+            strange = tile.v.load(smem, Part(v.data, v_start, v_step, columns - n0, call.Dv - e0, tile.weights))
             count = min((n_end - n0 + 3) // 4 * 4, BLOCK_KV)
             if cuda.syncthreads_or(strange):
-                product.ab_counted(acc, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+                pv.add_counted(acc, smem, count)
             else:
-                product.ab(acc, piece, frag, frags, smem, P, P_ROW, K, V_ROW, count, GROUPS, line, lane)
+                pv.add_part(acc, smem, tile.p.at, count)  # acc [BLOCK_Q, BLOCK_V] += P @ V
 
-        e_mine = e0 + lane * NEAR  # my first column of the result
-        left = i32(call.Dv - e_mine)
-        for i in range(TILE_Q):
+        left = i32(call.Dv - e0)
+        for i in range(qk.rows):
             inverse = num.one
             row = row0 + call.direction * (m + i)
-            if NORMALIZED and call.normalize != 0:
+            if variant.normalized and call.normalize != 0:
                 total = lanes.sum(sums[i])
                 size = abs(total)
                 if not size <= num.one:  # a NaN too
@@ -282,12 +294,11 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                 if (call.sums != 0) & (m + i < rows) & (lane == 0) & (e0 == 0):
                     row_sum.data[start(row_sum, b, h, row)] = total
             if m + i < rows:
-                if NORMALIZED and call.row_weighted != 0:
+                if variant.normalized and call.row_weighted != 0:
                     inverse = weights.data[start(weights, b, h, row)]
-                to = start(out, b, h, row) + e_mine
-                for c in range(COLUMNS):
-                    e = c // NEAR * ACROSS * NEAR + c % NEAR
-                    if i32(e) < left:
-                        mem.store(out.data, to + e, acc[i * COLUMNS + c] * inverse)
+                to = start(out, b, h, row) + e0
+                for c in range(pv.columns):
+                    if i32(pv.column(c)) < left:
+                        mem.store(out.data, to + pv.column(c), acc[i * pv.columns + c] * inverse)
 
     return retention_rows

@@ -14,12 +14,15 @@ Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
-from ..tile.products import LANES, THREADS, neighbours, opaque_i32, row_of, tile_load
+from ..tile.products import LANES, THREADS, neighbours, opaque_i32
+from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
+from ..tile.vector_load import by_vectors
 from .arguments import (
     LONGEST_CHUNK,
     OF_COLUMNS,
@@ -36,6 +39,15 @@ from .arguments import (
 
 AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
 NORM_THREADS = 64
+
+
+class StatesLayout(NamedTuple):
+    """What lies in shared memory."""
+
+    weights: int  # of a chunk's tokens
+    k: Tile  # [tokens, BLOCK_D]
+    v: Tile  # [tokens, BLOCK_V]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,17 @@ class StatesConfig:
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 
+    def layout(self, dtype: str, *, aligned: bool = False) -> StatesLayout:
+        """aligned: rows of the arrays are whole vectors."""
+        shared, threads = Shared(dtype), self.lanes**2
+        weights = shared.vector(LONGEST_CHUNK)
+        k, v = shared.tile(self.tokens, self.block_d), shared.tile(self.tokens, self.block_v)
+        k = k.but(load=by_vectors(dtype, aligned, k, threads))
+        v = v.but(load=by_vectors(dtype, aligned, v, threads, weighted=True))
+        return StatesLayout(weights, k, v, shared.nbytes)
+
     def shared_bytes(self, dtype: str) -> int:
-        count = LONGEST_CHUNK + self.tokens * (row_of(self.block_d) + row_of(self.block_v))
-        return count * (8 if dtype == "float64" else 4)
+        return self.layout(dtype).nbytes
 
 
 @builds
@@ -68,15 +88,10 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
     mem, decays = storage(variant.dtype), decay(variant.dtype)
     num = numbers(mem.number)
     state_vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
-    TILE_D, GROUPS, TOKENS, ACROSS, BLOCK = config.tile_d, config.groups, config.tokens, config.lanes, config.lanes**2
+    tile = config.layout(variant.dtype, aligned=variant.aligned)
+    near_k, near_v = neighbours(mem.number, config.tile_d), neighbours(mem.number, config.near)
+    ACROSS, BLOCK, N_V = config.lanes, config.lanes**2, config.near * config.groups
     BLOCK_D, BLOCK_V = config.block_d, config.block_v
-    k_tile = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_D, BLOCK)
-    v_tile = tile_load(variant.dtype, variant.aligned, TOKENS, BLOCK_V, BLOCK, weighted=True)
-    K_ROW, V_ROW, K = row_of(BLOCK_D), row_of(BLOCK_V), LONGEST_CHUNK
-    V = K + TOKENS * K_ROW
-    NEAR, N_V, N_LOAD = config.near, config.near * GROUPS, max(k_tile.size, v_tile.size)
-    N_ACC = TILE_D * N_V
-    near_k, near_v = neighbours(mem.number, TILE_D), neighbours(mem.number, NEAR)
 
     @kernel(
         number_type(variant.dtype, 3),
@@ -94,8 +109,8 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         tid = cuda.threadIdx.x
         lane, line = tid % ACROSS, tid // ACROSS
         d_blocks, v_blocks = (call.D + BLOCK_D - 1) // BLOCK_D, (call.Dv + BLOCK_V - 1) // BLOCK_V
-        tile, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
-        d0, e0 = tile // v_blocks * BLOCK_D, tile % v_blocks * BLOCK_V
+        part, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
+        d0, e0 = part // v_blocks * BLOCK_D, part % v_blocks * BLOCK_V
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
         first, _, count = span(ends, call, b)
@@ -113,36 +128,36 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
                     factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
             smem[n] = factor
 
-        acc = cuda.local.array(N_ACC, mem.number)
-        for i in range(N_ACC):
+        acc = cuda.local.array(config.tile_d * N_V, mem.number)
+        for i in range(config.tile_d * N_V):
             acc[i] = num.zero
-        k_rows = cuda.local.array(TILE_D, mem.number)
+        k_rows = cuda.local.array(config.tile_d, mem.number)
         v_row = cuda.local.array(N_V, mem.number)
-        loading = cuda.local.array(N_LOAD, mem.number)
-        for t in range(t0, end, TOKENS):
+        for t in range(t0, end, config.tokens):
             token = token0 + call.direction * t
             k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
             k_start, v_start = start(k, b, h, token) + d0, start(v, b, h, token) + e0
             cuda.syncthreads()
-            k_tile.load(smem, K, K_ROW, loading, k.data, k_start, k_step, end - t, call.D - d0, 0)
-            v_tile.load(smem, V, V_ROW, loading, v.data, v_start, v_step, end - t, call.Dv - e0, t - t0)
+            tile.k.load(smem, Part(k.data, k_start, k_step, end - t, call.D - d0, 0))
+            tile.v.load(smem, Part(v.data, v_start, v_step, end - t, call.Dv - e0, t - t0))
             cuda.syncthreads()
             n = 0
-            while n < TOKENS:  # a range would count beside it
-                k_mine, v_mine = opaque_i32(K + n * K_ROW + line * TILE_D), opaque_i32(V + n * V_ROW + lane * NEAR)
+            while n < config.tokens:  # a range would count beside it
+                k_mine = opaque_i32(tile.k.place(n, line * config.tile_d))
+                v_mine = opaque_i32(tile.v.place(n, lane * config.near))
                 near_k.load(k_rows, 0, smem, k_mine)
-                for g in range(GROUPS):
-                    near_v.load(v_row, NEAR * g, smem, v_mine + g * ACROSS * NEAR)
-                for i in range(TILE_D):
+                for g in range(config.groups):
+                    near_v.load(v_row, config.near * g, smem, v_mine + g * ACROSS * config.near)
+                for i in range(config.tile_d):
                     for c in range(N_V):
                         acc[i * N_V + c] += k_rows[i] * v_row[c]
                 n += 1
 
         state = slot_of(call, first, b, chunk) * states.strides[0] + h * states.strides[1]
-        for i in range(TILE_D):
-            d = d0 + line * TILE_D + i
+        for i in range(config.tile_d):
+            d = d0 + line * config.tile_d + i
             for c in range(0, N_V, state_vec.vector):
-                e = e0 + (c // NEAR * ACROSS + lane) * NEAR + c % NEAR
+                e = e0 + (c // config.near * ACROSS + lane) * config.near + c % config.near
                 state_vec.store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
 
     return retention_contributions

@@ -12,15 +12,17 @@ ask it who is running and wait for other threads.
 """
 
 from .dialect import Float, Integer, cuda
-from .meetings import Deadlock, MBarrier
-from .memory import Pointer, located, reachable
+from .meetings import WARP, Deadlock, MBarrier
+from .memory import Local, Pointer, located, reachable
 from .running import launch, order
 from .threads import current, exchange
 
 __all__ = [
+    "WARP",
     "Deadlock",
     "Float",
     "Integer",
+    "Local",
     "MBarrier",
     "Pointer",
     "cuda",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .threads import Scheduler, Thread
 
 WARP = 32
+SM_REGISTERS = 65536
 
 
 class Deadlock(RuntimeError):
@@ -72,6 +73,28 @@ class MBarrier:
             scheduler.fire(event)
             return bool(event.waiters)
         return False
+
+
+class RegisterPool:
+    """Registers that the warps of a block hand to one another, if an SM runs this block alone."""
+
+    def __init__(self, threads: int):
+        self.first = min(SM_REGISTERS // threads // 8 * 8, 256)  # of each thread, when the block begins
+        self.counts: dict[int, int] = {}  # of the threads of each warp that changed it
+        self.free = 0
+        self.more = Event("setmaxnreg.inc, for registers that nobody gives")
+        self.warpgroups: dict[tuple[int, str], Barrier] = {}
+
+    def give(self, scheduler: Scheduler, count: int) -> None:
+        """So many registers more are free, or, below zero, taken."""
+        self.free += count
+        if count > 0:
+            event, self.more = self.more, Event(self.more.name)
+            scheduler.fire(event)
+
+    def warpgroup(self, number: int, name: str) -> Barrier:
+        """Where the threads of a warpgroup meet for one instruction."""
+        return self.warpgroups.setdefault((number, name), Barrier(name, 4 * WARP))
 
 
 class Exchange:

@@ -28,19 +28,27 @@ from dualops.cuda.simulator import Deadlock, Pointer
 TESTS: dict[str, Callable[[], None]] = {}
 
 
-def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Decorator: this function tests the instructions with these names, with the threads in either order."""
+def tests_of(tests: dict[str, Callable[[], None]]) -> Callable[..., Callable[[Callable[[], None]], Callable[[], None]]]:
+    """What makes the decorator of(*names): this function tests the instructions with these names, with the threads in
+    either order.
+    """
 
-    def add(function: Callable[[], None]) -> Callable[[], None]:
-        def either_order() -> None:
-            for name in ("forward", "reversed"):
-                with simulator.order(name):
-                    function()
+    def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+        def add(function: Callable[[], None]) -> Callable[[], None]:
+            def either_order() -> None:
+                for name in ("forward", "reversed"):
+                    with simulator.order(name):
+                        function()
 
-        TESTS.update(dict.fromkeys(names, either_order))
-        return function
+            tests.update(dict.fromkeys(names, either_order))
+            return function
 
-    return add
+        return add
+
+    return of
+
+
+of = tests_of(TESTS)
 
 
 def run(function: Any, *arrays: np.ndarray, threads: int = 32, blocks: int = 1, cluster: int = 1) -> None:

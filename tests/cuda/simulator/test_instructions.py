@@ -31,7 +31,7 @@ from dualops.cuda.ptx.arithmetic import (
     sub_rn,
     sub_rn_f64,
 )
-from dualops.cuda.ptx.asm import RECORDS
+from dualops.cuda.ptx.asm import FAMILIES, RECORDS
 from dualops.cuda.ptx.convert import (
     bf16_of_f32,
     f16_of_f32,
@@ -68,9 +68,9 @@ from dualops.cuda.ptx.warp import (
 )
 from dualops.cuda.simulator import Pointer
 
-from . import asynchronous
+from . import asynchronous, tensor_cores
 
-TESTS: dict[str, Callable[[], None]] = dict(asynchronous.TESTS)
+TESTS: dict[str, Callable[[], None]] = asynchronous.TESTS | tensor_cores.TESTS
 INF, NAN = math.inf, math.nan
 RNG = np.random.default_rng(0)
 NUMBERS = [float(x) for x in np.concatenate([RNG.normal(size=200), RNG.normal(size=50) * 1e30]).astype(np.float32)]
@@ -87,7 +87,10 @@ def of(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
     return add
 
 
-@pytest.mark.parametrize("name", RECORDS)
+NAMES = {**dict.fromkeys(record.family for record in RECORDS.values()), **FAMILIES}  # a family is tested as one
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_twin(name):
     assert name in TESTS, f"{name} has no test: write one that does not use its twin's arithmetic"
     with np.errstate(all="ignore"):
@@ -95,7 +98,7 @@ def test_twin(name):
 
 
 def test_no_test_without_an_instruction():
-    assert TESTS.keys() == RECORDS.keys()
+    assert TESTS.keys() == NAMES.keys()
 
 
 def same(one: Any, two: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from dualops.cuda import ptx
 from dualops.cuda.ptx import asm
-from dualops.cuda.ptx.asm import RECORDS, instruction
+from dualops.cuda.ptx.asm import FAMILIES, RECORDS, family, instruction
 
 CHAPTERS = [getattr(ptx, name) for name in ptx.__all__]
 
@@ -17,22 +17,30 @@ CHAPTERS = [getattr(ptx, name) for name in ptx.__all__]
 @pytest.fixture(autouse=True)
 def records_as_they_were(monkeypatch):
     monkeypatch.setattr(asm, "RECORDS", dict(RECORDS))
+    monkeypatch.setattr(asm, "FAMILIES", dict(FAMILIES))
+
+
+for each in FAMILIES.values():
+    for chosen in each.every():
+        each(*chosen)
 
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=lambda record: record.name)
 def test_every_record_has_section_docstring_and_twin(record):
     assert re.fullmatch(r"\d+(\.\d+)+", record.section)
     assert inspect.getdoc(record.twin)
-    (chapter,) = (chapter for chapter in CHAPTERS if hasattr(chapter, record.name))
-    assert getattr(chapter, record.name) is record.twin  # simulated, the name is the twin
+    (chapter,) = (chapter for chapter in CHAPTERS if hasattr(chapter, record.family))
+    found = getattr(chapter, record.family)
+    if record.family not in FAMILIES:
+        assert inspect.unwrap(found) is record.twin  # simulated, the name is the twin
     assert list(inspect.signature(record.twin).parameters) == list(record.parameters)
 
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=lambda record: record.name)
 def test_what_lanes_do_together_is_neither_pure_nor_movable(record):
-    if re.search(r"\bshfl|\bbarrier|\bvote|\bmatch\.", record.text):
+    if re.search(r"\bshfl|\bbarrier|\bvote|\bmatch\.|\.aligned\b", record.text):
         assert record.convergent and not record.pure
-    if re.search(r"\b(ld|st|cp|red|atom)\.", record.text):
+    if re.search(r"\b(ld|ldmatrix|st|cp|red|atom)\.", record.text):
         assert not record.pure
 
 
@@ -55,6 +63,15 @@ def test_without_a_twin():
         ("() -> f32", "mov.f32 {d}, {x};", "need 0 parameters"),
         ("(f8) -> f32", "neg.f32 {d}, {x};", "f8 is no operand type, expected one of f32"),
         ("(global[i64]) -> f32", "ld.global.f32 {d}, [{x}];", r"need 2 parameters, the twin has \('x',\)"),
+        ("(f32[4][i32]) -> f32", "neg.f32 {d}, {x};", r"need 2 parameters, the twin has \('x',\)"),
+        ("(=f32[4]) -> void", "nop;", r"the text names \[\], expected \['x'\]"),
+        ("(f32[0]) -> f32", "neg.f32 {d}, {x};", r"f32\[0\] is no operand type"),
+        ("(f8[4]) -> f32", "neg.f32 {d}, {x};", r"f8\[4\] is no operand type"),
+        ("(f32[4][i64]) -> f32", "neg.f32 {d}, {x};", r"f32\[4\]\[i64\] is no operand type"),
+        ("(+f32) -> f32", "neg.f32 {d}, {x};", r"\+f32 is no operand type"),
+        ("(imm[7..0]) -> f32", "mov.f32 {d}, {x};", r"imm\[7\.\.0\] is no operand type"),
+        ("(imm[0..7:2]) -> f32", "mov.f32 {d}, {x};", r"imm\[0\.\.7:2\] is no operand type"),
+        ("(f32) -> f32[4]", "mov.f32 {d}, {x};", r"f32\[4\] is no type of a result, expected one of f32, f64"),
     ],
 )
 def test_operands_that_do_not_fit(signature, text, told):
@@ -71,3 +88,53 @@ def test_a_name_is_declared_once():
         @instruction("(f32) -> f32", "neg.f32 {d}, {x};", section="9.7.3.10")
         def add_rn(x):
             return -x
+
+
+def made_of(domain):
+    @family(n=domain, way=("up", "down"))
+    def counted(n, way="up"):
+        """n of them"""
+
+        @instruction(f"(+f32[{n}]) -> void", "nop;", section="1.1", convergent=True, name=f"counted_{n}_{way}")
+        def member(x):
+            """All."""
+            x[0] += n
+
+        return member
+
+    return counted
+
+
+def test_a_family_makes_each_member_once():
+    counted = made_of(range(8, 65, 8))
+    assert counted(16) is counted(n=16, way="up") is not counted(16, "down")
+    assert list(asm.RECORDS)[-2:] == ["counted_16_up", "counted_16_down"]
+    record = asm.RECORDS["counted_16_up"]
+    assert record.family == "counted" and record.takes == ("+f32[16]",)
+    assert len(list(counted.every())) == 16
+    with pytest.raises(TypeError, match="counted is declared twice"):
+        made_of((1,))
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ((12,), r"counted: n is 12, expected from 8 to 64 in steps of 8"),
+        ((72,), r"counted: n is 72, expected from 8 to 64 in steps of 8"),
+        ((8, "left"), "counted: way is 'left', expected 'up' or 'down'"),
+    ],
+)
+def test_no_member_beyond_the_domains(args, told):
+    counted = made_of(range(8, 65, 8))
+    before = dict(asm.RECORDS)
+    with pytest.raises(ValueError, match=told):
+        counted(*args)
+    assert before == asm.RECORDS
+
+
+def test_domains_of_other_parameters():
+    with pytest.raises(TypeError, match=r"odd: domains of \('n',\), for parameters \(m\)"):
+
+        @family(n=(1, 2))
+        def odd(m):
+            """Nothing."""

@@ -1,0 +1,42 @@
+"""Matrices of 8 x 8 16-bit elements from shared memory into the registers of a warp, as `mma` wants them (sm_80 on)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..simulator import current, exchange
+from .asm import family, instruction
+
+
+@family(count=(1, 2, 4), trans=(False, True))
+def ldmatrix(count, trans=False):
+    """Load `count` matrices, a register each.
+
+    Lane 8 * m + r brings the address of row r of matrix m, 16 bytes at a multiple of 16; the addresses of other lanes
+    are not looked at. Lane l gets elements 2 * (l % 4) and the next of row l // 4, the first in the lower half of a
+    word; trans: of column l // 4. Elements of 32 bits count as two, and can't be transposed.
+    """
+    name = f"ldmatrix_x{count}_trans" if trans else f"ldmatrix_x{count}"
+    dot_trans = ".trans" if trans else ""
+
+    @instruction(
+        f"(=u32[{count}][i32], shared[i32]) -> void",
+        f"ldmatrix.sync.aligned.m8n8.x{count}{dot_trans}.shared.b16 {{to}}, [{{x}}];",
+        section="9.7.14.5.15",
+        convergent=True,
+        name=name,
+    )
+    def load(to, to_index, x, index):
+        """One to four matrices."""
+        lane = current().lane
+        mine = x.vector(index, 16 // x.itemsize).view(np.uint16).tolist() if lane < 8 * count else None
+        rows = exchange(name, mine, 0xFFFFFFFF)
+        line, first = lane // 4, 2 * (lane % 4)
+        for m in range(count):
+            if trans:
+                low, high = rows[8 * m + first][line], rows[8 * m + first + 1][line]
+            else:
+                low, high = rows[8 * m + line][first : first + 2]
+            to[to_index + m] = high << 16 | low
+
+    return load

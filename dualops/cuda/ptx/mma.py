@@ -1,0 +1,77 @@
+"""Products of small matrices by the tensor cores, in the registers of a warp (sm_80 and later).
+
+d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: `tile.fragment`.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+
+from ..simulator import current, exchange
+from .asm import family, instruction
+
+
+@family(dtype=("bf16", "f16"))
+def mma_m16n8k16(dtype):
+    """d += a @ b for 16-bit factors, two to a word, sums in float32."""
+    number = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}[dtype]
+
+    @instruction(
+        "(+f32[4][i32], u32[4][i32], u32[2][i32]) -> void",
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{d}}, {{a}}, {{b}}, {{d}};",
+        section="9.7.14.5.14",
+        convergent=True,
+        name=f"mma_m16n8k16_f32_{dtype}",
+    )
+    def product(d, d_index, a, a_index, b, b_index):
+        """16 columns of a."""
+
+        def factors(a_words, b_words):
+            # of words [line, quad, half of K, half of M] and [line, quad, half of K], each two neighbours along K
+            a_parts = a_words.view(number).reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4)
+            b_parts = b_words.view(number).reshape(8, 4, 2, 2).transpose(2, 1, 3, 0)
+            return a_parts.reshape(16, 16), b_parts.reshape(16, 8)
+
+        _multiply(f"mma.m16n8k16.{dtype}", factors, d, d_index, a, a_index, b, b_index)
+
+    return product
+
+
+@instruction(
+    "(+f32[4][i32], u32[4][i32], u32[2][i32]) -> void",
+    "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {d}, {a}, {b}, {d};",
+    section="9.7.14.5.14",
+    convergent=True,
+)
+def mma_m16n8k8_tf32(d, d_index, a, a_index, b, b_index):
+    """d += a @ b for factors in float32 of which the lowest 13 bits are not looked at, sums in float32."""
+
+    def factors(a_words, b_words):
+        a_parts, b_parts = ((words & 0xFFFFE000).view(np.float32) for words in (a_words, b_words))
+        a_parts = a_parts.reshape(8, 4, 2, 2).transpose(3, 0, 2, 1)
+        return a_parts.reshape(16, 8), b_parts.reshape(8, 4, 2).transpose(2, 1, 0).reshape(8, 8)
+
+    _multiply("mma.m16n8k8.tf32", factors, d, d_index, a, a_index, b, b_index)
+
+
+def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
+    """The lanes' registers are brought together; who goes on first computes for all of them."""
+    mine = SimpleNamespace(
+        d=[d[d_index + i] for i in range(4)],
+        a=[a[a_index + i] for i in range(4)],
+        b=[b[b_index + i] for i in range(2)],
+        results=None,
+    )
+    lanes = exchange(name, mine, 0xFFFFFFFF)
+    if mine.results is None:
+        a_words, b_words = (np.array([getattr(lane, part) for lane in lanes], np.uint32) for part in "ab")
+        rows, columns = (part.astype(np.float64) for part in factors(a_words, b_words))
+        before = np.array([lane.d for lane in lanes]).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+        after = (rows @ columns + before).astype(np.float32)
+        for lane, results in zip(lanes, after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4), strict=True):
+            lane.results = results
+    for i, value in enumerate(lanes[current().lane].results):
+        d[d_index + i] = value

@@ -1,0 +1,163 @@
+"""Operands of instructions, and what is known of one: a record. `asm` is where instructions are declared."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# types of registers, and what inline assembly calls them
+CONSTRAINTS = {"f32": "f", "f64": "d", "i32": "r", "u32": "r", "i64": "l", "u64": "l", "u16": "h"}
+ADDRESSES = {"global[i64]": "l", "shared[i32]": "r"}
+KNOWN = ", ".join([*CONSTRAINTS, *ADDRESSES, "f32[4]", "f32[4][i32]", "imm[0..7]", "imm[8..256:8]"])
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value, in one register."""
+
+    name: str  # in the text, and the twin's parameter
+    kind: str  # as the signature has it
+
+    @property
+    def parameters(self) -> int:
+        """How many of the twin's parameters it is."""
+        return 1
+
+
+class Address(Operand):
+    """The place of an array's element: an array and an index."""
+
+    @property
+    def parameters(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class Fragment(Operand):
+    """Consecutive elements of a local array, each in a register of its own."""
+
+    of: str  # type of the registers
+    count: int
+    read: bool
+    written: bool
+    indexed: bool  # the twin has an index of the first of them; else it is element 0
+
+    @property
+    def parameters(self) -> int:
+        return 1 + self.indexed
+
+    @property
+    def tied(self) -> bool:
+        """Read and written in place."""
+        return self.read and self.written
+
+
+@dataclass(frozen=True)
+class Immediate(Operand):
+    """A number that is part of the text."""
+
+    domain: range
+
+    def check(self, instruction: str, value: Any, error: type[Exception] = ValueError) -> int:
+        """The value, which must be of the domain. Raises `error`."""
+        if isinstance(value, int) and value in self.domain:
+            return value
+        raise error(f"{instruction}: {self.name} is {value}, expected a constant {described(self.domain)}")
+
+
+def described(domain: range) -> str:
+    """A range in words."""
+    return f"from {domain[0]} to {domain[-1]}" + (f" in steps of {domain.step}" if domain.step > 1 else "")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What is known of an instruction."""
+
+    name: str
+    family: str  # its own name, if it has none
+    text: str
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    section: str
+    pure: bool
+    convergent: bool
+    operands: tuple[Operand, ...]  # one for each of `takes`
+    parameters: tuple[str, ...]  # names of the Python parameters
+    twin: Callable[..., Any]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What the text calls each of `gives`."""
+        return ("d",) if len(self.gives) == 1 else tuple(f"d{i}" for i in range(len(self.gives)))
+
+
+def record_of(
+    name: str,
+    family: str,
+    signature: str,
+    text: str,
+    section: str,
+    pure: bool,
+    convergent: bool,
+    twin: Callable[..., Any],
+) -> Instruction:
+    """Raises TypeError where signature, text and twin do not fit together."""
+    takes, gives = (tuple(re.findall(r"[+=]?\w+(?:\[[^]]*\])*", side)) for side in signature.split("->"))
+    gives = () if gives == ("void",) else gives
+    parameters = tuple(inspect.signature(twin).parameters)
+    operands, place = [], 0
+    for kind in takes:
+        operand = _operand(name, kind, parameters[place] if place < len(parameters) else "")
+        if place >= len(parameters):
+            raise TypeError(f"{name}: {len(takes)} operands {takes}, the twin has parameters {parameters}")
+        operands.append(operand)
+        place += operand.parameters
+    if place != len(parameters):
+        raise TypeError(f"{name}: operands {takes} need {place} parameters, the twin has {parameters}")
+    for kind in gives:
+        if kind not in CONSTRAINTS:
+            raise TypeError(f"{name}: {kind} is no type of a result, expected one of {', '.join(CONSTRAINTS)}")
+    if not _has_body(twin):
+        raise TypeError(f"{name}: no twin, expected a body that computes it in Python")
+    record = Instruction(name, family, text, takes, gives, section, pure, convergent, tuple(operands), parameters, twin)
+    _check_text(record)
+    return record
+
+
+def _operand(instruction: str, kind: str, name: str) -> Operand:
+    if kind in CONSTRAINTS:
+        return Operand(name, kind)
+    if kind in ADDRESSES:
+        return Address(name, kind)
+    if found := re.fullmatch(r"([+=]?)(\w+)\[(\d+)\](\[i32\])?", kind):
+        way, of, count, indexed = found.groups()
+        if of in CONSTRAINTS and int(count):
+            return Fragment(name, kind, of, int(count), way != "=", way != "", bool(indexed))
+    if found := re.fullmatch(r"imm\[(\d+)\.\.(\d+)(?::(\d+))?\]", kind):
+        first, last, step = (int(each or 1) for each in found.groups())
+        if first <= last and step and not (last - first) % step:
+            return Immediate(name, kind, range(first, last + 1, step))
+    raise TypeError(f"{instruction}: {kind} is no operand type, expected one of {KNOWN}")
+
+
+def _check_text(record: Instruction) -> None:
+    """The text names every operand and every result, but for registers that a wait alone must carry."""
+    named = set(re.findall(r"\{(\w+)\}", record.text))
+    expected = {*record.results, *(operand.name for operand in record.operands)}
+    carried = {operand.name for operand in record.operands if isinstance(operand, Fragment) and operand.tied}
+    if named | carried != expected:
+        raise TypeError(f"{record.name}: the text names {sorted(named)}, expected {sorted(expected)}")
+
+
+def _has_body(twin: Callable[..., Any]) -> bool:
+    """Whether a function does more than carry a docstring and return None."""
+
+    def nothing() -> None:
+        """Only a docstring."""
+
+    returned = {constant for constant in twin.__code__.co_consts if constant != twin.__doc__}
+    return twin.__code__.co_code != nothing.__code__.co_code or returned != {None}

@@ -1,0 +1,48 @@
+"""Registers that the warpgroups of a block hand to one another (sm_90a).
+
+The twins count: a block begins with what an SM has, in equal parts, and a warp waits that asks for more than others
+have given. So they are right for kernels of one block an SM, which is what these instructions are for.
+"""
+
+from __future__ import annotations
+
+from ..simulator import WARP, current
+from .asm import instruction
+
+_SIDE = {1: "fewer", -1: "more"}
+
+
+@instruction(
+    "(imm[24..256:8]) -> void", "setmaxnreg.dec.sync.aligned.u32 {count};", section="9.7.19.5", convergent=True
+)
+def setmaxnreg_dec(count):
+    """Keep `count` registers a thread; the others may be taken by setmaxnreg_inc. For all warps of a warpgroup."""
+    _change("setmaxnreg.dec", count, -1)
+
+
+@instruction(
+    "(imm[24..256:8]) -> void", "setmaxnreg.inc.sync.aligned.u32 {count};", section="9.7.19.5", convergent=True
+)
+def setmaxnreg_inc(count):
+    """Wait until so many registers a thread are free that this one has `count`. For all warps of a warpgroup."""
+    _change("setmaxnreg.inc", count, 1)
+
+
+def _change(name, count, way):
+    """Lane 0 settles it for its warp, after the whole warpgroup has come to give, or before it goes on with more."""
+    thread = current()
+    pool = thread.block.registers
+    meeting = pool.warpgroup(thread.warp // 4, f"{name} {count}")
+    if way < 0:
+        meeting.wait(thread.scheduler)
+    if thread.lane == 0:
+        have = pool.counts.get(thread.warp, pool.first)
+        if way * (count - have) < 0:
+            told = f"warp {thread.warp} has {have} registers a thread, expected {count} or {_SIDE[way]}"
+            raise RuntimeError(f"{name}: {told}")
+        while pool.free < WARP * (count - have):
+            thread.scheduler.wait(pool.more)
+        pool.counts[thread.warp] = count
+        pool.give(thread.scheduler, WARP * (have - count))
+    if way > 0:
+        meeting.wait(thread.scheduler)

@@ -1,0 +1,37 @@
+"""Who owns what: the row and column of each element that a thread holds of a matrix in registers.
+
+Plain arithmetic on integers: masks, epilogues and pictures ask it, kernels too. An element is counted as the thread
+holds it. Elements of 16 bits come two to a register: element e is in register e // 2, in the lower half if e is even.
+The layouts are those of the PTX ISA 9.0, sections 9.7.14.5.7 and 9.7.14.5.8 (mma), and 9.7.15.5.1 (wgmma).
+"""
+
+from __future__ import annotations
+
+
+def accumulator(thread: int, element: int) -> tuple[int, int]:
+    """Of C and D [16, 8 * n], float32: of n products m16n8 side by side, four elements each, and a warp's 32 threads;
+    of a product m64nN of a warpgroup, 128 threads have [64, N].
+    """
+    row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (element // 2 % 2)
+    return row, 8 * (element // 4) + 2 * (thread % 4) + element % 2
+
+
+def left_16bit(lane: int, element: int) -> tuple[int, int]:
+    """Of A [16, 16 * n], 16-bit: of n m16n8k16 one behind the other along K, eight elements each."""
+    row = lane // 4 + 8 * (element // 2 % 2)
+    return row, 8 * (element // 4) + 2 * (lane % 4) + element % 2
+
+
+def right_16bit(lane: int, element: int) -> tuple[int, int]:
+    """Of B [16 * n, 8], 16-bit: of n m16n8k16 one behind the other along K, four elements each."""
+    return 8 * (element // 2) + 2 * (lane % 4) + element % 2, lane // 4
+
+
+def left_tf32(lane: int, element: int) -> tuple[int, int]:
+    """Of A [16, 8 * n], tf32: of n m16n8k8 one behind the other along K, four elements each."""
+    return lane // 4 + 8 * (element % 2), 4 * (element // 2) + lane % 4
+
+
+def right_tf32(lane: int, element: int) -> tuple[int, int]:
+    """Of B [8 * n, 8], tf32: of n m16n8k8 one behind the other along K, two elements each."""
+    return 4 * element + lane % 4, lane // 4

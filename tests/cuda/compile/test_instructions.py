@@ -1,0 +1,266 @@
+"""Instructions with fragments and immediates, each in a small kernel: what the assembler makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, u16, u32, u64
+from dualops.cuda.compile import compile_kernel
+from dualops.cuda.ptx.asm import family, instruction
+from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
+from dualops.cuda.ptx.ldmatrix import ldmatrix
+from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
+from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
+from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.warp_product import KINDS, kernel_of
+
+
+def sound(kernel: Kernel, arch: str) -> Any:
+    report = compile_kernel(kernel, arch).report
+    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
+    assert not report.complaints, report
+    return report
+
+
+def lines(kernel: Kernel, arch: str, mnemonic: str) -> list[str]:
+    return [line.strip() for line in ptx_of(kernel, arch).splitlines() if line.strip().startswith(mnemonic)]
+
+
+class Product(Namespace):
+    mma: Any
+
+
+def products(mma: Any, count: int) -> Kernel:
+    """Accumulators of several products in one array; indices are sums of loops' and constants; a noun's verb."""
+    product = Product(mma=mma)
+    COUNT, SIZE = count, 4 * count
+
+    @kernel(pointer(f32), pointer(u32), i32, threads=32)
+    def multiply(y, x, n):
+        lane = cuda.threadIdx.x
+        acc, a, b = cuda.local.array(SIZE, f32), cuda.local.array(4, u32), cuda.local.array(4, u32)
+        for i in range(SIZE):
+            acc[i] = f32(0)
+        for step in range(n):
+            for i in range(4):
+                a[i] = x[256 * step + 8 * lane + i]
+                b[i] = x[256 * step + 8 * lane + 4 + i]
+            for j in range(COUNT):
+                product.mma(acc, 4 * j, a, 0, b, 2 * (j % 2))
+        for i in range(SIZE):
+            y[SIZE * lane + i] = acc[i]
+
+    return multiply
+
+
+BF16, F16 = (f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 " for dtype in ("bf16", "f16"))
+TF32 = "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+
+
+@pytest.mark.parametrize(
+    ("mma", "mnemonic", "arch"),
+    [
+        pytest.param(mma_m16n8k16("bf16"), BF16, "sm_90a", id="bf16"),
+        pytest.param(mma_m16n8k16("f16"), F16, "sm_80", id="f16"),
+        pytest.param(mma_m16n8k8_tf32, TF32, "sm_120", id="tf32"),
+    ],
+)
+def test_mma(mma, mnemonic, arch):
+    multiply = products(mma, 4)
+    found = lines(multiply, arch, mnemonic)
+    assert len(found) >= 4
+    for line in found:  # four results, four and two factors; the accumulators are the results' own registers
+        d, a, b, c = (group.split("}")[0].split(",") for group in line.split("{")[1:])
+        assert (len(d), len(a), len(b)) == (4, 4, 2) and c == d, line
+    sound(multiply, arch)
+
+
+@pytest.mark.parametrize(("count", "trans"), ldmatrix.every())
+def test_ldmatrix(count, trans):
+    load, COUNT = ldmatrix(count, trans), count
+
+    @kernel(pointer(u32), pointer(u16), threads=32)
+    def loads(y, x):
+        lane = cuda.threadIdx.x
+        tile, to = cuda.shared.array(512, u16, alignment=16), cuda.local.array(8, u32)
+        for i in range(16):
+            tile[16 * lane + i] = x[16 * lane + i]
+        cuda.syncthreads()
+        for k in range(2):
+            load(to, 4 * k, tile, 16 * lane + 8 * k)
+        for k in range(2):
+            for m in range(COUNT):
+                y[8 * lane + 4 * k + m] = to[4 * k + m]
+
+    mnemonic = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 "
+    found = lines(loads, "sm_80", mnemonic)
+    assert len(found) == 2 and all(line.count("%r") == count + 1 for line in found), found
+    sound(loads, "sm_80")
+
+
+@pytest.mark.parametrize(("nbytes", "zfill"), cp_async.every())
+def test_cp_async(nbytes, zfill):
+    copy, EACH, ZFILL = cp_async(nbytes, zfill), nbytes // 4, zfill
+
+    @kernel(pointer(f32), pointer(f32), u32, threads=32)
+    def copies(y, x, size):
+        there = cuda.shared.array(128, f32, alignment=16)
+        place = EACH * cuda.threadIdx.x
+        if ZFILL:
+            copy(there, place, x, place, size)
+        else:
+            copy(there, place, x, place)
+        cp_async_commit()
+        cp_async_wait_group(0)
+        cuda.syncthreads()
+        y[cuda.threadIdx.x] = there[EACH * (31 - cuda.threadIdx.x)]
+
+    (found,) = lines(copies, "sm_80", f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global [%r")
+    assert f"], {nbytes}" in found and found.count(",") == 2 + zfill
+    assert lines(copies, "sm_80", "cp.async.wait_group") == ["cp.async.wait_group 0;"]
+    sound(copies, "sm_80")
+
+
+def test_setmaxnreg():
+    FEW, MANY = 24, 240
+
+    @kernel(pointer(f32), threads=384)
+    def shifted(y):
+        if cuda.threadIdx.x < 128:
+            setmaxnreg_dec(FEW)
+        else:
+            setmaxnreg_inc(MANY)
+            y[cuda.threadIdx.x] = f32(1)
+
+    assert lines(shifted, "sm_90a", "setmaxnreg") == [
+        "setmaxnreg.dec.sync.aligned.u32 24;",
+        "setmaxnreg.inc.sync.aligned.u32 240;",
+    ]
+    sound(shifted, "sm_90a")
+
+
+@pytest.mark.parametrize(("dtype", "transposed"), KINDS)
+def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
+    sound(kernel_of(dtype, transposed), "sm_90a")
+
+
+# --- as wgmma will be declared ------------------------------------------------------------------------
+
+
+@family(n=range(8, 257, 8), dtype=("bf16", "f16"))
+def wgmma(n, dtype):
+    """acc [64, n] += A [64, 16] @ B [16, n], both in shared memory."""
+
+    @instruction(
+        f"(+f32[{n // 2}], u64, u64, i32) -> void",
+        f"{{ .reg .pred p; setp.ne.b32 p, {{scale_d}}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
+        "{acc}, {a_desc}, {b_desc}, p, 1, 1, 0, 0; }",
+        section="9.7.15.5.2",
+        convergent=True,
+        name=f"wgmma_m64n{n}k16_f32_{dtype}",
+    )
+    def product(acc, a_desc, b_desc, scale_d):
+        """scale_d 0: without what acc was."""
+        raise NotImplementedError
+
+    return product
+
+
+@family(n=range(8, 257, 8))
+def wgmma_wait_group(n):
+    """Wait for all groups but `pending`, to which acc belongs."""
+
+    @instruction(
+        f"(+f32[{n // 2}], imm[0..7]) -> void",
+        "wgmma.wait_group.sync.aligned {pending};",
+        section="9.7.15.7.3",
+        convergent=True,
+        name=f"wgmma_wait_group_n{n}",
+    )
+    def wait(acc, pending):
+        """What acc is afterwards."""
+        raise NotImplementedError
+
+    return wait
+
+
+@instruction("() -> void", "wgmma.fence.sync.aligned;", section="9.7.15.7.1", convergent=True)
+def wgmma_fence():
+    """Before the first product, and where registers were written."""
+    raise NotImplementedError
+
+
+@instruction("() -> void", "wgmma.commit_group.sync.aligned;", section="9.7.15.7.2", convergent=True)
+def wgmma_commit():
+    """Make a group of the products so far."""
+    raise NotImplementedError
+
+
+def build_wgmma(n: int, dtype: str, pending: int = 0) -> Kernel:
+    """A main loop of four products a step; registers are touched after the wait alone."""
+    mma, wait, SIZE, PENDING = wgmma(n, dtype), wgmma_wait_group(n), n // 2, pending
+
+    @kernel(pointer(f32), u64, u64, i32, threads=128)
+    def multiply(y, a_desc, b_desc, steps):
+        acc = cuda.local.array(SIZE, f32)
+        accumulate = i32(0)
+        for _ in range(steps):
+            wgmma_fence()
+            for k in range(4):
+                mma(acc, a_desc + u64(2 * k), b_desc + u64(2 * k), accumulate)
+                accumulate = i32(1)
+            wgmma_commit()
+            wait(acc, PENDING)
+        for i in range(SIZE):
+            y[SIZE * cuda.threadIdx.x + i] = acc[i]
+
+    return multiply
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(8, "bf16"), (128, "bf16"), (128, "f16"), (256, "bf16")])
+def test_wgmma(n, dtype):
+    multiply = build_wgmma(n, dtype)
+    report = sound(multiply, "sm_90a")  # which looks for C7510 and its like
+    assert n // 2 < report.registers < n // 2 + 40
+    mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype}"
+    found = [line.split(mnemonic)[1] for line in ptx_of(multiply, "sm_90a").splitlines() if mnemonic in line]
+    assert len(found) in (4, 8)  # the first step may stand by itself
+    assert all(line.split("}")[0].count("%f") == n // 2 for line in found)
+
+
+# --- what is refused while compiling --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pending", [-1, 8])
+def test_an_immediate_outside_of_its_domain(pending):
+    told = f"wgmma_wait_group_n64: pending is {pending}, expected a constant from 0 to 7"
+    with pytest.raises(NumbaError, match=told):
+        compile_kernel(build_wgmma(64, "bf16", pending), "sm_90a")
+
+
+def test_an_immediate_that_is_no_constant():
+    @kernel(i32, threads=128)
+    def waits(pending):
+        cp_async_wait_group(pending)
+
+    told = "cp_async_wait_group: pending is int32 and no constant, expected a constant from 0 to 63"
+    with pytest.raises(NumbaError, match=told):
+        compile_kernel(waits, "sm_80")
+
+
+@pytest.mark.parametrize(("name", "told"), [("words", r"array\(uint32, 1d, C\)"), ("y", r"float32\*")])
+def test_a_fragment_of_another_type(name, told):
+    mma, OWN = mma_m16n8k16("bf16"), name == "words"
+
+    @kernel(pointer(f32), threads=32)
+    def multiply(y):
+        words, a, b = cuda.local.array(4, u32), cuda.local.array(4, u32), cuda.local.array(2, u32)
+        if OWN:
+            mma(words, 0, a, 0, b, 0)
+        else:
+            mma(y, 0, a, 0, b, 0)
+
+    with pytest.raises(NumbaError, match=f"mma_m16n8k16_f32_bf16: d is {told}, expected a local array of float32"):
+        compile_kernel(multiply, "sm_80")
