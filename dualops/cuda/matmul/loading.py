@@ -1,8 +1,7 @@
 """How a slice of a factor comes from global memory into shared memory, by way of registers, in any layout.
 
 A slice is [DEPTH, BLOCK]: DEPTH steps of the sum, and of each BLOCK neighbouring rows of a (or columns of b) side by
-side, whatever the layout in global memory: the product then reads 16 bytes of neighbours at a time. Lines in shared
-memory lie PAD numbers further apart than they are long.
+side, whatever the layout in global memory: the product then reads 16 bytes of neighbours at a time.
 
     along "row"     neighbours of the slice are neighbours in memory (a transposed, b plain)
     along "depth"   steps of the sum are (a plain, b transposed): a slice is transposed as it is put down
@@ -19,25 +18,8 @@ from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, i32, verb
 from ..tile.numbers import numbers
+from ..tile.shared import Tile
 from ..tile.storage import access, storage
-
-PAD = 4  # numbers
-
-
-class Slice(NamedTuple):
-    """Where a slice lies in a stage of shared memory, counted in numbers: [depth, block], lines `line` apart."""
-
-    at: int
-    depth: int
-    block: int
-
-    @property
-    def line(self) -> int:
-        return self.block + PAD
-
-    @property
-    def size(self) -> int:
-        return self.depth * self.line
 
 
 class Reading(NamedTuple):
@@ -68,9 +50,9 @@ class Loader(Namespace):
 
 
 @cache
-def loader(dtype: str, reading: Reading, slices: Slice, threads: int) -> Loader:
+def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Loader:
     """The verbs for slices that are read in this way. Raises ValueError where threads can't share one."""
-    ALONG_DEPTH, VECTOR, block, depth = reading.along == "depth", reading.vector, slices.block, slices.depth
+    ALONG_DEPTH, VECTOR, depth, block = reading.along == "depth", reading.vector, slices.rows, slices.width
     LINE = (depth if ALONG_DEPTH else block) // VECTOR  # loads of a line, which neighbouring threads share
     LINES = threads // LINE  # lines from a thread's load to its next
     COUNT = block * depth // (VECTOR * threads)
@@ -106,20 +88,20 @@ def loader(dtype: str, reading: Reading, slices: Slice, threads: int) -> Loader:
 
     @verb
     def put_along_depth(smem, stage, share, frag):
-        at = i32(stage + slices.at + share.depth * slices.line + share.row)
+        at = i32(stage + slices.at + share.depth * slices.row + share.row)
         for i in range(COUNT):
             for c in range(VECTOR):
-                num.store_shared(smem, at + c * slices.line + i * LINES, frag[i * VECTOR + c])
+                num.store_shared(smem, at + c * slices.row + i * LINES, frag[i * VECTOR + c])
 
     @verb
     def put_along_row(smem, stage, share, frag):
-        at = i32(stage + slices.at + share.depth * slices.line + share.row)
+        at = i32(stage + slices.at + share.depth * slices.row + share.row)
         for i in range(COUNT):
             if VECTOR == 1:
-                num.store_shared(smem, at + i * LINES * slices.line, frag[i])
+                num.store_shared(smem, at + i * LINES * slices.row, frag[i])
             else:
                 for c in range(0, VECTOR, num.vector):
-                    num.store_vector(smem, at + i * LINES * slices.line + c, frag, i * VECTOR + c)
+                    num.store_vector(smem, at + i * LINES * slices.row + c, frag, i * VECTOR + c)
 
     share, fetch, put = (
         (share_along_depth, fetch_along_depth, put_along_depth)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
@@ -38,24 +38,15 @@ from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, ve
 from ..device import Device
 from ..step import Step
 from ..tile.numbers import numbers
+from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from .activations import activation
-from .loading import Reading, Slice, loader
+from .loading import Reading, loader
 from .product import Axis, Product, Variant, argument_types, arguments, product_axes, variant
 
 LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
 PIECE = 256  # terms that are summed before they are added to the total
 GROUP_M = 8  # tiles of rows whose blocks run one after another
-
-
-class Shared(NamedTuple):
-    """What lies where in shared memory, counted in numbers: two stages, each a slice of a and one of b; then totals."""
-
-    a: Slice
-    b: Slice
-    stage: int  # from one to the other
-    totals: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -86,22 +77,37 @@ class SimtConfig:
         """Numbers of a slice that a thread has on their way."""
         return self.block_k * max(self.block_m, self.block_n) // self.threads
 
-    @cached_property
-    def shared(self) -> Shared:
-        a = Slice(0, self.block_k, self.block_m)
-        b = Slice(a.size, self.block_k, self.block_n)
-        stage = a.size + b.size
-        return Shared(a, b, stage, 2 * stage, 2 * stage + self.block_m * self.block_n)
-
     def shared_bytes(self, dtype: str) -> int:
-        return self.shared.size * storage(dtype).number.bitwidth // 8
+        return stages(self, dtype).nbytes
 
     def columns(self, dtype: str) -> int:
         """Columns that a thread has side by side."""
         return min(self.tile_n, 4 if dtype == "float64" else 8)
 
 
-class Tile(Namespace):
+class Stages(NamedTuple):
+    """What lies where in shared memory: two stages, each a slice of a and one of b, and behind them the totals."""
+
+    a: Tile
+    b: Tile
+    size: int  # numbers from the first stage to the second
+    totals: int
+    nbytes: int  # of all
+
+
+@cache
+def stages(config: SimtConfig, dtype: str) -> Stages:
+    """The layout of a kernel's shared memory."""
+    shared = Shared(dtype)
+    a = shared.tile(config.block_k, config.block_m)
+    b = shared.tile(config.block_k, config.block_n)
+    size = shared.count
+    shared.vector(size)  # the second
+    totals = shared.vector(config.block_m * config.block_n)
+    return Stages(a, b, size, totals, shared.nbytes)
+
+
+class ResultTile(Namespace):
     """The block's tile of the result, and a thread's part of it.
 
     a_frag, b_frag: local arrays that have fragments of two steps, `half` says of which. mine: where the thread's totals
@@ -124,13 +130,13 @@ class Tile(Namespace):
     store: Callable[..., None]  # (to, at, n, N, values): a group of columns, from number n on, of the row at `at`
 
 
-def _tile(config: SimtConfig, dtype: str, out: int) -> Tile:
+def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
     """The verbs of a kernel."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
     BLOCK_M, BLOCK_N, THREADS, OUT = config.block_m, config.block_n, config.threads, out
     TILE_M, TILE_N, COLUMNS = config.tile_m, config.tile_n, config.columns(dtype)
     GROUPS, GROUP_STRIDE, N_ACC = TILE_N // COLUMNS, LANES_N * COLUMNS, TILE_M * TILE_N
-    WARPS_N, TOTALS = config.warps_n, config.shared.totals
+    WARPS_N, TOTALS = config.warps_n, stages(config, dtype).totals
 
     @verb
     def of_block(M, N):
@@ -215,7 +221,7 @@ def _tile(config: SimtConfig, dtype: str, out: int) -> Tile:
             elif n + j < N:
                 mem.store(to.data, at + (n + j) * to.column, values[j])
 
-    return Tile(
+    return ResultTile(
         columns=COLUMNS,
         groups=GROUPS,
         group_stride=GROUP_STRIDE,
@@ -240,10 +246,10 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
     out: elements of a row of the result that are stored at once.
     """
     mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
-    act, axes = activation(variant.activation, mem.number), product_axes(variant)
+    act, axes, stage = activation(variant.activation, mem.number), product_axes(variant), stages(config, variant.dtype)
     tile = _tile(config, variant.dtype, out)
-    a_loader = loader(variant.dtype, a_reading, config.shared.a, config.threads)
-    b_loader = loader(variant.dtype, b_reading, config.shared.b, config.threads)
+    a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
+    b_loader = loader(variant.dtype, b_reading, stage.b, config.threads)
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
@@ -269,11 +275,11 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
         b_loader.fetch(coming, b, b_index, b_rows, depth - b_share.depth)
         b_loader.put(smem, 0, b_share, coming)
         cuda.syncthreads()
-        tile.read(a_frag, b_frag, 0, smem, my_m, config.shared.b.at + my_n)
+        tile.read(a_frag, b_frag, 0, smem, my_m, stage.b.at + my_n)
         pairs = config.block_k // 2  # of steps of a slice
         slices = rounds * ((K + config.block_k - 1) // config.block_k)
         for t in range(slices):
-            here, there = (t & 1) * config.shared.stage, (t & 1 ^ 1) * config.shared.stage
+            here, there = (t & 1) * stage.size, (t & 1 ^ 1) * stage.size
             left -= config.block_k
             a_index += config.block_k * a.depth
             b_index += config.block_k * b.depth
@@ -284,11 +290,11 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
                 b_index = b_start + axes.outer.at(r, outers, b.outer)
             depth = i32(min(left, config.block_k))
             a_loader.fetch(coming, a, a_index, a_rows, depth - a_share.depth)
-            a_at, b_at, pair = i32(here + my_m), i32(here + config.shared.b.at + my_n), i32(0)
+            a_at, b_at, pair = i32(here + my_m), i32(here + stage.b.at + my_n), i32(0)
             while pair < pairs:
-                tile.read(a_frag, b_frag, 1, smem, a_at + config.shared.a.line, b_at + config.shared.b.line)
+                tile.read(a_frag, b_frag, 1, smem, a_at + stage.a.row, b_at + stage.b.row)
                 tile.multiply(acc, a_frag, b_frag, 0)
-                a_at, b_at = i32(a_at + 2 * config.shared.a.line), i32(b_at + 2 * config.shared.b.line)
+                a_at, b_at = i32(a_at + 2 * stage.a.row), i32(b_at + 2 * stage.b.row)
                 pair = i32(pair + 1)
                 if pair == pairs // 2:
                     a_loader.put(smem, there, a_share, coming)
@@ -296,7 +302,7 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
                 elif pair == pairs:
                     b_loader.put(smem, there, b_share, coming)
                     cuda.syncthreads()
-                    a_at, b_at = i32(there + my_m), i32(there + config.shared.b.at + my_n)
+                    a_at, b_at = i32(there + my_m), i32(there + stage.b.at + my_n)
                 tile.read(a_frag, b_frag, 0, smem, a_at, b_at)
                 tile.multiply(acc, a_frag, b_frag, 1)
             if ((t + 1) & (PIECE // config.block_k - 1) == 0) | (t + 1 == slices):
