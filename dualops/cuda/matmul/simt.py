@@ -133,28 +133,27 @@ class ResultTile(Namespace):
 def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
     """The verbs of a kernel."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
-    BLOCK_M, BLOCK_N, THREADS, OUT = config.block_m, config.block_n, config.threads, out
-    TILE_M, TILE_N, COLUMNS = config.tile_m, config.tile_n, config.columns(dtype)
-    GROUPS, GROUP_STRIDE, N_ACC = TILE_N // COLUMNS, LANES_N * COLUMNS, TILE_M * TILE_N
-    WARPS_N, TOTALS = config.warps_n, stages(config, dtype).totals
+    COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
+    GROUPS, GROUP_STRIDE = config.tile_n // COLUMNS, LANES_N * COLUMNS
 
     @verb
     def of_block(M, N):
         # 32 bits, in which a division takes a tenth of the time
-        m_blocks, n_blocks = u32((M + BLOCK_M - 1) // BLOCK_M), u32((N + BLOCK_N - 1) // BLOCK_N)
+        m_blocks = u32((M + config.block_m - 1) // config.block_m)
+        n_blocks = u32((N + config.block_n - 1) // config.block_n)
         tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
         tile = u32(cuda.blockIdx.x)
         batch, tile = tile // tiles, u32(tile % tiles)
         group, tile = u32(tile // group_tiles), u32(tile % group_tiles)
         height = u32(min(m_blocks - group * GROUP_M, GROUP_M))
         m_block, n_block = group * GROUP_M + tile % height, tile // height
-        return i64(batch), i64(m_block) * BLOCK_M, i64(n_block) * BLOCK_N
+        return i64(batch), i64(m_block) * config.block_m, i64(n_block) * config.block_n
 
     @verb
     def of_thread():
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
-        my_m = i32(warp // WARPS_N * (LANES_M * TILE_M) + lane // LANES_N * 4)
-        my_n = i32(warp % WARPS_N * (LANES_N * TILE_N) + lane % LANES_N * COLUMNS)
+        my_m = i32(warp // config.warps_n * (LANES_M * config.tile_m) + lane // LANES_N * 4)
+        my_n = i32(warp % config.warps_n * (LANES_N * config.tile_n) + lane % LANES_N * COLUMNS)
         return my_m, my_n
 
     @verb
@@ -163,28 +162,28 @@ def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
 
     @verb
     def accumulators():
-        acc = cuda.local.array(N_ACC, mem.number)
-        for e in range(N_ACC):
+        acc = cuda.local.array(config.tile_m * config.tile_n, mem.number)
+        for e in range(len(acc)):
             acc[e] = num.zero
         return acc
 
     @verb
     def fragments():
-        return cuda.local.array(2 * TILE_M, mem.number), cuda.local.array(2 * TILE_N, mem.number)
+        return cuda.local.array(2 * config.tile_m, mem.number), cuda.local.array(2 * config.tile_n, mem.number)
 
     @verb
     def read(a_frag, b_frag, half, smem, a_at, b_at):
-        for i in range(0, TILE_M, 4):
-            num.load_four(a_frag, half * TILE_M + i, smem, a_at + i * LANES_M)
+        for i in range(0, config.tile_m, 4):
+            num.load_four(a_frag, half * config.tile_m + i, smem, a_at + i * LANES_M)
         for g in range(GROUPS):
             for j in range(0, COLUMNS, 4):
-                num.load_four(b_frag, half * TILE_N + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
+                num.load_four(b_frag, half * config.tile_n + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
 
     @verb
     def multiply(acc, a_frag, b_frag, half):
-        for i in range(TILE_M):
-            for j in range(TILE_N):
-                acc[i * TILE_N + j] += a_frag[half * TILE_M + i] * b_frag[half * TILE_N + j]
+        for i in range(config.tile_m):
+            for j in range(config.tile_n):
+                acc[i * config.tile_n + j] += a_frag[half * config.tile_m + i] * b_frag[half * config.tile_n + j]
 
     @verb
     def clear_totals(smem):
@@ -192,31 +191,31 @@ def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
         four = cuda.local.array(4, mem.number)
         for c in range(4):
             four[c] = num.zero
-        for e in range(0, N_ACC, 4):
+        for e in range(0, config.tile_m * config.tile_n, 4):
             for c in range(0, 4, num.vector):
-                num.store_vector(smem, mine + e * THREADS + c, four, c)
+                num.store_vector(smem, mine + e * config.threads + c, four, c)
         return mine
 
     @verb
     def add_to_totals(smem, mine, acc):
         four = cuda.local.array(4, mem.number)
-        for e in range(0, N_ACC, 4):
-            num.load_four(four, 0, smem, mine + e * THREADS)
+        for e in range(0, len(acc), 4):
+            num.load_four(four, 0, smem, mine + e * config.threads)
             for c in range(4):
                 four[c] += acc[e + c]
                 acc[e + c] = num.zero
             for c in range(0, 4, num.vector):
-                num.store_vector(smem, mine + e * THREADS + c, four, c)
+                num.store_vector(smem, mine + e * config.threads + c, four, c)
 
     @verb
     def load_totals(values, smem, mine, i, g):
         for j in range(0, COLUMNS, 4):
-            num.load_four(values, j, smem, mine + (i * TILE_N + g * COLUMNS + j) * THREADS)
+            num.load_four(values, j, smem, mine + (i * config.tile_n + g * COLUMNS + j) * config.threads)
 
     @verb
     def store(to, at, n, N, values):
-        for j in range(0, COLUMNS, OUT):
-            if OUT > 1:
+        for j in range(0, COLUMNS, out):
+            if out > 1:
                 mem.store_vector(to.data, at + n + j, n + j < N, values, j)
             elif n + j < N:
                 mem.store(to.data, at + (n + j) * to.column, values[j])
