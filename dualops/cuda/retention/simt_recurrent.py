@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
@@ -49,7 +50,7 @@ class RecurrentConfig:
     state_rows: int
     columns: int
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return LANES * self.columns
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
@@ -83,19 +84,19 @@ class RowsConfig:
     lanes: int = LANES  # threads that share a row; also the lines of threads in a block
     min_blocks: int = 1
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.lanes**2
 
-    @property
+    @cached_property
     def block_q(self) -> int:
         return self.lanes * self.tile_q
 
-    @property
+    @cached_property
     def block_kv(self) -> int:
         return self.lanes * self.tile_kv
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 

@@ -14,6 +14,7 @@ Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
@@ -61,15 +62,15 @@ class StatesConfig:
     tokens: int = 32  # in shared memory at a time
     min_blocks: int = 1
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.lanes**2
 
-    @property
+    @cached_property
     def block_d(self) -> int:
         return self.lanes * self.tile_d
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 
