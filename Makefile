@@ -15,8 +15,8 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize check lint \
-    format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants check \
+    lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
+	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
 	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part; no GPU needed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
@@ -55,6 +56,10 @@ else
 test-compile:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
 endif
+
+# ARGS: --jobs 4, softmax_ring
+mutants: $(call ready,test)
+	$(PY) -m tests.wrong --jobs 2 $(ARGS)
 
 check: $(call ready,test)
 ifdef COMPILER

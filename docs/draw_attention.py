@@ -185,34 +185,29 @@ def owners(tile_rows: int = TILE_ROWS, tile_columns: int = TILE_COLUMNS) -> tupl
     """
     from dualops.cuda import simulator
     from dualops.cuda.backend import SIMULATED, cuda, f32
-    from dualops.cuda.flash_attention.tiles import LANES, THREADS, row_of, tiles
     from dualops.cuda.step import flat
+    from dualops.cuda.tile.products import LANES, THREADS, mma_ab, mma_abt
+    from dualops.cuda.tile.shared import Lines, Shared
 
     if not SIMULATED:
         raise RuntimeError("owners: set NUMBA_ENABLE_CUDASIM=1 before Python starts")
     rows, columns, width, depth = LANES * tile_rows, LANES * tile_columns, 64, 4
-    tile = tiles("float32", tile_rows, tile_columns)
-    SMALL, WIDE = row_of(depth), row_of(width)
-    KEYS, VALUES = rows * SMALL, (rows + columns) * SMALL  # places in shared memory
+    shared = Shared("float32", THREADS)
+    q_tile, k_tile, v_tile = shared.tile(rows, depth), shared.tile(columns, depth), shared.tile(depth, width, 64)
+    qk, pv = mma_abt(f32, q_tile, k_tile, tile_rows, tile_columns), mma_ab(f32, q_tile, v_tile, tile_rows)
 
     def ask(scores_owner: Any, result_owner: Any, left: Any, keys: Any, values: Any) -> None:
         smem = cuda.shared.array(0, f32, alignment=16)
-        tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
-        tile.load(smem, 0, SMALL, rows, depth, left, 0, depth, rows)
-        tile.load(smem, KEYS, SMALL, columns, depth, keys, 0, depth, columns)
-        tile.load(smem, VALUES, WIDE, depth, width, values, 0, width, depth)
+        q_tile.load(smem, Lines(left, 0, depth, rows))
+        k_tile.load(smem, Lines(keys, 0, depth, columns))
+        v_tile.load(smem, Lines(values, 0, width, depth))
         cuda.syncthreads()
-        frag, frags = cuda.local.array(4, f32), cuda.local.array(max(4 * tile_columns, 16), f32)
-        scores, acc = cuda.local.array(tile_rows * tile_columns, f32), cuda.local.array(4 * tile_rows, f32)
-        tile.abt(scores, frag, frags, smem, 0, SMALL, KEYS, SMALL, depth, line, lane)
-        for e in range(tile_rows * tile_columns):
-            scores_owner[int(scores[e])] = tid
-        for e in range(4 * tile_rows):
-            acc[e] = 0
-        tile.ab(acc, frag, frags, smem, 0, SMALL, VALUES, WIDE, depth, 1, line, lane)
-        for e in range(4 * tile_rows):
-            result_owner[int(acc[e])] = tid
+        for product, owner in ((qk, scores_owner), (pv, result_owner)):
+            frag = product.fragment()
+            product.clear(frag)
+            product.add(frag, smem)
+            for e in range(product.size):
+                owner[int(frag[e])] = cuda.threadIdx.x
 
     def coordinates(count: int, step: float, *, first: bool) -> np.ndarray:
         """Rows (number, step), or with `first` (step, number), and zeros. [count, depth]"""
@@ -227,8 +222,7 @@ def owners(tile_rows: int = TILE_ROWS, tile_columns: int = TILE_COLUMNS) -> tupl
         np.ascontiguousarray(coordinates(width, width, first=True).T),
     )
     places = [flat(x, name) for x, name in zip((*found, *given), ("scores", "result", "left", "keys", "values"))]
-    nbytes = 4 * (VALUES + depth * WIDE)
-    simulator.launch(ask, (1,), (THREADS,), places, shared_bytes=nbytes)
+    simulator.launch(ask, (1,), (THREADS,), places, shared_bytes=shared.nbytes)
     return found
 
 
@@ -276,7 +270,7 @@ class Memory(NamedTuple):
 def memory(S: int, *, backward: bool) -> Memory:
     """What plans for a call of length S say."""
     from dualops.cuda.device import known
-    from dualops.cuda.flash_attention import backward_choices, forward_choices
+    from dualops.cuda.launch import OPERATIONS
     from dualops.spec import ArrayMeta, flash_attention as SPEC
     from dualops.spec.meta import contiguous_strides
 
@@ -288,7 +282,7 @@ def memory(S: int, *, backward: bool) -> Memory:
     given = {entry.name: metas.get(entry.name) for entry in wanted}
     problem = (SPEC.bind_backward if backward else SPEC.bind)(given, {"return_lse": True})
     results = problem.outputs(SPEC.gradients if backward else None)
-    choices = (backward_choices if backward else forward_choices)(problem, results, known("sm_90a"))
+    choices = OPERATIONS[SPEC.name][backward].choices(problem, results, known("sm_90a"))
     beside = {choice.rung: sum(meta.nbytes for meta in choice.workspace.values()) for choice in choices}
     return Memory(sum(meta.nbytes for meta in (*problem.arrays.values(), *results.values())), beside)
 

@@ -12,7 +12,8 @@ from dualops.reference._attention import Options, finite, group_sum, options_of,
 from dualops.reference.flash_attention import sum_to
 from dualops.reference.flash_attention_varlen import sequences
 from dualops.spec import Case, Problem
-from dualops.spec.attention.cases import bent, woven
+from dualops.spec.attention import OPTIONS_VARLEN
+from dualops.spec.attention.cases import COLUMNS, bent, woven
 from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
@@ -45,6 +46,15 @@ def nothing(b: Any, h: Any, i: Any, j: Any) -> Any:
 
 SCORE_MODS = (bent, leaning, (cubed, cubed_slope))
 MASK_MODS = (woven, striped, nothing)
+PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
+# parameters that the fuzzer has no values of its own for: it takes those of the cases
+DRAWN = ("causal", "window", "softcap", "score_mod", "mask_mod", "dropout_p")
+OTHERS = [param.name for option in OPTIONS_VARLEN for param in option.params if param.name not in DRAWN]
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """Of a row of PAIRS."""
+    return str(tuple(row.values()))
 
 
 # --- domain --------------------------------------------------------------------------------------
@@ -136,12 +146,15 @@ def _options(rng: np.random.Generator, share: float, H: int) -> tuple[Shapes, di
         params["score_mod"] = SCORE_MODS[rng.integers(len(SCORE_MODS))]
     if rng.random() < share:
         params["mask_mod"] = MASK_MODS[rng.choice(len(MASK_MODS), p=[0.45, 0.45, 0.1])]
-    for name in ("alibi_slopes", "sinks"):
+    for name in PER_HEAD:
         if rng.random() < share:
             shapes[name] = (H,)
     if rng.random() < share:
         shapes["seed"] = ()
         params["dropout_p"] = float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.999]))
+    for name in OTHERS:
+        if rng.random() < share:
+            params[name] = COLUMNS[name][rng.integers(len(COLUMNS[name]))]
     return shapes, params
 
 

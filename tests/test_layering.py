@@ -22,9 +22,11 @@ NUMBERS = ("numpy", "ml_dtypes")
 TOOLKIT = ("cuda.bindings", "cuda.core")
 SIZES = "dualops.cuda.sizes"
 OFFLINE = "dualops.cuda.offline"
+DECLARED = "dualops.cuda.public"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
-HOST_OF_OPERATORS = (*HOST, "dualops.cuda.step", "dualops.cuda.plans", "dualops.cuda.launch")
+HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "plans", "launch")))
+VIEWS = "dualops.cuda.views"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Row:
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
+OF_OPERATORS = (SPEC, TILE, VIEWS, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
 SHARED: dict[str, tuple[str, ...]] = {
@@ -68,6 +71,7 @@ LAW = (
         (*NUMBERS, "llvmlite", "numba", "numba.cuda.extending", "numba.cuda.libdevice"),
     ),
     Row(TILE, (BACKEND, PTX), NUMBERS),
+    Row(VIEWS, (SPEC, BACKEND, TILE), ()),
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
     Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
@@ -75,12 +79,14 @@ LAW = (
     Row("dualops.cuda.frontend.*", (), ("numba", "numba.cuda")),
     Row("dualops.cuda.helpers", (SPEC,), ()),
     Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row("dualops.cuda.kept", HOST[:4], ()),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
-    *(Row(f"dualops.cuda.{op}.*", (SPEC, TILE, *HOST_OF_OPERATORS, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
-    *(Row(f"{family}.*", (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS) for family in sorted({*chain(*SHARED.values())})),
+    Row(DECLARED, (SPEC,), ()),
+    *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
+    *(Row(f"{family}.*", OF_OPERATORS, NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
     Row("dualops.cuda", ("dualops.cuda.*",), ()),

@@ -17,7 +17,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -25,7 +25,10 @@ import dualops.cuda
 import dualops.reference
 from benchmarks.cases import Suite
 from dualops.spec import OPERATORS, Spec, Tag
+from dualops.spec.attention import Keywords, KeywordsVarlen
 from dualops.spec.base import Input, Param
+from dualops.spec.named import defaults_of
+from dualops.spec.retention import Keywords as RetentionKeywords, KeywordsVarlen as RetentionKeywordsVarlen
 from tests.problems import domains
 
 ROOT = Path(__file__).parent.parent
@@ -155,6 +158,15 @@ def test_an_operator_without_cases_is_found():
 
 # --- public functions ----------------------------------------------------------------------------
 
+# TypedDicts of `**options`: what type checkers know of them
+KEYWORDS = {
+    "flash_attention": Keywords,
+    "flash_attention_varlen": KeywordsVarlen,
+    "retention": RetentionKeywords,
+    "retention_varlen": RetentionKeywordsVarlen,
+}
+PACKAGES = (dualops.reference, dualops.cuda)
+
 LAUNCH_OPTIONS = ("out", "kernel", "stream")
 
 
@@ -202,6 +214,36 @@ def test_public_functions_have_the_specs_signature(op: str, package: ModuleType,
         assert inspect.getdoc(function)
         check_signature(function, inputs, params, options)
     assert spec.gradients or not hasattr(package, f"{op}_backward")
+
+
+@pytest.mark.parametrize("op", KEYWORDS)
+def test_options_by_name_are_the_specs(op: str):
+    """With all that the operator's own function writes out, but for what each of the others has written itself."""
+    told = get_type_hints(KEYWORDS[op])
+    assert told.keys() == defaults_of(OPERATORS[op]).keys() - {"max_seqlen", "max_seqlen_q", "max_seqlen_k"}
+
+
+# all but the operators' own functions
+BY_NAME = [(package, op, backward) for op in KEYWORDS for package in PACKAGES for backward in (False, True)]
+BY_NAME = [each for each in BY_NAME if OPERATORS[each[1]].parent or each[2]]
+by_name = pytest.mark.parametrize(
+    ("package", "op", "backward"), BY_NAME, ids=lambda each: getattr(each, "__name__", each)
+)
+
+
+@by_name
+def test_an_option_that_is_none_is_refused_before_anything_else(package: ModuleType, op: str, backward: bool):
+    spec, name = OPERATORS[op], f"{op}_backward" if backward else op
+    needed = [entry.name for entry in (spec.gradient_inputs if backward else spec.inputs) if not entry.optional]
+    with pytest.raises(TypeError, match=rf"^{name}: unknown argument windw, expected one of .*\bscale\b"):
+        getattr(package, name)(*needed, scale=0.5, windw=(3, None))
+
+
+@by_name
+def test_a_docstring_lists_the_options(package: ModuleType, op: str, backward: bool):
+    listed = (inspect.getdoc(getattr(package, f"{op}_backward" if backward else op)) or "").partition("\noptions:\n")[2]
+    told = [line.partition(":")[0].partition(" ")[0] for line in listed.splitlines()]
+    assert sorted(told) == sorted(get_type_hints(KEYWORDS[op]))
 
 
 def right(x, y, *, z=None, p=1.0, out=None):

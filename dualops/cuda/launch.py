@@ -1,14 +1,14 @@
 """Operations: a direction of an operator, callable on arrays.
 
-An operator hands an `Operation` its spec and `choices(problem, results, device)`: every way to do the problem, best
-first. A call looks for its plan by the layouts of its arrays and its parameters before anything else is done. Only one
-of a new layout is looked at closer, and only one that no earlier call's kernels serve is bound by the spec, configured
-and compiled (`plans`). Nothing here waits for the GPU.
+An operator hands an `Operation` its spec and its rungs, which say how they would do a problem. A call looks for its
+plan by the layouts of its arrays and its parameters before anything else is done. Only one of a new layout is looked at
+closer, and only one that no earlier call's kernels serve is bound by the spec, configured and compiled (`plans`).
+Nothing here waits for the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -33,20 +33,23 @@ WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what ada
 class Operation:
     """A direction of an operator, callable on arrays. See the module's docstring.
 
-    `choices(problem, results, device)`: results are the arrays to write, as the caller gave them or as they will be
-    made. Where the spec says that results update inputs, those are the arrays to write unless out= is given.
+    rungs: functions of (problem, results, device), each of which yields the Choices of one rung, best first; together
+    they are best first too, so that a rung whose place depends on the problem has several. What a problem does not suit
+    yields nothing; empty results, and Choices that need more shared memory than the device has, are no concern of
+    theirs. results: the arrays to write, as the caller gave them or as they will be made. Where the spec says that
+    results update inputs, those are the arrays to write unless out= is given.
     inplace: inputs that out= may be; or of each result the one input that it may be.
     """
 
     def __init__(
         self,
         spec: Spec,
-        choices: Choices,
+        rungs: Sequence[Choices],
         *,
         backward: bool = False,
         inplace: tuple[str, ...] | Mapping[str, str] = (),
     ):
-        self.spec, self.choices, self.backward = spec, choices, backward
+        self.spec, self.rungs, self.backward = spec, rungs, backward
         self.op = f"{spec.name}_backward" if backward else spec.name
         inputs = spec.gradient_inputs if backward else spec.inputs
         self.inputs = [wanted.name for wanted in inputs]
@@ -292,6 +295,16 @@ class Operation:
         if found is None:
             raise TypeError(f"{self.op}: {self.inputs[0]} is missing, expected an array")
         return found
+
+    def choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+        """Every way to do a problem on a device, best first."""
+        if not any(meta.size for meta in results.values()):
+            yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(self.spec.rungs))
+            return
+        for choices in self.rungs:
+            for choice in choices(problem, results, device):
+                if choice.shared_bytes <= device.shared_memory_per_block:
+                    yield choice
 
     def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
         if rung is not None and rung not in self.spec.rungs:

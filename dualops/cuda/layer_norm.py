@@ -6,7 +6,7 @@ from typing import Any
 
 from ..spec import layer_norm as SPEC
 from .launch import Operation
-from .norm import backward_choices, forward_choices
+from .norm import BACKWARD, FORWARD
 
 RUNGS = SPEC.rungs
 
@@ -74,5 +74,5 @@ def layer_norm_backward(
     return backward(arrays, params, out, kernel, stream)
 
 
-forward = Operation(SPEC, forward_choices, inplace=("x", "residual"))
-backward = Operation(SPEC, backward_choices, backward=True, inplace=("x", "dy", "dsummed"))
+forward = Operation(SPEC, rungs=FORWARD, inplace=("x", "residual"))
+backward = Operation(SPEC, rungs=BACKWARD, backward=True, inplace=("x", "dy", "dsummed"))

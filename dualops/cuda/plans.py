@@ -32,6 +32,7 @@ class Choice(NamedTuple):
     reason: str
     steps: Callable[[], Sequence[Step]]
     workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
+    shared_bytes: int = 0  # what an SM must have for the blocks of its greediest kernel that should be there at once
 
 
 Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..spec import Problem
-from ..spec.attention import OPTIONS, At, Chain, Strided, UserFunction, Verbs, compose, variants
-from ..spec.meta import compute_dtype, numpy_dtype
+from ..spec.attention import OPTIONS, At, Chain, UserFunction, Verbs, compose, variants
+from ..spec.meta import Strided, compute_dtype, numpy_dtype
 from ._functions import elementwise
 from ._rounding import abs_strides, arithmetic
 

@@ -9,13 +9,17 @@ import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
 from ..spec.meta import check_plain, number_meta
+from ..spec.named import with_options
 
 
 def bound(spec: Spec, given: Mapping[str, Any], *, backward: bool = False) -> tuple[Problem, dict[str, Any]]:
     """The problem that a call with these arguments states, and its arrays by name; or the spec's error.
 
-    given: arrays and parameters by name (what else is in it is passed over), None for an optional array.
+    given: arrays and parameters by name (what else is in it is passed over), None for an optional array; with `options`
+    among them those are more of them, and what they leave out has its default.
     """
+    if "options" in given:
+        given = with_options(spec, given, given["options"], backward=backward)
     op = f"{spec.name}_backward" if backward else spec.name
     arrays: dict[str, Any] = {}
     metas: dict[str, ArrayMeta] = {}

@@ -7,11 +7,13 @@ Axes: B batch, H query heads, Hkv key heads (H = group * Hkv), Sq queries, Sk ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..spec import flash_attention as SPEC
+from ..spec.attention import Keywords
+from ..spec.named import names_options
 from ._attention import Options, finite, group_sum, masked_product, options_of, over_group
 from ._rounding import arithmetic, bound
 
@@ -67,6 +69,7 @@ def flash_attention(
     return (o, lse) if problem.return_lse else o
 
 
+@names_options(SPEC, backward=True)
 def flash_attention_backward(
     q: np.ndarray,
     k: np.ndarray,
@@ -76,36 +79,25 @@ def flash_attention_backward(
     do: np.ndarray,
     dlse: np.ndarray | None = None,
     *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    bias: np.ndarray | None = None,
-    alibi_slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
-    key_padding_mask: np.ndarray | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: int | np.ndarray | None = None,
-    return_lse: bool = False,
     bias_gradient: bool = True,
+    **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """The gradient, from what forward took and gave; o, lse and do are as forward returned them and as they come in.
 
-    dlse [B, H, Sq]: the gradient of lse, if it was used. bias_gradient: whether dbias is wanted. return_lse: as forward
-    had it; lse is needed either way. score_mod and mask_mod must read what they read then.
+    dlse [B, H, Sq]: the gradient of lse, if it was used. bias_gradient: whether dbias is wanted. options: as forward
+    had them, return_lse too, though lse is needed either way. score_mod and mask_mod must read what they read then.
     Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they meet a matrix.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
-    options = options_of(problem, arrays, gradient=True)
-    dq, dk, dv, d_scores, delta = attend_backward(q, k, v, o, lse, do, dlse, options)
+    found = options_of(problem, arrays, gradient=True)
+    dq, dk, dv, d_scores, delta = attend_backward(q, k, v, o, lse, do, dlse, found)
     gradients = [dq, dk, dv]
-    if bias is not None and problem.bias_gradient:
+    if "bias" in arrays and problem.bias_gradient:
+        bias = arrays["bias"]
         gradients.append(sum_to(d_scores, bias.shape).astype(bias.dtype))
-    if sinks is not None:
-        gradients.append(sinks_gradient(options, lse, delta).astype(sinks.dtype))
+    if "sinks" in arrays:
+        gradients.append(sinks_gradient(found, lse, delta).astype(arrays["sinks"].dtype))
     return tuple(gradients)
 
 

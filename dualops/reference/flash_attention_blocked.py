@@ -10,11 +10,13 @@ Tiles that the masks hide as a whole are never visited.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from ..spec import flash_attention as SPEC
+from ..spec.attention import Keywords
+from ..spec.named import names_options
 from ._attention import finite, group_sum, masked_product, options_of, over_group
 from ._rounding import arithmetic, bound
 from .flash_attention import sum_to
@@ -22,15 +24,21 @@ from .flash_attention import sum_to
 BLOCK = 64
 
 
+@names_options(SPEC)
 def flash_attention_blocked(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, block_q: int = BLOCK, block_kv: int = BLOCK, **options: Any
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    block_q: int = BLOCK,
+    block_kv: int = BLOCK,
+    **options: Unpack[Keywords[np.ndarray]],
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flash_attention`, a tile of queries against one tile of keys after another.
 
     Arguments and results are those of `flash_attention`; block_q, block_kv: queries and keys of a tile.
     """
-    given = {"q": q, "k": k, "v": v, **_arguments(options, backward=False)}
-    problem, arrays = bound(SPEC, given)
+    problem, arrays = bound(SPEC, locals())
     asked = options_of(problem, arrays)
     dtype = arithmetic(q[:0]).dtype
     keys, values = (over_group(arithmetic(x), problem.group) for x in (k, v))  # [B, H, Sk, D | Dv]
@@ -63,6 +71,7 @@ def flash_attention_blocked(
     return (o, lse) if problem.return_lse else o
 
 
+@names_options(SPEC, backward=True)
 def flash_attention_backward_blocked(
     q: np.ndarray,
     k: np.ndarray,
@@ -74,11 +83,11 @@ def flash_attention_backward_blocked(
     *,
     block_q: int = BLOCK,
     block_kv: int = BLOCK,
-    **options: Any,
+    bias_gradient: bool = True,
+    **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """`flash_attention_backward`, tile by tile; arguments and results are its."""
-    call = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do, "dlse": dlse}
-    problem, arrays = bound(SPEC, {**call, **_arguments(options, backward=True)}, backward=True)
+    problem, arrays = bound(SPEC, locals(), backward=True)
     asked, group = options_of(problem, arrays, gradient=True), problem.group
     keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]
     queries, d_out = arithmetic(q), arithmetic(do)  # [B, H, Sq, D | Dv]
@@ -133,13 +142,3 @@ def _tiles(first: int, end: int, block: int) -> Iterator[tuple[int, int]]:
     """Ranges of at most `block`."""
     for start in range(first, end, block):
         yield start, min(start + block, end)
-
-
-def _arguments(options: dict[str, Any], *, backward: bool) -> dict[str, Any]:
-    """Optional arguments, with defaults where they were not given."""
-    inputs = SPEC.gradient_inputs if backward else SPEC.inputs
-    params = SPEC.params + SPEC.gradient_params if backward else SPEC.params
-    known = {entry.name: None for entry in inputs if entry.optional} | {param.name: param.default for param in params}
-    if unknown := options.keys() - known.keys():
-        raise TypeError(f"{SPEC.name}: unknown argument {', '.join(sorted(unknown))}, expected {', '.join(known)}")
-    return known | options

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, flash_attention as ONE, flash_attention_varlen as SPEC
+from ..spec.attention import OPTIONS_VARLEN, KeywordsVarlen
 from ..spec.meta import compute_dtype, numpy_dtype
+from ..spec.named import names_options
 from ._attention import Options, options_of
 from ._rounding import abs_strides, bound
 from .flash_attention import attend, attend_backward, sinks_gradient
+
+OPTIONAL = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs]
 
 
 class Sequence(NamedTuple):
@@ -22,6 +26,7 @@ class Sequence(NamedTuple):
     options: Options
 
 
+@names_options(SPEC)
 def flash_attention_varlen(
     q: np.ndarray,
     k: np.ndarray,
@@ -30,36 +35,26 @@ def flash_attention_varlen(
     cu_seqlens_k: np.ndarray,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: int | np.ndarray | None = None,
-    return_lse: bool = False,
+    **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flash_attention` of B sequences whose tokens lie one after another, without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
     cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
-    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. b, i and j of options count the sequences,
-    and places in a sequence. The other arguments are those of `flash_attention`.
+    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. options are those of `flash_attention`; their
+    b, i and j count the sequences, and places in a sequence.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
     problem, arrays = bound(SPEC, locals())
     o = np.empty((problem.total_q, problem.H, problem.Dv), q.dtype)
     lse = np.empty((problem.H, problem.total_q), numpy_dtype(compute_dtype(problem.dtype)))
-    for queries, keys, options in sequences(problem, arrays):
-        o_one, lse_one = attend(_heads(q[queries]), _heads(k[keys]), _heads(v[keys]), options)
+    for queries, keys, found in sequences(problem, arrays):
+        o_one, lse_one = attend(_heads(q[queries]), _heads(k[keys]), _heads(v[keys]), found)
         o[queries], lse[:, queries] = _tokens(o_one), lse_one[0]
     return (o, lse) if problem.return_lse else o
 
 
+@names_options(SPEC, backward=True)
 def flash_attention_varlen_backward(
     q: np.ndarray,
     k: np.ndarray,
@@ -73,32 +68,22 @@ def flash_attention_varlen_backward(
     max_seqlen_k: int | None = None,
     *,
     dlse: np.ndarray | None = None,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: int | np.ndarray | None = None,
-    return_lse: bool = False,
+    **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`."""
     problem, arrays = bound(SPEC, locals(), backward=True)
     dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
     d_sinks = np.zeros(problem.H, lse.dtype)
-    for queries, keys, options in sequences(problem, arrays, gradient=True):
+    for queries, keys, found in sequences(problem, arrays, gradient=True):
         q_one, k_one, v_one = _heads(q[queries]), _heads(k[keys]), _heads(v[keys])
         lse_one, dlse_one = lse[None, :, queries], None if dlse is None else dlse[None, :, queries]
         *gradients, _, delta = attend_backward(
-            q_one, k_one, v_one, _heads(o[queries]), lse_one, _heads(do[queries]), dlse_one, options
+            q_one, k_one, v_one, _heads(o[queries]), lse_one, _heads(do[queries]), dlse_one, found
         )
         dq[queries], dk[keys], dv[keys] = map(_tokens, gradients)
-        if sinks is not None:
-            d_sinks += sinks_gradient(options, lse_one, delta)
-    return (dq, dk, dv) if sinks is None else (dq, dk, dv, d_sinks.astype(sinks.dtype))
+        if "sinks" in arrays:
+            d_sinks += sinks_gradient(found, lse_one, delta)
+    return (dq, dk, dv, d_sinks.astype(arrays["sinks"].dtype)) if "sinks" in arrays else (dq, dk, dv)
 
 
 def sequences(problem: Problem, arrays: Mapping[str, Any], *, gradient: bool = False) -> Iterator[Sequence]:
@@ -108,7 +93,7 @@ def sequences(problem: Problem, arrays: Mapping[str, Any], *, gradient: bool = F
     for b in range(problem.B):
         queries, keys = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
         here = {"q": _heads(arrays["q"][queries]), "k": _heads(arrays["k"][keys]), "v": _heads(arrays["v"][keys])}
-        here |= {name: arrays[name] for name in ("alibi_slopes", "sinks", "seed") if name in arrays}
+        here |= {name: arrays[name] for name in OPTIONAL if name in arrays}
         metas = {
             name: ArrayMeta.of_numpy(abs_strides(x)) if isinstance(x, np.ndarray) else problem.arrays[name]
             for name, x in here.items()

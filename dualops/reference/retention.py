@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..spec import Problem, retention as SPEC
 from ..spec.meta import compute_dtype, numpy_dtype
-from ..spec.retention import default_gamma
+from ..spec.named import names_options
+from ..spec.retention import Keywords, default_gamma
 from ._rounding import arithmetic, bound
 from .retention_forms import (
     Decay,
@@ -73,6 +74,7 @@ def retention(
     return found[0] if len(found) == 1 else found
 
 
+@names_options(SPEC, backward=True)
 def retention_backward(
     q: np.ndarray,
     k: np.ndarray,
@@ -83,21 +85,13 @@ def retention_backward(
     row_sum: np.ndarray | None = None,
     dstate: np.ndarray | None = None,
     dstate_norm: np.ndarray | None = None,
-    gamma: np.ndarray | None = None,
-    scale: float | None = None,
-    form: str = "chunk",
-    normalize: str | None = None,
-    mask: np.ndarray | None = None,
-    initial_state: np.ndarray | None = None,
-    initial_norm: np.ndarray | None = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
+    **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """The gradient of `retention`, from what it took and do [B, H, Sq, Dv].
 
     row_sum: as forward returned it, where it normalized; o too, with "signed". dstate [B, H, D, Dv] and dstate_norm
-    [B, H, D]: the gradients of the last state and its norm, where they were used. return_state and return_row_sum: as
-    forward had them, and without a meaning here. All else: as `retention`.
+    [B, H, D]: the gradients of the last state and its norm, where they were used. options: as `retention`
+    had them; return_state and return_row_sum have no meaning here.
     Returns dq, dk, dv, then dinitial_state and dinitial_norm where there is such an input; each of its input's dtype.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, retention as ONE, retention_varlen as SPEC
 from ..spec.meta import numpy_dtype
+from ..spec.named import names_options
+from ..spec.retention import KeywordsVarlen
 from ._rounding import bound
 from .retention import retain, retain_backward
 
@@ -19,26 +21,20 @@ _STATES = ("initial_state", "initial_norm", "state", "state_norm", "dstate", "ds
 _STATES += ("dinitial_state", "dinitial_norm")
 
 
+@names_options(SPEC)
 def retention_varlen(
     q: np.ndarray,
     k: np.ndarray,
     v: np.ndarray,
     cu_seqlens: np.ndarray,
     max_seqlen: int | None = None,
-    *,
-    gamma: np.ndarray | None = None,
-    scale: float | None = None,
-    normalize: str | None = None,
-    initial_state: np.ndarray | None = None,
-    initial_norm: np.ndarray | None = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
+    **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> Any:
     """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
     of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. normalize: None
-    or "signed". The other arguments are those of `retention`; each sequence has a state of its own.
+    or "signed". options are those of `retention`; each sequence has a state of its own.
     Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
     [H, total].
     """
@@ -53,6 +49,7 @@ def retention_varlen(
     return found[0] if len(found) == 1 else found
 
 
+@names_options(SPEC, backward=True)
 def retention_varlen_backward(
     q: np.ndarray,
     k: np.ndarray,
@@ -65,13 +62,7 @@ def retention_varlen_backward(
     row_sum: np.ndarray | None = None,
     dstate: np.ndarray | None = None,
     dstate_norm: np.ndarray | None = None,
-    gamma: np.ndarray | None = None,
-    scale: float | None = None,
-    normalize: str | None = None,
-    initial_state: np.ndarray | None = None,
-    initial_norm: np.ndarray | None = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
+    **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then those of initial_state and initial_norm. See `retention_backward`."""
     problem, arrays = bound(SPEC, locals(), backward=True)

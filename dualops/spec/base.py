@@ -53,6 +53,7 @@ class Input:
     contiguous_last: bool = False  # the last axis must have stride 1
     role: Role = Role.DATA
     host: bool = False  # may be a Python number (an integer, or a float where dtypes are): a launch passes its value on
+    doc: str = ""  # of an option, for those who take it by name
 
     def dtype_for(self, dtype: str) -> str:
         """What a generator makes of it in a problem of this dtype."""

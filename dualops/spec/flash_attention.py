@@ -78,7 +78,7 @@ def _scores_flops(problem: Problem) -> int:
     return 2 * problem.B * problem.H * visible_pairs(problem)
 
 
-INPUT_NAMES = ("q", "k", "v", "bias", "alibi_slopes", "sinks", "key_padding_mask")
+INPUT_NAMES = ("q", "k", "v", *(entry.name for option in OPTIONS for entry in option.inputs if not entry.host))
 FORWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
     bytes_read=lambda p: p.nbytes(*INPUT_NAMES),

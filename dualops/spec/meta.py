@@ -133,6 +133,13 @@ class ArrayMeta(NamedTuple):
         return self.extent * itemsize(self.dtype)
 
 
+class Strided(NamedTuple):
+    """An array argument of a kernel: its name until the launch, then its memory; and its strides in elements."""
+
+    data: Any
+    strides: tuple[Any, ...]
+
+
 def check_plain(array: np.ndarray, op: str, name: str) -> None:
     """Raise TypeError for an array whose type gives arithmetic a meaning of its own: np.matrix, a masked array."""
     kind = type(array)

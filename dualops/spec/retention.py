@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import Any
+from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 
@@ -51,7 +51,27 @@ from .retention_cases import CASES, CASES_VARLEN, generate
 
 MAX_KEY_DIM, MAX_VALUE_DIM = 256, 512
 FORMS = ("parallel", "chunk", "recurrent")
+Array = TypeVar("Array")
 CHUNK = 64  # tokens of a chunk, in the reference and where flops are counted; a kernel has its own
+
+
+class KeywordsVarlen(TypedDict, Generic[Array], total=False):
+    """The options of sequences, for functions that take `**options`, with arrays of a library."""
+
+    gamma: Array | None
+    scale: float | None
+    normalize: str | None
+    initial_state: Array | None
+    initial_norm: Array | None
+    return_state: bool
+    return_row_sum: bool
+
+
+class Keywords(KeywordsVarlen[Array], Generic[Array], total=False):
+    """The same of whole batches."""
+
+    form: str
+    mask: Array | None
 
 
 def default_gamma(H: int) -> np.ndarray:
@@ -209,8 +229,8 @@ def _gradient(name: str) -> Output:
     )
 
 
-def _state(name: str, axes: tuple[str, ...]) -> Input:
-    return Input(name, axes, optional=True, contiguous_last=True, role=Role.STATISTIC)
+def _state(name: str, axes: tuple[str, ...], doc: str = "") -> Input:
+    return Input(name, axes, optional=True, contiguous_last=True, role=Role.STATISTIC, doc=doc)
 
 
 STATE, NORM = ("B", "H", "D", "Dv"), ("B", "H", "D")
@@ -232,10 +252,10 @@ def _spec(
         Input("v", (*keys, "Dv"), contiguous_last=True),
     )
     options = (
-        Input("gamma", ("H",), optional=True, role=Role.STATISTIC),
+        Input("gamma", ("H",), optional=True, role=Role.STATISTIC, doc="the decay; None is 1 - 2^(-5 - h)"),
         *options,
-        _state("initial_state", STATE),
-        _state("initial_norm", NORM),
+        _state("initial_state", STATE, "what stood before token 0, as an earlier call returned it"),
+        _state("initial_norm", NORM, "its norm, if 'signed'"),
     )
     results = (
         Input("o", (*tokens, "Dv"), optional=True, contiguous_last=True),
@@ -300,7 +320,16 @@ SPEC = Spec(
         ("B", "H", "Sq"),
         ("B", "H", "Sk"),
         ("B", "H", "Sq"),
-        (Input("mask", ("H", "Sq", "Sk"), optional=True, contiguous_last=True, role=Role.WEIGHT),),
+        (
+            Input(
+                "mask",
+                ("H", "Sq", "Sk"),
+                optional=True,
+                contiguous_last=True,
+                role=Role.WEIGHT,
+                doc="in place of the decay",
+            ),
+        ),
         (),
         (
             Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),

@@ -15,6 +15,7 @@ import numpy as np
 
 from dualops.cuda.device import Device
 from dualops.spec import Case
+from dualops.spec.attention.cases import AXES
 from dualops.spec.matmul import shapes_of as matmul_shapes
 from dualops.spec.rope_cases import shapes_of as rope_shapes
 from tests import attention, retention
@@ -95,7 +96,8 @@ def _attention(case: Case, rng: np.random.Generator) -> Resized:
     B, Hkv, group = (int(rng.integers(1, 4)) for _ in range(3))
     H = Hkv * group
     Sq, Sk = (max(random_size(rng, attention.LONGEST), 1) for _ in range(2))
-    new: Shapes = {"alibi_slopes": (H,), "sinks": (H,), "seed": (), "key_padding_mask": (B, Sk)}
+    sizes = {"B": B, "H": H, "Sk": Sk}
+    new: Shapes = {name: tuple(sizes[axis] for axis in axes) for name, axes in AXES.items()}
     new |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
     if "cu_seqlens_q" in case.shapes:
         new |= {"q": (Sq, H, D), "k": (Sk, Hkv, D), "v": (Sk, Hkv, Dv)}

@@ -14,7 +14,7 @@ from dualops.reference import flash_attention, flash_attention_backward, flash_a
 from dualops.spec import OPERATORS, Case, Spec, Tag, compare
 from dualops.spec.attention.cases import PAIRS, paired
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.attention import cubed, cubed_slope, gradient_terms
+from tests.attention import cubed, cubed_slope, gradient_terms, row_id
 from tests.checks import bind, call, gradient_inputs, widened
 from tests.problems import random_problems
 
@@ -181,7 +181,7 @@ def test_no_gradient_of_lse_is_one_of_zeros():
         assert np.array_equal(one, two)
 
 
-@pytest.mark.parametrize("row", [row for row in PAIRS if row[3] == "full"], ids=str)
+@pytest.mark.parametrize("row", [row for row in PAIRS if row["bias"] == "full"], ids=row_id)
 def test_a_heads_scores_gain_together_what_lse_gains(row):
     """All logits of a row moved by one and the same, the sink among them, move lse alone."""
     shapes, params = paired(row, (2, 4, 5, 3), (2, 6), 2)

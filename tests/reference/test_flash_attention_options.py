@@ -16,7 +16,9 @@ from dualops.reference import (
     flash_attention_blocked,
 )
 from dualops.spec import OPERATORS, Case
-from dualops.spec.attention.cases import PAIRS, bent, paired, woven
+from dualops.spec.attention.cases import EVERYTHING, PAIRS, bent, paired, woven
+from dualops.spec.named import defaults_of
+from tests.attention import row_id
 from tests.problems import values
 from tests.reference.formula import attention, sees
 
@@ -132,16 +134,15 @@ def test_every_two_options_together(form, row):
 @every_form
 def test_every_option_at_once_moves_the_result(form):
     """Of a call with all options, none may be left out unseen."""
-    every = ("top_left", (4, 3), 1.5, "full", 1, 1, 1, 1, 1, 1)
+    every = {**EVERYTHING, "causal": "top_left", "window": (4, 3), "bias": "full"}
     shapes, params = paired(every, (2, 4, 7, 3), (2, 11), 2)
     arrays, params = made(params, **shapes)
     o, lse = hold(form, arrays, params)
-    left_out = [{"causal": False}, {"window": None}, {"softcap": None}, {"score_mod": None}, {"mask_mod": None}]
-    left_out += [{"bias": None}, {"alibi_slopes": None}, {"key_padding_mask": None}, {"sinks": None}]
-    for change in [*left_out, {"dropout_p": 0.0}]:
-        other, other_lse = form(**{**arrays, **params, **change})
-        assert not np.allclose(o, other), change
-        assert np.array_equal(lse, other_lse) == ("dropout_p" in change), change
+    defaults = defaults_of(SPEC)
+    for name in every:
+        other, other_lse = form(**{**arrays, **params, name: defaults[name]})
+        assert not np.allclose(o, other), name
+        assert np.array_equal(lse, other_lse) == (name == "dropout_p"), name
 
 
 # --- what masks hide -----------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_a_query_that_sees_nothing_leaves_every_gradient_alone(form, backward):
 
 
 @every_form
-@pytest.mark.parametrize("row", [row for row in PAIRS if not row[5] and not row[9]], ids=str)
+@pytest.mark.parametrize("row", [row for row in PAIRS if not row["sinks"] and not row["dropout_p"]], ids=row_id)
 def test_probabilities_sum_to_one(form, row):
     shapes, params = paired(row, (2, 4, 7, 3), (2, 11), 2)
     arrays, params = made(params, **shapes)
@@ -275,11 +276,11 @@ def test_a_sink_takes_its_share_of_probability(form):
 
 
 @every_form
-@pytest.mark.parametrize("row", [row for row in PAIRS if not row[6] and row[0]], ids=str)
+@pytest.mark.parametrize("row", [row for row in PAIRS if not row["key_padding_mask"] and row["causal"]], ids=row_id)
 def test_a_prefix_does_not_depend_on_the_keys_that_follow(form, row):
     """As many queries as keys, so that both ways of causal mean the same."""
-    window = row[1] and (row[1][0], None)
-    shapes, params = paired((row[0], window, *row[2:]), (2, 4, 11, 3), (2, 11), 2)
+    window = row["window"] and (row["window"][0], None)
+    shapes, params = paired({**row, "window": window}, (2, 4, 11, 3), (2, 11), 2)
     arrays, params = made(params, **shapes)
     whole = form(**arrays, **params)
     for name in "kv":
@@ -290,7 +291,7 @@ def test_a_prefix_does_not_depend_on_the_keys_that_follow(form, row):
 
 
 @both_directions
-@pytest.mark.parametrize("row", PAIRS[:6], ids=str)
+@pytest.mark.parametrize("row", PAIRS[:6], ids=row_id)
 def test_grouped_heads_are_repeated_heads(form, backward, row):
     shapes, params = paired(row, (2, 4, 7, 3), (2, 11), 2)
     arrays, params = made(params, **shapes)

@@ -14,6 +14,7 @@ from dualops.reference import (
     flash_attention_varlen,
     flash_attention_varlen_backward,
 )
+from dualops.reference.flash_attention_varlen import OPTIONAL
 from dualops.spec import OPERATORS, Case, Tag, compare
 from dualops.spec.meta import FLOATS
 from tests.attention import gradient_terms
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 def alone(arrays: Mapping[str, Any], b: int, names: tuple[str, ...]) -> dict[str, Any]:
     """Sequence b as batch b of a call of flash_attention, whose batches before it are zeros: options count batches."""
     queries, keys = (slice(*arrays[f"cu_seqlens_{side}"][b : b + 2]) for side in ("q", "k"))
-    part = {name: arrays[name] for name in ("alibi_slopes", "sinks", "seed") if name in arrays}
+    part = {name: arrays[name] for name in OPTIONAL if name in arrays}
     for name in names:
         if name in ("lse", "dlse"):
             one = arrays[name][:, queries]

@@ -20,7 +20,8 @@ from dualops.spec import (
     flash_attention_varlen,
     softmax,
 )
-from dualops.spec.attention.cases import PAIRS, paired
+from dualops.spec.attention import OPTIONS
+from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
 from tests.attention import scores_of
@@ -161,9 +162,9 @@ def test_attention_results_are_what_the_spec_says():
 
 
 def test_every_two_values_of_attentions_options_meet_in_some_row():
-    values_of = [set(map(str, column)) for column in zip(*PAIRS, strict=True)]
-    assert [len(found) for found in values_of] == [3, 3, 2, 5, 2, 2, 2, 2, 2, 2]
-    for one, two in combinations(range(10), 2):
+    values_of = {name: set(map(str, column)) for name, column in COLUMNS.items()}
+    assert [len(found) for found in values_of.values()][:4] == [3, 3, 2, 5] and min(map(len, values_of.values())) == 2
+    for one, two in combinations(COLUMNS, 2):
         met = {(str(row[one]), str(row[two])) for row in PAIRS}
         assert met == {(a, b) for a in values_of[one] for b in values_of[two]}, (one, two)
 
@@ -181,12 +182,16 @@ def test_rows_of_pairs_become_cases_in_full():
         assert f"sim_options_{number}-float32" in simulated
         shapes, params = paired(row, (2, 4, 5, 8), (2, 9), 4)
         problem = problem_of(flash_attention, "float32", shapes, params)
-        causal, window, softcap, bias, *others = row
-        assert (problem.causal, problem.window, problem.softcap) == (causal, window, softcap)
-        given = [problem.dtype_of(name) is not None for name in ("alibi_slopes", "sinks", "key_padding_mask")]
-        given += [problem.score_mod is not None, problem.mask_mod is not None, problem.dropout_p > 0]
-        assert given == [bool(value) for value in others]
-        assert (problem.dtype_of("bias") is not None) == (bias is not None)
+        assert all(getattr(problem, name) == row[name] for name in ("causal", "window", "softcap"))
+        for name, value in row.items():
+            given = problem.params[name] if name in problem.params else problem.dtype_of(name)
+            assert bool(given) == bool(value), name
+
+
+def test_every_option_is_a_column():
+    """But a seed, which is no option by itself."""
+    arguments = {entry.name for option in OPTIONS for entry in (*option.inputs, *option.params)}
+    assert arguments - {"seed"} == COLUMNS.keys()
 
 
 @pytest.mark.parametrize("seed", range(40))

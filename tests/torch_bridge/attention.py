@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dualops.spec.attention import OPTIONS_VARLEN
+
 from .conftest import values
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 3, 5, 4, 3
@@ -74,12 +76,16 @@ ALL: dict[str, dict[str, Any]] = {
     "bias": {},
     "sinks": {},
 }
+# options that are a number a head, and have no gradient
+PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
+OTHERS = [name for name in PER_HEAD if name not in ("alibi_slopes", "sinks")]
+ALL |= {name: {} for name in OTHERS}
 ALL_VARLEN = tuple(name for name in ALL if name not in ("padding", "bias"))
 # every option in one set at least; each set goes along every road
 SETS = {
     "none": (),
     "masks": ("causal", "window", "padding", "mask_mod"),
-    "scores": ("scale", "softcap", "score_mod", "bias", "alibi"),
+    "scores": ("scale", "softcap", "score_mod", "bias", "alibi", *OTHERS),
     "rest": ("top_left", "pair", "sinks", "dropout"),
     "all": tuple(name for name in ALL if name not in ("top_left", "pair")),
 }
@@ -99,6 +105,7 @@ def _arguments(
         given |= ALL[name]
     if "alibi" in options:
         given["alibi_slopes"] = torch.tensor([0.5, 0.25, 0.125, 0.0625], device=device, dtype=dtype)
+    given |= {name: torch.linspace(0.5, 1.5, H, device=device, dtype=dtype) for name in OTHERS if name in options}
     if "padding" in options:
         given["key_padding_mask"] = torch.arange(B * SK, device=device).reshape(B, SK) % 3 != 0
     return Arguments(tensors, given | more)

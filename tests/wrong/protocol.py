@@ -2,7 +2,8 @@
 
 A mutant takes the place of `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed,
 or of the Config. They are for the simulator alone: on a GPU most of them hang, or are right as often as not.
-protocol_ring.py and protocol_parts.py say what they are.
+protocol_ring.py and protocol_parts.py say what they are: mistakes that no single wrong step makes, which mutants.py
+derives for every kernel, but two that fit together, a step too many, or a step that only some threads or stages take.
 """
 
 from __future__ import annotations

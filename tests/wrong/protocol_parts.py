@@ -9,37 +9,14 @@ from typing import Any
 from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.async_copy import st_async_v2_f64
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_wait
-from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
+from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.tile.ring import Parts
 from dualops.cuda.tile.rows import FULL_WARP
 
-from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, WRONG, Sizes, add, mutant
+from .protocol import NAN, ROWS, STUCK, TOO_MANY, WRONG, Sizes, add, mutant
 
 # --- the start --------------------------------------------------------------------------------------
-
-
-@mutant("start_cluster", NOT_THERE)
-def no_start(right, sizes):
-    return lambda: None
-
-
-@mutant("start_cluster", r"named to a copy before fence\.mbarrier_init")
-def start_without_a_fence(right, sizes):
-    def start():
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-
-    return start
-
-
-@mutant("start_cluster", NOT_THERE)
-def start_without_waiting(right, sizes):
-    def start():
-        fence_mbarrier_init()
-        barrier_cluster_arrive()
-
-    return start
 
 
 @mutant("start_cluster", r"before barrier\.cluster\.wait", (2,))
@@ -92,11 +69,6 @@ def one_bell_for_both_halves(right, sizes):
     return {"send": send, "wait": wait}
 
 
-@mutant("parts", rf"{NAN}|{TOO_MANY}")
-def no_wait_for_parts(right, sizes):
-    return {"wait": lambda bells, row_round: (row_round & 1) * sizes.parts * 2}
-
-
 @mutant("parts", NAN)
 def reads_the_other_half(right, sizes):
     def wait(bells, row_round):
@@ -118,7 +90,6 @@ def _wait_for_parts(parity: Callable[[int], int]) -> Callable[[Any, Sizes], dict
 
 
 for _name, _parity in {
-    "parts_parity_inverted": lambda row_round: row_round // 2 & 1 ^ 1,
     "parts_parity_of_one_bell": lambda row_round: row_round & 1,
     "parts_parity_never_changes": lambda row_round: 0,
 }.items():
@@ -126,15 +97,15 @@ for _name, _parity in {
 
 
 def _send(
-    nbytes: int = 0, rank_of: Callable[[int, int], int] = lambda lane, own: lane, offset: bool = True, lanes: int = 0
+    rank_of: Callable[[int, int], int] = lambda lane, own: lane, offset: bool = True, lanes: int = 0
 ) -> Callable[[Any, Sizes], dict[str, Any]]:
-    """nbytes, lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
+    """lanes: so many more than there should be. rank_of(lane, my rank): where a lane sends. offset: by rank."""
 
     def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
         def send(pairs, bells, row_round, rank, warp, lane, a, b):
             half = row_round & 1
             if (warp == 0) & (lane == 0):
-                mbarrier_arrive_expect_tx(bells, half, right.size * 16 + nbytes)
+                mbarrier_arrive_expect_tx(bells, half, right.size * 16)
             if lane < sizes.cluster + lanes:
                 at = (half * sizes.parts + (rank * sizes.warps if offset else 0) + warp) * 2
                 st_async_v2_f64(pairs, at, rank_of(lane, rank), a, b, bells, half)
@@ -146,11 +117,8 @@ def _send(
 
 for _name, (_change, _reason) in {
     "parts_to_my_own_block": (_send(rank_of=lambda lane, own: own), NAN),
-    "parts_to_the_first_block": (_send(rank_of=lambda lane, own: 0), STUCK),
     "parts_without_my_rank": (_send(offset=False), NAN),
     "parts_to_one_block_too_few": (_send(lanes=-1), STUCK),
-    "parts_expect_too_few_bytes": (_send(nbytes=-16), rf"{STUCK}|copies are still under way"),
-    "parts_expect_too_many_bytes": (_send(nbytes=16), STUCK),
 }.items():
     add(_name, "parts", _change, _reason, (2,))
 
@@ -175,11 +143,6 @@ def sends_parts_that_nobody_waits_for(right, sizes):
     return {"send": send}
 
 
-@mutant("parts", NOT_THERE, (2,))
-def bells_not_initialised(right, sizes):
-    return {"init": lambda bells: None}
-
-
 @mutant("parts", rf"{NAN}|{STUCK}")
 def one_warp_sends_no_parts(right, sizes):
     def send(pairs, bells, row_round, rank, warp, lane, a, b):
@@ -187,21 +150,6 @@ def one_warp_sends_no_parts(right, sizes):
             right.send(pairs, bells, row_round, rank, warp, lane, a, b)
 
     return {"send": send}
-
-
-def _meet(more_threads: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    def change(right: Parts, sizes: Sizes) -> dict[str, Any]:
-        def wait(bells, row_round):
-            bar_sync(1, 32 * sizes.warps + more_threads)
-            return (row_round & 1) * sizes.parts * 2
-
-        return {"wait": wait}
-
-    return change
-
-
-add("meeting_of_a_warp_too_many", "parts", _meet(32), r"Deadlock: .* at bar\.sync 1: threads 0\.\.63", (1,))
-add("meeting_of_a_warp_too_few", "parts", _meet(-32), NAN, (1,))
 
 
 @mutant("parts", r"Deadlock: .* at syncthreads", (1,))

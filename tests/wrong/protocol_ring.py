@@ -9,36 +9,21 @@ from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import current
-from dualops.cuda.tile.ring import Ring
 from dualops.cuda.tile.rows import FULL_WARP
 
-from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, add, mutant
+from .protocol import NAN, NOT_THERE, ROWS, STUCK, TOO_MANY, VALUE, WRONG, Sizes, mutant
 
 # --- the ring: who copies ----------------------------------------------------------------------------
 
 
-@mutant("ring", TOO_MANY)
-def no_wait_for_empty(right, sizes):
-    def acquire(full, empty, i, nbytes):
-        mbarrier_arrive_expect_tx(full, i % sizes.stages, nbytes)
-        return i % sizes.stages
-
-    return {"acquire": acquire}
-
-
-def _acquire(sizes: Sizes, parity: Callable[[int], int], more: int = 0) -> dict[str, Any]:
+def _acquire(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
     def acquire(full, empty, i, nbytes):
         stage = i % sizes.stages
         mbarrier_wait(empty, stage, parity(i // sizes.stages))
-        mbarrier_arrive_expect_tx(full, stage, nbytes + more)
+        mbarrier_arrive_expect_tx(full, stage, nbytes)
         return stage
 
     return {"acquire": acquire}
-
-
-@mutant("ring", STUCK)
-def empty_parity_inverted(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1)
 
 
 @mutant("ring", TOO_MANY)
@@ -57,16 +42,6 @@ def waits_one_copy_too_early_for_empty(right, sizes):
     return {"acquire": acquire}
 
 
-@mutant("ring", STUCK)
-def expects_too_few_bytes(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1 ^ 1, more=-16)
-
-
-@mutant("ring", STUCK)
-def expects_too_many_bytes(right, sizes):
-    return _acquire(sizes, lambda ring_round: ring_round & 1 ^ 1, more=16)
-
-
 @mutant("ring", rf"{STUCK}|copies are still under way")
 def expects_nothing(right, sizes):
     def acquire(full, empty, i, nbytes):
@@ -78,43 +53,10 @@ def expects_nothing(right, sizes):
     return {"acquire": acquire}
 
 
-@mutant("ring", STUCK)
-def does_not_expect(right, sizes):
-    def acquire(full, empty, i, nbytes):
-        mbarrier_wait(empty, i % sizes.stages, i // sizes.stages & 1 ^ 1)
-        return i % sizes.stages
-
-    return {"acquire": acquire}
-
-
-@mutant("ring", NAN)
-def copies_into_the_stage_behind(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, (at + nbytes // smem.data.itemsize) % smem.size, x, index, nbytes, full, stage)
-
-    return {"copy": copy}
-
-
-@mutant("ring", NAN)
-def copies_ring_its_neighbour(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index, nbytes, full, (stage + 1) % sizes.stages)
-
-    return {"copy": copy}
-
-
 @mutant("ring", VALUE)
 def copies_the_same_row_again(right, sizes):
     def copy(smem, at, x, index, nbytes, full, stage):
         right.copy(smem, at, x, index % (x.size // ROWS), nbytes, full, stage)
-
-    return {"copy": copy}
-
-
-@mutant("ring", r"[xy]\[\d+\] copied as 128 elements, of \d+")
-def copies_a_vector_too_far(right, sizes):
-    def copy(smem, at, x, index, nbytes, full, stage):
-        right.copy(smem, at, x, index + 2, nbytes, full, stage)
 
     return {"copy": copy}
 
@@ -139,22 +81,12 @@ def copies_one_stage_only(right, sizes):
 # --- the ring: who reads -----------------------------------------------------------------------------
 
 
-@mutant("ring", rf"{NAN}|{TOO_MANY}|{STUCK}")
-def no_wait_for_full(right, sizes):
-    return {"wait": lambda full, i: i % sizes.stages}
-
-
 def _wait(sizes: Sizes, parity: Callable[[int], int]) -> dict[str, Any]:
     def wait(full, i):
         mbarrier_wait(full, i % sizes.stages, parity(i // sizes.stages))
         return i % sizes.stages
 
     return {"wait": wait}
-
-
-@mutant("ring", rf"{TOO_MANY}|{STUCK}")
-def full_parity_inverted(right, sizes):
-    return _wait(sizes, lambda ring_round: ring_round & 1 ^ 1)
 
 
 @mutant("ring", rf"{TOO_MANY}|{STUCK}")
@@ -188,11 +120,6 @@ def reads_the_stage_before(right, sizes):
 
 
 @mutant("ring", STUCK)
-def never_released(right, sizes):
-    return {"release": lambda empty, stage: None}
-
-
-@mutant("ring", STUCK)
 def released_by_one_warp(right, sizes):
     def release(empty, stage):
         if cuda.threadIdx.x < 32:
@@ -219,15 +146,6 @@ def released_twice(right, sizes):
     return {"release": release}
 
 
-@mutant("ring", NAN)
-def released_before_the_warp_has_read(right, sizes):
-    def release(empty, stage):
-        if cuda.threadIdx.x % 32 == 0:
-            mbarrier_arrive(empty, stage)
-
-    return {"release": release}
-
-
 @mutant("ring", rf"{NAN}|{STUCK}")
 def released_before_it_is_read(right, sizes):
     """At the wait: in backward at the first of two."""
@@ -248,31 +166,6 @@ def released_before_it_is_read(right, sizes):
 
 
 # --- the ring: its beginning -------------------------------------------------------------------------
-
-
-def _init(full_count: int, empty_count: int) -> Callable[[Any, Sizes], dict[str, Any]]:
-    def change(right: Ring, sizes: Sizes) -> dict[str, Any]:
-        def init(full, empty):
-            for stage in range(sizes.stages):
-                mbarrier_init(full, stage, 1 + full_count)
-                mbarrier_init(empty, stage, sizes.warps + empty_count)
-
-        return {"init": init}
-
-    return change
-
-
-for _name, (_counts, _reason) in {
-    "empty_counts_a_warp_too_few": ((0, -1), TOO_MANY),
-    "empty_counts_a_warp_too_many": ((0, 1), STUCK),
-    "full_counts_one_too_many": ((1, 0), STUCK),
-}.items():
-    add(_name, "ring", _init(*_counts), _reason)
-
-
-@mutant("ring", NOT_THERE)
-def mbarriers_not_initialised(right, sizes):
-    return {"init": lambda full, empty: None}
 
 
 @mutant("ring", NOT_THERE)

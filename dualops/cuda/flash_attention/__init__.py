@@ -6,14 +6,13 @@ simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
-from ...spec import ArrayMeta, Problem, flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
-from ...spec.attention import as_they_are
-from ..device import Device
-from ..launch import Choice, Operation
+from ...spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
+from ...spec.attention import Keywords, KeywordsVarlen, as_they_are
+from ..launch import Operation
+from ..public import calls
 from . import naive, simt
 
 RUNGS = SPEC.rungs
@@ -82,6 +81,7 @@ def flash_attention(
     return forward(arrays, params, out, kernel, stream)
 
 
+@calls("backward", SPEC, backward=True, settled=as_they_are)
 def flash_attention_backward(
     q: Any,
     k: Any,
@@ -91,39 +91,25 @@ def flash_attention_backward(
     do: Any,
     dlse: Any = None,
     *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    bias: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    key_padding_mask: Any = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    return_lse: bool = False,
     bias_gradient: bool = True,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[Keywords[Any]],
 ) -> Any:
     """The gradient of `flash_attention`, from what it took, o and lse as it gave them, and do [B, H, Sq, Dv].
 
-    dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. The other arguments
-    are those of `flash_attention`, and must be what they were: variables of score_mod and mask_mod, which count as they
-    are at this call, as much as the rest.
+    dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. options are those
+    of `flash_attention`, and must be what they were: variables of score_mod and mask_mod, which count as they are at
+    this call, as much as the rest.
     Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks, each in the dtype of its input. Bit-equal from run to run, on every GPU of a kind: no atomics.
     Beside its results the rung simt needs delta, as large as lse; naive twice B * H * Sq * Sk scores.
+    out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """
-    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
-    arrays = (q, k, v, o, lse, do, dlse, bias, alibi_slopes, key_padding_mask, sinks, seed)
-    params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse, bias_gradient)
-    return backward(arrays, params, out, kernel, stream)
 
 
+@calls("forward_varlen", SPEC_VARLEN, settled=as_they_are)
 def flash_attention_varlen(
     q: Any,
     k: Any,
@@ -133,20 +119,10 @@ def flash_attention_varlen(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    return_lse: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
     """`flash_attention` of B sequences whose tokens lie one after another, without padding and without waiting.
 
@@ -154,16 +130,12 @@ def flash_attention_varlen(
     cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
     max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Where cu_seqlens are on a GPU their values
     are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
-    b, i and j of options count the sequences, and places in a sequence. Other arguments: as `flash_attention`.
+    options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
-    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
-    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, seed)
-    longest = (max_seqlen_q, max_seqlen_k)
-    params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
-    return forward_varlen(arrays, params, out, kernel, stream)
 
 
+@calls("backward_varlen", SPEC_VARLEN, backward=True, settled=as_they_are)
 def flash_attention_varlen_backward(
     q: Any,
     k: Any,
@@ -177,70 +149,20 @@ def flash_attention_varlen_backward(
     max_seqlen_k: int | None = None,
     *,
     dlse: Any = None,
-    causal: bool | str = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    score_mod: Callable[..., Any] | None = None,
-    mask_mod: Callable[..., Any] | None = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    return_lse: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
     """The gradient of `flash_attention_varlen`: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks.
 
     Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
     """
-    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
-    arrays = (q, k, v, o, lse, do, cu_seqlens_q, cu_seqlens_k, dlse, alibi_slopes, sinks, seed)
-    longest = (max_seqlen_q, max_seqlen_k)
-    params = (*longest, scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
-    return backward_varlen(arrays, params, out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do attention, best first."""
-    p = problem
-    if not results["o"].size:
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.forward_configs(problem):
-        if config.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
-            yield Choice("simt", config, reason, partial(simt.forward_steps, problem, results, config))
-    yield Choice(
-        "naive",
-        None,
-        "all scores in memory: what is left where shared memory is too small for simt",
-        partial(naive.forward_steps, problem, results),
-        naive.forward_workspace(problem),
-    )
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for configs, reason in simt.backward_configs(problem):
-        if configs.shared_bytes(p.D, p.Dv, p.dtype) <= device.shared_memory_per_block:
-            steps = partial(simt.backward_steps, problem, results, configs)
-            yield Choice("simt", configs, reason, steps, simt.backward_workspace(problem))
-    yield Choice(
-        "naive",
-        None,
-        "all scores in memory: what is left where shared memory is too small for simt",
-        partial(naive.backward_steps, problem, results),
-        naive.backward_workspace(problem),
-    )
-
-
-forward = Operation(SPEC, forward_choices)
-backward = Operation(SPEC, backward_choices, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, forward_choices)
-backward_varlen = Operation(SPEC_VARLEN, backward_choices, backward=True)
+FORWARD = (simt.forward_choices, naive.forward_choices)
+BACKWARD = (simt.backward_choices, naive.backward_choices)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

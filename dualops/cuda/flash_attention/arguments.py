@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from ...spec import ArrayMeta, Problem
-from ...spec.attention import Strided
+from ...spec import Problem
 from ..backend import Namespace, i32, i64, types, verb
 from ..tile.storage import storage
-from .options import WITHOUT_OPTIONS, Having, arguments, having, strided
+from ..views import boundary, number_type, strided, whole
+from .options import WITHOUT_OPTIONS, Having, arguments, having
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,11 @@ def is_varlen(problem: Problem) -> bool:
     return "cu_seqlens_q" in problem.arrays
 
 
-def array(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
-    """An array [B, H, S, width] or [B, H, S], or its form without B, with strides along batch, head and token."""
-    if name not in metas:
-        return Strided(name, (0, 0, 0))
-    strides = metas[name].strides
-    if not varlen:
-        return Strided(name, strides[:3])
-    head, token = strides if len(strides) == 2 else (strides[1], strides[0])
-    return Strided(name, (0, head, token))
-
-
 def sizes(problem: Problem) -> tuple[Any, ...]:
     """H, group, Sq, Sk, whether the last query stands at the last key, scale, lengths, options."""
     lengths = ()
     if is_varlen(problem):
-        lengths = tuple(Strided(name, problem.arrays[name].strides) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        lengths = tuple(whole(problem.arrays, name, 1) for name in ("cu_seqlens_q", "cu_seqlens_k"))
     p = problem
     aligned = 0 if p.causal == "top_left" else 1
     return p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p)
@@ -72,7 +61,7 @@ def array_type(found: Variant) -> Any:
 
 def statistic_type(found: Variant) -> Any:
     """The type of lse and delta."""
-    return strided("float64" if found.dtype == "float64" else "float32", 3)
+    return number_type(found.dtype, 3)
 
 
 class Spans(Namespace):
@@ -86,20 +75,14 @@ def spans(varlen: bool) -> Spans:
     """The verb for sequences of different lengths, or for batches of one shape."""
 
     @verb
-    def whole(lengths, b, Sq, Sk):
+    def batch(lengths, b, Sq, Sk):
         return i64(0), i64(0), Sq, Sk
 
     @verb
     def part(lengths, b, Sq, Sk):
         ends_q, ends_k = lengths
-        q_first, k_first = ends_q.data[b * ends_q.strides[0]], ends_k.data[b * ends_k.strides[0]]
-        q_end, k_end = ends_q.data[(b + 1) * ends_q.strides[0]], ends_k.data[(b + 1) * ends_k.strides[0]]
+        q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
+        q_end, k_end = boundary(ends_q, b + 1), boundary(ends_k, b + 1)
         return i64(q_first), i64(k_first), i64(q_end - q_first), i64(k_end - k_first)
 
-    return Spans(of_batch=part if varlen else whole)
-
-
-@verb
-def start(x, b, h, token):
-    """Where a token's row of an array begins."""
-    return i64(b) * x.strides[0] + i64(h) * x.strides[1] + i64(token) * x.strides[2]
+    return Spans(of_batch=part if varlen else batch)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 
 from ...spec import ArrayMeta, Problem
-from ...spec.attention import Strided, broadcast_strides
-from ...spec.meta import compute_dtype, contiguous_strides
+from ...spec.attention import broadcast_strides
+from ...spec.meta import Strided, compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Kernel
+from ..device import Device
+from ..plans import Choice
 from ..step import Argument, Step
-from .arguments import array, general, is_varlen, sizes, variant
+from ..views import by_token, whole
+from .arguments import general, is_varlen, sizes, variant
 from .naive_backward import (
     build_bend,
     build_bias_gradient,
@@ -23,6 +27,18 @@ from .naive_backward import (
 from .naive_forward import THREADS, build_product, build_scores, build_softmax, naive_variant
 from .options import chain_of
 
+REASON = "all scores in memory: what is left where shared memory is too small for simt"
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do attention."""
+    yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do its gradient."""
+    yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
+
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     """All scores, and a sum for each row."""
@@ -32,7 +48,7 @@ def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Scores, softmax, product."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    o, lse, q, k, v = (array(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    o, lse, q, k, v = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
     scores, rows = _scores(p).size, _rows(p).size
     return [
@@ -50,8 +66,8 @@ def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """The equations of naive_backward.py, in order."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    q, k, v, o, lse = (array(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
-    do, dlse, dq, dk, dv = (array(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
+    q, k, v, o, lse = (by_token(metas, name, varlen) for name in ("q", "k", "v", "o", "lse"))
+    do, dlse, dq, dk, dv = (by_token(metas, name, varlen) for name in ("do", "dlse", "dq", "dk", "dv"))
     own, plain_own = naive_variant(p), general(variant(p))
     called, plain = (p.B, *sizes(p)), (p.B, *sizes(p)[:-1], ())
     scores, rows, keys = _scores(p).size, _rows(p).size, p.B * p.Hkv * p.Sk
@@ -71,8 +87,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequen
     steps += _step(build_product(plain_own), rows * p.D, dq, "d_scores", k, "", 0, p.scale, p.D, *plain)
     steps += _step(transposed, keys * p.D, dk, "d_scores", q, p.scale, p.D, *by_key)
     if "dsinks" in results:
-        meta = results["dsinks"]
-        dsinks = Strided("dsinks", meta.strides)
+        meta, dsinks = results["dsinks"], whole(results, "dsinks", 1)
         steps += _step(build_sinks_gradient(own, meta.dtype), meta.size, dsinks, lse, "delta", *called)
     return steps
 

@@ -20,9 +20,10 @@ from ...spec.attention import At
 from ..backend import Kernel, builds, i32, i64, kernel, pointer, types
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type
+from ..views import start, strided
+from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .naive_forward import THREADS, inner_products, my_index, place
-from .options import chain_of, strided
+from .options import chain_of
 
 
 @builds

@@ -23,7 +23,8 @@ from ...spec.attention import At
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type, variant
+from ..views import start
+from .arguments import Variant, array_type, size_types, spans, statistic_type, variant
 from .options import chain_of
 
 THREADS = 256  # of a block

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...spec import Problem
-from ...spec.attention import OPTIONS, Chain, OptionVariant, Strided, Verbs, compose, variants
-from ..backend import SIMULATED, Namespace, i32, i64, pointer, types, u8, u64, verb
+from ...spec.attention import OPTIONS, Chain, OptionVariant, Verbs, compose, variants
+from ...spec.meta import Strided
+from ..backend import SIMULATED, Namespace, i64, types, u64, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..user_functions import typed
+from ..views import strided
 
 
 class Having(NamedTuple):
@@ -49,16 +51,6 @@ class OptionChain(Namespace):
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
     """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
     return OptionChain(**compose(found.variants, _verbs(storage(dtype).number, gradient))._asdict())
-
-
-def strided(dtype: str, rank: int) -> Any:
-    """The type of a Strided argument."""
-    return types.NamedTuple((pointer(_element(dtype)), types.UniTuple(i64, rank)), Strided)
-
-
-def _element(dtype: str) -> Any:
-    own = {"bool": u8, "int32": i32, "int64": i64}
-    return own[dtype] if dtype in own else storage(dtype).element
 
 
 def _typed(args: Any, problem: Problem) -> Any:

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ...spec.attention import Strided, broadcast_strides
-from ...spec.meta import compute_dtype, contiguous_strides
+from ...spec.attention import broadcast_strides
+from ...spec.meta import Strided, compute_dtype, contiguous_strides
 from ..arrays import cdiv
+from ..device import Device
+from ..plans import Choice
 from ..step import Step
-from .arguments import array, general, is_varlen, sizes, variant
+from ..views import by_token, whole
+from .arguments import general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias
+from .simt_delta import ROWS, build_delta
 from .simt_dkv import BackwardConfig, build_dkv
 from .simt_dq import build_dq
+from .simt_dsinks import build_dsinks
 from .simt_forward import ForwardConfig, build_forward
-from .simt_rows import ROWS, build_delta, build_dsinks
 
 LIGHT_OPTIONS = ("band", "key_padding_mask", "mask_mod", "sinks")
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for attention, best first."""
+    p = problem
+    for config, reason in forward_configs(p):
+        steps = partial(forward_steps, p, results, config)
+        yield Choice("simt", config, reason, steps, shared_bytes=config.shared_bytes(p.D, p.Dv, p.dtype))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    for configs, reason in backward_configs(p):
+        steps = partial(backward_steps, p, results, configs)
+        yield Choice("simt", configs, reason, steps, backward_workspace(p), configs.shared_bytes(p.D, p.Dv, p.dtype))
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[ForwardConfig, str]]:
@@ -39,7 +60,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Fo
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     build = build_forward(config, variant(p), p.return_lse)
     blocks = p.B * p.H * cdiv(p.Sq, config.block_q)
-    arrays = (array(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     return [Step(build, (blocks,), (*arrays, *sizes(p)), config.shared_bytes(p.D, p.Dv, p.dtype))]
 
 
@@ -101,7 +122,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
 
     def arrays(*names: str) -> list[Strided]:
-        return [array(metas, name, varlen) for name in names]
+        return [by_token(metas, name, varlen) for name in names]
 
     steps = []
     inputs = arrays("q", "k", "v", "do", "lse", "delta")
@@ -121,7 +142,7 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
         steps.append(_dbias_step(problem, results["dbias"], configs.dbias, inputs))
     if "dsinks" in results:
         dsinks = build_dsinks(general(found), results["dsinks"].dtype)
-        vectors = (Strided(name, metas[name].strides) for name in ("dsinks", "sinks"))
+        vectors = (whole(metas, name, 1) for name in ("dsinks", "sinks"))
         steps.append(Step(dsinks, (p.H,), (*vectors, *inputs[-2:], batches, tokens)))
     return steps
 

@@ -18,8 +18,9 @@ from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_abt
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, start, statistic_type
-from .options import chain_of, strided
+from ..views import start, strided
+from .arguments import Variant, array_type, size_types, statistic_type
+from .options import chain_of
 from .simt_dkv import BackwardConfig
 from .tiles import Where, lines, score_tile
 

@@ -15,7 +15,8 @@ from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type
+from ..views import start
+from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .simt_dkv import BackwardConfig
 from .tiles import Where, lines, score_tile

@@ -29,7 +29,8 @@ from ..tile.products import LANES, THREADS, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import Variant, array_type, size_types, spans, start, statistic_type
+from ..views import start
+from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
 from .tiles import Where, lines, score_tile
 

@@ -11,7 +11,7 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, Mma
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
-from .arguments import start
+from ..views import start
 from .options import OptionChain
 
 

@@ -69,26 +69,50 @@ def lion(
     return forward((params, grads, momenta, lr, master), (both, weight_decay), out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do one tensor, best first."""
-    if problem.N == 0:
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
+def dense_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The kernel of one tensor that lies densely."""
     metas = {**problem.arrays, **results}
-    there = [metas[name] for name in array_names(problem) if name in metas]
-    if dense.is_dense(there):
-        config, tables_config = (dense.config_of(dtypes_of(problem), device, table=table) for table in (False, True))
+    if dense.is_dense(_there(problem, metas)):
+        config = dense.config_of(dtypes_of(problem), device, table=False)
         yield Choice("simt", config, "dense: groups of 16 bytes", partial(_dense_steps, problem, metas, config))
+
+
+def table_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The kernel of lists, on one tensor."""
+    metas = {**problem.arrays, **results}
+    there = _there(problem, metas)
+    if dense.is_dense(there):
+        config = dense.config_of(dtypes_of(problem), device, table=True)
         table = ArrayMeta((dense.COLUMNS,), "int64", (1,), there[0].device, 0)
-        make = partial(_table_steps, problem, metas, tables_config)
-        yield Choice("table", tables_config, "the kernel of lists, on one tensor", make, {"table": table})
+        make = partial(_table_steps, problem, metas, config)
+        yield Choice("table", config, "the kernel of lists, on one tensor", make, {"table": table})
+
+
+def strided_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Arrays of any layout."""
+    configs, reason = [StridedConfig()], "some array has gaps, or an order of its own"
+    if _has_few_axes(problem, results):
+        make = partial(_strided_steps, problem, {**problem.arrays, **results}, configs)
+        yield Choice("simt", configs[0], reason, make)
+
+
+def naive_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, a kernel for each formula."""
+    configs = [StridedConfig(momenta=False), StridedConfig(params=False)]
+    if _has_few_axes(problem, results):
+        make = partial(_strided_steps, problem, {**problem.arrays, **results}, configs)
+        yield Choice("naive", configs, "formula by formula", make)
+
+
+def _there(problem: Problem, metas: Mapping[str, ArrayMeta]) -> list[ArrayMeta]:
+    return [metas[name] for name in array_names(problem) if name in metas]
+
+
+def _has_few_axes(problem: Problem, results: Mapping[str, ArrayMeta]) -> bool:
+    """Whether the arrays lie along so few strides that a kernel can be told."""
+    there = _there(problem, {**problem.arrays, **results})
     sizes, _ = collapse(there[0].shape, *(meta.strides for meta in there))
-    if len(sizes) > strided.MOST_AXES:
-        return
-    told, both = "some array has gaps, or an order of its own", [StridedConfig()]
-    yield Choice("simt", both[0], told, partial(_strided_steps, problem, metas, both))
-    parts = [StridedConfig(momenta=False), StridedConfig(params=False)]
-    yield Choice("naive", parts, "formula by formula", partial(_strided_steps, problem, metas, parts))
+    return len(sizes) <= strided.MOST_AXES
 
 
 def _numbers(problem: Problem) -> tuple[Any, Any]:
@@ -131,5 +155,5 @@ def _strided_steps(
     return [Step(strided.build(config, dtypes), (blocks,), args) for config in configs]
 
 
-forward = Operation(SPEC, forward_choices)
+forward = Operation(SPEC, rungs=(dense_choices, table_choices, strided_choices, naive_choices))
 of_lists = ListOperation(forward)

@@ -4,8 +4,7 @@ A call looks for its tables by the addresses of its tensors and then compares sh
 on nothing else, so it does not matter whose memory that was before. What the spec says of a call depends on shapes,
 strides and dtypes: at new addresses, as gradients often have, only overlaps are looked for.
 
-MOST_KEPT calls' tables are kept, and the oldest are freed in the order of the streams that used them. Those that were
-used or made while a stream was captured are kept for ever, since a graph may read them at any time.
+MOST_KEPT calls' tables are kept, and those that a captured graph may read (`kept`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,13 @@ from ...spec.lion import LISTS, bind_list, check_apart, check_lengths, numbered
 from ...spec.meta import number_meta
 from ..arrays import Adapter, adapter_of
 from ..backend import SIMULATED
-from ..driver import away, is_capturing
+from ..driver import away
+from ..kept import Kept, Place, Streams, streams_of
 from ..launch import Operation, device_of, on_host
 from ..plans import stream_of
 from . import dense
 from .formula import Dtypes, Rates, array_names, dtypes_of, rates_of
-from .tables import Group, Place, Streams, Tables
+from .tables import Group, Tables
 
 MOST_KEPT = 64
 LR_DTYPES = next(entry.dtypes for entry in SPEC.inputs if entry.name == "lr")
@@ -96,8 +96,7 @@ class ListOperation:
     def __init__(self, one: Operation):
         self.one, self.op = one, one.op
         self.bounds: list[Bound] = []
-        self.ready: dict[Hashable, Ready] = {}
-        self.captured: list[Ready] = []
+        self.ready = Kept[Ready]()
         self.lock = RLock()  # of what is kept: a training loop may step in several threads
 
     def __call__(
@@ -172,25 +171,18 @@ class ListOperation:
     def _tables(self, bound: Bound, pointers: Addresses, arrays: list[Any], stream: Any) -> tuple[Tables, Streams]:
         """The call's tables, from before or new, on the current GPU."""
         adapter, key = bound.place.adapter, (pointers, bound.kind)
-        home = 0 if SIMULATED else adapter.stream(arrays[0])
-        handle = home if stream is None else stream_of(self.op, stream)
-        streams = Streams(home, handle, not SIMULATED and is_capturing(handle))
+        streams = streams_of(adapter, arrays[0], None if stream is None else stream_of(self.op, stream))
         known = self.ready.get(key)
-        if known is None or known.bound is not bound or not known.tables.are_written(streams):
+        if known is None or known.bound is not bound or not known.tables.memory.is_written(streams):
             addresses = np.array(pointers, np.int64)
             check_apart(self.op, bound.names, addresses, bound.nbytes, bound.written, bound.source)
             latest = reversed(list(self.ready.values()))
-            alike = (each.tables for each in latest if each.bound is bound and each.tables.are_written(streams))
+            alike = (each.tables for each in latest if each.bound is bound and each.tables.memory.is_written(streams))
             tables = Tables(
                 bound.groups, bound.names, addresses, bound.lr_on_device, bound.place, streams, next(alike, None)
             )
             known = Ready(bound, tables)
-            if not streams.captured:  # what is captured is written when the graph is launched
-                while len(self.ready) >= MOST_KEPT:
-                    self.ready.pop(next(iter(self.ready)))
-                self.ready[key] = known
-        if streams.captured and not any(known is kept for kept in self.captured):
-            self.captured.append(known)
+        self.ready.keep(key, known, streams, MOST_KEPT)
         return known.tables, streams
 
     def _bind(self, call: Call, kind: Hashable, origins: Hashable, arrays: Sequence[Any]) -> Bound:

@@ -1,8 +1,8 @@
 """Tables of tensors on the device: the addresses of a call's tensors, ready to launch again.
 
 A table is written by kernels whose arguments are its words: nothing waits, nothing on the host has to stay, and a
-capture takes them along. A new table is new memory: what a kernel may still read is never written again. Where there is
-one of the same layout, it is copied on the device, and what differs is written: new gradients are one column of nine.
+capture takes them along. A new table is new memory (`kept`). Where there is one of the same layout, it is copied on the
+device, and what differs is written: new gradients are one column of nine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import Adapter
 from ..backend import SIMULATED
 from ..device import Device
-from ..driver import Mark, copy
+from ..driver import copy
+from ..kept import Memory, Place, Streams
 from ..step import Step, prepare
 from . import dense
 from .formula import Dtypes, Lr, Rates
@@ -31,22 +31,6 @@ class Group(NamedTuple):
     config: dense.DenseConfig
     places: np.ndarray  # [tensors, 6]: where the arrays of formula.ROLES are among the call's, -1 for a missing one
     N: np.ndarray  # [tensors] elements
-
-
-class Place(NamedTuple):
-    """Where arrays are."""
-
-    adapter: Adapter
-    device: Device
-    name: str  # of the device
-
-
-class Streams(NamedTuple):
-    """Where a call's work goes."""
-
-    home: int  # the library's current stream, which memory is allocated for
-    handle: int  # the one that is launched on
-    captured: bool  # whether that is being captured
 
 
 class Tables:
@@ -66,14 +50,9 @@ class Tables:
 
         The GPU of `place` must be current.
         """
-        self.adapter, self.streams = place.adapter, streams
         parts = [words_of(group, addresses) for group in groups]
         self.words = [words for words, _ in parts]
-        make = place.adapter.allocator("int64", place.name)
-        self.memory = [make((words.size,), (1,)) for words in self.words]
-        if streams.home != streams.handle and not streams.captured:
-            # what the memory was before may still be in use there
-            Mark(streams.home, place.device.index).hold_up(streams.handle)
+        self.memory = Memory(place, streams, *(words.size for words in self.words))
         self.copied = like if streams.captured else None  # a graph reads it at any time
         self._write(like, _writer(place.device))
         lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
@@ -83,42 +62,26 @@ class Tables:
             kernel = dense.build_table(group.config, group.dtypes)
             step = Step(kernel, (blocks,), ("table", len(group.N), lr, Rates(*Rates._fields)))
             self.launches.append(prepare(step, known, place.device))
-        self.mark = None if streams.captured or SIMULATED else Mark(streams.handle, place.device.index)
+        self.memory.written()
 
     def _write(self, like: Tables | None, write: Callable[..., None]) -> None:
         """Fill the memory: all words, or a copy and those that are others."""
-        for i, (table, words) in enumerate(zip(self.memory, self.words, strict=True)):
-            where, handle = self._where(table), self.streams.handle
+        streams = self.memory.streams
+        for i, (table, words) in enumerate(zip(self.memory.places, self.words, strict=True)):
             changed = np.arange(words.size)
             if like is not None and words.size > WORDS:  # else one launch writes all of it
-                copy(where, self._where(like.memory[i]), words.nbytes, handle)
+                copy(table, like.memory.places[i], words.nbytes, streams.handle)
                 changed = np.flatnonzero(words != like.words[i])
             for first in pieces(changed, words.size):
-                _start(write, [where, first, *words[first : first + WORDS].tolist()], handle)
+                _start(write, [table, first, *words[first : first + WORDS].tolist()], streams.handle)
         if like is not None:
-            like.used_on(self.streams)
-
-    def _where(self, table: Any) -> Any:
-        """What a launch is given of a table."""
-        return table if SIMULATED else self.adapter.pointer(table)
-
-    def are_written(self, streams: Streams) -> bool:
-        """Whether what is launched now, or is captured now and launched later, finds them written."""
-        if SIMULATED or (streams.handle == self.streams.handle and not streams.captured):
-            return True
-        return self.mark is not None and self.mark.is_over()
+            like.memory.used_on(streams)
 
     def launch(self, lr: Any, rates: Rates, arrays: Sequence[Any], streams: Streams) -> None:
         """lr: a number, or the address of one (simulated, an array)."""
-        for launch, table in zip(self.launches, self.memory, strict=True):
-            _start(launch, [self._where(table), lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
-        self.used_on(streams)
-
-    def used_on(self, streams: Streams) -> None:
-        """They were read there, and may not be given to anybody before that is done."""
-        if streams.handle != self.streams.home and not streams.captured:  # what a graph may read is never freed
-            for table in self.memory:
-                self.adapter.used_on(table, streams.handle, self.streams.home)
+        for launch, table in zip(self.launches, self.memory.places, strict=True):
+            _start(launch, [table, lr, *rates, *(arrays if SIMULATED else ())], streams.handle)
+        self.memory.used_on(streams)
 
 
 def words_of(group: Group, addresses: np.ndarray) -> tuple[np.ndarray, int]:

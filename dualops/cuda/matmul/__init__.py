@@ -9,18 +9,11 @@ launched; `loading` brings a factor of any layout into shared memory; `gradient`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...spec import ArrayMeta, Problem, matmul as SPEC
-from ...spec.matmul import has_dz
-from ..device import Device
-from ..launch import Choice, Operation
-from ..step import Step
-from . import gradient, naive, simt
-from .product import Product, a_gradient_product, b_gradient_product, forward_product, variant
-from .simt import SimtConfig
+from ...spec import matmul as SPEC
+from ..launch import Operation
+from . import naive, simt
 
 RUNGS = SPEC.rungs
 
@@ -94,92 +87,5 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do a product, best first."""
-    if not results["y"].size:
-        yield from _nothing()
-        return
-    if _needs_tensor_cores(problem):
-        return
-    metas = {**problem.arrays, **results}
-    product = forward_product(problem, metas)
-    for config, reason in simt.configs(product, problem.dtype, device):
-        yield Choice("simt", config, reason, partial(simt.product_steps, product, problem, metas, config))
-    yield Choice("naive", None, NAIVE_REASON, partial(naive.product_steps, product, variant(product, problem)))
-
-
-NAIVE_REASON = "a thread an element: every operand is loaded for one multiplication"
-
-
-class GradientConfigs(NamedTuple):
-    """A Config for each of the products; None for one that is not wanted."""
-
-    a: SimtConfig | None
-    b: SimtConfig | None
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    if not any(meta.size for meta in results.values()):
-        yield from _nothing()
-        return
-    if _needs_tensor_cores(problem):
-        return
-    products = _gradient_products(problem, results)
-    workspace = {"dz": gradient.dz_meta(problem)} if has_dz(problem) else {}
-    best = {name: list(simt.configs(each, problem.dtype, device))[:1] for name, each in products.items()}
-    if all(best.values()):
-        chosen = {name: config for name, [(config, _)] in best.items()}
-        reason = "; ".join(f"{name}: {reason}" for name, [(_, reason)] in best.items()) or "sums of columns"
-        sums = gradient.partial_sums(problem) if "dbias" in results else {}
-        steps = partial(_simt_steps, problem, results, products, chosen)
-        configs = GradientConfigs(chosen.get("da"), chosen.get("db"))
-        yield Choice("simt", configs, reason, steps, workspace | sums)
-    yield Choice("naive", None, NAIVE_REASON, partial(_naive_steps, problem, results, products), workspace)
-
-
-def _nothing() -> Iterator[Choice]:
-    yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-
-
-def _needs_tensor_cores(problem: Problem) -> bool:
-    return problem.dtype == "float32" and problem.precision is not None
-
-
-def _gradient_products(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, Product]:
-    """The products that make da and db, of those that are wanted and not empty."""
-    metas, dz = _gradient_metas(problem, results), gradient.dz_name(problem)
-    made = {"da": a_gradient_product, "db": b_gradient_product}
-    return {name: make(problem, metas, dz) for name, make in made.items() if name in results and results[name].size}
-
-
-def _gradient_metas(problem: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
-    return {**problem.arrays, **results, "dz": gradient.dz_meta(problem)}
-
-
-def _simt_steps(
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    products: Mapping[str, Product],
-    configs: Mapping[str, SimtConfig],
-) -> list[Step]:
-    steps = gradient.dz_steps(problem)
-    metas = _gradient_metas(problem, results)
-    for name, product in products.items():
-        steps += simt.product_steps(product, problem, metas, configs[name])
-    if "dbias" in results and problem.N:
-        steps += gradient.column_sums_steps(problem, results["dbias"])
-    return steps
-
-
-def _naive_steps(problem: Problem, results: Mapping[str, ArrayMeta], products: Mapping[str, Product]) -> list[Step]:
-    steps = gradient.dz_steps(problem)
-    for product in products.values():
-        steps += naive.product_steps(product, variant(product, problem))
-    if "dbias" in results and problem.N:
-        steps += naive.column_sums_steps(problem, results["dbias"])
-    return steps
-
-
-forward = Operation(SPEC, forward_choices)
-backward = Operation(SPEC, backward_choices, backward=True)
+forward = Operation(SPEC, rungs=(simt.forward_choices, naive.forward_choices))
+backward = Operation(SPEC, rungs=(simt.backward_choices, naive.backward_choices), backward=True)

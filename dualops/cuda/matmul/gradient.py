@@ -6,6 +6,7 @@ dbias = sum of dz over rows            SLAB rows a block, then the slabs' sums, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .activations import activation
-from .product import axes_of
+from .product import Product, a_gradient_product, axes_of, b_gradient_product
 
 THREADS = 256
 LANES, LINES = 32, 8  # of a block that sums columns
@@ -174,3 +175,20 @@ def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
         Step(first, (blocks * slabs,), ("partial_sums", N, 1, *given, SLAB)),
         Step(second, (blocks,), ("dbias", 0, dbias.strides[0], *sums, slabs)),
     ]
+
+
+def gradient_workspace(p: Problem) -> dict[str, ArrayMeta]:
+    """dz, where it is not dy."""
+    return {"dz": dz_meta(p)} if has_dz(p) else {}
+
+
+def gradient_metas(p: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, ArrayMeta]:
+    """All arrays of a gradient's products."""
+    return {**p.arrays, **results, "dz": dz_meta(p)}
+
+
+def gradient_products(p: Problem, results: Mapping[str, ArrayMeta]) -> dict[str, Product]:
+    """The products that make da and db, of those that are wanted and not empty."""
+    metas, dz = gradient_metas(p, results), dz_name(p)
+    made = {"da": a_gradient_product, "db": b_gradient_product}
+    return {name: make(p, metas, dz) for name, make in made.items() if name in results and results[name].size}

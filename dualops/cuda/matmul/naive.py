@@ -12,15 +12,20 @@ Any strides and dtypes. The gradients are the same kernel with other strides, an
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import partial
+
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..device import Device
+from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .activations import activation
-from .gradient import dz_name, rows_of
-from .product import Product, Variant, argument_types, arguments, axes_of
+from .gradient import dz_name, dz_steps, gradient_products, gradient_workspace, rows_of
+from .product import Product, Variant, argument_types, arguments, axes_of, forward_product, needs_tensor_cores, variant
 
 THREADS = 128
 PIECE = 256  # terms
@@ -90,3 +95,29 @@ def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
     build = build_column_sums(p.dtype, dbias.dtype, len(rows.sizes))
     walk = (rows.sizes, rows.strides, rows.column)
     return [Step(build, (cdiv(p.N, THREADS),), ("dbias", dbias.strides[0], dz_name(p), *walk, rows.total, p.N))]
+
+
+REASON = "a thread an element: every operand is loaded for one multiplication"
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A thread an element of y."""
+    if not needs_tensor_cores(problem):
+        product = forward_product(problem, {**problem.arrays, **results})
+        yield Choice("naive", None, REASON, partial(product_steps, product, variant(product, problem)))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A thread an element of each gradient."""
+    if not needs_tensor_cores(problem):
+        workspace = gradient_workspace(problem)
+        yield Choice("naive", None, REASON, partial(_backward_steps, problem, results), workspace)
+
+
+def _backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> list[Step]:
+    steps = dz_steps(problem)
+    for product in gradient_products(problem, results).values():
+        steps += product_steps(product, variant(product, problem))
+    if "dbias" in results and problem.N:
+        steps += column_sums_steps(problem, results["dbias"])
+    return steps

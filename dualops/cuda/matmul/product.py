@@ -67,6 +67,11 @@ def _matrices(meta: ArrayMeta | None, rank: int, transposed: bool = False) -> _M
     return _Matrices((0,) * (rank - len(own)) + tuple(own), row, column)
 
 
+def needs_tensor_cores(problem: Problem) -> bool:
+    """Whether a precision is asked for that CUDA cores do not have."""
+    return problem.dtype == "float32" and problem.precision is not None
+
+
 def forward_product(p: Problem, metas: Mapping[str, ArrayMeta]) -> Product:
     """y = op(a) @ op(b)."""
     rank = len(p.batch)

@@ -29,18 +29,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
 from ..device import Device
+from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .activations import activation
+from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
 from .loading import PAD, Reading, loader
-from .product import Axis, Product, Variant, argument_types, arguments, axes_of, variant
+from .product import (
+    Axis,
+    Product,
+    Variant,
+    argument_types,
+    arguments,
+    axes_of,
+    forward_product,
+    needs_tensor_cores,
+    variant,
+)
 
 LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
 PIECE = 256  # terms that are summed before they are added to the total
@@ -264,6 +277,52 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
                     tile.store(y, batch_axes.at(batch, batches, y.batch) + m * y.row, n, N, values)
 
     return matmul_simt
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for a product, best first."""
+    if needs_tensor_cores(problem):
+        return
+    metas = {**problem.arrays, **results}
+    product = forward_product(problem, metas)
+    for config, reason in configs(product, problem.dtype, device):
+        yield Choice("simt", config, reason, partial(product_steps, product, problem, metas, config))
+
+
+class GradientConfigs(NamedTuple):
+    """A Config for each of the products; None for one that is not wanted."""
+
+    a: SimtConfig | None
+    b: SimtConfig | None
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The best tiles for each of the gradient's products."""
+    if needs_tensor_cores(problem):
+        return
+    products = gradient_products(problem, results)
+    best = {name: list(configs(each, problem.dtype, device))[:1] for name, each in products.items()}
+    if all(best.values()):
+        chosen = {name: config for name, [(config, _)] in best.items()}
+        reason = "; ".join(f"{name}: {reason}" for name, [(_, reason)] in best.items()) or "sums of columns"
+        steps = partial(_backward_steps, problem, results, products, chosen)
+        sums = partial_sums(problem) if "dbias" in results else {}
+        both = GradientConfigs(chosen.get("da"), chosen.get("db"))
+        yield Choice("simt", both, reason, steps, gradient_workspace(problem) | sums)
+
+
+def _backward_steps(
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    products: Mapping[str, Product],
+    chosen: Mapping[str, SimtConfig],
+) -> list[Step]:
+    steps, metas = dz_steps(problem), gradient_metas(problem, results)
+    for name, product in products.items():
+        steps += product_steps(product, problem, metas, chosen[name])
+    if "dbias" in results and problem.N:
+        steps += column_sums_steps(problem, results["dbias"])
+    return steps
 
 
 # Tiles, and how fast they are beside the first. TFLOP/s in float32, H200, 2026-11-21, where cuBLAS has 51 at 4096^3, 38

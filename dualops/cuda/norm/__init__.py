@@ -18,7 +18,7 @@ from ...spec.meta import compute_dtype
 from ..arrays import align_up, cdiv
 from ..backend import Kernel
 from ..device import Device
-from ..launch import Choice
+from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
 from . import long_rows, naive, ring, ring_backward, rows
@@ -29,69 +29,89 @@ from .naive import NaiveConfig
 from .staging import RingConfig
 from .sums import LANES, build_sums
 
-RUNGS = ("naive", "simt", "sm90")
 BLOCKS = 4  # of norm_long_rows_backward on an SM
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do rms_norm or layer_norm, best first."""
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in RUNGS)
-        return
+def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows in registers."""
     call = Call(problem, results, backward=False)
-    M, N, aligned = problem.M, problem.N, call.aligned
-    config = rows_config(N, call.variant, aligned)
+    config = rows_config(call.N, call.variant, call.aligned)
     if config is not None:
-        make = partial(_step, rows.build_forward, config, call, cdiv(M, config.rows))
+        make = partial(_step, rows.build_forward, config, call, cdiv(call.M, config.rows))
         yield Choice("simt", config, "a row fits in registers", make)
-    config = ring_config(N, call.variant, device) if aligned and N else None
-    if config is not None:
-        make = partial(_ring_step, ring.build_forward, config, call, cdiv(M, config.rows) * config.cluster)
-        yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
-    config = LongRowsConfig(512, 2 if aligned else 8, aligned)
-    make = partial(_step, long_rows.build_forward, config, call, M)
-    yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
-    config = NaiveConfig()
-    make = partial(_step, naive.build_forward, config, call, cdiv(M, config.threads))
-    yield Choice("naive", config, "one thread a row", make)
 
 
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do the gradient, best first."""
+def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     call = Call(problem, results, backward=True)
-    M, N, dtype, aligned = problem.M, problem.N, problem.dtype, call.aligned
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in RUNGS)
-        return
-    if M == 0:
-        steps, space = _with_sums(call, device, 0, list)
-        yield from (Choice(rung, None, "sums over no rows", steps, space) for rung in RUNGS)
-        return
-    config = ring_config(N, call.variant, device) if aligned and N else None
+    config = rows_config(call.N, call.variant, call.aligned)
     if config is not None:
-        slots = min(cdiv(M, config.rows), max(device.sms * config.min_blocks // config.cluster, 1))
-        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
-        yield Choice("sm90", config, "rows are copied to shared memory ahead", *_with_sums(call, device, slots, make))
-    config = rows_config(N, call.variant, aligned)
-    if config is not None:
-        slots = min(cdiv(M, config.rows), device.sms * config.min_blocks)
+        slots = min(cdiv(call.M, config.rows), device.sms * config.min_blocks)
         make = partial(_step, rows.build_backward, config, call, slots, slots, resident=True)
         yield Choice("simt", config, "a row fits in registers", *_with_sums(call, device, slots, make))
-    config = LongRowsConfig(512, 2 if aligned else 8, aligned)
-    tiles = cdiv(N, config.columns(dtype))
-    slots = min(M, cdiv(device.sms * BLOCKS, tiles))
+
+
+def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows copied ahead."""
+    call = Call(problem, results, backward=False)
+    config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
+    if config is not None:
+        blocks = cdiv(call.M, config.rows) * config.cluster
+        make = partial(_ring_step, ring.build_forward, config, call, blocks)
+        yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
+
+
+def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    call = Call(problem, results, backward=True)
+    config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
+    if config is not None:
+        slots = min(cdiv(call.M, config.rows), max(device.sms * config.min_blocks // config.cluster, 1))
+        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
+        reason = "rows are copied to shared memory ahead"
+        yield Choice("sm90", config, reason, *_with_sums(call, device, slots, make))
+
+
+def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows read again."""
+    call = Call(problem, results, backward=False)
+    config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
+    make = partial(_step, long_rows.build_forward, config, call, call.M)
+    yield Choice("simt", config, "a row is too long to be kept, and is read again", make)
+
+
+def backward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    call = Call(problem, results, backward=True)
+    config = LongRowsConfig(512, 2 if call.aligned else 8, call.aligned)
+    tiles = cdiv(call.N, config.columns(call.dtype))
+    slots = min(call.M, cdiv(device.sms * BLOCKS, tiles))
     make = partial(_long_rows_steps, config, call, tiles * slots, slots)
     steps, space = _with_sums(call, device, slots, make)
     reason = "a row is too long to be kept, and is read twice"
-    yield Choice("simt", config, reason, steps, {"means": call.numbers(2, M), **space})
-    config = NaiveConfig()
+    yield Choice("simt", config, reason, steps, {"means": call.numbers(2, call.M), **space})
+
+
+def forward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows by one thread each."""
+    call, config = Call(problem, results, backward=False), NaiveConfig()
+    make = partial(_step, naive.build_forward, config, call, cdiv(call.M, config.threads))
+    yield Choice("naive", config, "one thread a row", make)
+
+
+def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    call, config = Call(problem, results, backward=True), NaiveConfig()
     yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
+
+
+FORWARD = (forward_rows, forward_ring, forward_long_rows, forward_naive)
+BACKWARD = (backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
 def _with_sums(
     call: Call, device: Device, slots: int, steps: Callable[[], list[Step]]
 ) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
-    """Steps whose kernels leave partial sums in so many slots, with the one that sums them; and their workspace."""
+    """Steps whose kernels leave partial sums in so many slots, with the one that sums them; and their workspace.
+
+    Where there are no rows, there is but the sum of nothing.
+    """
     wanted, N, config = call.variant.sums, call.N, sums_config(device)
     if not wanted:
         return steps, {}
@@ -99,7 +119,8 @@ def _with_sums(
     def all_steps() -> list[Step]:
         kernel = build_sums(config, compute_dtype(call.dtype), *call.sums_dtypes)
         blocks = wanted * cdiv(N, LANES)
-        return [*steps(), Step(kernel, (blocks,), ("dw", "db", "partials", slots, N), resident=True)]
+        made = steps() if call.M else []
+        return [*made, Step(kernel, (blocks,), ("dw", "db", "partials", slots, N), resident=True)]
 
     return all_steps, {"partials": call.numbers(wanted, slots, N)}
 
@@ -139,4 +160,5 @@ def _naive_steps(config: NaiveConfig, call: Call) -> list[Step]:
     if call.variant.sums:
         kernel = naive.build_sums(config, call.variant, *call.sums_dtypes)
         sums = [Step(kernel, (cdiv(call.N, config.threads),), ("dw", "db", *call.args, 0))]
-    return [*sums, *_step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0)]
+    rows = _step(naive.build_backward, config, call, cdiv(call.M, config.threads), 0) if call.M else []
+    return [*sums, *rows]

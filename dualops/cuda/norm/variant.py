@@ -1,7 +1,7 @@
 """What the kernels of rms_norm and layer_norm are built for, and the arguments that they share.
 
-An array whose rows a kernel walks comes as `Rows`, its memory and its strides between rows; one that a call does not
-have comes as a null pointer, and the kernel that is built for such calls never looks at it.
+An array whose rows a kernel walks comes with its strides between rows; one that a call does not have comes as a null
+pointer, and the kernel that is built for such calls never looks at it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta
-from ...spec.meta import compute_dtype
+from ...spec.meta import Strided
 from ..arrays import collapse
 from ..backend import i32, i64, pointer, types
 from ..tile.storage import storage
+from ..views import absent, number_type, strided
 
 STATISTICS = frozenset({"mean", "rstd"})
 
@@ -45,26 +46,19 @@ class Variant:
         return self.dw + self.db
 
 
-class Rows(NamedTuple):
-    """An array [..., N], or a number a row: its name until the launch, then its memory; strides between rows."""
-
-    data: Any
-    strides: tuple[Any, ...]
-
-
 class Walk(NamedTuple):
     """How the arrays of a call lie: M rows along the fewest axes that do for all of them."""
 
     sizes: tuple[int, ...]  # of the axes
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, Strided]
 
     @property
     def rank(self) -> int:
         return len(self.sizes)
 
-    def of(self, *names: str) -> tuple[Rows, ...]:
+    def of(self, *names: str) -> tuple[Strided, ...]:
         """The arguments; null pointers for what the call does not have."""
-        return tuple(self.rows.get(name, Rows(name, (0,) * self.rank)) for name in names)
+        return tuple(self.rows.get(name, absent(self.rank)) for name in names)
 
 
 def walk(metas: Mapping[str, ArrayMeta]) -> Walk:
@@ -74,17 +68,12 @@ def walk(metas: Mapping[str, ArrayMeta]) -> Walk:
     sizes, merged = collapse(shape, *strides)
     if not sizes:
         sizes, merged = (1,), [(0,)] * len(metas)
-    return Walk(sizes, {name: Rows(name, steps) for name, steps in zip(metas, merged, strict=True)})
-
-
-def rows_type(dtype: str, rank: int) -> Any:
-    """The type of a Rows argument."""
-    return types.NamedTuple((pointer(storage(dtype).element), types.UniTuple(i64, rank)), Rows)
+    return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
 
 
 def forward_types(variant: Variant) -> tuple[Any, ...]:
     """(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
-    data, statistic = rows_type(variant.dtype, variant.rank), rows_type(compute_dtype(variant.dtype), variant.rank)
+    data, statistic = strided(variant.dtype, variant.rank), number_type(variant.dtype, variant.rank)
     number = storage(variant.dtype).number
     vectors = [pointer(storage(dtype or variant.dtype).element) for dtype in (variant.w, variant.b)]
     sizes = types.UniTuple(i64, variant.rank)
@@ -93,7 +82,7 @@ def forward_types(variant: Variant) -> tuple[Any, ...]:
 
 def backward_types(variant: Variant) -> tuple[Any, ...]:
     """(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots)."""
-    data, statistic = rows_type(variant.dtype, variant.rank), rows_type(compute_dtype(variant.dtype), variant.rank)
+    data, statistic = strided(variant.dtype, variant.rank), number_type(variant.dtype, variant.rank)
     number = storage(variant.dtype).number
     vector = pointer(storage(variant.w or variant.dtype).element)
     sizes = types.UniTuple(i64, variant.rank)

@@ -7,13 +7,12 @@ simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
-from ...spec import ArrayMeta, Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
-from ..device import Device
-from ..launch import Choice, Operation
+from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from ...spec.retention import Keywords, KeywordsVarlen
+from ..launch import Operation
+from ..public import calls
 from . import naive, simt
 
 RUNGS = SPEC.rungs
@@ -59,6 +58,7 @@ def retention(
     return forward(arrays, params, out, kernel, stream)
 
 
+@calls("backward", SPEC, backward=True)
 def retention_backward(
     q: Any,
     k: Any,
@@ -69,33 +69,23 @@ def retention_backward(
     row_sum: Any = None,
     dstate: Any = None,
     dstate_norm: Any = None,
-    gamma: Any = None,
-    mask: Any = None,
-    scale: float | None = None,
-    form: str = "chunk",
-    normalize: str | None = None,
-    initial_state: Any = None,
-    initial_norm: Any = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[Keywords[Any]],
 ) -> Any:
     """The gradient of `retention`, from what it took and do [B, H, Sq, Dv].
 
     row_sum as forward gave it, if the call was normalized, and o too, if "signed". dstate [B, H, D, Dv] and dstate_norm
-    [B, H, D]: the gradients of the states that forward returned, where they were used. The other arguments are those
-    of `retention`, and must be what they were.
+    [B, H, D]: the gradients of the states that forward returned, where they were used. options are those of
+    `retention`, and must be what they were.
     Returns dq, dk, dv, then dinitial_state and dinitial_norm of what was given, each in the dtype of its input.
     Bit-equal from run to run, on every GPU of a kind: no atomics. Memory beside the results: as `retention`, and a
     weight and a term for each query of a normalized call.
     """
-    arrays = (q, k, v, do, o, row_sum, dstate, dstate_norm, gamma, mask, initial_state, initial_norm)
-    params = (scale, form, normalize, return_state, return_row_sum)
-    return backward(arrays, params, out, kernel, stream)
 
 
+@calls("forward_varlen", SPEC_VARLEN)
 def retention_varlen(
     q: Any,
     k: Any,
@@ -103,30 +93,22 @@ def retention_varlen(
     cu_seqlens: Any,
     max_seqlen: int | None = None,
     *,
-    gamma: Any = None,
-    scale: float | None = None,
-    normalize: str | None = None,
-    initial_state: Any = None,
-    initial_norm: Any = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
     """`retention` of B sequences whose tokens lie one after another, without padding and without waiting; by chunks.
 
     q and k [total, H, D], v [total, H, Dv]. Sequence b has the tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens
     [B + 1] of int32 begins at 0, never falls and ends at the total; max_seqlen is the length of the longest, or more.
     Where cu_seqlens is on a GPU its values are not looked at: a wrong one reads and writes beyond its sequence, a token
-    beyond max_seqlen is left out. Other arguments as `retention`; states are [B, H, D, Dv], norms [B, H, D].
+    beyond max_seqlen is left out. options are those of `retention`; states are [B, H, D, Dv], norms [B, H, D].
     Returns o [total, H, Dv], then state, state_norm and row_sum [H, total] as asked for.
     """
-    arrays = (q, k, v, cu_seqlens, gamma, initial_state, initial_norm)
-    params = (max_seqlen, scale, normalize, return_state, return_row_sum)
-    return forward_varlen(arrays, params, out, kernel, stream)
 
 
+@calls("backward_varlen", SPEC_VARLEN, backward=True)
 def retention_varlen_backward(
     q: Any,
     k: Any,
@@ -139,57 +121,20 @@ def retention_varlen_backward(
     row_sum: Any = None,
     dstate: Any = None,
     dstate_norm: Any = None,
-    gamma: Any = None,
-    scale: float | None = None,
-    normalize: str | None = None,
-    initial_state: Any = None,
-    initial_norm: Any = None,
-    return_state: bool = False,
-    return_row_sum: bool = False,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
+    **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
     """The gradient of `retention_varlen`: dq, dk, dv, then dinitial_state and dinitial_norm of what was given.
 
     Arguments as `retention_backward` and `retention_varlen` have them; row_sum is [H, total].
     """
-    arrays = (q, k, v, do, cu_seqlens, o, row_sum, dstate, dstate_norm, gamma, initial_state, initial_norm)
-    params = (max_seqlen, scale, normalize, return_state, return_row_sum)
-    return backward_varlen(arrays, params, out, kernel, stream)
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do retention, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.forward_configs(p):
-        if config.shared_bytes(p.dtype, p.D) <= device.shared_memory_per_block:
-            steps = partial(simt.forward_steps, p, results, config)
-            yield Choice("simt", config, reason, steps, simt.forward_workspace(p, results, config))
-    workspace = naive.forward_workspace(p)
-    yield Choice("naive", None, NAIVE_REASON, partial(naive.forward_steps, p, results), workspace)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    p = problem
-    if not any(meta.size for meta in results.values()):
-        yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(RUNGS))
-        return
-    for config, reason in simt.backward_configs(p):
-        if config.shared_bytes(p.dtype, max(p.D, p.Dv)) <= device.shared_memory_per_block:
-            steps = partial(simt.backward_steps, p, results, config)
-            yield Choice("simt", config, reason, steps, simt.backward_workspace(p, results, config))
-    workspace = naive.backward_workspace(p)
-    yield Choice("naive", None, NAIVE_REASON, partial(naive.backward_steps, p, results), workspace)
-
-
-NAIVE_REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
-
-forward = Operation(SPEC, forward_choices)
-backward = Operation(SPEC, backward_choices, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, forward_choices)
-backward_varlen = Operation(SPEC_VARLEN, backward_choices, backward=True)
+FORWARD = (simt.forward_choices, naive.forward_choices)
+BACKWARD = (simt.backward_choices, naive.backward_choices)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

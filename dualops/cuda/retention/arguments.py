@@ -10,7 +10,7 @@ last one, and `direction` is -1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import e, log2
@@ -19,21 +19,15 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
-from ..backend import Namespace, i32, i64, pointer, types, verb
+from ..backend import Namespace, i32, i64, types, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
+from ..views import boundary
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
 NO_CHUNK = 2**30  # as a chunk's number or length: beyond all tokens
 SIGNED, ABS = 1, 2  # by what a row is divided: max(1, |sum|) or max(1, sum of magnitudes)
 OF_ROWS, OF_COLUMNS = 1, 2  # a norm [D] meets q and is of a row's sum, a norm [Dv] is one more row of the state
-
-
-class Strided(NamedTuple):
-    """An array argument with its strides in elements."""
-
-    data: Any
-    strides: Any
 
 
 class Call(NamedTuple):
@@ -79,43 +73,11 @@ class Variant:
         return bool(self.mask)
 
 
-def strided(dtype: str, rank: int) -> Any:
-    """The type of a Strided argument."""
-    element = {"int32": i32}.get(dtype) or storage(dtype).element
-    return types.NamedTuple((pointer(element), types.UniTuple(i64, rank)), Strided)
-
-
 @cache
 def call_type(dtype: str) -> Any:
     """The type of `Call`."""
     number = storage(dtype).number
     return types.NamedTuple((*[i32] * (len(Call._fields) - 3), number, number, number), Call)
-
-
-def number_type(dtype: str, rank: int) -> Any:
-    """The type of an array of what is computed with: a state, a row's sum, weight or term."""
-    return strided(compute_dtype(dtype), rank)
-
-
-def array(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
-    """[B, H, S, width], or of varlen [total, H, width], with strides along batch, head and token; nothing if absent."""
-    if name not in metas:
-        return Strided("", (0, 0, 0))
-    strides = metas[name].strides
-    return Strided(name, strides[:3] if len(strides) == 4 else (0, strides[1], strides[0]))
-
-
-def row_array(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
-    """[B, H, S], or of varlen [H, total], likewise."""
-    if name not in metas:
-        return Strided("", (0, 0, 0))
-    strides = metas[name].strides
-    return Strided(name, strides if len(strides) == 3 else (0, *strides))
-
-
-def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
-    """An array with all its strides."""
-    return Strided(name, metas[name].strides) if name in metas else Strided("", (0,) * rank)
 
 
 def is_varlen(problem: Problem) -> bool:
@@ -140,18 +102,12 @@ def workspace(problem: Problem, shape: tuple[int, ...]) -> ArrayMeta:
 
 
 @verb
-def start(x, b, h, token):
-    """Where a token's row of an array begins; b, h and token are 64 bits wide."""
-    return b * x.strides[0] + h * x.strides[1] + token * x.strides[2]
-
-
-@verb
 def span(ends, call, b):
     """First token of sequence b, its rows and its columns."""
     first, rows, columns = 0, call.rows, call.columns
     if call.varlen != 0:
-        first = i64(ends.data[b * ends.strides[0]])
-        rows = min(i64(ends.data[(b + 1) * ends.strides[0]]) - first, rows)
+        first = i64(boundary(ends, b))
+        rows = min(i64(boundary(ends, b + 1)) - first, rows)
         columns = rows
     return first, rows, columns
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
 from ..backend import Kernel
+from ..device import Device
+from ..plans import Choice
 from ..step import Argument, Step
 from .arguments import NO_CHUNK, OF_COLUMNS, workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
 from .passes import Pass, as_state, backward_passes, forward_pass
 from .weights import weights_steps, weights_workspace
+
+REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do retention."""
+    yield Choice("naive", None, REASON, partial(forward_steps, problem, results), forward_workspace(problem))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to do its gradient."""
+    yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:

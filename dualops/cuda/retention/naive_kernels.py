@@ -19,7 +19,8 @@ from __future__ import annotations
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import ABS, OF_COLUMNS, call_type, decay, number_type, origin, span, start, strided
+from ..views import number_type, start, strided
+from .arguments import ABS, OF_COLUMNS, call_type, decay, origin, span
 
 THREADS = 256  # of a block
 

@@ -16,24 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...spec import ArrayMeta, Problem
-from .arguments import (
-    ABS,
-    LONGEST_CHUNK,
-    NO_CHUNK,
-    OF_COLUMNS,
-    OF_ROWS,
-    SIGNED,
-    Call,
-    Strided,
-    Variant,
-    array,
-    is_varlen,
-    row_array,
-    slots_of,
-    whole,
-)
+from ...spec.meta import Strided
+from ..views import absent, by_token, whole
+from .arguments import ABS, LONGEST_CHUNK, NO_CHUNK, OF_COLUMNS, OF_ROWS, SIGNED, Call, Variant, is_varlen, slots_of
 
-NOTHING, NO_STATE, NO_NORM = Strided("", (0, 0, 0)), Strided("", (0,) * 4), Strided("", (0,) * 3)
+NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
 
 
@@ -93,7 +80,7 @@ class Pass:
 def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int) -> Pass:
     """o, and the states and sums that are asked for. chunk: rows that see one another."""
     p, metas = problem, {**problem.arrays, **results}
-    o, q, k, v = (array(metas, name) for name in ("o", "q", "k", "v"))
+    o, q, k, v = (by_token(metas, name, is_varlen(p)) for name in ("o", "q", "k", "v"))
     begin, end = whole(p.arrays, "initial_state", 4), whole(results, "state", 4)
     states = States(begin, end, whole(p.arrays, "initial_norm", 3), whole(results, "state_norm", 3))
     normalize, normed = {None: (0, 0), "signed": (SIGNED, OF_ROWS), "abs": (ABS, 0)}[p.normalize]
@@ -106,7 +93,7 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
         _call(p, chunk, states)._replace(normalize=normalize, normed=normed, sums=int(p.return_row_sum)),
         states,
         *_common(p),
-        row_sum=row_array(results, "row_sum"),
+        row_sum=by_token(results, "row_sum", is_varlen(p)),
     )
 
 
@@ -115,7 +102,7 @@ def backward_passes(
 ) -> tuple[Pass, Pass, Pass]:
     """dq, dv and dk. extra: the arrays `weights` and `terms`, a number a query, where the call was normalized."""
     p, metas = problem, {**problem.arrays, **results, **extra}
-    q, k, v, do, dq, dk, dv = (array(metas, name) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
+    q, k, v, do, dq, dk, dv = (by_token(metas, name, is_varlen(p)) for name in ("q", "k", "v", "do", "dq", "dk", "dv"))
     initial, dstate, dinitial = (whole(metas, name, 4) for name in ("initial_state", "dstate", "dinitial_state"))
     norm, dnorm, dinitial_norm = (whole(metas, name, 3) for name in ("initial_norm", "dstate_norm", "dinitial_norm"))
     signed, weighted = int(p.normalize == "signed"), int(p.normalize is not None)
@@ -124,7 +111,7 @@ def backward_passes(
 
     forth = States(_transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
-    rows = {"weights": row_array(extra, "weights"), "terms": row_array(extra, "terms")}
+    rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")}
     pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
 from ..arrays import cdiv
 from ..backend import Kernel
+from ..device import Device
+from ..plans import Choice
 from ..step import Argument, Step
 from ..tile.products import THREADS
-from .arguments import NO_CHUNK, OF_COLUMNS, Strided, slots_of, whole, workspace
+from ..views import whole
+from .arguments import NO_CHUNK, OF_COLUMNS, slots_of, workspace
 from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows
@@ -29,6 +34,22 @@ class SimtConfig(NamedTuple):
     def shared_bytes(self, dtype: str, D: int) -> int:
         """What the greedier of them needs."""
         return max(self.rows.shared_bytes(dtype, D), self.states.shared_bytes(dtype))
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for retention, best first."""
+    p = problem
+    for config, reason in forward_configs(p):
+        steps, workspace = partial(forward_steps, p, results, config), forward_workspace(p, results, config)
+        yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, p.D))
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    for config, reason in backward_configs(p):
+        steps, workspace = partial(backward_steps, p, results, config), backward_workspace(p, results, config)
+        yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, max(p.D, p.Dv)))
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:

@@ -25,7 +25,8 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS
 from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
-from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, number_type, origin, span, start, strided
+from ..views import number_type, start, strided
+from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, origin, span
 
 STEPS_AT_ONCE = 8
 

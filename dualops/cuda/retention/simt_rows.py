@@ -35,20 +35,8 @@ from ..tile.rows import lane_reductions
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
-from .arguments import (
-    ABS,
-    OF_COLUMNS,
-    OF_ROWS,
-    Variant,
-    call_type,
-    decay,
-    number_type,
-    origin,
-    slot_of,
-    span,
-    start,
-    strided,
-)
+from ..views import number_type, start, strided
+from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, decay, origin, slot_of, span
 
 
 class Slices(Namespace):

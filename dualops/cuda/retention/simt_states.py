@@ -24,19 +24,8 @@ from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
-from .arguments import (
-    LONGEST_CHUNK,
-    OF_COLUMNS,
-    Variant,
-    call_type,
-    decay,
-    number_type,
-    origin,
-    slot_of,
-    span,
-    start,
-    strided,
-)
+from ..views import number_type, start, strided
+from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, decay, origin, slot_of, span
 
 AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
 NORM_THREADS = 64

@@ -16,7 +16,8 @@ from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .arguments import array, is_varlen, number_type, row_array, start, strided, workspace
+from ..views import by_token, number_type, start, strided
+from .arguments import is_varlen, workspace
 
 ROWS = THREADS // LANES  # queries of a block
 
@@ -66,7 +67,7 @@ def weights_steps(problem: Problem) -> list[Step]:
     if not extra or not extra["weights"].size:
         return []
     batches, tokens = (1, p.total) if is_varlen(p) else (p.B, p.Sq)
-    rows = (row_array({**p.arrays, **extra}, name) for name in ("weights", "terms", "row_sum"))
-    args = (*rows, array(p.arrays, "o"), array(p.arrays, "do"), p.H, tokens, p.Dv)
+    metas, names = {**p.arrays, **extra}, ("weights", "terms", "row_sum", "o", "do")
+    args = (*(by_token(metas, name, is_varlen(p)) for name in names), p.H, tokens, p.Dv)
     kernel = build_weights(p.dtype, p.normalize == "signed")
     return [Step(kernel, (batches * p.H * cdiv(tokens, ROWS),), args)]

@@ -8,23 +8,14 @@ arguments.py     the arguments of both kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ...spec import ArrayMeta, Problem, rope as SPEC, rope_tables as SPEC_TABLES
-from ..arrays import cdiv
-from ..device import Device
-from ..launch import Choice, Operation
-from ..step import Step
-from ..tile.storage import storage
+from ...spec import rope as SPEC, rope_tables as SPEC_TABLES
+from ..launch import Operation
 from . import naive, simt, tables
-from .arguments import arguments, variant, width
-from .naive import NaiveConfig
-from .simt import SimtConfig
-from .tables import TablesConfig
 
 RUNGS = SPEC.rungs
 RUNGS_TABLES = SPEC_TABLES.rungs
@@ -137,107 +128,9 @@ def _results(op: str, inplace: Any, inputs: tuple[Any, Any], out: Any) -> Any:
     return inputs
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do rope, best first."""
-    return _choices(problem, results, device, 1.0)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Ways to do its gradient, best first."""
-    return _choices(problem, results, device, -1.0)
-
-
-def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
-    p = problem
-    if p.B * p.S * (p.H + p.Hkv) * width(p) == 0:
-        for rung in RUNGS:
-            yield Choice(rung, None, "nothing to do", tuple)
-        return
-    config = simt_config(problem, results)
-    lanes = head_lanes(problem, config, device)
-    reason = f"{lanes} threads share a token's heads"
-    yield Choice("simt", config, reason, partial(simt_steps, problem, results, turn, config, lanes))
-    naive_config = NaiveConfig()
-    make = partial(naive_steps, problem, results, turn, naive_config)
-    yield Choice("naive", naive_config, "one thread a pair", make)
-
-
-# Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 4 x 8192
-# tokens, 32 and 8 heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
-THREADS = 128
-HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
-WAVES, THREADS_PER_SM = 2, 640  # that the registers leave room for
-
-
-def simt_config(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfig:
-    """16 bytes at a time where every piece of every head begins at a multiple of that."""
-    p, tables = problem, [problem.arrays[name] for name in ("cos", "sin")]
-    vector, table_vector = storage(p.dtype).vector, storage(tables[0].dtype).vector
-    heads = [*list(p.arrays.values())[:2], *results.values()]
-    pieces = p.half % vector == 0 and (p.inplace or p.D % vector == 0)
-    aligned = pieces and all(_aligned(meta, vector) for meta in heads)
-    wide = all(_aligned(meta, table_vector) for meta in tables)
-    return SimtConfig(THREADS, 1, HEADS, aligned, wide, _neighbours(problem))
-
-
-def _neighbours(problem: Problem) -> bool:
-    """Whether the heads of a token lie side by side in memory."""
-    q = next(iter(problem.arrays.values()))
-    return problem.S == 1 or (problem.H > 1 and q.strides[1] < q.strides[2])
-
-
-def _aligned(meta: ArrayMeta, vector: int) -> bool:
-    """Whether every row of an array begins at a multiple of 16 bytes, which are `vector` elements."""
-    steps = (stride for size, stride in zip(meta.shape[:-1], meta.strides[:-1], strict=True) if size > 1)
-    return meta.pointer % 16 == 0 and all(step % vector == 0 for step in steps)
-
-
-def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
-    """How many threads share the heads of a token.
-
-    Two rounds of heads for each, so that cos and sin are fetched seldom; one where every SM would not have enough
-    threads otherwise.
-    """
-    p = problem
-    most = cdiv(p.H + p.Hkv, config.heads)
-    fewest = cdiv(most, ROUNDS)
-    wanted = WAVES * device.sms * THREADS_PER_SM
-    return max(fewest, min(most, cdiv(wanted, p.B * p.S * simt_columns(p, config))))
-
-
-def simt_columns(problem: Problem, config: SimtConfig) -> int:
-    """Columns of a head."""
-    return width(problem) // (storage(problem.dtype).vector if config.aligned else 1)
-
-
-def simt_steps(
-    problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: SimtConfig, lanes: int
-) -> list[Step]:
-    """The launch, with so many threads to the heads of a token."""
-    columns = simt_columns(problem, config)
-    blocks = cdiv(problem.B * problem.S * columns * lanes, config.threads)
-    args = (*arguments(problem, results, turn), columns, lanes)
-    return [Step(simt.build(config, variant(problem)), (blocks,), args)]
-
-
-def naive_steps(problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: NaiveConfig) -> list[Step]:
-    """The launch."""
-    p = problem
-    blocks = cdiv(p.B * p.S * (p.H + p.Hkv) * width(p), config.threads)
-    args = (*arguments(problem, results, turn), width(p))
-    return [Step(naive.build(config, variant(problem)), (blocks,), args)]
-
-
-def tables_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to make tables."""
-    p, config = problem, TablesConfig()
-    if p.tokens == 0:
-        yield Choice("simt", None, "nothing to do", tuple)
-        return
-    yield Choice("simt", config, "a thread has a frequency", partial(tables.steps, problem, results, config))
-
-
 PLACES, PLACES_BACKWARD = ({o.name: o.like for o in outputs} for outputs in (SPEC.outputs, SPEC.gradients))
-forward = Operation(SPEC, forward_choices, inplace=PLACES)
-backward = Operation(SPEC, backward_choices, backward=True, inplace=PLACES_BACKWARD)
-forward_tables = Operation(SPEC_TABLES, tables_choices)
+FORWARD = (simt.forward_choices, naive.forward_choices)
+BACKWARD = (simt.backward_choices, naive.backward_choices)
+forward = Operation(SPEC, rungs=FORWARD, inplace=PLACES)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True, inplace=PLACES_BACKWARD)
+forward_tables = Operation(SPEC_TABLES, rungs=(tables.forward_choices,))

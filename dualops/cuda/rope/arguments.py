@@ -8,25 +8,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Namespace, i32, i64, pointer, types, verb
+from ...spec.meta import Strided
+from ..backend import Namespace, i64, types, verb
 from ..tile.storage import storage
-
-
-class Heads(NamedTuple):
-    """q or k, or what they become, [B, heads, S, D]: the memory, and strides in elements."""
-
-    data: Any
-    batch: Any
-    head: Any
-    token: Any
-
-
-class Rows(NamedTuple):
-    """cos, sin or positions: the memory, and strides in elements, 0 along what they do not have."""
-
-    data: Any
-    batch: Any
-    token: Any  # of the tables: from one row to the next
+from ..views import absent, by_token, strided
 
 
 class Sizes(NamedTuple):
@@ -62,40 +47,38 @@ def width(problem: Problem) -> int:
 
 
 def arguments(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> tuple[Any, ...]:
-    """q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn: 1 for the rotation, -1 for the one back."""
+    """q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn: 1 for the rotation, -1 for the one back.
+
+    Heads [B, heads, S, D] come with strides along batch, head and token, tables and positions along batch and token,
+    or a table's row; 0 along what they do not have.
+    """
     p, metas = problem, {**results, **problem.arrays}
     inputs = list(p.arrays)[:2]
     sizes = Sizes(p.S, p.B * p.S, p.H, p.H + p.Hkv, p.half, p.rows)
-    heads = [Heads(name, *metas[name].strides[:3]) for name in (*results, *inputs)]
+    heads = [by_token(metas, name, varlen=False) for name in (*results, *inputs)]
     return (*heads, *(_rows(metas, name) for name in ("cos", "sin", "positions")), sizes, turn)
 
 
-def _rows(metas: Mapping[str, ArrayMeta], name: str) -> Rows:
+def _rows(metas: Mapping[str, ArrayMeta], name: str) -> Strided:
     if name not in metas:
-        return Rows(name, 0, 0)
+        return absent(2)
     *batch, token = metas[name].strides[:-1] if name != "positions" else metas[name].strides
     shared = not batch or metas[name].shape[0] == 1
-    return Rows(name, 0 if shared else batch[0], token)
+    return Strided(name, (0 if shared else batch[0], token))
 
 
 def argument_types(variant: Variant) -> tuple[Any, ...]:
     """The types of `arguments`."""
-
-    def typed(kind: Any, element: Any) -> Any:
-        strides = [i64] * (len(kind._fields) - 1)
-        return types.NamedTuple((pointer(element), *strides), kind)
-
-    heads = typed(Heads, storage(variant.dtype).element)
-    table = typed(Rows, storage(variant.table_dtype).element)
-    positions = typed(Rows, i32 if variant.positions == "int32" else i64)
+    heads, table = strided(variant.dtype, 3), strided(variant.table_dtype, 2)
     sizes = types.NamedUniTuple(i64, len(Sizes._fields), Sizes)
+    positions = strided(variant.positions or "int64", 2)
     return (*[heads] * 4, table, table, positions, sizes, storage(variant.dtype).number)
 
 
 @verb
 def start(x, b, s):
     """Where the heads of a token begin; of the tables or of positions, the row of a token."""
-    return b * x.batch + s * x.token
+    return b * x.strides[0] + s * x.strides[-1]
 
 
 class TableRows(Namespace):
@@ -124,5 +107,5 @@ def table_rows(positions: str) -> TableRows:
 def find(q, k, q_start, k_start, h, sizes):
     """The memory of head number h of a token, of all of q's and then k's, and where in it the head begins."""
     if h < sizes.H:
-        return q.data, q_start + h * q.head
-    return k.data, k_start + (h - sizes.H) * k.head
+        return q.data, q_start + h * q.strides[1]
+    return k.data, k_start + (h - sizes.H) * k.strides[1]

@@ -10,12 +10,19 @@ for itself, and a thread moves as few as two bytes at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i64, kernel
+from ..device import Device
+from ..plans import Choice
+from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import Variant, argument_types, find, start, table_rows
+from .arguments import Variant, argument_types, arguments, find, start, table_rows, variant, width
 
 
 @dataclass(frozen=True)
@@ -56,3 +63,28 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
                 mem.store(y, y_at + i + sizes.half, mem.load(x, x_at + i + sizes.half))
 
     return rope_naive
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A thread a pair."""
+    return _choices(problem, results, 1.0)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, turned back."""
+    return _choices(problem, results, -1.0)
+
+
+def _choices(problem: Problem, results: Mapping[str, ArrayMeta], turn: float) -> Iterator[Choice]:
+    config = NaiveConfig()
+    yield Choice("naive", config, "one thread a pair", partial(_steps, problem, results, turn, config))
+
+
+def _steps(problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: NaiveConfig) -> list[Step]:
+    """The launch."""
+    p = problem
+    blocks = cdiv(p.B * p.S * (p.H + p.Hkv) * width(p), config.threads)
+    args = (*arguments(problem, results, turn), width(p))
+    if not blocks:  # in place, and R is 0
+        return []
+    return [Step(build(config, variant(problem)), (blocks,), args)]

@@ -15,14 +15,19 @@ Registers: 2 * heads pieces of 16 bytes, and cos and sin of a piece. No shared m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
+from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
+from ..device import Device
+from ..plans import Choice
+from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
-from .arguments import Variant, argument_types, find, start, table_rows
+from .arguments import Variant, argument_types, arguments, find, start, table_rows, variant, width
 
 
 @dataclass(frozen=True)
@@ -133,3 +138,80 @@ def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
             frag[at + i * STEP + APART] = x2 * cos_frag[i] + x1 * sin_frag[i]
 
     return Pairs(load=load_neighbours if split else load_halves, turn=turn)
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """16 bytes at a time where they can be, by few enough threads a token."""
+    return _choices(problem, results, device, 1.0)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, turned back."""
+    return _choices(problem, results, device, -1.0)
+
+
+# Shares of the roof that a plain kernel with the same reads and writes reaches: bf16, H200, 2026-11-21, 4 x 8192
+# tokens, 32 and 8 heads of 128. A cap on registers for more blocks an SM costs 4 %, and spills at 8 heads a thread.
+THREADS = 128
+HEADS, ROUNDS = 4, 2  # 0.96, one round 0.93; 2 heads a round 0.96, 8 heads 0.96. Heads apart: 0.93, one round 0.92
+WAVES, THREADS_PER_SM = 2, 640  # that the registers leave room for
+
+
+def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, turn: float) -> Iterator[Choice]:
+    config = config_of(problem, results)
+    lanes = head_lanes(problem, config, device)
+    reason = f"{lanes} threads share a token's heads"
+    yield Choice("simt", config, reason, partial(steps, problem, results, turn, config, lanes))
+
+
+def config_of(problem: Problem, results: Mapping[str, ArrayMeta]) -> SimtConfig:
+    """16 bytes at a time where every piece of every head begins at a multiple of that."""
+    p, tables = problem, [problem.arrays[name] for name in ("cos", "sin")]
+    vector, table_vector = storage(p.dtype).vector, storage(tables[0].dtype).vector
+    heads = [*list(p.arrays.values())[:2], *results.values()]
+    pieces = p.half % vector == 0 and (p.inplace or p.D % vector == 0)
+    aligned = pieces and all(_aligned(meta, vector) for meta in heads)
+    wide = all(_aligned(meta, table_vector) for meta in tables)
+    return SimtConfig(THREADS, 1, HEADS, aligned, wide, _neighbours(problem))
+
+
+def _neighbours(problem: Problem) -> bool:
+    """Whether the heads of a token lie side by side in memory."""
+    q = next(iter(problem.arrays.values()))
+    return problem.S == 1 or (problem.H > 1 and q.strides[1] < q.strides[2])
+
+
+def _aligned(meta: ArrayMeta, vector: int) -> bool:
+    """Whether every row of an array begins at a multiple of 16 bytes, which are `vector` elements."""
+    steps = (stride for size, stride in zip(meta.shape[:-1], meta.strides[:-1], strict=True) if size > 1)
+    return meta.pointer % 16 == 0 and all(step % vector == 0 for step in steps)
+
+
+def head_lanes(problem: Problem, config: SimtConfig, device: Device) -> int:
+    """How many threads share the heads of a token.
+
+    Two rounds of heads for each, so that cos and sin are fetched seldom; one where every SM would not have enough
+    threads otherwise.
+    """
+    p = problem
+    most = cdiv(p.H + p.Hkv, config.heads)
+    fewest = cdiv(most, ROUNDS)
+    wanted = WAVES * device.sms * THREADS_PER_SM
+    return max(fewest, min(most, cdiv(wanted, max(p.B * p.S * _columns(p, config), 1))))
+
+
+def _columns(problem: Problem, config: SimtConfig) -> int:
+    """Columns of a head."""
+    return width(problem) // (storage(problem.dtype).vector if config.aligned else 1)
+
+
+def steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], turn: float, config: SimtConfig, lanes: int
+) -> list[Step]:
+    """The launch, with so many threads to the heads of a token."""
+    columns = _columns(problem, config)
+    blocks = cdiv(problem.B * problem.S * columns * lanes, config.threads)
+    args = (*arguments(problem, results, turn), columns, lanes)
+    if not blocks:  # in place, and R is 0
+        return []
+    return [Step(build(config, variant(problem)), (blocks,), args)]

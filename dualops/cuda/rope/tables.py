@@ -11,19 +11,24 @@ All scalings are one formula of seven numbers (`Scaling`), so that there is one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import pi
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
 from ...spec.rope_scaling import yarn_range
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f64, i32, i64, kernel, pointer, types
+from ..backend import Kernel, builds, cuda, f64, i64, kernel, types
+from ..device import Device
+from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import cospi_f64, numbers, pow_f64, sinpi_f64
 from ..tile.storage import storage
-from .arguments import Rows, start
+from ..views import strided
+from .arguments import start
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,8 @@ class Scaling(NamedTuple):
 
 def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
     """Of cos, sin, positions, four sizes and the scaling."""
-    elements = storage(dtype).element, i32 if positions_dtype == "int32" else i64
-    table, places = (types.NamedTuple((pointer(element), i64, i64), Rows) for element in elements)
-    return (table, table, places, *[i64] * 4, types.NamedUniTuple(f64, len(Scaling._fields), Scaling))
+    table, scaling = strided(dtype, 2), types.NamedUniTuple(f64, len(Scaling._fields), Scaling)
+    return table, table, strided(positions_dtype, 2), *[i64] * 4, scaling
 
 
 @builds
@@ -85,7 +89,13 @@ def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
     return rope_tables
 
 
-def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConfig) -> list[Step]:
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The way to make tables."""
+    config = TablesConfig()
+    yield Choice("simt", config, "a thread has a frequency", partial(_steps, problem, results, config))
+
+
+def _steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConfig) -> list[Step]:
     """The launch."""
     p, positions = problem, problem.arrays["positions"]
     shares = cdiv(p.tokens, config.tokens)
@@ -95,9 +105,8 @@ def steps(problem: Problem, results: Mapping[str, ArrayMeta], config: TablesConf
     return [Step(kernel, (cdiv(shares * p.half, config.threads),), (*args, scaling_of(p)))]
 
 
-def _rows(name: str, strides: tuple[int, ...]) -> Rows:
-    batch, token = (0, *strides)[-2:]
-    return Rows(name, batch, token)
+def _rows(name: str, strides: tuple[int, ...]) -> Strided:
+    return Strided(name, (0, *strides)[-2:])
 
 
 def scaling_of(problem: Problem) -> Scaling:

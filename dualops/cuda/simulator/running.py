@@ -14,20 +14,21 @@ from .dialect import cuda
 from .meetings import Barrier
 from .threads import Block, Dim3, Scheduler, Thread
 
-_reverse = False
+_order, _seed = "forward", 0
 
 
 @contextmanager
-def order(name: str) -> Iterator[None]:
-    """Run threads and blocks "forward" or "reversed" inside the with statement."""
-    global _reverse
-    if name not in ("forward", "reversed"):
-        raise ValueError(f"order is {name!r}, expected 'forward' or 'reversed'")
-    before, _reverse = _reverse, name == "reversed"
+def order(name: str, seed: int = 0) -> Iterator[None]:
+    """Run threads and blocks "forward", "reversed" or "shuffled", by this seed, inside the with statement."""
+    global _order, _seed
+    if name not in ("forward", "reversed", "shuffled"):
+        raise ValueError(f"order is {name!r}, expected 'forward', 'reversed' or 'shuffled'")
+    before = _order, _seed
+    _order, _seed = name, seed
     try:
         yield
     finally:
-        _reverse = before
+        _order, _seed = before
 
 
 def launch(
@@ -51,7 +52,7 @@ def launch(
     try:
         with np.errstate(all="ignore"):
             firsts = [(x, y, z) for z in range(grid3.z) for y in range(grid3.y) for x in range(0, grid3.x, cluster)]
-            for x, y, z in reversed(firsts) if _reverse else firsts:
+            for x, y, z in reversed(firsts) if _order == "reversed" else firsts:
                 indices = [Dim3(x + rank, y, z) for rank in range(cluster)]
                 _run_cluster(function, indices, block3, args, shared_bytes)
     finally:
@@ -61,7 +62,7 @@ def launch(
 def _run_cluster(
     function: FunctionType, indices: list[Dim3], block_dim: Dim3, args: Sequence[Any], shared_bytes: int
 ) -> None:
-    scheduler = Scheduler(_reverse)
+    scheduler = Scheduler(_order, _seed)
     size = prod(block_dim)
     blocks = [Block(index, rank, size, shared_bytes) for rank, index in enumerate(indices)]
     scheduler.cluster_barrier = Barrier("barrier.cluster", size * len(blocks))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import greenlet
 import numpy as np
 
 from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
 from .memory import Pointer, placed
+
+Waiting = TypeVar("Waiting")
 
 
 class Dim3(NamedTuple):
@@ -86,11 +89,16 @@ class Block:
 
 
 class Scheduler:
-    """Runs the threads of a cluster of blocks, each until it waits."""
+    """Runs the threads of a cluster of blocks, each until it waits.
 
-    def __init__(self, reverse: bool):
+    "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
+    are drawn for both, the same for the same seed.
+    """
+
+    def __init__(self, order: str, seed: int):
         self.host = greenlet.getcurrent()
-        self.reverse = reverse
+        self.reverse = order == "reversed"
+        self.lots = random.Random(seed) if order == "shuffled" else None
         self.ready: deque[Thread] = deque()
         self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies, which land when nobody can run
         self.cluster_barrier = Barrier("barrier.cluster", 0)
@@ -100,18 +108,23 @@ class Scheduler:
         alive = len(threads)
         while alive:
             if self.ready:
-                thread = self.ready.popleft()
+                thread = self._take(self.ready)
                 thread.switch()
                 alive -= thread.dead
             elif self.in_flight:
-                # copies overtake one another
-                land = self.in_flight.pop() if self.reverse else self.in_flight.popleft()
+                land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
         if under_way:
             raise RuntimeError(f"{under_way} copies are still under way when the blocks have ended")
+
+    def _take(self, queue: deque[Waiting], last: bool = False) -> Waiting:
+        """The first of a queue, or the last, or one by lot."""
+        if self.lots:
+            queue.rotate(self.lots.randrange(len(queue)))
+        return queue.pop() if last else queue.popleft()
 
     def wait(self, event: Event) -> None:
         """Called by a thread: let others run until `event` is fired."""

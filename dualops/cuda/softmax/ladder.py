@@ -287,10 +287,6 @@ STEPS: dict[str, LadderStep] = {
 def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """The steps that do the problem. None does another axis than the last, or rows that are not side by side."""
     metas, dtype, M, N = (results["y"], problem.arrays["x"]), problem.dtype, problem.M, problem.N
-    if M * N == 0:
-        for name in STEPS:
-            yield Choice(name, None, "nothing to do", tuple)
-        return
     if problem.axis != len(metas[0].shape) - 1 or not all(map(_contiguous, metas)):
         return
     aligned = N % storage(dtype).vector == 0 and all(meta.pointer % 16 == 0 for meta in metas)
@@ -311,7 +307,7 @@ def _contiguous(meta: ArrayMeta) -> bool:
 
 
 # the steps are rungs of an operation of its own, with softmax's validator, plans and errors
-forward = Operation(replace(SPEC, name="softmax_ladder", rungs=tuple(STEPS)), choices, inplace=("x",))
+forward = Operation(replace(SPEC, name="softmax_ladder", rungs=tuple(STEPS)), rungs=(choices,), inplace=("x",))
 
 
 def run_step(name: str, x: Any, out: Any = None, stream: Any = None) -> Any:

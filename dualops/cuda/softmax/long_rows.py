@@ -9,12 +9,18 @@ Milakov & Gimelshein 2018, arXiv:1805.02867, Algorithm 3. Registers: vectors * 1
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..device import Device
+from ..plans import Choice
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
+from .arguments import Call, one_step
 
 
 @dataclass(frozen=True)
@@ -145,3 +151,23 @@ def build_backward(config: LongRowsConfig, dtype: str) -> Kernel:
                 vec.store(dx, dx_row + at, at < N, y_frag, j * VECTOR)
 
     return softmax_long_rows_backward
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A block a row, which is read twice."""
+    return _choices(Call(problem, results), build_forward)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same of the gradient."""
+    return _choices(Call(problem, results), build_backward)
+
+
+def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
+    if not call.contiguous:
+        return
+    aligned = call.aligned
+    config = LongRowsConfig(512, 2 if aligned else 8, aligned)
+    reason = "a row is too long to be kept, and is read twice"
+    args = (*call.metas, call.N, *call.row_strides)
+    yield Choice("simt", config, reason, partial(one_step, build, config, call.dtype, call.M, args))

@@ -10,11 +10,17 @@ Rows and elements are found as in strided.py, by three strides and a fourth.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
+from ..device import Device
+from ..plans import Choice
 from ..tile.numbers import numbers
 from ..tile.storage import storage
+from .arguments import MOST_AXES, Call, one_step
 from .strided import row_offset
 
 
@@ -79,3 +85,21 @@ def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
                 )
 
     return softmax_naive_backward
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A thread a row, of any layout that the kernel can be told."""
+    return _choices(Call(problem, results), build_forward)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same of the gradient."""
+    return _choices(Call(problem, results), build_backward)
+
+
+def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
+    if len(call.sizes) > MOST_AXES:
+        return
+    config = NaiveConfig()
+    make = partial(one_step, build, config, call.dtype, -(-call.M // config.threads), call.strided_args)
+    yield Choice("naive", config, "one thread a row", make)

@@ -14,12 +14,18 @@ Registers: vectors * 16 / itemsize numbers a thread and array, and about 30 more
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
+from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
+from ..device import Device
+from ..plans import Choice
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
+from .arguments import Call, one_step
 
 
 @dataclass(frozen=True)
@@ -160,3 +166,62 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
             vec.store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * VECTOR)
 
     return softmax_rows_backward
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """A row in the registers of as few threads as hold it, if any do."""
+    return _choices(Call(problem, results), build_forward, FORWARD_ROWS)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same of the gradient."""
+    return _choices(Call(problem, results), build_backward, BACKWARD_ROWS)
+
+
+# (row_threads, vectors, rows) by rising length of row: the first that holds the row is taken. Shares of the roof that a
+# plain kernel with the same reads and writes reaches: bf16, H200, 32768 rows, 2026-11-21, both still with plain stores.
+FORWARD_ROWS = (
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 0.98; a warp a row with 4 vectors 0.96
+    (128, 2, 1),
+    (256, 2, 1),  # 4096 columns: 0.97; 128 threads with 4 vectors 0.95
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 256 threads with 8 vectors 0.96, 1024 with 2 0.66
+    (1024, 4, 1),
+)
+BACKWARD_ROWS = (
+    (32, 1, 4),
+    (32, 2, 4),
+    (64, 2, 2),  # 1024 columns: 1.00; four rows a block 0.97
+    (128, 2, 1),
+    (128, 4, 2),  # 4096 columns: 0.99; 512 threads with 1 vector 0.98
+    (256, 4, 1),
+    (512, 4, 1),  # 16384 columns: 0.97; 1024 threads with 2 vectors 0.97
+)
+# rows that are not aligned: one element a load, so more loads a thread
+UNALIGNED_ROWS = ((32, 4, 4), (32, 16, 4), (128, 16, 1), (512, 16, 1))
+
+
+def _choices(call: Call, build: Callable[..., Kernel], shapes: tuple[tuple[int, int, int], ...]) -> Iterator[Choice]:
+    """shapes: FORWARD_ROWS or BACKWARD_ROWS."""
+    if not call.contiguous:
+        return
+    aligned = call.aligned
+    config = _rows_config(call.N, call.dtype, shapes if aligned else UNALIGNED_ROWS, aligned)
+    if config is not None:
+        args = (*call.metas, call.M, call.N, *call.row_strides)
+        make = partial(one_step, build, config, call.dtype, -(-call.M // config.rows), args)
+        yield Choice("simt", config, "a row fits in registers", make)
+
+
+@cache
+def _row_configs(shapes: tuple[tuple[int, int, int], ...], dtype: str, aligned: bool) -> list[tuple[int, RowsConfig]]:
+    """The longest row that each config keeps in registers, and the config, by rising length."""
+    configs = [RowsConfig(*shape, aligned) for shape in shapes]
+    return [(config.columns(dtype), config) for config in configs]
+
+
+def _rows_config(N: int, dtype: str, shapes: tuple[tuple[int, int, int], ...], aligned: bool) -> RowsConfig | None:
+    """The first config that keeps a row of N elements in registers, None if none does."""
+    return next((config for columns, config in _row_configs(shapes, dtype, aligned) if columns >= N), None)

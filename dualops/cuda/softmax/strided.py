@@ -9,12 +9,18 @@ The naive rung is the same with one thread a row: three passes, nothing shared.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
+from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
+from ..device import Device
+from ..plans import Choice
 from ..tile.numbers import numbers
 from ..tile.storage import storage
+from .arguments import MOST_AXES, Call, one_step
 
 
 @dataclass(frozen=True)
@@ -129,3 +135,23 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
             store(dx, dx_row + n * dx_step, load(y, y_row + n * y_step) * (load(dy, dy_row + n * dy_step) - dot))
 
     return softmax_strided_backward
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Lanes side by side where neighbouring rows are, or along a row."""
+    return _choices(Call(problem, results), build_forward)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same of the gradient."""
+    return _choices(Call(problem, results), build_backward)
+
+
+def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
+    if len(call.sizes) > MOST_AXES:
+        return
+    together = min(call.steps) > 1
+    config = StridedConfig(32, 8) if together else StridedConfig(1, 128)
+    reason = "neighbouring rows are read together" if together else "rows lie along more than one stride"
+    make = partial(one_step, build, config, call.dtype, -(-call.M // config.lanes), call.strided_args)
+    yield Choice("simt", config, reason, make)

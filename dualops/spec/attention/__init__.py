@@ -1,19 +1,50 @@
 """The options of attention, each a record in a file of its own; `option.py` says what such a record is."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypedDict, TypeVar
+
 from .alibi import ALIBI
 from .band import BAND, band
 from .bias import BIAS, broadcast_strides
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD, as_they_are
-from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Strided, Verbs, compose, variants
+from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Verbs, compose, variants
 from .padding import PADDING
 from .sinks import SINKS
 from .softcap import SOFTCAP
 
+Array = TypeVar("Array")
+
 # in the order in which they come upon a score
 OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, SINKS, DROPOUT)
 OPTIONS_VARLEN = (SOFTCAP, SCORE_MOD, ALIBI, BAND, MASK_MOD, SINKS, DROPOUT)
+
+
+class KeywordsVarlen(TypedDict, Generic[Array], total=False):
+    """Their arguments, for functions that take `**options`, with arrays of a library."""
+
+    causal: bool | str
+    scale: float | None
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    alibi_slopes: Array | None
+    sinks: Array | None
+    score_mod: Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]] | None
+    mask_mod: Callable[..., Any] | None
+    dropout_p: float
+    seed: int | Array | None
+    return_lse: bool
+
+
+class Keywords(KeywordsVarlen[Array], Generic[Array], total=False):
+    """The same of whole batches."""
+
+    bias: Array | None
+    key_padding_mask: Array | None
+
 
 __all__ = [
     "OPTIONS",
@@ -21,9 +52,10 @@ __all__ = [
     "UNBOUNDED",
     "At",
     "Chain",
+    "Keywords",
+    "KeywordsVarlen",
     "Option",
     "OptionVariant",
-    "Strided",
     "UserFunction",
     "Verbs",
     "as_they_are",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input, Problem, Role
-from .option import Option, Parts, Strided, Verbs
+from ..meta import Strided
+from .option import Option, Parts, Verbs
 
 
 class Args(NamedTuple):
@@ -28,7 +29,7 @@ def args(problem: Problem) -> Args:
 
 ALIBI = Option(
     "alibi",
-    inputs=(Input("alibi_slopes", ("H",), optional=True, role=Role.WEIGHT),),
+    inputs=(Input("alibi_slopes", ("H",), optional=True, role=Role.WEIGHT, doc="- slope * |position - j| is added"),),
     params=(),
     variant=lambda problem: problem.dtype_of("alibi_slopes"),
     args=args,

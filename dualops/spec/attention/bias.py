@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input
-from ..meta import ArrayMeta
-from .option import Option, Parts, Strided, Verbs
+from ..meta import ArrayMeta, Strided
+from .option import Option, Parts, Verbs
 
 AXES = ("B", "H", "Sq", "Sk")
 
@@ -44,7 +44,7 @@ def check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: 
 
 BIAS = Option(
     "bias",
-    inputs=(Input("bias", None, optional=True),),
+    inputs=(Input("bias", None, optional=True, doc="added, of any shape that broadcasts to [B, H, Sq, Sk]"),),
     params=(),
     variant=lambda problem: problem.dtype_of("bias"),
     args=lambda problem: Args(Strided("bias", broadcast_strides(problem.arrays["bias"]))),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..base import Case, Spec, Tag, standard_normal
+from ..base import Case, Role, Spec, Tag, standard_normal
 from ..lengths import random_ends
 from ..meta import FLOATS, itemsize
+from . import OPTIONS, OPTIONS_VARLEN
 
 Shapes = dict[str, tuple[int, ...]]
+Row = dict[str, Any]
 
 
 def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -24,49 +25,51 @@ def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
     return (i + 2 * j + 3 * h + b) % 4 != 0
 
 
-# Every two values of any two options meet in some row:
-# causal, window, softcap, bias over, alibi_slopes, sinks, key_padding_mask, score_mod, mask_mod, dropout_p
-PAIRS = (
-    ("top_left", None, None, "heads", 0, 0, 0, 0, 0, 1),
-    (True, (9, None), 1.5, "full", 1, 1, 1, 1, 1, 0),
-    (False, (6, 4), None, None, 1, 1, 0, 1, 0, 0),
-    (True, (6, 4), 1.5, "keys", 0, 0, 1, 0, 1, 1),
-    (False, (9, None), None, "queries", 1, 0, 1, 0, 1, 1),
-    (True, None, 1.5, "queries", 0, 1, 0, 1, 0, 0),
-    ("top_left", None, 1.5, None, 1, 1, 1, 1, 1, 1),
-    ("top_left", (9, None), None, "keys", 0, 0, 1, 1, 0, 0),
-    (False, None, 1.5, "full", 0, 1, 0, 0, 1, 0),
-    (True, (9, None), None, "heads", 1, 1, 0, 1, 0, 0),
-    ("top_left", (6, 4), None, "full", 0, 0, 1, 0, 0, 1),
-    (False, (6, 4), 1.5, "heads", 0, 1, 1, 1, 1, 1),
-    (False, None, 1.5, "keys", 1, 1, 0, 1, 1, 1),
-    (True, (9, None), None, None, 0, 0, 1, 0, 1, 1),
-    ("top_left", (6, 4), 1.5, "queries", 0, 0, 0, 1, 1, 1),
-)
-
-EVERYTHING = (True, (99, None), 1.5, "heads", 1, 1, 1, 1, 1, 1)
+def _column(rows: str, *values: Any) -> tuple[Any, ...]:
+    """What an option is in each row: the number of one of its values, which are 0 and 1 unless they are said."""
+    return tuple((values or (0, 1))[int(row)] for row in rows)
 
 
-def paired(row: Sequence[Any], q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[Shapes, dict[str, Any]]:
+# Every two values of any two options meet in some row.
+COLUMNS: dict[str, tuple[Any, ...]] = {
+    "causal": _column("210101220120012", False, True, "top_left"),
+    "window": _column("012210010122012", None, (9, None), (6, 4)),
+    "softcap": _column("010101101001101", None, 1.5),
+    "bias": _column("210344031212304", None, "full", "heads", "keys", "queries"),
+    "alibi_slopes": _column("011010100100100"),
+    "sinks": _column("011001101101100"),
+    "key_padding_mask": _column("010110110011010"),
+    "score_mod": _column("011001110101101"),
+    "mask_mod": _column("010110101001111"),
+    "dropout_p": _column("100110100011111"),
+}
+PAIRS: tuple[Row, ...] = tuple(dict(zip(COLUMNS, row)) for row in zip(*COLUMNS.values(), strict=True))
+EVERYTHING: Row = {name: next(filter(None, column)) for name, column in COLUMNS.items()}
+EVERYTHING |= {"causal": True, "window": (99, None)}
+# what a 1 stands for, where it is no array
+GIVEN = {"score_mod": bent, "mask_mod": woven, "dropout_p": 0.3}
+AXES = {entry.name: entry.axes for option in OPTIONS for entry in option.inputs if entry.axes is not None}
+
+
+def paired(row: Row, q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[Shapes, dict[str, Any]]:
     """Shapes and parameters of a row of PAIRS. q: its shape; kv: Hkv and Sk."""
-    causal, window, softcap, bias, alibi, sinks, padding, score_mod, mask_mod, dropout = row
     (B, H, Sq, D), (Hkv, Sk) = q, kv
+    sizes = {"B": B, "H": H, "Sk": Sk}
     shapes: Shapes = {"q": q, "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv)}
     over = {"full": (B, H, Sq, Sk), "heads": (1, H, Sq, Sk), "keys": (B, 1, 1, Sk), "queries": (Sq, 1)}
-    if bias:
-        shapes["bias"] = over[bias]
-    if alibi:
-        shapes["alibi_slopes"] = (H,)
-    if sinks:
-        shapes["sinks"] = (H,)
-    if padding:
-        shapes["key_padding_mask"] = (B, Sk)
-    params: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap}
-    params |= {"score_mod": bent if score_mod else None, "mask_mod": woven if mask_mod else None}
-    if dropout:
-        shapes["seed"] = ()
-        params["dropout_p"] = 0.3
-    return shapes, {name: value for name, value in params.items() if value not in (None, False)} | {"return_lse": True}
+    params: dict[str, Any] = {"return_lse": True}
+    for name, value in row.items():
+        if not value:
+            continue
+        if name == "bias":
+            shapes[name] = over[value]
+        elif name in AXES:
+            shapes[name] = tuple(sizes[axis] for axis in AXES[name])
+        else:
+            params[name] = GIVEN.get(name, value)
+        if name == "dropout_p":
+            shapes["seed"] = ()
+    return shapes, params
 
 
 def _cases() -> tuple[Case, ...]:
@@ -138,9 +141,10 @@ def _varlen_cases() -> tuple[Case, ...]:
         shapes: Shapes = {"q": (*q, D), "k": (*k, D), "v": (*k, D), "cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
         longest = {f"max_seqlen_{side}": -(-2 * tokens // max(B, 1)) for side, (tokens, _) in (("q", q), ("k", k))}
         params = {**longest, "return_lse": True, **params}
-        for option, shape in (("sinks", (q[1],)), ("alibi_slopes", (q[1],)), ("seed", ())):
-            if params.pop(option, False):
-                shapes[option] = shape
+        for option in OPTIONS_VARLEN:
+            for entry in option.inputs:
+                if entry.axes is not None and params.pop(entry.name, False):
+                    shapes[entry.name] = tuple({"H": q[1]}[axis] for axis in entry.axes)
         dtypes = {Tag.COMPILE: ("float32",), Tag.BENCH: ("bfloat16",), Tag.SIM: ("float32", "bfloat16")}
         chosen = next((dtypes[tag] for tag in dtypes if tag in tags and Tag.TEST not in tags), FLOATS)
         cases.extend(Case(name, dtype, shapes, params, frozenset(tags)) for dtype in chosen)
@@ -197,9 +201,9 @@ def _varlen_cases() -> tuple[Case, ...]:
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Normal values; ALiBi's own slopes, two keys of three kept, sequences of all lengths, 0 among them."""
-    drawn = {name for name in case.shapes if name in ("q", "k", "v", "bias", "sinks")}
-    normal = Case(case.name, case.dtype, {name: case.shapes[name] for name in case.shapes if name in drawn})
-    made = standard_normal(spec, normal, rng)
+    inputs = {entry.name: entry for entry in spec.inputs}
+    drawn = [name for name in case.shapes if inputs[name].role is not Role.OTHER and name != "alibi_slopes"]
+    made = standard_normal(spec, Case(case.name, case.dtype, {name: case.shapes[name] for name in drawn}), rng)
     for name, shape in case.shapes.items():
         if name == "alibi_slopes":
             (H,) = shape

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ..base import Input, Param, Problem, Role
 from ..domains import finite
-from ..meta import ArrayMeta
-from .option import Option, Parts, Strided, Verbs
+from ..meta import ArrayMeta, Strided
+from .option import Option, Parts, Verbs
 
 WORD = 2**32
 
@@ -84,7 +84,11 @@ def check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: 
 
 DROPOUT = Option(
     "dropout",
-    inputs=(Input("seed", (), ("int64",), optional=True, role=Role.OTHER, host=True),),
+    inputs=(
+        Input(
+            "seed", (), ("int64",), optional=True, role=Role.OTHER, host=True, doc="of dropout, an integer of 64 bits"
+        ),
+    ),
     params=(Param("dropout_p", 0.0, probability, "share of the probabilities that become 0, in [0, 1)"),),
     variant=lambda problem: _on_device(problem) if problem.dropout_p else None,
     args=args,

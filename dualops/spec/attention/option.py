@@ -30,13 +30,6 @@ class At(NamedTuple):
     position: Any  # of query i among the keys: i + Sk - Sq, or i
 
 
-class Strided(NamedTuple):
-    """An array argument: its name until the launch, then its memory; and its strides in elements, 0 where broadcast."""
-
-    data: Any
-    strides: tuple[Any, ...]
-
-
 class Verbs(NamedTuple):
     """What the functions of an option are written in: the same words for NumPy and for a kernel."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input, Problem, Role
-from .option import Option, Parts, Strided, Verbs
+from ..meta import Strided
+from .option import Option, Parts, Verbs
 
 
 class Args(NamedTuple):
@@ -28,7 +29,7 @@ def args(problem: Problem) -> Args:
 
 PADDING = Option(
     "key_padding_mask",
-    inputs=(Input("key_padding_mask", ("B", "Sk"), ("bool",), optional=True, role=Role.OTHER),),
+    inputs=(Input("key_padding_mask", ("B", "Sk"), ("bool",), optional=True, role=Role.OTHER, doc="True keeps a key"),),
     params=(),
     variant=lambda problem: problem.dtype_of("key_padding_mask"),
     args=args,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..base import Input, Problem, Role
-from .option import Option, Parts, Strided, Verbs
+from ..meta import Strided
+from .option import Option, Parts, Verbs
 
 
 class Args(NamedTuple):
@@ -28,7 +29,9 @@ def args(problem: Problem) -> Args:
 
 SINKS = Option(
     "sinks",
-    inputs=(Input("sinks", ("H",), optional=True, role=Role.WEIGHT),),
+    inputs=(
+        Input("sinks", ("H",), optional=True, role=Role.WEIGHT, doc="one more logit in the softmax, without a value"),
+    ),
     params=(),
     variant=lambda problem: problem.dtype_of("sinks"),
     args=args,

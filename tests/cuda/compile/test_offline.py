@@ -42,7 +42,7 @@ def test_forward_and_backward():
     assert names(ATTENTION) == [
         forward,
         forward,
-        f"{backward}_rows.build_delta",
+        f"{backward}_delta.build_delta",
         f"{backward}_dkv.build_dkv",
         f"{backward}_dq.build_dq",
     ]

@@ -42,8 +42,3 @@ def test_what_is_right_passes(direction, cluster, order):
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_a_row_of_more_chunks_than_stages_passes(cluster, order):
     assert rejection(None, cluster, False, replace(CONFIG, stages=2, chunks=3)) is None
-
-
-def test_there_are_enough():
-    for direction in BOTH:
-        assert sum(direction in mutant.directions for mutant in MUTANTS.values()) >= 20

@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import device as devices
-from dualops.cuda.rope import head_lanes, simt_config, simt_steps
+from dualops.cuda.rope import simt
 from dualops.cuda.rope.simt import SimtConfig
 from dualops.cuda.step import Step, prepare
 from dualops.cuda.tile.numbers import cospi_f64, pow_f64, sinpi_f64
@@ -75,7 +75,7 @@ def test_every_blocking_gives_the_same(D, R, aligned, interleaved, tokens_first)
         results = {f"{name}_rotated": np.empty_like(given[name]) for name in ("q", "k")}
         metas = {name: ArrayMeta.of_numpy(array) for name, array in results.items()}
         config = SimtConfig(threads, 1, heads, aligned, wide_tables=aligned, neighbours=tokens_first)
-        (step,) = simt_steps(problem, metas, 1.0, config, lanes)
+        (step,) = simt.steps(problem, metas, 1.0, config, lanes)
         launch(step, given, results)
         for one, two in zip(results.values(), expected, strict=True):
             found = compare(one, *two, dtype="bfloat16", floor=SPEC.floor)
@@ -85,7 +85,7 @@ def test_every_blocking_gives_the_same(D, R, aligned, interleaved, tokens_first)
 def test_alignment_is_that_of_every_piece():
     def config(given: dict[str, np.ndarray], **params: Any) -> SimtConfig:
         problem = problem_of(given, **params)
-        return simt_config(problem, problem.outputs())
+        return simt.config_of(problem, problem.outputs())
 
     assert config(arrays(1, 2, 1, 3, 128, 128, "bfloat16")).aligned
     assert config(arrays(1, 2, 1, 3, 96, 32, "float16"), dim=32).aligned
@@ -107,8 +107,8 @@ def test_lanes_follow_how_many_tokens_there_are():
         }
         metas |= dict.fromkeys(("cos", "sin"), ArrayMeta((S, 64), "float32", (64, 1), "cuda:0", 0))
         problem = SPEC.bind(metas)
-        config = simt_config(problem, problem.outputs())
-        return head_lanes(problem, config, devices.known("sm_90a")), config.heads
+        config = simt.config_of(problem, problem.outputs())
+        return simt.head_lanes(problem, config, devices.known("sm_90a")), config.heads
 
     for sizes, tokens_first in (((1, 100), True), ((1, 100), False), ((16, 1), False)):
         found, heads = lanes(*sizes, tokens_first=tokens_first)

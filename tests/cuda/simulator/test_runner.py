@@ -214,7 +214,7 @@ def test_dynamic_shared_arrays_begin_at_one_place():
 # --- order, grids ------------------------------------------------------------------------------------
 
 
-def test_reversed_order_reverses_threads_and_blocks():
+def test_orders_of_threads_and_blocks():
     seen = []
 
     def notes(y):
@@ -222,9 +222,9 @@ def test_reversed_order_reverses_threads_and_blocks():
         cuda.syncthreads()
         seen.append((cuda.blockIdx.x, cuda.threadIdx.x))
 
-    def collected(name):
+    def collected(name, seed=0):
         seen.clear()
-        with simulator.order(name):
+        with simulator.order(name, seed):
             run(notes, np.zeros(1), threads=3, blocks=2)
         return [*seen]
 
@@ -233,8 +233,11 @@ def test_reversed_order_reverses_threads_and_blocks():
     assert sorted(collected("reversed")) == sorted(forward)
     assert collected("reversed")[:3] == [(1, 2), (1, 1), (1, 0)]
     assert collected("forward") == forward
+    shuffled = [collected("shuffled", seed) for seed in range(9)]
+    assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
+    assert collected("shuffled", 1) == shuffled[1]
     with (
-        pytest.raises(ValueError, match="order is 'random', expected 'forward' or 'reversed'"),
+        pytest.raises(ValueError, match="order is 'random', expected 'forward', 'reversed' or 'shuffled'"),
         simulator.order("random"),
     ):
         pass

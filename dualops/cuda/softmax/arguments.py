@@ -1,0 +1,59 @@
+"""A call of softmax: how the rows of its arrays lie, and what its kernels are launched with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...spec import ArrayMeta, Problem
+from ..arrays import collapse
+from ..backend import Kernel
+from ..step import Step
+from ..tile.storage import storage
+
+MOST_AXES = 3  # along which rows lie
+
+
+class Call:
+    """A problem with its results: arrays of one shape, results first, as kernels take them."""
+
+    def __init__(self, problem: Problem, results: Mapping[str, ArrayMeta]):
+        self.M, self.N, self.dtype, axis = problem.M, problem.N, problem.dtype, problem.axis
+        self.metas = {**results, **problem.arrays}
+        metas = self.metas.values()
+        shape = next(iter(metas)).shape
+        self.sizes, self.strides = collapse(
+            shape[:axis] + shape[axis + 1 :], *(meta.strides[:axis] + meta.strides[axis + 1 :] for meta in metas)
+        )
+        self.steps = [meta.strides[axis] if self.N > 1 else 1 for meta in metas]  # from an element to the next
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether a row's elements lie side by side, and rows at one stride."""
+        return len(self.sizes) <= 1 and all(step == 1 for step in self.steps)
+
+    @property
+    def row_strides(self) -> list[int]:
+        """Of contiguous rows, for each array."""
+        return [stride[0] if stride else 0 for stride in self.strides]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether contiguous rows are whole 16-byte vectors."""
+        vector = storage(self.dtype).vector
+        whole = all(value % vector == 0 for value in (self.N, *self.row_strides))
+        return whole and all(meta.pointer % 16 == 0 for meta in self.metas.values())
+
+    @property
+    def strided_args(self) -> tuple[Any, ...]:
+        """Arrays, M, N, sizes of the axes but the first, and strides of each array, of rows along MOST_AXES axes."""
+        missing = MOST_AXES - len(self.sizes)
+        args = (*self.metas, self.M, self.N, *((1,) * missing + self.sizes)[1:])
+        for stride, step in zip(self.strides, self.steps, strict=True):
+            args += (0,) * missing + stride + (step,)
+        return args
+
+
+def one_step(build: Callable[..., Kernel], config: Any, dtype: str, blocks: int, args: tuple[Any, ...]) -> list[Step]:
+    """The launch of a call that is one."""
+    return [Step(build(config, dtype), (blocks,), args)]

@@ -1,0 +1,65 @@
+"""Strided arguments of kernels, once for all operators: their types, how arrays become them, and where things begin.
+
+A launch is told of an array by a `Strided` (`spec.meta`), its memory and as many strides as the kernel asks for: those
+of all axes (`whole`), or those along batch, head and token of an array that has a row for each token (`by_token`). One
+that a call does not have is a null pointer, at which a kernel that is built for such calls never looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..spec import ArrayMeta
+from ..spec.meta import Strided, compute_dtype
+from .backend import i32, i64, pointer, types, u8, verb
+from .tile.storage import storage
+
+_ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of what is no number of a problem
+
+
+def strided(dtype: str, rank: int) -> Any:
+    """The type of an array of this dtype with so many strides."""
+    element = _ELEMENTS[dtype] if dtype in _ELEMENTS else storage(dtype).element
+    return types.NamedTuple((pointer(element), types.UniTuple(i64, rank)), Strided)
+
+
+def number_type(dtype: str, rank: int) -> Any:
+    """The type of an array of what problems of this dtype are computed in: a statistic, a state, a row's weight."""
+    return strided(compute_dtype(dtype), rank)
+
+
+def absent(rank: int) -> Strided:
+    """An array that a call does not have."""
+    return Strided("", (0,) * rank)
+
+
+def whole(metas: Mapping[str, ArrayMeta], name: str, rank: int) -> Strided:
+    """An array of so many axes with all its strides."""
+    return Strided(name, metas[name].strides) if name in metas else absent(rank)
+
+
+def by_token(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
+    """[B, H, S, width] or [B, H, S], of varlen [total, H, width] or [H, total], along batch, head and token."""
+    if name not in metas:
+        return absent(3)
+    strides = metas[name].strides
+    if not varlen:
+        return Strided(name, strides[:3])
+    head, token = strides if len(strides) == 2 else (strides[1], strides[0])
+    return Strided(name, (0, head, token))
+
+
+# --- verbs -----------------------------------------------------------------------------------------
+
+
+@verb
+def start(x, b, h, token):
+    """Where a token's row of an array begins."""
+    return i64(b) * x.strides[0] + i64(h) * x.strides[1] + i64(token) * x.strides[2]
+
+
+@verb
+def boundary(ends, b):
+    """The first token of sequence b of varlen, where the one before it ends, in 32 bits; ends [B + 1]: cu_seqlens."""
+    return ends.data[b * ends.strides[0]]

@@ -1,0 +1,38 @@
+"""All mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # Numba reads it when it is first imported, here and in the other processes
+
+from tests.wrong.mutants import Told, judged
+from tests.wrong.problems import PROBLEMS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.wrong", description=__doc__)
+    parser.add_argument("name", nargs="?", default="", help="a part of the kernels' names")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; as many as there are cores")
+    options = parser.parse_args()
+    places = [place for place, problem in enumerate(PROBLEMS) if options.name in problem.kernel]
+    wrong, all_told = [], Told("", 0, 0, ())
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for told in pool.map(judged_at, places):
+            print(told.line, flush=True)
+            wrong += told.wrong
+            all_told = Told("all", all_told.killed + told.killed, all_told.harmless + told.harmless, tuple(wrong))
+    print(all_told.line, *wrong, sep="\n  ")
+    return bool(wrong) or not places
+
+
+def judged_at(place: int) -> Told:
+    """The mutants of one problem."""
+    return judged(PROBLEMS[place])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

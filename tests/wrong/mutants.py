@@ -1,0 +1,189 @@
+"""Kernels with one step of their protocol wrong, derived from the kernels. The simulator must reject them to the last.
+
+Nothing is typed here but what can be wrong with an operand of a name: a kernel is watched while it runs as it is
+(sites.py), and every step that it came through is left out, waits for the other parity, counts one more or less, names
+the next mbarrier or the next stage, announces or copies 16 bytes more or less, and so on. problems.py has a small
+problem for every kernel that waits, and harmless.py says of the few mutants that are no worse than the kernel why.
+
+    python -m tests.wrong                        all of them, a line a kernel
+    python -m tests.wrong softmax_ring           of the kernels whose name has this in it
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dualops.cuda import simulator
+from dualops.cuda.simulator import Deadlock, Pointer
+from tests.checks import Rejected
+from tests.wrong.harmless import NEVER, reason
+from tests.wrong.problems import Problem
+from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
+
+ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(3)))
+WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A step that is changed."""
+
+    site: Site
+    told: str  # the step, by the verbs that lead to it; #2 where the kernel comes to it by a second way
+    what: str
+    change: Change
+
+    def __str__(self) -> str:
+        return f"{self.site.kernel.co_name}:{self.site.line} {self.told}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant."""
+
+    acted: bool  # else it did what the kernel does, in each order
+    reason: str | None  # why it was rejected, None if it was not
+
+
+@contextmanager
+def prepared(problem: Problem) -> Iterator[list[Mutant]]:
+    """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does."""
+    with problem.prepared():
+        watch = Watch({problem.kernel})
+        with watch.launches():
+            for order, seed in ORDERS:
+                with simulator.order(order, seed):
+                    problem.run()
+        yield list(_mutants(watch.seen or {}))
+
+
+def verdict(problem: Problem, mutant: Mutant) -> Verdict:
+    """Run the mutant in each order of threads, until one rejects it."""
+    watch = Watch({problem.kernel}, mutant.site, mutant.change)
+    with watch.launches():
+        for order, seed in ORDERS:
+            with simulator.order(order, seed):
+                try:
+                    problem.run()
+                except WRONG as error:
+                    return Verdict(watch.acted, f"{type(error).__name__}: {error}")
+    return Verdict(watch.acted, None)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of the mutants of a problem."""
+
+    problem: str
+    killed: int
+    harmless: int  # by reason
+    wrong: tuple[str, ...]  # what survived, or is harmless by reason and died
+
+    @property
+    def line(self) -> str:
+        return f"{self.problem}: {self.killed} killed, {self.harmless} harmless by reason, {len(self.wrong)} wrong"
+
+
+def judged(problem: Problem, sample: int | None = None, seed: int = 0) -> Told:
+    """Run the problem's mutants, or so many of them."""
+    killed, harmless, wrong = 0, 0, []
+    with prepared(problem) as mutants:
+        if bool(mutants) == (problem.kernel in NEVER):
+            wrong.append(f"{problem}: {len(mutants)} mutants")
+        if sample is not None and sample < len(mutants):
+            mutants = random.Random(seed).sample(mutants, sample)
+        for mutant in mutants:
+            found = verdict(problem, mutant)
+            excuse = reason(problem.kernel, f"{mutant.told}: {mutant.what}")
+            if (found.reason is None) != (excuse is not None):
+                told = "survived" if found.acted else "did what the kernel does"
+                wrong.append(f"{mutant}: {told if found.reason is None else f'not harmless, {found.reason}'}")
+            elif excuse is not None:
+                harmless += 1
+            else:
+                killed += 1
+    return Told(str(problem), killed, harmless, tuple(wrong))
+
+
+def _mutants(seen: dict[Site, Seen]) -> Iterator[Mutant]:
+    ways: dict[str, list[Site]] = {}
+    for site in sorted(seen, key=lambda site: [at for _, at in site.calls]):
+        ways.setdefault(str(site), []).append(site)
+    others = {number for each in seen.values() if "number" in each.parameters for number in each.values("number")}
+    for text, sites in ways.items():
+        for nth, site in enumerate(sites, 1):
+            told = f"{text}#{nth}" if len(sites) > 1 else text
+            changes = _numbered(seen[site]) if seen[site].verb else _wrong(seen[site], others)
+            for what, change in changes:
+                yield Mutant(site, told, what, change)
+
+
+def _numbered(seen: Seen) -> Iterator[tuple[str, Change]]:
+    """A verb is told of the copy, the stage or the row behind."""
+    for name in seen.parameters:
+        if name in NUMBERS:
+            yield f"{name} + 1", partial(_more, name=name, more=1)
+
+
+def _wrong(seen: Seen, numbers: set[int]) -> Iterator[tuple[str, Change]]:
+    """What can be wrong with an instruction. numbers: of all barriers of the block that have one."""
+    yield "left out", lambda operands: None
+    for name in seen.parameters:
+        if name == "parity":
+            yield "parity inverted", lambda operands: {**operands, "parity": operands["parity"] ^ 1}
+        elif name == "count":
+            yield "count + 1", partial(_more, name=name, more=1)
+            yield "count - 1", partial(_more, name=name, more=-1)
+        elif name == "nbytes":
+            yield "nbytes + 16", partial(_more, name=name, more=16)
+            yield "nbytes - 16", partial(_more, name=name, more=-16)
+        elif name == "threads":
+            yield "a warp more", partial(_more, name=name, more=32)
+            yield "a warp less", partial(_more, name=name, more=-32)
+        elif name == "number" and numbers - {min(seen.values(name))}:
+            other = min(numbers - {max(seen.values(name))})
+            yield "the number of another barrier", partial(_one, index=name, at=other)
+        elif name == "rank" and len({int(rank) for rank in seen.values(name)}) > 1:
+            yield "to block 0 alone", lambda operands: {**operands, "rank": 0}
+    yield from _places(seen)
+
+
+def _places(seen: Seen) -> Iterator[tuple[str, Change]]:
+    """An array of the instruction's is another place of the same array."""
+    first = seen.calls[0]
+    for name, index in zip(seen.parameters, seen.parameters[1:], strict=False):
+        array = first[name]
+        if not isinstance(array, Pointer):
+            continue
+        if name == "bar":
+            named = {int(at) for at in seen.values(index)}
+            if len(named) > 1:
+                yield "one mbarrier for all", partial(_one, index=index, at=min(named))
+            if array.size > 1 and "count" not in seen.parameters:  # in another order is as well initialised
+                yield "the next mbarrier", partial(_next, array=name, index=index)
+        elif "nbytes" in seen.parameters and any(call[name].key for call in seen.calls):
+            yield f"{name}: the next stage", partial(_next, array=name, index=index, by_copy=True)
+        else:
+            yield f"{name}: 16 bytes behind", partial(_next, array=name, index=index, by=16 // array.itemsize)
+
+
+def _more(operands: dict[str, Any], name: str, more: int) -> dict[str, Any]:
+    return {**operands, name: operands[name] + more}
+
+
+def _one(operands: dict[str, Any], index: str, at: int) -> dict[str, Any]:
+    return {**operands, index: at}
+
+
+def _next(operands: dict[str, Any], array: str, index: str, by: int = 1, by_copy: bool = False) -> dict[str, Any]:
+    """Another index, around the end of the array; by_copy: by as much as is copied."""
+    pointer, at = operands[array], int(operands[index])
+    if by_copy:
+        by = int(operands["nbytes"]) // pointer.itemsize
+    after = (at + by) % pointer.size
+    return {**operands, index: after}

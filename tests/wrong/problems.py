@@ -1,0 +1,164 @@
+"""A small problem for every kernel that waits, on which its protocol can be seen to go wrong.
+
+Public functions run them, planned and launched as ever, with a Config so small that few rows fill every stage more than
+twice and are spread over two blocks where there is a cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+from unittest import mock
+
+from dualops.cuda import norm
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
+from dualops.cuda.norm.rows import RowsConfig as NormRows
+from dualops.cuda.norm.staging import RingConfig as NormRing
+from dualops.cuda.norm.sums import SumsConfig
+from dualops.cuda.softmax.long_rows import LongRowsConfig
+from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax.rows import RowsConfig
+from dualops.spec import OPERATORS, Case, Tag
+from tests.checks import check
+from tests.cuda.operators import Direction
+
+softmax: Any = sys.modules["dualops.cuda.softmax"]  # the package: the name in dualops.cuda is the function
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call that launches `kernel`."""
+
+    kernel: str  # the kernel function's name
+    operator: str
+    backward: bool
+    rung: str
+    case: Case
+    special: bool = False  # and once more with NaN and infinities, which blocks vote about
+    configs: tuple[tuple[Any, Mapping[str, Any]], ...] = field(default=(), repr=False)  # (module, what it has instead)
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.case.id} {self.case.dtype}"
+
+    def run(self) -> None:
+        """Check the call. Raises Rejected, or what the simulator says of the kernel."""
+        direction = Direction(OPERATORS[self.operator], self.backward)
+        run = direction.function(self.rung)
+        for special in (False, True) if self.special else (False,):
+            check(direction.spec, self.case, run, backward=self.backward, special=special, ways=("given",))
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Inside the with statement, calls have the problem's Configs, and plans are made anew."""
+        with ExitStack() as stack:
+            for module, instead in self.configs:
+                stack.enter_context(mock.patch.multiple(module, **instead))
+            for operation in OPERATIONS[self.operator]:
+                stack.enter_context(mock.patch.multiple(operation, plans={}, families={}))
+            yield
+
+
+DIRECTIONS = (False, True)
+
+
+def _softmax_rings() -> Iterator[Problem]:
+    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another."""
+    for cluster, backward in product((1, 2), DIRECTIONS):
+        config = RingConfig(warps=2, vectors=1, stages=4, cluster=cluster, chunks=2)
+        case = Case(f"cluster of {cluster}", "float64", {"x": (7, cluster * config.share("float64"))})
+        kernel = "softmax_ring_backward" if backward else "softmax_ring"
+        instead = {"_rows_config": lambda *_: None, "_ring_configs": lambda *_, config=config: iter([config])}
+        yield Problem(kernel, "softmax", backward, "sm90", case, configs=((softmax, instead),))
+
+
+def _softmax_rows() -> Iterator[Problem]:
+    dtype = "float32"
+    rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
+    kept = {"_rows_config": lambda *_: rows}
+    too_long = {
+        "_rows_config": lambda *_: None,
+        "_ring_configs": lambda *_: iter(()),
+        "LongRowsConfig": lambda *_: long_rows,
+    }
+    for backward in DIRECTIONS:
+        behind = "_backward" if backward else ""
+        case = Case("two rows a block", dtype, {"x": (3, rows.columns(dtype))})
+        yield Problem(f"softmax_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, kept),))
+        case = Case("two chunks", dtype, {"x": (2, 500)})
+        yield Problem(f"softmax_long_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, too_long),))
+        case = Case("columns", dtype, {"x": (40, 3)}, {"axis": 0})
+        yield Problem(f"softmax_strided{behind}", "softmax", backward, "simt", case)
+
+
+def _norm_case(name: str, operator: str, M: int, N: int, dtype: str, residual: bool) -> Case:
+    vectors = {"rms_norm": ("w",), "layer_norm": ("w", "b")}[operator]
+    shapes = {"x": (M, N), **dict.fromkeys(vectors, (N,)), **({"residual": (M, N)} if residual else {})}
+    return Case(name, dtype, shapes, {"return_rstd" if operator == "rms_norm" else "return_stats": True})
+
+
+def _norm_rings() -> Iterator[Problem]:
+    """Rows of a warp each, rows of two warps that have a barrier each, rows of a cluster of two blocks."""
+    configs = {
+        "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
+        "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
+        "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
+    }
+    for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):
+        N = config.cluster * config.columns(dtype) - shorter
+        M = (3 * config.stages + 1) * config.rows - (config.rows > 1)
+        case = _norm_case(name, operator, M, N, dtype, residual=operator == "layer_norm")
+        kernel = "norm_ring_backward" if backward else "norm_ring"
+        instead = {"ring_config": lambda *_, config=config: config}
+        yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
+
+
+def _norm_rows() -> Iterator[Problem]:
+    dtype, rows, long_rows = "float32", NormRows(64, 1, 2), NormLongRows(64, 1)
+    kept = {"rows_config": lambda *_: rows, "ring_config": lambda *_: None}
+    too_long = {"rows_config": lambda *_: None, "ring_config": lambda *_: None, "LongRowsConfig": lambda *_: long_rows}
+    for backward in DIRECTIONS:
+        case = _norm_case("two rows a block", "layer_norm", 5, rows.columns(dtype), dtype, True)
+        kernel = "norm_rows_backward" if backward else "norm_rows"
+        yield Problem(kernel, "layer_norm", backward, "simt", case, configs=((norm, kept),))
+        case = _norm_case("two chunks", "layer_norm", 3, 500, dtype, True)
+        kernels = ("norm_long_rows_means", "norm_long_rows_backward") if backward else ("norm_long_rows",)
+        for kernel in kernels:
+            yield Problem(kernel, "layer_norm", backward, "simt", case, configs=((norm, too_long),))
+    case = _norm_case("a slot a row", "layer_norm", 4, 300, dtype, False)
+    sums = {**too_long, "sums_config": lambda *_: SumsConfig(slices=2)}
+    yield Problem("norm_sums", "layer_norm", True, "simt", case, configs=((norm, sums),))
+
+
+# of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked
+LARGER = {
+    "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
+    "keys": {"q": (1, 1, 5, 8), "k": (1, 1, 40, 8), "v": (1, 1, 40, 8)},
+    "retention": {"q": (1, 1, 17, 40), "k": (1, 1, 17, 40), "initial_state": (1, 1, 40, 8)},
+    "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
+}
+SIMULATED = (
+    ("flash_attention_simt", "flash_attention", False, "sim_plain-float16", {}),
+    ("flash_attention_dkv", "flash_attention", True, "sim_gqa_causal-float32", LARGER["queries"]),
+    ("flash_attention_dq", "flash_attention", True, "sim_gqa_causal-float32", LARGER["keys"]),
+    ("flash_attention_dbias", "flash_attention", True, "sim_options_5-float32", {}),
+    ("flash_attention_dsinks", "flash_attention", True, "sim_options_5-float32", {}),
+    ("matmul_simt", "matmul", False, "sim_nt-float32", {}),
+    ("matmul_column_sums", "matmul", True, "sim_nn-float64", {}),
+    ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
+    ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
+    ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
+)
+
+
+def _of_cases() -> Iterator[Problem]:
+    for kernel, operator, backward, name, shapes in SIMULATED:
+        (case,) = (case for case in OPERATORS[operator].tagged(Tag.SIM) if case.id == name)
+        yield Problem(kernel, operator, backward, "simt", replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
+
+
+PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_of_cases()]

@@ -1,0 +1,262 @@
+"""Where a kernel waits, signals and copies: found in what it is made of, and watched while the simulator runs it.
+
+A kernel is a plain function there, which reaches nouns and verbs by its closure and its module's names. `watched` makes
+a copy of it in which the steps of its protocol are asked about first: instructions that return nothing and concern an
+mbarrier or no memory at all (barriers, fences), the block's barriers, and verbs that number copies or stages. What is
+shared with other kernels is copied, never changed.
+
+A step is known by its `Site`, the calls that lead to it from the kernel, so that one verb that is called twice is two.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from types import CellType, CodeType, FunctionType
+from typing import Any
+from unittest import mock
+
+from dualops.cuda import simulator
+from dualops.cuda.backend import Namespace, cuda
+from dualops.cuda.ptx import asm, async_copy, mbarrier, warp
+from dualops.cuda.ptx.operands import Address
+
+assert async_copy and mbarrier and warp  # they fill RECORDS
+
+# what a verb's parameter is called that numbers copies, stages or rows: shifted by one, it is another's
+NUMBERS = ("i", "stage", "row_round", "phase")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A step of a kernel's protocol."""
+
+    kernel: CodeType
+    calls: tuple[tuple[CodeType, int], ...]  # (whose code, where in it), from the kernel's own to the step's
+    step: str  # the instruction's or the verb's name
+
+    def __str__(self) -> str:
+        verbs = [_short(code.co_qualname) for code, _ in self.calls[1:]]
+        return " > ".join([*verbs, self.step])
+
+    @property
+    def line(self) -> int:
+        """Where in the kernel."""
+        code, at = self.calls[0]
+        return list(code.co_positions())[at // 2][0] or code.co_firstlineno
+
+
+def _short(name: str) -> str:
+    return name.replace(".<locals>", "")
+
+
+@dataclass
+class Seen:
+    """What came to a step while the kernel ran as it is."""
+
+    parameters: tuple[str, ...]
+    verb: bool
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def values(self, name: str) -> list[Any]:
+        return [call[name] for call in self.calls]
+
+
+# (site, its operands by name): other operands, or None to leave the step out
+Change = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+class Watch:
+    """Kernels that are launched with their steps watched: noted, and at one of them changed."""
+
+    def __init__(self, kernels: set[str], site: Site | None = None, change: Change | None = None):
+        self.kernels, self.site, self.change = kernels, site, change
+        self.seen: dict[Site, Seen] | None = None if site else {}
+        self.acted = False  # some operand was another, or the step was left out
+
+    @contextmanager
+    def launches(self) -> Iterator[None]:
+        """Inside the with statement, launches of these kernels are watched."""
+        global _watch
+        launch, before = simulator.launch, _watch
+
+        def of_copy(function: FunctionType, *args: Any, **options: Any) -> None:
+            launch(watched(function) if function.__name__ in self.kernels else function, *args, **options)
+
+        _watch = self
+        try:
+            with mock.patch.object(simulator, "launch", of_copy):
+                yield
+        finally:
+            _watch = before
+
+    def operands(self, site: Site, parameters: tuple[str, ...], args: tuple[Any, ...], verb: bool) -> Any:
+        """What the step is to get, None if it is to be left out."""
+        if self.seen is not None:
+            calls = self.seen.setdefault(site, Seen(parameters, verb)).calls
+            calls.append(dict(zip(parameters, args, strict=True)))
+        if site != self.site or self.change is None:
+            return args
+        given = dict(zip(parameters, args, strict=True))
+        changed = self.change(dict(given))
+        if changed is None:
+            self.acted = True
+            return None
+        self.acted |= any(changed[name] is not given[name] and changed[name] != given[name] for name in given)
+        return tuple(changed.values())
+
+
+_watch = Watch(set())
+
+
+@cache
+def watched(function: FunctionType) -> FunctionType:
+    """The kernel with its steps watched."""
+    return _Copies(function).of(function)
+
+
+def steps(function: FunctionType) -> set[tuple[str, str]]:
+    """(function, instruction) of every step that a kernel reaches, in whatever order; empty if it never waits."""
+    copies = _Copies(function)
+    copies.of(function)
+    return copies.found
+
+
+class _Copies:
+    """Copies of what a kernel is made of, wherever a step is reached; the rest is as it was."""
+
+    def __init__(self, kernel: FunctionType):
+        self.kernel = kernel.__code__
+        self.found: set[tuple[str, str]] = set()
+        self.made: dict[int, Any] = {}
+
+    def of(self, value: Any) -> Any:
+        if id(value) not in self.made:
+            self.made[id(value)] = value  # while it is looked at
+            self.made[id(value)] = self._copy(value)
+        return self.made[id(value)]
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            record = _record_of(value)
+            if record is None:
+                return self._function(value)
+            return _asked(value, record.name, self.kernel, verb=False) if _is_step(record) else value
+        if isinstance(value, Namespace):
+            members = {name: getattr(value, name) for name in type(value).__annotations__}
+            changed = {name: copy for name, member in members.items() if (copy := self.of(member)) is not member}
+            return value.but(**changed) if changed else value
+        if isinstance(value, tuple):
+            copies = tuple(map(self.of, value))
+            if all(one is two for one, two in zip(copies, value, strict=True)):
+                return value
+            return type(value)(*copies) if hasattr(value, "_fields") else copies
+        return value
+
+    def _function(self, function: FunctionType) -> FunctionType:
+        names = _names(function.__code__)
+        reached = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        captured = {name: cell.cell_contents for name, cell in cells.items() if _filled(cell)}
+        changed = {}
+        for name, value in (reached | captured).items():
+            if value is cuda and names & _CudaWatched.STEPS:
+                changed[name] = _CudaWatched(self.kernel)
+                self.found |= {(_short(function.__qualname__), step) for step in names & _CudaWatched.STEPS}
+            elif (copy := self.of(value)) is not value:
+                changed[name] = copy
+                if isinstance(value, FunctionType) and (record := _record_of(value)):
+                    self.found.add((_short(function.__qualname__), record.name))
+        if not changed:
+            return function
+        closure = tuple(CellType(changed[name]) if name in changed else cell for name, cell in cells.items())
+        copy = FunctionType(
+            function.__code__,
+            {**function.__globals__, **{name: value for name, value in changed.items() if name in reached}},
+            function.__name__,
+            function.__defaults__,
+            closure,
+        )
+        numbered = function.__code__ is not self.kernel and set(inspect.signature(function).parameters) & {*NUMBERS}
+        return _asked(copy, _short(function.__qualname__), self.kernel, verb=True) if numbered else copy
+
+
+def _names(code: CodeType) -> set[str]:
+    """All names that code, and the code inside it, looks up."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*inner)
+
+
+def _filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _is_step(record: asm.Instruction) -> bool:
+    """Whether an instruction is a step of a protocol: it returns nothing, and concerns an mbarrier or no memory."""
+    at_a_barrier = any(operand.name == "bar" for operand in record.operands)
+    in_memory = any(isinstance(operand, Address) for operand in record.operands)
+    return not record.gives and (at_a_barrier or not in_memory)
+
+
+def _record_of(function: FunctionType) -> asm.Instruction | None:
+    """The instruction that a function is the twin of, members of families too, however many were made so far."""
+    twin = inspect.unwrap(function)
+    return next((record for record in asm.RECORDS.values() if record.twin is twin), None)
+
+
+_WAITS = _record_of(mbarrier.mbarrier_wait)
+if _WAITS is None or not _is_step(_WAITS):
+    raise AssertionError("a wait at an mbarrier is no step of a protocol: nothing would be made wrong")
+
+
+def _asked(function: Any, step: str, kernel: CodeType, verb: bool) -> Any:
+    """The function, called with what the watch says."""
+    parameters = tuple(inspect.signature(function).parameters)
+
+    def asked(*args: Any) -> Any:
+        operands = _watch.operands(_site(kernel, step), parameters, args, verb)
+        return None if operands is None else function(*operands)
+
+    _OURS.add(asked.__code__)
+    return asked
+
+
+_OURS: set[CodeType] = set()
+
+
+def _site(kernel: CodeType, step: str) -> Site:
+    frame: Any = sys._getframe(2)
+    calls = []
+    while True:
+        if frame.f_code not in _OURS:
+            calls.append((frame.f_code, frame.f_lasti))
+            if frame.f_code is kernel:
+                return Site(kernel, tuple(reversed(calls)), step)
+        frame = frame.f_back
+
+
+class _CudaWatched(type(cuda)):
+    """`cuda` for a kernel whose block meets."""
+
+    STEPS = frozenset({"syncthreads", "syncthreads_or"})
+
+    def __init__(self, kernel: CodeType):
+        self.kernel = kernel
+
+    blockDim = property(lambda self: cuda.blockDim)
+    gridDim = property(lambda self: cuda.gridDim)
+
+    def syncthreads(self) -> None:
+        if _watch.operands(_site(self.kernel, "syncthreads"), (), (), False) is not None:
+            cuda.syncthreads()
+
+    def syncthreads_or(self, predicate: Any) -> int:
+        operands = _watch.operands(_site(self.kernel, "syncthreads_or"), ("predicate",), (predicate,), False)
+        return int(bool(predicate)) if operands is None else cuda.syncthreads_or(*operands)
