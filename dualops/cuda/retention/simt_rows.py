@@ -42,7 +42,7 @@ from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, decay, orig
 class Slices(Namespace):
     """Q in shared memory: a tile for every DEPTH columns. Beside the last column there is room for another one."""
 
-    first: Tile
+    first: Tile  # the first of them: products are made of one
     at: Callable[..., Any]  # (d) -> where the slice with column d begins
     place: Callable[..., Any]  # (r, d, D) -> where column d of row r lies, of D and one more
     load: Callable[..., Any]  # (smem, part, d): the slice that begins with column d
