@@ -110,7 +110,7 @@ class Stages(NamedTuple):
 @cache
 def stages(config: SimtConfig, dtype: str) -> Stages:
     """The layout of a kernel's shared memory."""
-    shared = Shared(dtype)
+    shared = Shared(dtype, config.threads)
     a = shared.tile(config.block_k, config.block_m)
     b = shared.tile(config.block_k, config.block_n)
     size = shared.count
