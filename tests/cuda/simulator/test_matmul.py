@@ -94,7 +94,7 @@ def test_a_broken_kernel_is_found(name, order, monkeypatch):
 
 def test_a_tile_that_threads_cannot_share_is_refused():
     with pytest.raises(ValueError, match="256 threads can't share a slice of 128 x 8 in loads of 8"):
-        simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16").tile(8, 128), 256)
+        simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16", 256).tile(8, 128), 256)
 
 
 # --- folding -------------------------------------------------------------------------------------
