@@ -46,8 +46,13 @@ class Namespace(ModuleType):
 
     A member is what a plain name would be, also where it sizes an array or decides an `if` while compiling; so are
     fields of frozen dataclasses and NamedTuples that a kernel closes over, `config.warps` (see `frontend.members`). A
-    subclass declares its members by annotations, and is given all of them by keyword.
+    subclass declares its members by annotations, beside those of a noun that it is a kind of, and is given all of them
+    by keyword.
     """
+
+    def __init_subclass__(cls):
+        if (base := cls.__base__) is not Namespace and base is not None:
+            cls.__annotations__ = base.__annotations__ | cls.__annotations__
 
     def __init__(self, **members: Any):
         super().__init__(type(self).__name__)

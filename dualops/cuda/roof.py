@@ -29,25 +29,24 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
     are written, so that the loads stay.
     """
     vec, num = access("float32", True), numbers(f32)
-    THREADS, VECTOR, VECTORS, READS, WRITES = threads, vec.vector, vectors, reads, writes
-    ELEMENTS, NEVER = VECTOR * VECTORS, f32(1.2345e30)
+    NEVER = f32(1.2345e30)
 
     @kernel(pointer(f32), pointer(f32), i64, i64, threads=threads)
     def stream(y, x, y_step, x_step):  # noqa: ANN001
-        first = (i64(cuda.blockIdx.x) * THREADS * VECTORS + cuda.threadIdx.x) * VECTOR
-        frag = cuda.local.array(ELEMENTS, f32)
-        total = cuda.local.array(ELEMENTS, f32)
-        for i in range(ELEMENTS):
+        first = (i64(cuda.blockIdx.x) * threads * vectors + cuda.threadIdx.x) * vec.vector
+        frag = cuda.local.array(vectors * vec.vector, f32)
+        total = cuda.local.array(vectors * vec.vector, f32)
+        for i in range(len(total)):
             total[i] = num.zero
-        for part in range(READS):
-            for j in range(VECTORS):
-                vec.load(frag, j * VECTOR, x, part * x_step + first + j * THREADS * VECTOR, True, num.zero)
-            for i in range(ELEMENTS):
+        for part in range(reads):
+            for j in range(vectors):
+                vec.load(frag, j * vec.vector, x, part * x_step + first + j * threads * vec.vector, True, num.zero)
+            for i in range(len(total)):
                 total[i] += frag[i]
-        for part in range(max(WRITES, 1)):
-            for j in range(VECTORS):
-                keep = (WRITES > 0) | (total[j * VECTOR] == NEVER)
-                vec.store(y, part * y_step + first + j * THREADS * VECTOR, keep, total, j * VECTOR)
+        for part in range(max(writes, 1)):
+            for j in range(vectors):
+                keep = (writes > 0) | (total[j * vec.vector] == NEVER)
+                vec.store(y, part * y_step + first + j * threads * vec.vector, keep, total, j * vec.vector)
 
     return stream
 

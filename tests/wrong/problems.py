@@ -6,7 +6,6 @@ twice and are spread over two blocks where there is a cluster.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing
 from dualops.cuda.norm.sums import SumsConfig
+from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
@@ -27,7 +27,7 @@ from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import check
 from tests.cuda.operators import Direction
 
-softmax: Any = sys.modules["dualops.cuda.softmax"]  # the package: the name in dualops.cuda is the function
+NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,25 @@ def _softmax_rings() -> Iterator[Problem]:
         config = RingConfig(warps=2, vectors=1, stages=4, cluster=cluster, chunks=2)
         case = Case(f"cluster of {cluster}", "float64", {"x": (7, cluster * config.share("float64"))})
         kernel = "softmax_ring_backward" if backward else "softmax_ring"
-        instead = {"_rows_config": lambda *_: None, "_ring_configs": lambda *_, config=config: iter([config])}
-        yield Problem(kernel, "softmax", backward, "sm90", case, configs=((softmax, instead),))
+        chosen = (softmax_ring, {"_ring_configs": lambda *_, config=config: iter([config])})
+        yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, chosen))
 
 
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
-    kept = {"_rows_config": lambda *_: rows}
-    too_long = {
-        "_rows_config": lambda *_: None,
-        "_ring_configs": lambda *_: iter(()),
-        "LongRowsConfig": lambda *_: long_rows,
-    }
+    kept = ((softmax_rows, {"_rows_config": lambda *_: rows}),)
+    too_long = (
+        NO_ROWS,
+        (softmax_ring, {"_ring_configs": lambda *_: iter(())}),
+        (softmax_long_rows, {"LongRowsConfig": lambda *_: long_rows}),
+    )
     for backward in DIRECTIONS:
         behind = "_backward" if backward else ""
         case = Case("two rows a block", dtype, {"x": (3, rows.columns(dtype))})
-        yield Problem(f"softmax_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, kept),))
+        yield Problem(f"softmax_rows{behind}", "softmax", backward, "simt", case, configs=kept)
         case = Case("two chunks", dtype, {"x": (2, 500)})
-        yield Problem(f"softmax_long_rows{behind}", "softmax", backward, "simt", case, configs=((softmax, too_long),))
+        yield Problem(f"softmax_long_rows{behind}", "softmax", backward, "simt", case, configs=too_long)
         case = Case("columns", dtype, {"x": (40, 3)}, {"axis": 0})
         yield Problem(f"softmax_strided{behind}", "softmax", backward, "simt", case)
 

@@ -120,10 +120,17 @@ def watched(function: FunctionType) -> FunctionType:
 
 
 def steps(function: FunctionType) -> set[tuple[str, str]]:
-    """(function, instruction) of every step that a kernel reaches, in whatever order; empty if it never waits."""
+    """(function, instruction) of every step that a kernel reaches, in whatever order; empty if it never waits.
+
+    Verbs of its nouns that nobody asks for are left out.
+    """
     copies = _Copies(function)
     copies.of(function)
-    return copies.found
+    return {
+        (function, step)
+        for function, step in copies.found
+        if function not in copies.members or copies.members[function] in copies.asked
+    }
 
 
 class _Copies:
@@ -132,6 +139,8 @@ class _Copies:
     def __init__(self, kernel: FunctionType):
         self.kernel = kernel.__code__
         self.found: set[tuple[str, str]] = set()
+        self.members: dict[str, str] = {}  # function -> its name in a noun
+        self.asked: set[str] = set()  # names that the code of any function looks up
         self.made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
@@ -148,6 +157,7 @@ class _Copies:
             return _asked(value, record.name, self.kernel, verb=False) if _is_step(record) else value
         if isinstance(value, Namespace):
             members = {name: getattr(value, name) for name in type(value).__annotations__}
+            self.members |= {_short(f.__qualname__): name for name, f in members.items() if isinstance(f, FunctionType)}
             changed = {name: copy for name, member in members.items() if (copy := self.of(member)) is not member}
             return value.but(**changed) if changed else value
         if isinstance(value, tuple):
@@ -159,6 +169,7 @@ class _Copies:
 
     def _function(self, function: FunctionType) -> FunctionType:
         names = _names(function.__code__)
+        self.asked |= names
         reached = {name: function.__globals__[name] for name in names if name in function.__globals__}
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         captured = {name: cell.cell_contents for name, cell in cells.items() if _filled(cell)}

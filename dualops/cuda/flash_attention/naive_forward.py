@@ -119,7 +119,6 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
     mem = storage(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
     chain = chain_of(variant.having, variant.dtype)
-    WITH_LSE = with_lse
 
     @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options):
@@ -142,7 +141,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
                     weighted = prob * chain.weight(options, at)
                     scores[row * Sk + n] = num.minus_zero if score == num.minus_inf else weighted
                 row_sums[row] = row_sum
-                if WITH_LSE:
+                if with_lse:
                     lse.data[start(lse, b, h, q_first + m)] = base + num.log(row_sum)
 
     return flash_attention_naive_softmax

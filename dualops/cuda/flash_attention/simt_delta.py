@@ -21,10 +21,8 @@ def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
     """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence."""
     mem = storage(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
-    WITH_DLSE = with_dlse
-    statistic = statistic_type(variant)
 
-    @kernel(statistic, *[array_type(variant)] * 2, statistic, *[i32] * 3, threads=THREADS)
+    @kernel(statistic_type(variant), *[array_type(variant)] * 2, statistic_type(variant), *[i32] * 3, threads=THREADS)
     def flash_attention_delta(delta, o, do, dlse, H, S, Dv):
         lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         blocks = (S + ROWS - 1) // ROWS
@@ -37,7 +35,7 @@ def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
                 total += mem.load(o.data, o_row + c) * mem.load(do.data, do_row + c)
         total = lanes.sum(total)
         if (m < S) & (lane == 0):
-            if WITH_DLSE:
+            if with_dlse:
                 total -= dlse.data[start(dlse, b, h, m)]
             delta.data[start(delta, b, h, m)] = total
 

@@ -27,7 +27,7 @@ from ..device import Device
 from ..tile.groups import array_in, group, store_words
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .formula import Dtypes, array_types, by_role, rate_types, steps
+from .formula import Arrays, Dtypes, array_types, by_role, rate_types, steps
 
 COLUMNS = 9  # of a table, each with a word for every tensor
 
@@ -100,58 +100,59 @@ class DenseSteps(Namespace):
     """The verbs of a step of tensors that lie densely."""
 
     rate: Callable[..., Any]  # (lr) -> the number
-    # (six arrays in the order of ROLES, rate, rates, chunk, N, head): chunk number `chunk` of a tensor of N elements,
-    # `head` of them before the first group (see `heads`)
+    # (tensor, rate, rates, chunk, N, head): chunk number `chunk` of a tensor's Arrays, of N elements, `head` of them
+    # before the first group (see `heads`)
     chunk: Callable[..., None]
 
 
 @cache
 def dense_steps(config: DenseConfig, dtypes: Dtypes) -> DenseSteps:
     """The verbs of a kernel."""
-    number, has = dtypes.number, used(dtypes)
+    has = used(dtypes)
     mem = by_role(storage, dtypes)
     vec = by_role(lambda dtype: group(dtype, unit(dtypes) if dtype in has else 1), dtypes)
-    num, lion = numbers(number), steps(number)
-    UNIT, VECTORS, THREADS, HAS_MASTER = unit(dtypes), config.vectors, config.threads, dtypes.master
-    CHUNK, STRIDE, ELEMENTS = config.chunk(dtypes), config.threads * UNIT, config.vectors * UNIT
-    SWEEP = STRIDE * config.vectors
-    NOTHING = i64(0)
+    num, lion = numbers(dtypes.number), steps(dtypes.number)
+    UNIT, CHUNK, NOTHING = unit(dtypes), config.chunk(dtypes), i64(0)
 
     @verb
-    def chunk_step(to_p, to_m, to_w, p, g, m, rate, rates, chunk, N, head):
+    def chunk_step(tensor, rate, rates, chunk, N, head):
         tid = cuda.threadIdx.x
         before = max(head, NOTHING)
         begin = before + chunk * CHUNK
         length = max(min(N - begin, i64(CHUNK)), NOTHING)
         whole = length // UNIT * UNIT if head >= 0 else NOTHING
-        p_frag = cuda.local.array(ELEMENTS, number)
-        g_frag = cuda.local.array(ELEMENTS, number)
-        m_frag = cuda.local.array(ELEMENTS, number)
-        for start in range(tid * UNIT, whole, SWEEP):
-            for j in range(VECTORS):
-                k = start + j * STRIDE
-                vec.grads.load(g_frag, j * UNIT, g, begin + k, k < whole, num.zero)
-                vec.momenta.load(m_frag, j * UNIT, m, begin + k, k < whole, num.zero)
-                vec.source.load(p_frag, j * UNIT, p, begin + k, k < whole, num.zero)
-            for i in range(ELEMENTS):
+        p_frag = cuda.local.array(config.vectors * UNIT, dtypes.number)
+        g_frag = cuda.local.array(config.vectors * UNIT, dtypes.number)
+        m_frag = cuda.local.array(config.vectors * UNIT, dtypes.number)
+        for start in range(tid * UNIT, whole, config.threads * config.vectors * UNIT):
+            for j in range(config.vectors):
+                k = start + j * config.threads * UNIT
+                vec.grads.load(g_frag, j * UNIT, tensor.grads, begin + k, k < whole, num.zero)
+                vec.momenta.load(m_frag, j * UNIT, tensor.momenta, begin + k, k < whole, num.zero)
+                vec.source.load(p_frag, j * UNIT, tensor.source, begin + k, k < whole, num.zero)
+            for i in range(len(p_frag)):
                 p_frag[i], m_frag[i] = lion.step(p_frag[i], g_frag[i], m_frag[i], rate, rates)
-            for j in range(VECTORS):
-                k = start + j * STRIDE
-                vec.params.store(to_p, begin + k, k < whole, p_frag, j * UNIT)
-                vec.momenta.store(to_m, begin + k, k < whole, m_frag, j * UNIT)
-                if HAS_MASTER:
-                    vec.master.store(to_w, begin + k, k < whole, p_frag, j * UNIT)
+            for j in range(config.vectors):
+                k = start + j * config.threads * UNIT
+                vec.params.store(tensor.new_params, begin + k, k < whole, p_frag, j * UNIT)
+                vec.momenta.store(tensor.new_momenta, begin + k, k < whole, m_frag, j * UNIT)
+                if dtypes.master:
+                    vec.master.store(tensor.new_master, begin + k, k < whole, p_frag, j * UNIT)
         # what lies before the first group is chunk 0's, and comes first; what lies behind the last one follows
         mine = min(before, N) if chunk == 0 else NOTHING
-        for k in range(tid, mine + length - whole, THREADS):
+        for k in range(tid, mine + length - whole, config.threads):
             at = k if k < mine else k - mine + begin + whole
             p_new, m_new = lion.step(
-                mem.source.load(p, at), mem.grads.load(g, at), mem.momenta.load(m, at), rate, rates
+                mem.source.load(tensor.source, at),
+                mem.grads.load(tensor.grads, at),
+                mem.momenta.load(tensor.momenta, at),
+                rate,
+                rates,
             )
-            mem.params.store(to_p, at, p_new)
-            mem.momenta.store(to_m, at, m_new)
-            if HAS_MASTER:
-                mem.master.store(to_w, at, p_new)
+            mem.params.store(tensor.new_params, at, p_new)
+            mem.momenta.store(tensor.new_momenta, at, m_new)
+            if dtypes.master:
+                mem.master.store(tensor.new_master, at, p_new)
 
     return DenseSteps(rate=lion.rate, chunk=chunk_step)
 
@@ -163,7 +164,8 @@ def build_one(config: DenseConfig, dtypes: Dtypes) -> Kernel:
 
     @kernel(*array_types(dtypes), *rate_types(dtypes), i64, i64, threads=config.threads, min_blocks=config.min_blocks)
     def lion_one(to_p, to_m, to_w, p, g, m, lr, rates, N, head):
-        lion.chunk(to_p, to_m, to_w, p, g, m, lion.rate(lr), rates, i64(cuda.blockIdx.x), N, head)
+        tensor = Arrays(to_p, to_m, to_w, p, g, m)
+        lion.chunk(tensor, lion.rate(lr), rates, i64(cuda.blockIdx.x), N, head)
 
     return lion_one
 
@@ -183,19 +185,15 @@ def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
                 low = middle
             else:
                 high = middle
-        lion.chunk(
+        tensor = Arrays(
             arrays.params(table, low + tensors),
             arrays.momenta(table, low + tensors * 2),
             arrays.master(table, low + tensors * 3),
             arrays.source(table, low + tensors * 4),
             arrays.grads(table, low + tensors * 5),
             arrays.momenta(table, low + tensors * 6),
-            lion.rate(lr),
-            rates,
-            block - table[low],
-            table[low + tensors * 7],
-            table[low + tensors * 8],
         )
+        lion.chunk(tensor, lion.rate(lr), rates, block - table[low], table[low + tensors * 7], table[low + tensors * 8])
 
     return lion_table
 

@@ -18,7 +18,19 @@ from ..backend import Namespace, f32, f64, i32, pointer, types, verb
 from ..tile.rounded import rounded
 from ..tile.storage import storage
 
-ROLES = ("new_params", "new_momenta", "new_master", "source", "grads", "momenta")  # arrays, as every kernel takes them
+
+class Arrays(NamedTuple):
+    """The arrays of a tensor, as every kernel takes them."""
+
+    new_params: Any
+    new_momenta: Any
+    new_master: Any
+    source: Any
+    grads: Any
+    momenta: Any
+
+
+ROLES = Arrays._fields
 
 
 class Dtypes(NamedTuple):

@@ -37,12 +37,11 @@ def place(i, sizes, strides):
 def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
     """lion_strided(six arrays in the order of ROLES, lr, rates, N, four sizes, the strides of each of the six)."""
     mem, lion = by_role(storage, dtypes), steps(dtypes.number)
-    THREADS, HAS_MASTER, PARAMS, MOMENTA = config.threads, dtypes.master, config.params, config.momenta
     four: Any = types.UniTuple(i64, MOST_AXES)
 
     @kernel(*array_types(dtypes), *rate_types(dtypes), i64, four, types.UniTuple(four, 6), threads=config.threads)
     def lion_strided(to_p, to_m, to_w, p, g, m, lr, rates, N, sizes, strides):
-        i = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        i = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         if i < N:
             p_new, m_new = lion.step(
                 mem.source.load(p, place(i, sizes, strides[3])),
@@ -51,11 +50,11 @@ def build(config: StridedConfig, dtypes: Dtypes) -> Kernel:
                 lion.rate(lr),
                 rates,
             )
-            if PARAMS:
+            if config.params:
                 mem.params.store(to_p, place(i, sizes, strides[0]), p_new)
-                if HAS_MASTER:
+                if dtypes.master:
                     mem.master.store(to_w, place(i, sizes, strides[2]), p_new)
-            if MOMENTA:
+            if config.momenta:
                 mem.momenta.store(to_m, place(i, sizes, strides[1]), m_new)
 
     return lion_strided

@@ -42,22 +42,21 @@ def build_dz(variant: DzVariant) -> Kernel:
     """matmul_dz(dz, dy, z, added, sizes, strides of dz, dy, z, added, count)."""
     mem, vec, all_axes = storage(variant.dtype), access(variant.dtype, variant.aligned), axes_of(variant.axes)
     num, act = numbers(mem.number), activation(variant.activation, mem.number)
-    VECTOR, ACTS, ADDED = vec.vector, variant.activation is not None, variant.added
 
     @kernel(*[pointer(mem.element)] * 4, *[all_axes.type] * 5, i64, threads=THREADS)
     def matmul_dz(dz, dy, z, added, sizes, dz_strides, dy_strides, z_strides, added_strides, count):
-        index = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * VECTOR
+        index = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * vec.vector
         keep = index < count
-        gradient = cuda.local.array(VECTOR, mem.number)
-        other = cuda.local.array(VECTOR, mem.number)
+        gradient = cuda.local.array(vec.vector, mem.number)
+        other = cuda.local.array(vec.vector, mem.number)
         vec.load(gradient, 0, dy, all_axes.at(index, sizes, dy_strides), keep, num.zero)
-        if ACTS:
+        if variant.activation is not None:
             vec.load(other, 0, z, all_axes.at(index, sizes, z_strides), keep, num.zero)
-            for c in range(VECTOR):
+            for c in range(vec.vector):
                 gradient[c] = act.pull(other[c], gradient[c])
-        if ADDED:
+        if variant.added:
             vec.load(other, 0, added, all_axes.at(index, sizes, added_strides), keep, num.zero)
-            for c in range(VECTOR):
+            for c in range(vec.vector):
                 gradient[c] += other[c]
         vec.store(dz, all_axes.at(index, sizes, dz_strides), keep, gradient, 0)
 

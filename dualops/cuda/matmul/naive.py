@@ -25,7 +25,17 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .activations import activation
 from .gradient import dz_name, dz_steps, gradient_products, gradient_workspace, rows_of
-from .product import Product, Variant, argument_types, arguments, axes_of, forward_product, needs_tensor_cores, variant
+from .product import (
+    Product,
+    Variant,
+    argument_types,
+    arguments,
+    axes_of,
+    forward_product,
+    needs_tensor_cores,
+    product_axes,
+    variant,
+)
 
 THREADS = 128
 PIECE = 256  # terms
@@ -36,30 +46,29 @@ def build_product(variant: Variant) -> Kernel:
     """matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K)."""
     mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
     num, act = numbers(mem.number), activation(variant.activation, mem.number)
-    batch_axes, outer_axes = axes_of(variant.batch_axes), axes_of(max(variant.outer_axes, 1))
-    WITH_BIAS, WITH_Z = variant.bias_dtype is not None, variant.preactivation
+    axes = product_axes(variant)
 
     @kernel(*argument_types(variant), threads=THREADS)
     def matmul_naive(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
         index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
         n, m, batch = index % N, index // N % M, index // N // M
         if batch < B:
-            a_row = batch_axes.at(batch, batches, a.batch) + m * a.row
-            b_column = batch_axes.at(batch, batches, b.batch) + n * b.row
+            a_row = axes.batch.at(batch, batches, a.batch) + m * a.row
+            b_column = axes.batch.at(batch, batches, b.batch) + n * b.row
             total, lost = num.zero, num.zero
             for r in range(rounds):
-                a_at = a_row + outer_axes.at(i64(r), outers, a.outer)
-                b_at = b_column + outer_axes.at(i64(r), outers, b.outer)
+                a_at = a_row + axes.outer.at(i64(r), outers, a.outer)
+                b_at = b_column + axes.outer.at(i64(r), outers, b.outer)
                 for k0 in range(0, K, PIECE):
                     piece = num.zero
                     for k in range(k0, min(k0 + PIECE, K)):
                         piece += mem.load(a.data, a_at + k * a.depth) * mem.load(b.data, b_at + k * b.depth)
                     total, lost = num.add_compensated(total, lost, piece)
-            if WITH_BIAS:
+            if variant.has_bias:
                 total += bias_mem.load(bias, n * bias_stride)
-            if WITH_Z:
-                mem.store(z.data, batch_axes.at(batch, batches, z.batch) + m * z.row + n * z.column, total)
-            mem.store(y.data, batch_axes.at(batch, batches, y.batch) + m * y.row + n * y.column, act.value(total))
+            if variant.preactivation:
+                mem.store(z.data, axes.batch.at(batch, batches, z.batch) + m * z.row + n * z.column, total)
+            mem.store(y.data, axes.batch.at(batch, batches, y.batch) + m * y.row + n * y.column, act.value(total))
 
     return matmul_naive
 

@@ -257,6 +257,15 @@ class Variant(NamedTuple):
     batch_axes: int = 1
     outer_axes: int = 0
 
+    @property
+    def has_bias(self) -> bool:
+        return self.bias_dtype is not None
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether an element of the result may be the sum of several products of matrices."""
+        return self.outer_axes > 0
+
 
 def variant(given: Product, p: Problem) -> Variant:
     """What kernels for this product are built for; gradients have no activation."""
@@ -274,7 +283,8 @@ def variant(given: Product, p: Problem) -> Variant:
 def argument_types(found: Variant) -> tuple[Any, ...]:
     """The types of `arguments`."""
     array = pointer(storage(found.dtype).element)
-    batch, outer = axes_of(found.batch_axes).type, axes_of(max(found.outer_axes, 1)).type
+    axes = product_axes(found)
+    batch, outer = axes.batch.type, axes.outer.type
     result = types.NamedTuple((array, batch, i64, i64), Result)
     factor = types.NamedTuple((array, batch, outer, i64, i64), Factor)
     bias = pointer(storage(found.bias_dtype or found.dtype).element)
@@ -306,3 +316,15 @@ def axes_of(count: int) -> Axes:
         return total
 
     return Axes(type=types.UniTuple(i64, count), at=along_one if count == 1 else along_several)
+
+
+class ProductAxes(Namespace):
+    """Where the matrices of a product begin."""
+
+    batch: Axes
+    outer: Axes
+
+
+def product_axes(found: Variant) -> ProductAxes:
+    """The verbs for what arrays have beside rows and columns."""
+    return ProductAxes(batch=axes_of(found.batch_axes), outer=axes_of(max(found.outer_axes, 1)))

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
@@ -39,19 +39,20 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import numbers
+from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from .activations import activation
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
-from .loading import PAD, Reading, loader
+from .loading import Reading, loader
 from .product import (
     Axis,
     Product,
     Variant,
     argument_types,
     arguments,
-    axes_of,
     forward_product,
     needs_tensor_cores,
+    product_axes,
     variant,
 )
 
@@ -71,103 +72,180 @@ class SimtConfig:
     block_k: int  # steps of the sum in a slice
     min_blocks: int = 1
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_n
 
-    @property
+    @cached_property
     def block_m(self) -> int:
         return self.warps_m * LANES_M * self.tile_m
 
-    @property
+    @cached_property
     def block_n(self) -> int:
         return self.warps_n * LANES_N * self.tile_n
 
+    @cached_property
+    def coming(self) -> int:
+        """Numbers of a slice that a thread has on their way."""
+        return self.block_k * max(self.block_m, self.block_n) // self.threads
+
     def shared_bytes(self, dtype: str) -> int:
-        slices = 2 * self.block_k * (self.block_m + self.block_n + 2 * PAD)
-        return (slices + self.block_m * self.block_n) * (8 if dtype == "float64" else 4)
+        return stages(self, dtype).nbytes
 
     def columns(self, dtype: str) -> int:
         """Columns that a thread has side by side."""
         return min(self.tile_n, 4 if dtype == "float64" else 8)
 
 
-class Tile(Namespace):
+class Stages(NamedTuple):
+    """What lies where in shared memory: two stages, each a slice of a and one of b, and behind them the totals."""
+
+    a: Tile
+    b: Tile
+    size: int  # numbers from the first stage to the second
+    totals: int
+    nbytes: int  # of all
+
+
+@cache
+def stages(config: SimtConfig, dtype: str) -> Stages:
+    """The layout of a kernel's shared memory."""
+    shared = Shared(dtype, config.threads)
+    a = shared.tile(config.block_k, config.block_m)
+    b = shared.tile(config.block_k, config.block_n)
+    size = shared.count
+    shared.vector(size)  # the second
+    totals = shared.vector(config.block_m * config.block_n)
+    return Stages(a, b, size, totals, shared.nbytes)
+
+
+class ResultTile(Namespace):
     """The block's tile of the result, and a thread's part of it.
 
     a_frag, b_frag: local arrays that have fragments of two steps, `half` says of which. mine: where the thread's totals
-    begin in shared memory, four numbers together. four: a local array.
+    begin in shared memory, four numbers together, and so on, four numbers of every thread apart.
     """
 
     columns: int  # of the thread, side by side
     groups: int  # of such columns
     group_stride: int
     of_block: Callable[..., Any]  # (M, N) -> batch, first row, first column
+    of_thread: Callable[..., Any]  # () -> its first row and column in the block's tile
+    row: Callable[..., Any]  # (i) -> the thread's row number i, from its first one on
+    accumulators: Callable[..., Any]  # () -> acc, a local array of zeros
+    fragments: Callable[..., Any]  # () -> a_frag, b_frag
     read: Callable[..., None]  # (a_frag, b_frag, half, smem, a_at, b_at): fragments of a step, a line of each slice
     multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += the outer product of a step
-    add_to_totals: Callable[..., None]  # (smem, mine, acc, four): acc, which is 0 then
+    clear_totals: Callable[..., Any]  # (smem) -> mine
+    add_to_totals: Callable[..., None]  # (smem, mine, acc): acc, which is 0 then
+    load_totals: Callable[..., None]  # (values, smem, mine, i, g): group g of columns, of the thread's row number i
     store: Callable[..., None]  # (to, at, n, N, values): a group of columns, from number n on, of the row at `at`
 
 
-def _tile(config: SimtConfig, dtype: str, out: int) -> Tile:
+def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
     """The verbs of a kernel."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
-    BLOCK_M, BLOCK_N, THREADS, OUT = config.block_m, config.block_n, config.threads, out
-    TILE_M, TILE_N, COLUMNS = config.tile_m, config.tile_n, config.columns(dtype)
-    GROUPS, GROUP_STRIDE, N_ACC = TILE_N // COLUMNS, LANES_N * COLUMNS, TILE_M * TILE_N
+    COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
+    GROUPS, GROUP_STRIDE = config.tile_n // COLUMNS, LANES_N * COLUMNS
 
     @verb
     def of_block(M, N):
         # 32 bits, in which a division takes a tenth of the time
-        m_blocks, n_blocks = u32((M + BLOCK_M - 1) // BLOCK_M), u32((N + BLOCK_N - 1) // BLOCK_N)
+        m_blocks = u32((M + config.block_m - 1) // config.block_m)
+        n_blocks = u32((N + config.block_n - 1) // config.block_n)
         tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
         tile = u32(cuda.blockIdx.x)
         batch, tile = tile // tiles, u32(tile % tiles)
         group, tile = u32(tile // group_tiles), u32(tile % group_tiles)
         height = u32(min(m_blocks - group * GROUP_M, GROUP_M))
         m_block, n_block = group * GROUP_M + tile % height, tile // height
-        return i64(batch), i64(m_block) * BLOCK_M, i64(n_block) * BLOCK_N
+        return i64(batch), i64(m_block) * config.block_m, i64(n_block) * config.block_n
+
+    @verb
+    def of_thread():
+        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        my_m = i32(warp // config.warps_n * (LANES_M * config.tile_m) + lane // LANES_N * 4)
+        my_n = i32(warp % config.warps_n * (LANES_N * config.tile_n) + lane % LANES_N * COLUMNS)
+        return my_m, my_n
+
+    @verb
+    def row(i):
+        return i // 4 * (4 * LANES_M) + i % 4
+
+    @verb
+    def accumulators():
+        acc = cuda.local.array(config.tile_m * config.tile_n, mem.number)
+        for e in range(len(acc)):
+            acc[e] = num.zero
+        return acc
+
+    @verb
+    def fragments():
+        return cuda.local.array(2 * config.tile_m, mem.number), cuda.local.array(2 * config.tile_n, mem.number)
 
     @verb
     def read(a_frag, b_frag, half, smem, a_at, b_at):
-        for i in range(0, TILE_M, 4):
-            num.load_four(a_frag, half * TILE_M + i, smem, a_at + i * LANES_M)
+        for i in range(0, config.tile_m, 4):
+            num.load_four(a_frag, half * config.tile_m + i, smem, a_at + i * LANES_M)
         for g in range(GROUPS):
             for j in range(0, COLUMNS, 4):
-                num.load_four(b_frag, half * TILE_N + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
+                num.load_four(b_frag, half * config.tile_n + g * COLUMNS + j, smem, b_at + g * GROUP_STRIDE + j)
 
     @verb
     def multiply(acc, a_frag, b_frag, half):
-        for i in range(TILE_M):
-            for j in range(TILE_N):
-                acc[i * TILE_N + j] += a_frag[half * TILE_M + i] * b_frag[half * TILE_N + j]
+        for i in range(config.tile_m):
+            for j in range(config.tile_n):
+                acc[i * config.tile_n + j] += a_frag[half * config.tile_m + i] * b_frag[half * config.tile_n + j]
 
     @verb
-    def add_to_totals(smem, mine, acc, four):
-        for e in range(0, N_ACC, 4):
-            num.load_four(four, 0, smem, mine + e * THREADS)
+    def clear_totals(smem):
+        mine = i32(TOTALS + 4 * cuda.threadIdx.x)
+        four = cuda.local.array(4, mem.number)
+        for c in range(4):
+            four[c] = num.zero
+        for e in range(0, config.tile_m * config.tile_n, 4):
+            for c in range(0, 4, num.vector):
+                num.store_vector(smem, mine + e * config.threads + c, four, c)
+        return mine
+
+    @verb
+    def add_to_totals(smem, mine, acc):
+        four = cuda.local.array(4, mem.number)
+        for e in range(0, len(acc), 4):
+            num.load_four(four, 0, smem, mine + e * config.threads)
             for c in range(4):
                 four[c] += acc[e + c]
                 acc[e + c] = num.zero
             for c in range(0, 4, num.vector):
-                num.store_vector(smem, mine + e * THREADS + c, four, c)
+                num.store_vector(smem, mine + e * config.threads + c, four, c)
+
+    @verb
+    def load_totals(values, smem, mine, i, g):
+        for j in range(0, COLUMNS, 4):
+            num.load_four(values, j, smem, mine + (i * config.tile_n + g * COLUMNS + j) * config.threads)
 
     @verb
     def store(to, at, n, N, values):
-        for j in range(0, COLUMNS, OUT):
-            if OUT > 1:
+        for j in range(0, COLUMNS, out):
+            if out > 1:
                 mem.store_vector(to.data, at + n + j, n + j < N, values, j)
             elif n + j < N:
                 mem.store(to.data, at + (n + j) * to.column, values[j])
 
-    return Tile(
+    return ResultTile(
         columns=COLUMNS,
         groups=GROUPS,
         group_stride=GROUP_STRIDE,
         of_block=of_block,
+        of_thread=of_thread,
+        row=row,
+        accumulators=accumulators,
+        fragments=fragments,
         read=read,
         multiply=multiply,
+        clear_totals=clear_totals,
         add_to_totals=add_to_totals,
+        load_totals=load_totals,
         store=store,
     )
 
@@ -179,102 +257,84 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
     out: elements of a row of the result that are stored at once.
     """
     mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
-    num, act = numbers(mem.number), activation(variant.activation, mem.number)
-    batch_axes, outer_axes = axes_of(variant.batch_axes), axes_of(max(variant.outer_axes, 1))
-    WITH_BIAS, WITH_Z, OUTER = variant.bias_dtype is not None, variant.preactivation, variant.outer_axes > 0
-
-    BLOCK_M, BLOCK_N, BLOCK_K, THREADS = config.block_m, config.block_n, config.block_k, config.threads
-    TILE_M, TILE_N, WARPS_N = config.tile_m, config.tile_n, config.warps_n
+    act, axes, stage = activation(variant.activation, mem.number), product_axes(variant), stages(config, variant.dtype)
     tile = _tile(config, variant.dtype, out)
-    a_loader = loader(variant.dtype, a_reading, BLOCK_M, BLOCK_K, THREADS)
-    b_loader = loader(variant.dtype, b_reading, BLOCK_N, BLOCK_K, THREADS)
-    A_ROW, B_ROW = BLOCK_M + PAD, BLOCK_N + PAD
-    A_SLICE, SLICE = BLOCK_K * A_ROW, BLOCK_K * (A_ROW + B_ROW)  # numbers of a slice of a, and of both
-    N_ACC, N_A, N_B, N_COMING = TILE_M * TILE_N, 2 * TILE_M, 2 * TILE_N, max(a_loader.size, b_loader.size)
-    COLUMNS, PAIRS, HALF, LAST_SLICE = tile.columns, BLOCK_K // 2, BLOCK_K // 4, PIECE // BLOCK_K - 1
+    a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
+    b_loader = loader(variant.dtype, b_reading, stage.b, config.threads)
 
-    @kernel(*argument_types(variant), threads=THREADS, min_blocks=config.min_blocks)
+    @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def matmul_simt(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         batch, m0, n0 = tile.of_block(M, N)
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
-        my_m = i32(warp // WARPS_N * (LANES_M * TILE_M) + lane // LANES_N * 4)
-        my_n = i32(warp % WARPS_N * (LANES_N * TILE_N) + lane % LANES_N * COLUMNS)
-        a_row, a_depth = a_loader.first()
-        b_row, b_depth = b_loader.first()
-        a_start = batch_axes.at(batch, batches, a.batch) + (m0 + a_row) * a.row + a_depth * a.depth
-        b_start = batch_axes.at(batch, batches, b.batch) + (n0 + b_row) * b.row + b_depth * b.depth
+        my_m, my_n = tile.of_thread()
+        a_share = a_loader.share()
+        b_share = b_loader.share()
+        a_start = a_loader.start(a, axes.batch.at(batch, batches, a.batch), m0, a_share)
+        b_start = b_loader.start(b, axes.batch.at(batch, batches, b.batch), n0, b_share)
         a_index, b_index, left, r = a_start, b_start, K, i64(0)
-        a_rows, b_rows = i32(min(M - m0, BLOCK_M)) - a_row, i32(min(N - n0, BLOCK_N)) - b_row  # from my first one on
+        a_rows = i32(min(M - m0, config.block_m)) - a_share.row  # that are there from my first one on
+        b_rows = i32(min(N - n0, config.block_n)) - b_share.row
 
-        mine = i32(2 * SLICE + 4 * cuda.threadIdx.x)  # four of my totals, and so on, THREADS times four numbers apart
-        acc = cuda.local.array(N_ACC, mem.number)
-        a_frag = cuda.local.array(N_A, mem.number)
-        b_frag = cuda.local.array(N_B, mem.number)
-        coming = cuda.local.array(N_COMING, mem.number)
-        four = cuda.local.array(4, mem.number)
-        for e in range(N_ACC):
-            acc[e] = num.zero
-        for c in range(4):
-            four[c] = num.zero
-        for e in range(0, N_ACC, 4):
-            for c in range(0, 4, num.vector):
-                num.store_vector(smem, mine + e * THREADS + c, four, c)
+        acc = tile.accumulators()
+        a_frag, b_frag = tile.fragments()
+        coming = cuda.local.array(config.coming, mem.number)
+        mine = tile.clear_totals(smem)
 
-        depth = i32(min(left, BLOCK_K))
-        a_loader.fetch(coming, a, a_index, a_rows, depth - a_depth)
-        a_loader.put(smem, 0, a_row, a_depth, coming)
-        b_loader.fetch(coming, b, b_index, b_rows, depth - b_depth)
-        b_loader.put(smem, A_SLICE, b_row, b_depth, coming)
+        depth = i32(min(left, config.block_k))
+        a_loader.fetch(coming, a, a_index, a_rows, depth - a_share.depth)
+        a_loader.put(smem, 0, a_share, coming)
+        b_loader.fetch(coming, b, b_index, b_rows, depth - b_share.depth)
+        b_loader.put(smem, 0, b_share, coming)
         cuda.syncthreads()
-        tile.read(a_frag, b_frag, 0, smem, my_m, A_SLICE + my_n)
-        slices = rounds * ((K + BLOCK_K - 1) // BLOCK_K)
+        tile.read(a_frag, b_frag, 0, smem, my_m, stage.b.at + my_n)
+        pairs = config.block_k // 2  # of steps of a slice
+        slices = rounds * ((K + config.block_k - 1) // config.block_k)
         for t in range(slices):
-            here, there = (t & 1) * SLICE, (t & 1 ^ 1) * SLICE
-            left -= BLOCK_K
-            a_index += BLOCK_K * a.depth
-            b_index += BLOCK_K * b.depth
-            if OUTER and (left <= 0) & (r + 1 < rounds):
+            here, there = (t & 1) * stage.size, (t & 1 ^ 1) * stage.size
+            left -= config.block_k
+            a_index += config.block_k * a.depth
+            b_index += config.block_k * b.depth
+            if variant.has_rounds and (left <= 0) & (r + 1 < rounds):
                 r += 1
                 left = K
-                a_index = a_start + outer_axes.at(r, outers, a.outer)
-                b_index = b_start + outer_axes.at(r, outers, b.outer)
-            depth = i32(min(left, BLOCK_K))
-            a_loader.fetch(coming, a, a_index, a_rows, depth - a_depth)
-            a_at, b_at, pair = i32(here + my_m), i32(here + A_SLICE + my_n), i32(0)
-            while pair < PAIRS:
-                tile.read(a_frag, b_frag, 1, smem, a_at + A_ROW, b_at + B_ROW)
+                a_index = a_start + axes.outer.at(r, outers, a.outer)
+                b_index = b_start + axes.outer.at(r, outers, b.outer)
+            depth = i32(min(left, config.block_k))
+            a_loader.fetch(coming, a, a_index, a_rows, depth - a_share.depth)
+            a_at, b_at, pair = i32(here + my_m), i32(here + stage.b.at + my_n), i32(0)
+            while pair < pairs:
+                tile.read(a_frag, b_frag, 1, smem, a_at + stage.a.row, b_at + stage.b.row)
                 tile.multiply(acc, a_frag, b_frag, 0)
-                a_at, b_at, pair = i32(a_at + 2 * A_ROW), i32(b_at + 2 * B_ROW), i32(pair + 1)
-                if pair == HALF:
-                    a_loader.put(smem, there, a_row, a_depth, coming)
-                    b_loader.fetch(coming, b, b_index, b_rows, depth - b_depth)
-                elif pair == PAIRS:
-                    b_loader.put(smem, there + A_SLICE, b_row, b_depth, coming)
+                a_at, b_at = i32(a_at + 2 * stage.a.row), i32(b_at + 2 * stage.b.row)
+                pair = i32(pair + 1)
+                if pair == pairs // 2:
+                    a_loader.put(smem, there, a_share, coming)
+                    b_loader.fetch(coming, b, b_index, b_rows, depth - b_share.depth)
+                elif pair == pairs:
+                    b_loader.put(smem, there, b_share, coming)
                     cuda.syncthreads()
-                    a_at, b_at = i32(there + my_m), i32(there + A_SLICE + my_n)
+                    a_at, b_at = i32(there + my_m), i32(there + stage.b.at + my_n)
                 tile.read(a_frag, b_frag, 0, smem, a_at, b_at)
                 tile.multiply(acc, a_frag, b_frag, 1)
-            if ((t + 1) & LAST_SLICE == 0) | (t + 1 == slices):
-                tile.add_to_totals(smem, mine, acc, four)
+            if ((t + 1) & (PIECE // config.block_k - 1) == 0) | (t + 1 == slices):
+                tile.add_to_totals(smem, mine, acc)
 
-        values = cuda.local.array(COLUMNS, mem.number)
-        for i in range(TILE_M):
-            m = m0 + my_m + i // 4 * (4 * LANES_M) + i % 4
+        values = cuda.local.array(tile.columns, mem.number)
+        for i in range(config.tile_m):
+            m = m0 + my_m + tile.row(i)
             if m < M:
                 for g in range(tile.groups):
                     n = n0 + my_n + g * tile.group_stride
-                    for j in range(0, COLUMNS, 4):
-                        num.load_four(values, j, smem, mine + (i * TILE_N + g * COLUMNS + j) * THREADS)
-                    if WITH_BIAS:
-                        for j in range(COLUMNS):
+                    tile.load_totals(values, smem, mine, i, g)
+                    if variant.has_bias:
+                        for j in range(tile.columns):
                             if n + j < N:
                                 values[j] += bias_mem.load(bias, (n + j) * bias_stride)
-                    if WITH_Z:
-                        tile.store(z, batch_axes.at(batch, batches, z.batch) + m * z.row, n, N, values)
-                    for j in range(COLUMNS):
+                    if variant.preactivation:
+                        tile.store(z, axes.batch.at(batch, batches, z.batch) + m * z.row, n, N, values)
+                    for j in range(tile.columns):
                         values[j] = act.value(values[j])
-                    tile.store(y, batch_axes.at(batch, batches, y.batch) + m * y.row, n, N, values)
+                    tile.store(y, axes.batch.at(batch, batches, y.batch) + m * y.row, n, N, values)
 
     return matmul_simt
 

@@ -36,7 +36,7 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
     """retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B). A score a thread."""
     mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decay(dtype)
     num = numbers(mem.number)
-    MASKED = bool(mask_dtype)
+    masked = bool(mask_dtype)
 
     @kernel(
         pointer(mem.number),
@@ -56,7 +56,7 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
         if b < B:
             first, rows, columns = span(ends, call, b)
             seen = (r < rows) & (c < columns)
-            if not MASKED:
+            if not masked:
                 seen &= c <= r + call.offset
             score = num.minus_zero
             if seen:
@@ -73,7 +73,7 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
                     score += terms.data[start(terms, b, h, column)]
                 if call.column_weighted != 0:
                     score *= weights.data[start(weights, b, h, column)]
-                if MASKED:
+                if masked:
                     at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                     score *= mem.number(mask_mem.load(mask.data, at))
                 else:

@@ -15,16 +15,33 @@ Registers: state_rows * (columns + 1) numbers and about 40 more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from ..backend import Kernel, builds, cuda, i64, kernel
+from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS
+from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from ..views import number_type, start, strided
 from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, origin, span
 
 STEPS_AT_ONCE = 8
+
+
+class RecurrentLayout(NamedTuple):
+    """What lies in shared memory, of STEPS_AT_ONCE tokens; D16: D rounded up to 16."""
+
+    q: Tile  # [STEPS_AT_ONCE, D16]
+    k: Tile  # [STEPS_AT_ONCE, D16]
+    v: Tile  # [STEPS_AT_ONCE, BLOCK_V]
+    parts: Tile  # [STEPS_AT_ONCE * LANES, BLOCK_V]: of a token's result each line has a share
+    norm_parts: Tile  # [STEPS_AT_ONCE, LANES]: and of its sum
+    row_terms: int  # of the tokens
+    column_terms: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -34,14 +51,63 @@ class RecurrentConfig:
     state_rows: int
     columns: int
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return LANES * self.columns
 
+    def layout(self, dtype: str) -> RecurrentLayout:
+        shared = Shared(dtype, THREADS)
+        q, k = (shared.tile(STEPS_AT_ONCE, LANES * self.state_rows, pad=0) for _ in range(2))
+        v = shared.tile(STEPS_AT_ONCE, self.block_v, pad=0)
+        parts = shared.tile(STEPS_AT_ONCE * LANES, self.block_v, pad=0)
+        norm_parts = shared.tile(STEPS_AT_ONCE, LANES, pad=0)
+        row_terms, column_terms = shared.vector(STEPS_AT_ONCE), shared.vector(STEPS_AT_ONCE)
+        return RecurrentLayout(q, k, v, parts, norm_parts, row_terms, column_terms, shared.nbytes)
+
     def shared_bytes(self, dtype: str, D: int) -> int:
         """D: at most LANES * state_rows, which is what room is made for."""
-        count = STEPS_AT_ONCE * (2 * LANES * self.state_rows + (LANES + 1) * self.block_v + LANES + 2)
-        return count * (8 if dtype == "float64" else 4)
+        return self.layout(dtype).nbytes
+
+
+class Held(Namespace):
+    """What thread (line, lane) holds of a state [D, BLOCK_V], and of a norm: numbers of its rows, or of its columns."""
+
+    rows: int
+    columns: int
+    norms: int  # numbers of a norm: as many as rows, or as columns
+    row: Callable[..., Any]  # (i) -> which row number i is
+    column: Callable[..., Any]  # (c) -> which column number c is
+    state: Callable[..., Any]  # () -> a local array of rows x columns
+    norm: Callable[..., Any]  # () -> a local array
+    of_columns: Callable[..., Any]  # () -> a local array with a number for each column
+
+
+def _held(number: Any, rows: int, columns: int) -> Held:
+    norms = max(rows, columns)
+
+    @verb
+    def row(i):
+        return cuda.threadIdx.x // LANES + LANES * i
+
+    @verb
+    def column(c):
+        return cuda.threadIdx.x % LANES + LANES * c
+
+    @verb
+    def state():
+        return cuda.local.array(rows * columns, number)
+
+    @verb
+    def norm():
+        return cuda.local.array(norms, number)
+
+    @verb
+    def of_columns():
+        return cuda.local.array(columns, number)
+
+    return Held(
+        rows=rows, columns=columns, norms=norms, row=row, column=column, state=state, norm=norm, of_columns=of_columns
+    )
 
 
 @builds
@@ -49,15 +115,8 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
     """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, gamma, ends,
     call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there."""
     mem, decays = storage(dtype), decay(dtype)
-    num = numbers(mem.number)
-    ROWS, COLUMNS, BLOCK_V = config.state_rows, config.columns, config.block_v
-    WIDTH = LANES * ROWS
-    Q, K, V = 0, STEPS_AT_ONCE * WIDTH, 2 * STEPS_AT_ONCE * WIDTH
-    PARTS = V + STEPS_AT_ONCE * BLOCK_V
-    NORM_PARTS = PARTS + STEPS_AT_ONCE * LANES * BLOCK_V
-    ROW_TERMS = NORM_PARTS + STEPS_AT_ONCE * LANES
-    COLUMN_TERMS = ROW_TERMS + STEPS_AT_ONCE
-    N_STATE, N_NORM = ROWS * COLUMNS, max(ROWS, COLUMNS)
+    num, tile = numbers(mem.number), config.layout(dtype)
+    held = _held(mem.number, config.state_rows, config.columns)
 
     @kernel(
         strided(dtype, 3),
@@ -94,101 +153,97 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % LANES, tid // LANES
-        v_blocks = (call.Dv + BLOCK_V - 1) // BLOCK_V
-        head, e0 = i64(cuda.blockIdx.x) // v_blocks, i64(cuda.blockIdx.x) % v_blocks * BLOCK_V
+        v_blocks = (call.Dv + config.block_v - 1) // config.block_v
+        head, e0 = i64(cuda.blockIdx.x) // v_blocks, i64(cuda.blockIdx.x) % v_blocks * config.block_v
         b, h = head // call.H, head % call.H
         first, count, _ = span(ends, call, b)
         token0 = origin(call, first, count)
         my_gamma = decays.value(gamma, call, h)
-        e_mine = e0 + lane  # my first column
 
-        state = cuda.local.array(N_STATE, mem.number)
-        norm = cuda.local.array(N_NORM, mem.number)  # of my rows; in the gradient of my columns
-        part = cuda.local.array(COLUMNS, mem.number)
-        value = cuda.local.array(COLUMNS, mem.number)
-        for i in range(ROWS):
-            for c in range(COLUMNS):
-                d, e = line + LANES * i, e_mine + LANES * c
-                state[i * COLUMNS + c] = num.zero
+        state, norm = held.state(), held.norm()  # the norm: of my rows; in the gradient of my columns
+        part, value = held.of_columns(), held.of_columns()
+        for i in range(held.rows):
+            for c in range(held.columns):
+                d, e = held.row(i), e0 + held.column(c)
+                state[i * held.columns + c] = num.zero
                 if (begins != 0) & (d < call.D) & (e < call.Dv):
                     at = b * initial.strides[0] + h * initial.strides[1]
-                    state[i * COLUMNS + c] = initial.data[at + d * initial.strides[2] + e * initial.strides[3]]
-        for i in range(N_NORM):
+                    state[i * held.columns + c] = initial.data[at + d * initial.strides[2] + e * initial.strides[3]]
+        for i in range(held.norms):
             norm[i] = num.zero
-            at, width = line + LANES * i, call.D
+            at, width = held.row(i), call.D
             if call.normed == OF_COLUMNS:
-                at, width = e_mine + LANES * i, call.Dv
+                at, width = e0 + held.column(i), call.Dv
             if (norm_begins != 0) & (at < width):
                 norm[i] = initial_norm.data[start(initial_norm, b, h, at)]
 
         for t0 in range(0, count, STEPS_AT_ONCE):
             cuda.syncthreads()
             steps = min(count - t0, STEPS_AT_ONCE)
-            for at in range(tid, steps * WIDTH, THREADS):
-                token, d = token0 + call.direction * (t0 + at // WIDTH), at % WIDTH
-                smem[Q + at] = num.zero
-                smem[K + at] = num.zero
+            for at in range(tid, steps * tile.q.width, THREADS):
+                token, d = token0 + call.direction * (t0 + at // tile.q.width), at % tile.q.width
+                smem[tile.q.at + at] = num.zero
+                smem[tile.k.at + at] = num.zero
                 if d < call.D:
-                    smem[Q + at] = mem.load(q.data, start(q, b, h, token) + d)
-                    smem[K + at] = mem.load(k.data, start(k, b, h, token) + d)
-            for at in range(tid, steps * BLOCK_V, THREADS):
-                token, e = token0 + call.direction * (t0 + at // BLOCK_V), e0 + at % BLOCK_V
+                    smem[tile.q.at + at] = mem.load(q.data, start(q, b, h, token) + d)
+                    smem[tile.k.at + at] = mem.load(k.data, start(k, b, h, token) + d)
+            for at in range(tid, steps * config.block_v, THREADS):
+                token, e = token0 + call.direction * (t0 + at // config.block_v), e0 + at % config.block_v
                 kept = num.zero
                 if e < call.Dv:
                     kept = mem.load(v.data, start(v, b, h, token) + e) * call.kept_scale
                     if call.column_weighted != 0:
                         kept *= weights.data[start(weights, b, h, token)]
-                smem[V + at] = kept
+                smem[tile.v.at + at] = kept
             if tid < steps:
                 token = token0 + call.direction * (t0 + tid)
-                smem[ROW_TERMS + tid] = num.one
-                smem[COLUMN_TERMS + tid] = num.one
+                smem[tile.row_terms + tid] = num.one
+                smem[tile.column_terms + tid] = num.one
                 if call.row_term != 0:
-                    smem[ROW_TERMS + tid] = terms.data[start(terms, b, h, token)]
+                    smem[tile.row_terms + tid] = terms.data[start(terms, b, h, token)]
                 if call.column_term != 0:
-                    smem[COLUMN_TERMS + tid] = terms.data[start(terms, b, h, token)]
+                    smem[tile.column_terms + tid] = terms.data[start(terms, b, h, token)]
             cuda.syncthreads()
 
             for t in range(steps):
                 factor = my_gamma
                 if (t0 + t == 0) & (call.later == 0):
                     factor = num.one
-                for c in range(COLUMNS):
+                for c in range(held.columns):
                     part[c] = num.zero
-                    value[c] = smem[V + t * BLOCK_V + lane + LANES * c]
+                    value[c] = smem[tile.v.place(t, held.column(c))]
                 norm_part = num.zero
-                for i in range(ROWS):
-                    d = line + LANES * i
-                    query, key = smem[Q + t * WIDTH + d], smem[K + t * WIDTH + d]
-                    for c in range(COLUMNS):
-                        state[i * COLUMNS + c] = state[i * COLUMNS + c] * factor + key * value[c]
-                        part[c] += query * state[i * COLUMNS + c]
+                for i in range(held.rows):
+                    query, key = smem[tile.q.place(t, held.row(i))], smem[tile.k.place(t, held.row(i))]
+                    for c in range(held.columns):
+                        state[i * held.columns + c] = state[i * held.columns + c] * factor + key * value[c]
+                        part[c] += query * state[i * held.columns + c]
                     if call.normed == OF_ROWS:
                         norm[i] = norm[i] * factor + key
                         norm_part += query * norm[i]
                 if call.normed == OF_COLUMNS:
-                    for c in range(COLUMNS):
-                        term = smem[COLUMN_TERMS + t]
+                    for c in range(held.columns):
+                        term = smem[tile.column_terms + t]
                         norm[c] = norm[c] * factor + (term * value[c] if term != num.zero else num.zero)
                         if line == 0:
-                            part[c] += smem[ROW_TERMS + t] * norm[c]
-                for c in range(COLUMNS):
-                    smem[PARTS + (t * LANES + line) * BLOCK_V + lane + LANES * c] = part[c]
+                            part[c] += smem[tile.row_terms + t] * norm[c]
+                for c in range(held.columns):
+                    smem[tile.parts.place(t * LANES + line, held.column(c))] = part[c]
                 if lane == 0:
-                    smem[NORM_PARTS + t * LANES + line] = norm_part
+                    smem[tile.norm_parts.place(t, line)] = norm_part
             cuda.syncthreads()
 
-            for at in range(tid, steps * BLOCK_V, THREADS):
-                t, e = at // BLOCK_V, e0 + at % BLOCK_V
+            for at in range(tid, steps * config.block_v, THREADS):
+                t, e = at // config.block_v, e0 + at % config.block_v
                 token = token0 + call.direction * (t0 + t)
                 total, size = num.zero, num.one
                 for i in range(LANES):
-                    total += smem[PARTS + (t * LANES + i) * BLOCK_V + at % BLOCK_V]
+                    total += smem[tile.parts.place(t * LANES + i, at % config.block_v)]
                 total *= call.state_scale
                 if call.normed == OF_ROWS:
                     norm_total = num.zero
                     for i in range(LANES):
-                        norm_total += smem[NORM_PARTS + t * LANES + i]
+                        norm_total += smem[tile.norm_parts.place(t, i)]
                     norm_total *= call.state_scale
                     if not abs(norm_total) <= num.one:  # a NaN too
                         size = abs(norm_total)
@@ -203,16 +258,16 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         last = num.one  # a pass back ends before its last token, which is the first one
         if (call.later == 0) & (count > 0):
             last = my_gamma
-        for i in range(ROWS):
-            for c in range(COLUMNS):
-                d, e = line + LANES * i, e_mine + LANES * c
+        for i in range(held.rows):
+            for c in range(held.columns):
+                d, e = held.row(i), e0 + held.column(c)
                 if (finishes != 0) & (d < call.D) & (e < call.Dv):
                     at = b * final.strides[0] + h * final.strides[1]
-                    final.data[at + d * final.strides[2] + e * final.strides[3]] = state[i * COLUMNS + c] * last
-        for i in range(N_NORM):
-            at, width, writer = line + LANES * i, call.D, (lane == 0) & (e0 == 0)
+                    final.data[at + d * final.strides[2] + e * final.strides[3]] = state[i * held.columns + c] * last
+        for i in range(held.norms):
+            at, width, writer = held.row(i), call.D, (lane == 0) & (e0 == 0)
             if call.normed == OF_COLUMNS:
-                at, width, writer = e_mine + LANES * i, call.Dv, (line == 0) & (i < COLUMNS)
+                at, width, writer = e0 + held.column(i), call.Dv, (line == 0) & (i < held.columns)
             if (norm_finishes != 0) & writer & (at < width):
                 final_norm.data[start(final_norm, b, h, at)] = norm[i] * last
 

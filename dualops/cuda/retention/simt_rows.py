@@ -21,12 +21,14 @@ Registers: tile_q * (BLOCK_V / 16 + max(tile_kv, 4)) numbers and about 50 more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
+from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
@@ -37,6 +39,15 @@ from ..views import number_type, start, strided
 from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, decay, origin, slot_of, span
 
 
+class Slices(Namespace):
+    """Q in shared memory: a tile for every DEPTH columns. Beside the last column there is room for another one."""
+
+    first: Tile  # the first of them: products are made of one
+    at: Callable[..., Any]  # (d) -> where the slice with column d begins
+    place: Callable[..., Any]  # (r, d, D) -> where column d of row r lies, of D and one more
+    load: Callable[..., Any]  # (smem, part, d): the slice that begins with column d
+
+
 class RowsLayout(NamedTuple):
     """What lies in shared memory; K, V and the state take turns."""
 
@@ -45,7 +56,7 @@ class RowsLayout(NamedTuple):
     state: Tile  # [BLOCK_KV, BLOCK_V]
     p: Tile  # [BLOCK_Q, BLOCK_KV]
     weights: int  # of BLOCK_KV rows of V
-    q: Tile  # [BLOCK_Q, DEPTH], a tile for every DEPTH columns
+    q: Slices  # [BLOCK_Q, D]
     nbytes: int
 
 
@@ -61,21 +72,25 @@ class RowsConfig:
     lanes: int = LANES  # threads that share a row; also the lines of threads in a block
     min_blocks: int = 1
 
-    @property
+    @cached_property
+    def threads(self) -> int:
+        return self.lanes**2
+
+    @cached_property
     def block_q(self) -> int:
         return self.lanes * self.tile_q
 
-    @property
+    @cached_property
     def block_kv(self) -> int:
         return self.lanes * self.tile_kv
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 
     def layout(self, dtype: str, D: int, *, aligned: bool = False, weighted: bool = False) -> RowsLayout:
         """aligned: rows of the arrays are whole vectors; weighted: V's rows may be multiplied by weights."""
-        threads = self.lanes**2
+        threads = self.threads
         shared = Shared(dtype, threads)
         k = shared.tile(self.block_kv, self.depth)
         v = shared.tile(self.block_kv, self.block_v, over=k)
@@ -88,7 +103,7 @@ class RowsConfig:
             v.but(load=by_vectors(compute_dtype(dtype), aligned, v, threads)),
             p,
             weights,
-            q.but(load=by_vectors(dtype, aligned, q, threads)),
+            _slices(q, by_vectors(dtype, aligned, q, threads)),
             shared.nbytes,
         )
 
@@ -96,58 +111,70 @@ class RowsConfig:
         return self.layout(dtype, D).nbytes
 
 
+def _slices(tile: Tile, load_at: Callable[..., Any]) -> Slices:
+    """load_at: (smem, part, at) for the slice that begins there."""
+
+    @verb
+    def at(d):
+        return tile.at + d // tile.width * tile.size
+
+    @verb
+    def place(r, d, D):
+        number = min(d, D - 1) // tile.width
+        return tile.at + number * tile.size + d - number * tile.width + r * tile.row
+
+    @verb
+    def load(smem, part, d):
+        load_at(smem, part, at(d))
+
+    return Slices(first=tile, at=at, place=place, load=load)
+
+
+@verb
+def append(smem, place, number):
+    """One more number in a row, and zeros for the rest of four."""
+    smem[u32(place)] = number
+    for i in range(1, 4):
+        smem[u32(place + i)] = 0
+
+
 @builds
 def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
     """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call)."""
-    dtype = variant.dtype
-    mem, mask_mem, decays = storage(dtype), storage(variant.mask or dtype), decay(dtype)
+    mem, mask_mem, decays = storage(variant.dtype), storage(variant.mask or variant.dtype), decay(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
-    tile = config.layout(dtype, config.depth, aligned=variant.aligned, weighted=variant.normalized)
-    qk = mma_abt(mem.number, tile.q, tile.k, config.tile_q, config.tile_kv, config.lanes, looped=True)
+    tile = config.layout(variant.dtype, config.depth, aligned=variant.aligned, weighted=variant.normalized)
+    qk = mma_abt(mem.number, tile.q.first, tile.k, config.tile_q, config.tile_kv, config.lanes, looped=True)
     pv = mma_ab(mem.number, tile.p, tile.v, config.tile_q, config.near, config.lanes, looped=True)
-    q_state = mma_ab(mem.number, tile.q, tile.state, config.tile_q, config.near, config.lanes, looped=True)
-    ACROSS, THREADS, DEPTH = config.lanes, config.lanes**2, config.depth
-    BLOCK_Q, BLOCK_KV, BLOCK_V = config.block_q, config.block_kv, config.block_v
-
-    @verb
-    def q_place(d, D):
-        """Where column d of Q lies; column D beside the last one."""
-        part = min(d, D - 1) // DEPTH
-        return tile.q.at + part * tile.q.size + d - part * DEPTH
-
-    @verb
-    def append(smem, at, term):
-        """One more column, and zeros for the rest of four."""
-        smem[u32(at)] = term
-        for i in range(1, 4):
-            smem[u32(at + i)] = num.zero
+    q_state = mma_ab(mem.number, tile.q.first, tile.state, config.tile_q, config.near, config.lanes, looped=True)
 
     @kernel(
-        strided(dtype, 3),
-        number_type(dtype, 3),
-        *[strided(dtype, 3)] * 3,
-        *[number_type(dtype, 3)] * 4,
-        strided(variant.mask or dtype, 3),
-        number_type(dtype, 1),
+        strided(variant.dtype, 3),
+        number_type(variant.dtype, 3),
+        *[strided(variant.dtype, 3)] * 3,
+        *[number_type(variant.dtype, 3)] * 4,
+        strided(variant.mask or variant.dtype, 3),
+        number_type(variant.dtype, 1),
         strided("int32", 1),
-        call_type(dtype),
-        threads=THREADS,
+        call_type(variant.dtype),
+        threads=config.threads,
         min_blocks=config.min_blocks,
     )
     def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
-        lane, line = tid % ACROSS, tid // ACROSS
-        q_blocks, v_blocks = (call.rows + BLOCK_Q - 1) // BLOCK_Q, (call.Dv + BLOCK_V - 1) // BLOCK_V
+        lane, line = tid % config.lanes, tid // config.lanes
+        q_blocks = (call.rows + config.block_q - 1) // config.block_q
+        v_blocks = (call.Dv + config.block_v - 1) // config.block_v
         place, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
-        e0 = i64(cuda.blockIdx.x % v_blocks * BLOCK_V)
-        m0 = i64(q_blocks - 1 - place % q_blocks) * BLOCK_Q  # the last first: in the parallel form the longest
+        e0 = i64(cuda.blockIdx.x % v_blocks * config.block_v)
+        m0 = i64(q_blocks - 1 - place % q_blocks) * config.block_q  # the last first: in the parallel form the longest
         b, h = i64(head // call.H), i64(head % call.H)
         first, rows, columns = span(ends, call, b)
         if m0 >= rows:
             return
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
-        chunk = (q_blocks - 1 - place % q_blocks) * BLOCK_Q // call.chunk
+        chunk = (q_blocks - 1 - place % q_blocks) * config.block_q // call.chunk
         n_first = i64(chunk) * call.chunk
         log2 = num.zero
         if not variant.masked:
@@ -167,39 +194,39 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         scores = qk.fragment()
 
         q_start, q_step = start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2]
-        for d in range(0, call.D, DEPTH):
-            part = Part(q.data, q_start + d, q_step, rows - m0, call.D - d, 0)
-            tile.q.load(smem, part, tile.q.at + d // DEPTH * tile.q.size)
+        for d in range(0, call.D, config.depth):
+            tile.q.load(smem, Part(q.data, q_start + d, q_step, rows - m0, call.D - d, 0), d)
         more = 0  # columns that Q and K have beyond D: of terms, or of ones
         if variant.normalized and call.normed == OF_COLUMNS:
             more = 1
         if more != 0:
             cuda.syncthreads()
-            for r in range(tid, BLOCK_Q, THREADS):
+            for r in range(tid, config.block_q, config.threads):
                 term = num.one
                 if (call.row_term != 0) & (m0 + r < rows):
                     term = terms.data[start(terms, b, h, row0 + call.direction * (m0 + r))]
-                append(smem, q_place(call.D, call.D) + r * tile.q.row, term)
+                append(smem, tile.q.place(r, call.D, call.D), term)
 
         if chunk >= call.first_chunk:
             slot = slot_of(call, first, b, chunk)
             state = slot * states.strides[0] + h * states.strides[1] + e0
             norm = slot * norms.strides[0] + h * norms.strides[1]
-            for d in range(0, call.D + more, BLOCK_KV):
+            for d in range(0, call.D + more, config.block_kv):
                 cuda.syncthreads()
                 left = call.D - d
                 tile.state.load(smem, Part(states.data, state + d * call.Dv, call.Dv, left, call.Dv - e0, 0))
                 cuda.syncthreads()
-                if (more != 0) & (left < BLOCK_KV):
-                    for e in range(tid, min(call.Dv - e0, BLOCK_V), THREADS):
+                if (more != 0) & (left < config.block_kv):
+                    for e in range(tid, min(call.Dv - e0, config.block_v), config.threads):
                         smem[u32(tile.state.place(left, e))] = norms.data[norm + e0 + e]
                     cuda.syncthreads()
-                count = min((left + more + 3) // 4 * 4, BLOCK_KV)
-                q_state.add_part(acc, smem, q_place(d, call.D), count)  # acc [BLOCK_Q, BLOCK_V] += Q @ state
+                count = min((left + more + 3) // 4 * 4, config.block_kv)
+                # acc [BLOCK_Q, BLOCK_V] += Q @ state
+                q_state.add_part(acc, smem, tile.q.place(0, d, call.D), count)
             if variant.normalized and call.normed == OF_ROWS:
-                for d in range(lane, call.D, ACROSS):
+                for d in range(lane, call.D, config.lanes):
                     for i in range(qk.rows):
-                        at = q_place(d, call.D) + (line * qk.rows + i) * tile.q.row
+                        at = tile.q.place(line * qk.rows + i, d, call.D)
                         sums[i] += smem[u32(at)] * norms.data[norm + d]
             for i in range(qk.rows):
                 factor = decays.power(log2, m + i - n_first + call.later) * call.state_scale
@@ -209,32 +236,32 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
 
         n_end = columns
         if not variant.masked:
-            n_end = min(m0 + BLOCK_Q + call.offset, columns)
+            n_end = min(m0 + config.block_q + call.offset, columns)
         k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
-        for n0 in range(n_first, n_end, BLOCK_KV):
+        for n0 in range(n_first, n_end, config.block_kv):
             token = column0 + call.direction * n0
             k_start, v_start = start(k, b, h, token), start(v, b, h, token) + e0
             qk.clear(scores)
-            for d in range(0, call.D, DEPTH):
+            for d in range(0, call.D, config.depth):
                 left = call.D - d
                 cuda.syncthreads()
                 tile.k.load(smem, Part(k.data, k_start + d, k_step, columns - n0, left, 0))
                 cuda.syncthreads()
-                depth = DEPTH
-                if left <= DEPTH:
+                depth = config.depth
+                if left <= config.depth:
                     depth = (left + more + 3) // 4 * 4
                     if more != 0:
-                        for r in range(tid, BLOCK_KV, THREADS):
+                        for r in range(tid, config.block_kv, config.threads):
                             term = num.one
                             if (call.column_term != 0) & (n0 + r < columns):
                                 term = terms.data[start(terms, b, h, token + call.direction * r)]
                             append(smem, tile.k.place(r, left), term)
                         cuda.syncthreads()
                 # scores [BLOCK_Q, BLOCK_KV] += Q @ K.T
-                qk.add_part(scores, smem, tile.q.at + d // DEPTH * tile.q.size, depth)
+                qk.add_part(scores, smem, tile.q.at(d), depth)
 
             if variant.normalized:
-                for r in range(tid, BLOCK_KV, THREADS):
+                for r in range(tid, config.block_kv, config.threads):
                     weight = num.one
                     if (call.column_weighted != 0) & (n0 + r < columns):
                         weight = weights.data[start(weights, b, h, token + call.direction * r)]
@@ -243,7 +270,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
             for i in range(qk.rows):
                 share = num.zero
                 for j in range(qk.columns):
-                    n = n0 + lane + ACROSS * j
+                    n = n0 + lane + config.lanes * j
                     seen = i32(n - n_first) < seen_by[i]
                     if variant.masked:
                         factor = num.zero
@@ -252,11 +279,11 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                             factor = mem.number(mask_mem.load(mask.data, at))
                     else:
-                        factor = num.exp2(log2 * (apart + mem.number(i - ACROSS * j)))
+                        factor = num.exp2(log2 * (apart + mem.number(i - config.lanes * j)))
                     score = scores[i * qk.columns + j] * call.scale * factor + num.zero  # no -0
                     if not seen:
                         score = num.minus_zero
-                    smem[u32(tile.p.place(line * qk.rows + i, lane + ACROSS * j))] = score
+                    smem[u32(tile.p.place(line * qk.rows + i, lane + config.lanes * j))] = score
                     if variant.normalized:
                         share += abs(score) if call.normalize == ABS else score
                 if variant.normalized:
@@ -264,7 +291,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
 
             cuda.syncthreads()
             strange = tile.v.load(smem, Part(v.data, v_start, v_step, columns - n0, call.Dv - e0, tile.weights))
-            count = min((n_end - n0 + 3) // 4 * 4, BLOCK_KV)
+            count = min((n_end - n0 + 3) // 4 * 4, config.block_kv)
             if cuda.syncthreads_or(strange):
                 pv.add_counted(acc, smem, count)
             else:

@@ -14,12 +14,13 @@ Shared memory of step 1: itemsize * (LONGEST_CHUNK + TOKENS * (BLOCK_D + BLOCK_V
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..backend import Kernel, builds, cuda, i64, kernel
 from ..tile.numbers import numbers
-from ..tile.products import LANES, THREADS, neighbours, opaque_i32
+from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
@@ -50,21 +51,25 @@ class StatesConfig:
     tokens: int = 32  # in shared memory at a time
     min_blocks: int = 1
 
-    @property
+    @cached_property
+    def threads(self) -> int:
+        return self.lanes**2
+
+    @cached_property
     def block_d(self) -> int:
         return self.lanes * self.tile_d
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         return self.lanes * self.near * self.groups
 
     def layout(self, dtype: str, *, aligned: bool = False) -> StatesLayout:
         """aligned: rows of the arrays are whole vectors."""
-        shared, threads = Shared(dtype), self.lanes**2
+        shared = Shared(dtype, self.threads)
         weights = shared.vector(LONGEST_CHUNK)
         k, v = shared.tile(self.tokens, self.block_d), shared.tile(self.tokens, self.block_v)
-        k = k.but(load=by_vectors(dtype, aligned, k, threads))
-        v = v.but(load=by_vectors(dtype, aligned, v, threads, weighted=True))
+        k = k.but(load=by_vectors(dtype, aligned, k, self.threads))
+        v = v.but(load=by_vectors(dtype, aligned, v, self.threads, weighted=True))
         return StatesLayout(weights, k, v, shared.nbytes)
 
     def shared_bytes(self, dtype: str) -> int:
@@ -76,11 +81,9 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
     """retention_contributions(states, k, v, weights, gamma, ends, call, chunks): step 1, of so many of a sequence."""
     mem, decays = storage(variant.dtype), decay(variant.dtype)
     num = numbers(mem.number)
-    state_vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
+    vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
     tile = config.layout(variant.dtype, aligned=variant.aligned)
-    near_k, near_v = neighbours(mem.number, config.tile_d), neighbours(mem.number, config.near)
-    ACROSS, BLOCK, N_V = config.lanes, config.lanes**2, config.near * config.groups
-    BLOCK_D, BLOCK_V = config.block_d, config.block_v
+    kv = mma_atb(mem.number, tile.k, tile.v, config.tile_d, config.near, config.lanes)
 
     @kernel(
         number_type(variant.dtype, 3),
@@ -90,16 +93,17 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         strided("int32", 1),
         call_type(variant.dtype),
         i64,
-        threads=BLOCK,
+        threads=config.threads,
         min_blocks=config.min_blocks,
     )
     def retention_contributions(states, k, v, weights, gamma, ends, call, chunks):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
-        lane, line = tid % ACROSS, tid // ACROSS
-        d_blocks, v_blocks = (call.D + BLOCK_D - 1) // BLOCK_D, (call.Dv + BLOCK_V - 1) // BLOCK_V
+        line = tid // config.lanes
+        d_blocks = (call.D + config.block_d - 1) // config.block_d
+        v_blocks = (call.Dv + config.block_v - 1) // config.block_v
         part, place = i64(cuda.blockIdx.x) % (d_blocks * v_blocks), i64(cuda.blockIdx.x) // (d_blocks * v_blocks)
-        d0, e0 = part // v_blocks * BLOCK_D, part % v_blocks * BLOCK_V
+        d0, e0 = part // v_blocks * config.block_d, part % v_blocks * config.block_v
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
         first, _, count = span(ends, call, b)
@@ -109,45 +113,32 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         end = min(t0 + call.state_chunk, count)
         token0 = origin(call, first, count)
         log2 = decays.log2(gamma, call, h)
-        for n in range(tid, LONGEST_CHUNK, BLOCK):
+        for n in range(tid, LONGEST_CHUNK, config.threads):
             t, factor = t0 + n, num.zero
             if t < end:
                 factor = decays.power(log2, end - t - call.later) * call.kept_scale
                 if call.column_weighted != 0:
                     factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
-            smem[n] = factor
+            smem[tile.weights + n] = factor
 
-        acc = cuda.local.array(config.tile_d * N_V, mem.number)
-        for i in range(config.tile_d * N_V):
-            acc[i] = num.zero
-        k_rows = cuda.local.array(config.tile_d, mem.number)
-        v_row = cuda.local.array(N_V, mem.number)
+        acc = kv.fragment()
+        kv.clear(acc)
         for t in range(t0, end, config.tokens):
             token = token0 + call.direction * t
             k_step, v_step = call.direction * k.strides[2], call.direction * v.strides[2]
             k_start, v_start = start(k, b, h, token) + d0, start(v, b, h, token) + e0
             cuda.syncthreads()
             tile.k.load(smem, Part(k.data, k_start, k_step, end - t, call.D - d0, 0))
-            tile.v.load(smem, Part(v.data, v_start, v_step, end - t, call.Dv - e0, t - t0))
+            tile.v.load(smem, Part(v.data, v_start, v_step, end - t, call.Dv - e0, tile.weights + (t - t0)))
             cuda.syncthreads()
-            n = 0
-            while n < config.tokens:  # a range would count beside it
-                k_mine = opaque_i32(tile.k.place(n, line * config.tile_d))
-                v_mine = opaque_i32(tile.v.place(n, lane * config.near))
-                near_k.load(k_rows, 0, smem, k_mine)
-                for g in range(config.groups):
-                    near_v.load(v_row, config.near * g, smem, v_mine + g * ACROSS * config.near)
-                for i in range(config.tile_d):
-                    for c in range(N_V):
-                        acc[i * N_V + c] += k_rows[i] * v_row[c]
-                n += 1
+            kv.add(acc, smem)  # acc [BLOCK_D, BLOCK_V] += K.T @ V
 
         state = slot_of(call, first, b, chunk) * states.strides[0] + h * states.strides[1]
-        for i in range(config.tile_d):
-            d = d0 + line * config.tile_d + i
-            for c in range(0, N_V, state_vec.vector):
-                e = e0 + (c // config.near * ACROSS + lane) * config.near + c % config.near
-                state_vec.store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * N_V + c)
+        for i in range(kv.rows):
+            d = d0 + line * kv.rows + i
+            for c in range(0, kv.columns, vec.vector):
+                e = e0 + kv.column(c)
+                vec.store(states.data, state + d * call.Dv + e, (d < call.D) & (e < call.Dv), acc, i * kv.columns + c)
 
     return retention_contributions
 

@@ -27,7 +27,6 @@ def build_weights(dtype: str, signed: bool) -> Kernel:
     """retention_weights(weights, terms, row_sum, o, do, H, S, Dv): of all tokens, in whatever sequence."""
     mem = storage(dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
-    SIGNED = signed
 
     @kernel(*[number_type(dtype, 3)] * 3, *[strided(dtype, 3)] * 2, *[i32] * 3, threads=THREADS)
     def retention_weights(weights, terms, row_sum, o, do, H, S, Dv):
@@ -36,7 +35,7 @@ def build_weights(dtype: str, signed: bool) -> Kernel:
         head, row = i64(cuda.blockIdx.x) // blocks, i64(cuda.blockIdx.x) % blocks * ROWS + line
         b, h = head // H, head % H
         product = num.zero
-        if SIGNED:
+        if signed:
             if row < S:
                 o_row, do_row = start(o, b, h, row), start(do, b, h, row)
                 for e in range(lane, Dv, LANES):

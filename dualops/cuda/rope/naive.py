@@ -37,7 +37,6 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
     """rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width): width is D - R/2."""
     mem, table_mem = storage(variant.dtype), storage(variant.table_dtype)
     num, rows = numbers(mem.number), table_rows(variant.positions)
-    INTERLEAVED = variant.interleaved
 
     @kernel(*argument_types(variant), i64, threads=config.threads)
     def rope_naive(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, width):
@@ -50,7 +49,7 @@ def build(config: NaiveConfig, variant: Variant) -> Kernel:
             x, x_at = find(q, k, start(q, b, s), start(k, b, s), h, sizes)
             y, y_at = find(q_rotated, k_rotated, start(q_rotated, b, s), start(k_rotated, b, s), h, sizes)
             if i < sizes.half:
-                first, second = (2 * i, 2 * i + 1) if INTERLEAVED else (i, i + sizes.half)
+                first, second = (2 * i, 2 * i + 1) if variant.interleaved else (i, i + sizes.half)
                 row, there = rows.of(positions, b, s, sizes)
                 c, d = num.nan, num.nan
                 if there:

@@ -45,51 +45,47 @@ class SimtConfig:
 @builds
 def build(config: SimtConfig, variant: Variant) -> Kernel:
     """rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes)."""
-    number, vec = storage(variant.dtype).number, access(variant.dtype, config.aligned, once=True)
-    num, rows, pairs = numbers(number), table_rows(variant.positions), _pairs(config, variant)
-    THREADS, HEADS, VECTOR = config.threads, config.heads, vec.vector
-    PIECES, ELEMENTS = 2 * VECTOR, 2 * VECTOR * HEADS
-    PARTIAL, NEIGHBOURS = variant.partial, config.neighbours
-    ALONE = variant.interleaved and VECTOR == 1  # a piece is half a pair
+    mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned, once=True)
+    num, rows, pairs = numbers(mem.number), table_rows(variant.positions), _pairs(config, variant)
 
     @kernel(*argument_types(variant), i64, i64, threads=config.threads, min_blocks=config.blocks)
     def rope_simt(q_rotated, k_rotated, q, k, cos, sin, positions, sizes, turn, columns, lanes):
-        index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        index = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         column, index = index % columns, index // columns
-        if NEIGHBOURS:
+        if config.neighbours:
             lane, token = index % lanes, index // lanes
         else:
             lane, token = index // sizes.tokens, index % sizes.tokens
         if (token < sizes.tokens) & (lane < lanes):
             b, s = token // sizes.S, token % sizes.S
-            first = column * VECTOR
+            first = column * vec.vector
             second = first + sizes.half
-            turns = first < sizes.half if PARTIAL else True
+            turns = first < sizes.half if variant.partial else True
             row, there = rows.of(positions, b, s, sizes)
-            cos_frag = cuda.local.array(VECTOR, number)
-            sin_frag = cuda.local.array(VECTOR, number)
+            cos_frag = cuda.local.array(vec.vector, mem.number)
+            sin_frag = cuda.local.array(vec.vector, mem.number)
             pairs.load(cos_frag, cos, start(cos, b, row), first, second, turns & there)
             pairs.load(sin_frag, sin, start(sin, b, row), first, second, turns & there)
-            for i in range(VECTOR):
+            for i in range(vec.vector):
                 sin_frag[i] *= turn
-            if ALONE & turns:
+            if pairs.split & turns:
                 first, second = 2 * column, 2 * column + 1
             q_from, k_from = start(q, b, s), start(k, b, s)
             q_to, k_to = start(q_rotated, b, s), start(k_rotated, b, s)
-            frag = cuda.local.array(ELEMENTS, number)
-            for h0 in range(lane, sizes.heads, lanes * HEADS):
-                for j in range(HEADS):
+            frag = cuda.local.array(config.heads * pairs.size, mem.number)
+            for h0 in range(lane, sizes.heads, lanes * config.heads):
+                for j in range(config.heads):
                     h = h0 + j * lanes
                     x, at = find(q, k, q_from, k_from, h, sizes)
-                    vec.load(frag, j * PIECES, x, at + first, turns & (h < sizes.heads), num.zero)
-                    vec.load(frag, j * PIECES + VECTOR, x, at + second, h < sizes.heads, num.zero)
-                for j in range(HEADS):
+                    vec.load(frag, j * pairs.size, x, at + first, turns & (h < sizes.heads), num.zero)
+                    vec.load(frag, j * pairs.size + vec.vector, x, at + second, h < sizes.heads, num.zero)
+                for j in range(config.heads):
                     if turns:
-                        pairs.turn(frag, j * PIECES, cos_frag, sin_frag)
+                        pairs.turn(frag, j * pairs.size, cos_frag, sin_frag)
                     h = h0 + j * lanes
                     y, at = find(q_rotated, k_rotated, q_to, k_to, h, sizes)
-                    vec.store(y, at + first, turns & (h < sizes.heads), frag, j * PIECES)
-                    vec.store(y, at + second, h < sizes.heads, frag, j * PIECES + VECTOR)
+                    vec.store(y, at + first, turns & (h < sizes.heads), frag, j * pairs.size)
+                    vec.store(y, at + second, h < sizes.heads, frag, j * pairs.size + vec.vector)
 
     return rope_simt
 
@@ -100,16 +96,18 @@ class Pairs(Namespace):
     Halves share the angles of the column; interleaved, each piece has those of its own pairs, half as many.
     """
 
+    size: int  # elements of both pieces
+    split: bool  # whether a piece is one element, and its neighbour in memory the other one of the pair
     load: Callable[..., None]  # (frag, table, row, first, second, keep): cos or sin of them, NaN without `keep`
-    turn: Callable[..., None]  # (frag, at, cos_frag, sin_frag): those of the two pieces at frag[at : at + 2 * vector]
+    turn: Callable[..., None]  # (frag, at, cos_frag, sin_frag): those of the two pieces at frag[at : at + size]
 
 
 @cache
 def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
     """The verbs of a kernel."""
     own = access(variant.dtype, config.aligned).vector
-    split = variant.interleaved and own > 1
-    run = own // 2 if split else own
+    whole = variant.interleaved and own > 1  # a piece has whole pairs
+    run = own // 2 if whole else own
     table_mem = storage(variant.table_dtype)
     wide = config.wide_tables and run % table_mem.vector == 0
     table_vec, num = access(variant.table_dtype, wide), numbers(table_mem.number)
@@ -137,7 +135,12 @@ def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
             frag[at + i * STEP] = x1 * cos_frag[i] - x2 * sin_frag[i]
             frag[at + i * STEP + APART] = x2 * cos_frag[i] + x1 * sin_frag[i]
 
-    return Pairs(load=load_neighbours if split else load_halves, turn=turn)
+    return Pairs(
+        size=2 * own,
+        split=variant.interleaved and own == 1,
+        load=load_neighbours if whole else load_halves,
+        turn=turn,
+    )
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:

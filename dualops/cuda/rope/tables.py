@@ -64,19 +64,18 @@ def _argument_types(dtype: str, positions_dtype: str) -> tuple[Any, ...]:
 def build(config: TablesConfig, dtype: str, positions_dtype: str) -> Kernel:
     """rope_tables(cos, sin, positions, tokens, S, half, shares, scaling)."""
     mem, num = storage(dtype), numbers(f64)
-    THREADS, TOKENS = config.threads, config.tokens
     TWO, TWO_PI = f64(2), f64(2 * pi)
 
     @kernel(*_argument_types(dtype, positions_dtype), threads=config.threads)
     def rope_tables(cos, sin, positions, tokens, S, half, shares, scaling):
-        index = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        index = i64(cuda.blockIdx.x) * config.threads + cuda.threadIdx.x
         i, share = index % half, index // half
         if share < shares:
             frequency = pow_f64(scaling.base, -(f64(i) / f64(half)))
             measure = scaling.turns * frequency / TWO_PI + scaling.pair * f64(i)
             kept = min(max((measure - scaling.low) / (scaling.high - scaling.low), num.zero), num.one)
             frequency = (num.one - kept) * frequency / scaling.factor + kept * frequency
-            for j in range(TOKENS):
+            for j in range(config.tokens):
                 token = share + j * shares
                 if token < tokens:
                     b, s = token // S, token % S

@@ -61,7 +61,6 @@ def by_tree(number: Any, threads: int) -> Agreement:
 
     Barriers: 1 + log2(threads). The busy threads are neighbours and read neighbours: no two in one bank.
     """
-    HALF = threads // 2
 
     def along(combine: Callable[..., Any]) -> Callable[..., Any]:
         @verb
@@ -69,7 +68,7 @@ def by_tree(number: Any, threads: int) -> Agreement:
             tid = cuda.threadIdx.x
             part[tid] = x
             cuda.syncthreads()
-            half = HALF
+            half = threads // 2
             while half > 0:
                 if tid < half:
                     part[tid] = combine(part[tid], part[tid + half])
@@ -88,8 +87,8 @@ def by_shuffles(number: Any, threads: int) -> Agreement:
 
     Barriers: 1. All 32 lanes stay busy, and end with the same number.
     """
-    WARPS = threads // 32
-    lanes, parts = lane_reductions(number, 32), lane_reductions(number, WARPS)
+    warps = threads // 32
+    lanes, parts = lane_reductions(number, 32), lane_reductions(number, warps)
 
     def along(among_lanes: Callable[..., Any], among_warps: Callable[..., Any]) -> Callable[..., Any]:
         @verb
@@ -99,11 +98,11 @@ def by_shuffles(number: Any, threads: int) -> Agreement:
             if lane == 0:
                 part[warp] = x
             cuda.syncthreads()
-            return among_warps(part[lane % WARPS])
+            return among_warps(part[lane % warps])
 
         return agree
 
-    return Agreement(size=WARPS, max=along(lanes.max, parts.max), sum=along(lanes.sum, parts.sum))
+    return Agreement(size=warps, max=along(lanes.max, parts.max), sum=along(lanes.sum, parts.sum))
 
 
 AGREEMENTS = {"tree": by_tree, "shuffles": by_shuffles}
@@ -122,7 +121,7 @@ class ReadAgainConfig:
 
 @builds
 def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
-    """softmax_read_again(y, x, N): a block takes a row, thread `tid` of it the elements tid, tid + THREADS, ...
+    """softmax_read_again(y, x, N): a block takes a row, thread `tid` of it the elements tid, tid + threads, ...
 
         1  the maximum of my elements; the block agrees on the row's
         2  x again: the sum of exp(x - maximum) over my elements; the block agrees on the row's
@@ -132,26 +131,25 @@ def build_read_again(config: ReadAgainConfig, dtype: str) -> Kernel:
     """
     mem = storage(dtype)
     num, block = numbers(mem.number), AGREEMENTS[config.agree](mem.number, config.threads)
-    PARTS, THREADS = block.size, config.threads
 
-    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=config.threads)
     def softmax_read_again(y, x, N):
         tid = cuda.threadIdx.x
         row = i64(cuda.blockIdx.x) * N  # where it begins
-        part_max = cuda.shared.array(PARTS, mem.number)
-        part_sum = cuda.shared.array(PARTS, mem.number)
+        part_max = cuda.shared.array(block.size, mem.number)
+        part_sum = cuda.shared.array(block.size, mem.number)
 
         my_max = num.minus_inf
-        for n in range(tid, N, THREADS):
+        for n in range(tid, N, config.threads):
             my_max = num.maximum(my_max, mem.load(x, row + n))
         row_max = block.max(my_max, part_max)
 
         my_sum = num.zero
-        for n in range(tid, N, THREADS):
+        for n in range(tid, N, config.threads):
             my_sum += num.exp(mem.load(x, row + n) - row_max)
         rescale = num.one / block.sum(my_sum, part_sum)
 
-        for n in range(tid, N, THREADS):
+        for n in range(tid, N, config.threads):
             mem.store(y, row + n, num.exp(mem.load(x, row + n) - row_max) * rescale)
 
     return softmax_read_again
@@ -175,7 +173,7 @@ class KeepConfig:
 
 @builds
 def build_keep(config: KeepConfig, dtype: str) -> Kernel:
-    """softmax_keep(y, x, N): a block takes a row, thread `tid` of it the vectors tid, tid + THREADS, ...
+    """softmax_keep(y, x, N): a block takes a row, thread `tid` of it the vectors tid, tid + threads, ...
 
         1  all my elements to registers; beyond the row's end -infinity, which changes neither maximum nor sum
         2  their maximum; the block agrees on the row's
@@ -186,36 +184,34 @@ def build_keep(config: KeepConfig, dtype: str) -> Kernel:
     """
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, block = numbers(mem.number), by_shuffles(mem.number, config.threads)
-    PARTS, VECTOR = block.size, vec.vector
-    THREADS, LOADS, ELEMENTS = config.threads, config.loads, config.loads * VECTOR
 
-    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), i32, threads=config.threads)
     def softmax_keep(y, x, N):
         tid = cuda.threadIdx.x
         row = i64(cuda.blockIdx.x) * N  # where it begins
-        part_max = cuda.shared.array(PARTS, mem.number)
-        part_sum = cuda.shared.array(PARTS, mem.number)
-        frag = cuda.local.array(ELEMENTS, mem.number)  # my elements of x, then e, then y
-        for j in range(LOADS):
-            n = (j * THREADS + tid) * VECTOR
-            vec.load(frag, j * VECTOR, x, row + n, n < N, num.minus_inf)
+        part_max = cuda.shared.array(block.size, mem.number)
+        part_sum = cuda.shared.array(block.size, mem.number)
+        frag = cuda.local.array(config.loads * vec.vector, mem.number)  # my elements of x, then e, then y
+        for j in range(config.loads):
+            n = (j * config.threads + tid) * vec.vector
+            vec.load(frag, j * vec.vector, x, row + n, n < N, num.minus_inf)
 
         my_max = num.minus_inf
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             my_max = num.maximum(my_max, frag[i])
         row_max = block.max(my_max, part_max)
 
         my_sum = num.zero
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             frag[i] = num.exp(frag[i] - row_max)
             my_sum += frag[i]
         rescale = num.one / block.sum(my_sum, part_sum)
 
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             frag[i] *= rescale
-        for j in range(LOADS):
-            n = (j * THREADS + tid) * VECTOR
-            vec.store(y, row + n, n < N, frag, j * VECTOR)
+        for j in range(config.loads):
+            n = (j * config.threads + tid) * vec.vector
+            vec.store(y, row + n, n < N, frag, j * vec.vector)
 
     return softmax_keep
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
@@ -38,9 +38,18 @@ class RowsConfig:
     aligned: bool = True  # rows begin at multiples of 16 bytes and hold whole 16-byte vectors
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.row_threads * self.rows
+
+    @cached_property
+    def warps(self) -> int:
+        return self.threads // 32
+
+    @cached_property
+    def row_warps(self) -> int:
+        """Warps that share a row: one where a warp has several rows."""
+        return max(self.row_threads // 32, 1)
 
     def columns(self, dtype: str) -> int:
         """Longest row."""
@@ -52,10 +61,7 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows(y, x, M, N, y_stride, x_stride): M rows of N columns, strides between rows in elements."""
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
-    WARPS = max(config.row_threads // 32, 1)
-    parts = lane_reductions(mem.number, WARPS)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
+    parts = lane_reductions(mem.number, config.row_warps)
 
     @kernel(
         pointer(mem.element),
@@ -70,44 +76,44 @@ def build_forward(config: RowsConfig, dtype: str) -> Kernel:
     def softmax_rows(y, x, M, N, y_stride, x_stride):
         tid = cuda.threadIdx.x
         lane = tid % 32
-        row_in_block = tid // ROW_THREADS
-        row = i64(cuda.blockIdx.x) * ROWS + row_in_block
-        column = tid % ROW_THREADS * VECTOR
-        frag = cuda.local.array(ELEMENTS, mem.number)  # my part of x[row], then e
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            vec.load(frag, j * VECTOR, x, row * x_stride + at, (row < M) & (at < N), num.minus_inf)
+        row_in_block = tid // config.row_threads
+        row = i64(cuda.blockIdx.x) * config.rows + row_in_block
+        column = tid % config.row_threads * vec.vector
+        frag = cuda.local.array(config.vectors * vec.vector, mem.number)  # my part of x[row], then e
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            vec.load(frag, j * vec.vector, x, row * x_stride + at, (row < M) & (at < N), num.minus_inf)
 
         warp_max = num.minus_inf
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             warp_max = num.maximum(warp_max, frag[i])
         warp_max = lanes.max(warp_max)
         base = num.base(warp_max)
         warp_sum = num.zero
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             frag[i] = num.exp(frag[i] - base)
             warp_sum += frag[i]
         warp_sum = lanes.sum(warp_sum)
 
-        if WARPS == 1:
+        if config.row_warps == 1:
             rescale = num.one / warp_sum
         else:
-            part_max = cuda.shared.array(SHARED, mem.number)
-            part_sum = cuda.shared.array(SHARED, mem.number)
+            part_max = cuda.shared.array(config.warps, mem.number)
+            part_sum = cuda.shared.array(config.warps, mem.number)
             if lane == 0:
                 part_max[tid // 32] = warp_max
                 part_sum[tid // 32] = warp_sum
             cuda.syncthreads()
-            part = row_in_block * WARPS + lane % WARPS
+            part = row_in_block * config.row_warps + lane % config.row_warps
             row_base = num.base(parts.max(part_max[part]))
             row_sum = parts.sum(part_sum[part] * num.exp(part_max[part] - row_base))
             rescale = num.exp(warp_max - row_base) / row_sum
 
-        for i in range(ELEMENTS):
+        for i in range(len(frag)):
             frag[i] *= rescale
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            vec.store(y, row * y_stride + at, (row < M) & (at < N), frag, j * VECTOR)
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            vec.store(y, row * y_stride + at, (row < M) & (at < N), frag, j * vec.vector)
 
     return softmax_rows
 
@@ -117,10 +123,7 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     """softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride)."""
     mem, vec = storage(dtype), access(dtype, config.aligned)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, min(config.row_threads, 32))
-    WARPS = max(config.row_threads // 32, 1)
-    parts = lane_reductions(mem.number, WARPS)
-    VECTOR, VECTORS, ROWS, ROW_THREADS = vec.vector, config.vectors, config.rows, config.row_threads
-    ELEMENTS, SHARED = VECTOR * VECTORS, config.rows * WARPS
+    parts = lane_reductions(mem.number, config.row_warps)
 
     @kernel(
         pointer(mem.element),
@@ -137,33 +140,33 @@ def build_backward(config: RowsConfig, dtype: str) -> Kernel:
     def softmax_rows_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
         tid = cuda.threadIdx.x
         lane = tid % 32
-        row_in_block = tid // ROW_THREADS
-        row = i64(cuda.blockIdx.x) * ROWS + row_in_block
-        column = tid % ROW_THREADS * VECTOR
-        y_frag = cuda.local.array(ELEMENTS, mem.number)
-        dy_frag = cuda.local.array(ELEMENTS, mem.number)
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            vec.load(y_frag, j * VECTOR, y, row * y_stride + at, (row < M) & (at < N), num.zero)
-            vec.load(dy_frag, j * VECTOR, dy, row * dy_stride + at, (row < M) & (at < N), num.zero)
+        row_in_block = tid // config.row_threads
+        row = i64(cuda.blockIdx.x) * config.rows + row_in_block
+        column = tid % config.row_threads * vec.vector
+        y_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        dy_frag = cuda.local.array(config.vectors * vec.vector, mem.number)
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            vec.load(y_frag, j * vec.vector, y, row * y_stride + at, (row < M) & (at < N), num.zero)
+            vec.load(dy_frag, j * vec.vector, dy, row * dy_stride + at, (row < M) & (at < N), num.zero)
 
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
         dot = num.zero
-        for i in range(ELEMENTS):
+        for i in range(len(y_frag)):
             dot += y_frag[i] * dy_frag[i]
         dot = lanes.sum(dot)
-        if WARPS > 1:
-            part_dot = cuda.shared.array(SHARED, mem.number)
+        if config.row_warps > 1:
+            part_dot = cuda.shared.array(config.warps, mem.number)
             if lane == 0:
                 part_dot[tid // 32] = dot
             cuda.syncthreads()
-            dot = parts.sum(part_dot[row_in_block * WARPS + lane % WARPS])
+            dot = parts.sum(part_dot[row_in_block * config.row_warps + lane % config.row_warps])
 
-        for i in range(ELEMENTS):
+        for i in range(len(y_frag)):
             y_frag[i] *= dy_frag[i] - dot
-        for j in range(VECTORS):
-            at = column + j * ROW_THREADS * VECTOR
-            vec.store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * VECTOR)
+        for j in range(config.vectors):
+            at = column + j * config.row_threads * vec.vector
+            vec.store(dx, row * dx_stride + at, (row < M) & (at < N), y_frag, j * vec.vector)
 
     return softmax_rows_backward
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from math import inf
+from functools import cached_property, partial
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
@@ -31,7 +30,7 @@ class StridedConfig:
     columns: int  # threads that share one row
     batch: int = 8  # elements a thread has under way, and sums before it adds them to its total
 
-    @property
+    @cached_property
     def threads(self) -> int:
         return self.lanes * self.columns
 
@@ -45,54 +44,51 @@ def row_offset(row, size1, size2, stride0, stride1, stride2):
 @builds
 def build_forward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step): strides of rows, elements."""
-    kept = storage(dtype)
-    number, element, load, store = kept.number, kept.element, kept.load, kept.store
-    maximum, exp, base_of = numbers(number).maximum, numbers(number).exp, numbers(number).base
-    LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
-    NOTHING, ZERO, ONE = number(-inf), number(0), number(1)
+    mem = storage(dtype)
+    num = numbers(mem.number)
 
-    @kernel(pointer(element), pointer(element), *[i64] * 12, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), *[i64] * 12, threads=config.threads)
     def softmax_strided(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step):
         tid = cuda.threadIdx.x
-        lane, column = tid % LANES, tid // LANES
-        row = i64(cuda.blockIdx.x) * LANES + lane
+        lane, column = tid % config.lanes, tid // config.lanes
+        row = i64(cuda.blockIdx.x) * config.lanes + lane
         x_row = row_offset(row, size1, size2, x0, x1, x2)
         y_row = row_offset(row, size1, size2, y0, y1, y2)
         end = N if row < M else i64(0)
-        my_max = NOTHING
-        my_sum = ZERO
-        batch = cuda.local.array(BATCH, number)
-        for start in range(column, end, COLUMNS * BATCH):
-            batch_max = NOTHING
-            for i in range(BATCH):
-                batch[i] = NOTHING
-                if start + i * COLUMNS < end:
-                    batch[i] = load(x, x_row + (start + i * COLUMNS) * x_step)
-                batch_max = maximum(batch_max, batch[i])
-            new_max = maximum(my_max, batch_max)
-            base = base_of(new_max)
-            batch_sum = ZERO
-            for i in range(BATCH):
-                batch_sum += exp(batch[i] - base)
-            my_sum = my_sum * exp(my_max - base) + batch_sum
+        my_max = num.minus_inf
+        my_sum = num.zero
+        batch = cuda.local.array(config.batch, mem.number)
+        for start in range(column, end, config.columns * config.batch):
+            batch_max = num.minus_inf
+            for i in range(config.batch):
+                batch[i] = num.minus_inf
+                if start + i * config.columns < end:
+                    batch[i] = mem.load(x, x_row + (start + i * config.columns) * x_step)
+                batch_max = num.maximum(batch_max, batch[i])
+            new_max = num.maximum(my_max, batch_max)
+            base = num.base(new_max)
+            batch_sum = num.zero
+            for i in range(config.batch):
+                batch_sum += num.exp(batch[i] - base)
+            my_sum = my_sum * num.exp(my_max - base) + batch_sum
             my_max = new_max
 
-        part_max = cuda.shared.array(THREADS, number)
-        part_sum = cuda.shared.array(THREADS, number)
+        part_max = cuda.shared.array(config.threads, mem.number)
+        part_sum = cuda.shared.array(config.threads, mem.number)
         part_max[tid] = my_max
         part_sum[tid] = my_sum
         cuda.syncthreads()
-        row_max = NOTHING
-        for part in range(lane, THREADS, LANES):
-            row_max = maximum(row_max, part_max[part])
-        base = base_of(row_max)
-        row_sum = ZERO
-        for part in range(lane, THREADS, LANES):
-            row_sum += part_sum[part] * exp(part_max[part] - base)
-        rescale = ONE / row_sum
+        row_max = num.minus_inf
+        for part in range(lane, config.threads, config.lanes):
+            row_max = num.maximum(row_max, part_max[part])
+        base = num.base(row_max)
+        row_sum = num.zero
+        for part in range(lane, config.threads, config.lanes):
+            row_sum += part_sum[part] * num.exp(part_max[part] - base)
+        rescale = num.one / row_sum
 
-        for n in range(column, end, COLUMNS):
-            store(y, y_row + n * y_step, exp(load(x, x_row + n * x_step) - base) * rescale)
+        for n in range(column, end, config.columns):
+            mem.store(y, y_row + n * y_step, num.exp(mem.load(x, x_row + n * x_step) - base) * rescale)
 
     return softmax_strided
 
@@ -100,39 +96,39 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
 @builds
 def build_backward(config: StridedConfig, dtype: str) -> Kernel:
     """softmax_strided_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
-    kept = storage(dtype)
-    number, element, load, store = kept.number, kept.element, kept.load, kept.store
-    LANES, COLUMNS, THREADS, BATCH = config.lanes, config.columns, config.threads, config.batch
-    ZERO = number(0)
+    mem = storage(dtype)
+    num = numbers(mem.number)
 
-    @kernel(pointer(element), pointer(element), pointer(element), *[i64] * 16, threads=THREADS)
+    @kernel(pointer(mem.element), pointer(mem.element), pointer(mem.element), *[i64] * 16, threads=config.threads)
     def softmax_strided_backward(
         dx, y, dy, M, N, size1, size2, dx0, dx1, dx2, dx_step, y0, y1, y2, y_step, dy0, dy1, dy2, dy_step
     ):
         tid = cuda.threadIdx.x
-        lane, column = tid % LANES, tid // LANES
-        row = i64(cuda.blockIdx.x) * LANES + lane
+        lane, column = tid % config.lanes, tid // config.lanes
+        row = i64(cuda.blockIdx.x) * config.lanes + lane
         dx_row = row_offset(row, size1, size2, dx0, dx1, dx2)
         y_row = row_offset(row, size1, size2, y0, y1, y2)
         dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
         end = N if row < M else i64(0)
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
-        my_dot = ZERO
-        for start in range(column, end, COLUMNS * BATCH):
-            batch_dot = ZERO
-            for i in range(BATCH):
-                n = start + i * COLUMNS
+        my_dot = num.zero
+        for start in range(column, end, config.columns * config.batch):
+            batch_dot = num.zero
+            for i in range(config.batch):
+                n = start + i * config.columns
                 if n < end:
-                    batch_dot += load(y, y_row + n * y_step) * load(dy, dy_row + n * dy_step)
+                    batch_dot += mem.load(y, y_row + n * y_step) * mem.load(dy, dy_row + n * dy_step)
             my_dot += batch_dot
-        part_dot = cuda.shared.array(THREADS, number)
+        part_dot = cuda.shared.array(config.threads, mem.number)
         part_dot[tid] = my_dot
         cuda.syncthreads()
-        dot = ZERO
-        for part in range(lane, THREADS, LANES):
+        dot = num.zero
+        for part in range(lane, config.threads, config.lanes):
             dot += part_dot[part]
-        for n in range(column, end, COLUMNS):
-            store(dx, dx_row + n * dx_step, load(y, y_row + n * y_step) * (load(dy, dy_row + n * dy_step) - dot))
+        for n in range(column, end, config.columns):
+            mem.store(
+                dx, dx_row + n * dx_step, mem.load(y, y_row + n * y_step) * (mem.load(dy, dy_row + n * dy_step) - dot)
+            )
 
     return softmax_strided_backward
 

@@ -1,8 +1,14 @@
-"""Products of tiles in shared memory, into registers, by lanes x lanes threads without tensor cores.
+"""Products of tiles in shared memory, into registers, by lines x lanes threads without tensor cores.
 
-Thread (line, lane) owns `rows` rows of the result from line * rows on. Of them it has, in a product A @ B.T, the
-columns lane, lane + lanes, ... (`columns` of them), and in a product A @ B `near` neighbours, four as a rule, in
-every lanes * near. Products add: who wants the product alone clears the fragment first.
+    qk = mma_abt(f32, tile.q, tile.k, 4, 4)     a noun, made when the kernel is built
+    scores = qk.fragment()                      this thread's part of the product
+    qk.clear(scores)
+    qk.add(scores, smem)                        scores += Q @ K.T
+
+Thread number line * lanes + lane has `rows` rows of the result, from line * rows on. Of their columns it has, in a
+product A @ B.T, lane, lane + lanes, ...; in A @ B and A.T @ B `near` neighbours, four as a rule, of every lanes * near.
+Products add: who wants the product alone clears the fragment first. The sums of A @ B.T and A @ B go by four numbers of
+a row: A and B are zero there beyond their widths, or `add_part` is told a multiple of four.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, u32, verb
-from ..ptx.arithmetic import opaque_i32 as opaque_i32
+from ..ptx.arithmetic import opaque_i32
 from .numbers import numbers
 from .shared import Tile
 
@@ -21,17 +27,25 @@ THREADS = LANES * LANES
 
 
 class Mma(Namespace):
-    """out += A @ B.T (`mma_abt`), or A @ B (`mma_ab`), of tiles of smem; `out` is a thread's part, a local array."""
+    """out += a product of two tiles of smem; `out` is a local array, the part of the result that a thread has.
+
+    Its number i * columns + c stands in row line * rows + i and column `column(c)` of the result.
+    """
 
     size: int  # numbers of the part
     rows: int  # of the result that a thread has, side by side
     columns: int  # numbers of each of them
     fragment: Callable[..., Any]  # () -> a local array for the part
     clear: Callable[..., None]  # (out)
-    add: Callable[..., None]  # (out, smem): all of A and B
-    add_part: Callable[..., None]  # (out, smem, a, depth): A begins at a, `depth` steps of the sum
-    add_counted: Callable[..., None]  # (out, smem, depth): of A @ B, leaving out pairs whose number of A is -0
-    column: Callable[..., Any]  # (number of a row) -> its column, beyond the thread's first
+    add: Callable[..., None]  # (out, smem): the whole product
+    add_part: Callable[..., None]  # (out, smem, first, depth): A's numbers begin at `first`; so many steps of the sum
+    column: Callable[..., Any]  # (c) -> which column number c of a row is
+
+
+class CountedMma(Mma):
+    """A @ B, where a number -0 of A says that a row of the result has nothing to do with a row of B."""
+
+    add_counted: Callable[..., None]  # (out, smem, depth): leaves out pairs whose number of A is -0, whatever B holds
 
 
 class Neighbours(Namespace):
@@ -43,182 +57,196 @@ class Neighbours(Namespace):
 @cache
 def neighbours(number: Any, near: int) -> Neighbours:
     """The verb for `near` neighbours: four at once where `near` is a multiple of four; then `index` must be one too."""
-    NEAR = near
-    if near % 4:
-
-        @verb
-        def one_by_one(frag, at, smem, index):
-            for i in range(NEAR):
-                frag[at + i] = smem[index + i]
-
-        return Neighbours(load=one_by_one)
     num = numbers(number)
 
     @verb
+    def one_by_one(frag, at, smem, index):
+        for i in range(near):
+            frag[at + i] = smem[index + i]
+
+    @verb
     def by_four(frag, at, smem, index):
-        for i in range(0, NEAR, 4):
+        for i in range(0, near, 4):
             num.load_four(frag, at + i, smem, index + i)
 
-    return Neighbours(load=by_four)
-
-
-class _Part(Namespace):
-    fragment: Callable[..., Any]
-    clear: Callable[..., None]
-
-
-def _part(number: Any, size: int) -> _Part:
-    SIZE, zero = size, numbers(number).zero
-
-    @verb
-    def fragment():
-        return cuda.local.array(SIZE, number)
-
-    @verb
-    def clear(out):
-        for e in range(SIZE):
-            out[e] = zero
-
-    return _Part(fragment=fragment, clear=clear)
+    return Neighbours(load=one_by_one if near % 4 else by_four)
 
 
 def mma_abt(number: Any, a: Tile, b: Tile, rows: int, columns: int, lanes: int = LANES, *, looped: bool = False) -> Mma:
-    """out += A @ B.T. looped: steps of the sum are not unrolled, which costs registers where there are many."""
-    num, part = numbers(number), _part(number, rows * columns)
-    ROWS, COLUMNS, ACROSS, DEPTH, N_FRAGS = rows, columns, lanes, -(-a.width // 4) * 4, 4 * columns
+    """out += A @ B.T. looped: steps of the sum are not unrolled, which costs registers where there are many.
+
+    Raises ValueError where B has not as many rows as the result columns.
+    """
+    num = numbers(number)
+    if b.rows != lanes * columns:
+        raise ValueError(
+            f"A @ B.T: B has {b.rows} rows, expected {lanes} x {columns}, one for each column of the result"
+        )
 
     @verb
-    def add_unrolled(out, smem, first, depth):
-        lane, line = cuda.threadIdx.x % ACROSS, cuda.threadIdx.x // ACROSS
-        frag = cuda.local.array(4, number)  # of a row of A
-        frags = cuda.local.array(N_FRAGS, number)  # of rows of B
-        for d in range(0, depth, 4):
-            for j in range(COLUMNS):
-                num.load_four(frags, 4 * j, smem, b.at + (lane + ACROSS * j) * b.row + d)
-            for i in range(ROWS):
-                num.load_four(frag, 0, smem, first + (line * ROWS + i) * a.row + d)
-                for j in range(COLUMNS):
-                    for c in range(4):
-                        out[i * COLUMNS + j] += frag[c] * frags[4 * j + c]
+    def add_four(out, smem, a_at, a_row, b_at, b_row):
+        """Four steps of the sum; my rows are a_row, ... of those from a_at on, and b_row, ... of those from b_at on."""
+        row = cuda.local.array(4, number)  # four numbers of a row of A
+        others = cuda.local.array(4 * columns, number)  # and of my rows of B
+        for j in range(columns):
+            num.load_four(others, 4 * j, smem, b_at + (b_row + lanes * j) * b.row)
+        for i in range(rows):
+            num.load_four(row, 0, smem, a_at + (a_row + i) * a.row)
+            for j in range(columns):
+                for c in range(4):
+                    out[i * columns + j] += row[c] * others[4 * j + c]
 
     @verb
-    def add_looped(out, smem, first, depth):
-        lane, line = cuda.threadIdx.x % ACROSS, cuda.threadIdx.x // ACROSS
-        frag = cuda.local.array(4, number)
-        frags = cuda.local.array(N_FRAGS, number)
-        d = 0
-        while d < depth:
-            mine, theirs = opaque_i32(first + line * ROWS * a.row + d), opaque_i32(b.at + lane * b.row + d)
-            for j in range(COLUMNS):
-                num.load_four(frags, 4 * j, smem, theirs + ACROSS * j * b.row)
-            for i in range(ROWS):
-                num.load_four(frag, 0, smem, mine + i * a.row)
-                for j in range(COLUMNS):
-                    for c in range(4):
-                        out[i * COLUMNS + j] += frag[c] * frags[4 * j + c]
-            d += 4
-
-    add_part = add_looped if looped else add_unrolled
-
-    @verb
-    def add(out, smem):
-        add_part(out, smem, a.at, DEPTH)
+    def add_part(out, smem, first, depth):
+        lane, line = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes
+        if looped:
+            d = 0
+            while d < depth:
+                mine, theirs = opaque_i32(first + line * rows * a.row + d), opaque_i32(b.at + lane * b.row + d)
+                add_four(out, smem, mine, 0, theirs, 0)
+                d += 4
+        else:
+            for d in range(0, depth, 4):
+                add_four(out, smem, first + d, line * rows, b.at + d, lane)
 
     @verb
     def column(c):
-        return cuda.threadIdx.x % ACROSS + ACROSS * c
+        return cuda.threadIdx.x % lanes + lanes * c
 
-    return Mma(
-        size=rows * columns,
-        rows=rows,
-        columns=columns,
-        fragment=part.fragment,
-        clear=part.clear,
-        add=add,
-        add_part=add_part,
-        add_counted=None,
-        column=column,
-    )
+    return Mma(column=column, **_members(number, rows, columns, add_part, a.at, -(-a.width // 4) * 4))
 
 
-def mma_ab(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int = LANES, *, looped: bool = False) -> Mma:
-    """out += A @ B; looped: the same, and of a product that is summed before it is added: many lose less so."""
+def mma_ab(
+    number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int = LANES, *, looped: bool = False
+) -> CountedMma:
+    """out += A @ B; looped: the same, and of a product that is summed before it is added: many lose less so.
+
+    Raises ValueError where B's rows are not filled to a multiple of lanes * near.
+    """
     num, near_b = numbers(number), neighbours(number, near)
-    GROUPS = -(-b.width // (lanes * near))
-    part = _part(number, rows * near * GROUPS)
-    ROWS, NEAR, ACROSS, DEPTH, COLUMNS = rows, near, lanes, a.width, near * GROUPS
-    N_FRAGS, N_PIECE = 4 * near, rows * near
+    groups = _groups(b, lanes * near)
 
     @verb
-    def add_unrolled(out, smem, first, depth):
-        lane, line = cuda.threadIdx.x % ACROSS, cuda.threadIdx.x // ACROSS
-        frag = cuda.local.array(4, number)  # of a row of A
-        frags = cuda.local.array(N_FRAGS, number)  # of rows of B
-        for n in range(0, depth, 4):
-            for g in range(GROUPS):
-                for k in range(4):
-                    near_b.load(frags, NEAR * k, smem, b.at + (n + k) * b.row + (g * ACROSS + lane) * NEAR)
-                for i in range(ROWS):
-                    num.load_four(frag, 0, smem, first + (line * ROWS + i) * a.row + n)
-                    for k in range(4):
-                        for c in range(NEAR):
-                            out[(i * GROUPS + g) * NEAR + c] += frag[k] * frags[NEAR * k + c]
+    def add_four(out, at, apart, smem, a_at, a_row, b_at):
+        """Four steps of the sum, to out[at + i * apart + c]; my rows are a_row, ... of those from a_at on."""
+        row = cuda.local.array(4, number)  # four numbers of a row of A
+        others = cuda.local.array(4 * near, number)  # of four rows of B
+        for k in range(4):
+            near_b.load(others, near * k, smem, b_at + k * b.row)
+        for i in range(rows):
+            num.load_four(row, 0, smem, a_at + (a_row + i) * a.row)
+            for k in range(4):
+                for c in range(near):
+                    out[at + i * apart + c] += row[k] * others[near * k + c]
 
     @verb
-    def add_looped(out, smem, first, depth):
-        lane, line = cuda.threadIdx.x % ACROSS, cuda.threadIdx.x // ACROSS
-        frag = cuda.local.array(4, number)
-        frags = cuda.local.array(N_FRAGS, number)
-        piece = cuda.local.array(N_PIECE, number)
-        for g in range(GROUPS):
-            for i in range(N_PIECE):
-                piece[i] = num.zero
-            n = 0
-            while n < depth:
-                mine = opaque_i32(first + line * ROWS * a.row + n)
-                theirs = opaque_i32(b.at + n * b.row + (g * ACROSS + lane) * NEAR)
-                for k in range(4):
-                    near_b.load(frags, NEAR * k, smem, theirs + k * b.row)
-                for i in range(ROWS):
-                    num.load_four(frag, 0, smem, mine + i * a.row)
-                    for k in range(4):
-                        for c in range(NEAR):
-                            piece[i * NEAR + c] += frag[k] * frags[NEAR * k + c]
-                n += 4
-            for i in range(ROWS):
-                for c in range(NEAR):
-                    out[(i * GROUPS + g) * NEAR + c] += piece[i * NEAR + c]
-
-    add_part = add_looped if looped else add_unrolled
-
-    @verb
-    def add(out, smem):
-        add_part(out, smem, a.at, DEPTH)
+    def add_part(out, smem, first, depth):
+        lane, line = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes
+        if looped:
+            piece = cuda.local.array(rows * near, number)
+            for g in range(groups):
+                for e in range(rows * near):
+                    piece[e] = num.zero
+                n = 0
+                while n < depth:
+                    mine = opaque_i32(first + line * rows * a.row + n)
+                    theirs = opaque_i32(b.at + n * b.row + (g * lanes + lane) * near)
+                    add_four(piece, 0, near, smem, mine, 0, theirs)
+                    n += 4
+                for i in range(rows):
+                    for c in range(near):
+                        out[(i * groups + g) * near + c] += piece[i * near + c]
+        else:
+            for n in range(0, depth, 4):
+                for g in range(groups):
+                    theirs = b.at + n * b.row + (g * lanes + lane) * near
+                    add_four(out, g * near, groups * near, smem, first + n, line * rows, theirs)
 
     @verb
     def add_counted(out, smem, depth):
-        lane, line = cuda.threadIdx.x % ACROSS, cuda.threadIdx.x // ACROSS
+        lane, line = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes
         for n in range(depth):
-            for i in range(ROWS):
-                weight = smem[u32(a.at + (line * ROWS + i) * a.row + n)]
+            for i in range(rows):
+                weight = smem[u32(a.at + (line * rows + i) * a.row + n)]
                 if not num.is_minus_zero(weight):
-                    for g in range(GROUPS):
-                        for c in range(NEAR):
-                            value = smem[u32(b.at + n * b.row + (g * ACROSS + lane) * NEAR + c)]
-                            out[(i * GROUPS + g) * NEAR + c] += weight * value
+                    for g in range(groups):
+                        for c in range(near):
+                            value = smem[u32(b.at + n * b.row + (g * lanes + lane) * near + c)]
+                            out[(i * groups + g) * near + c] += weight * value
+
+    members = _members(number, rows, near * groups, add_part, a.at, a.width)
+    return CountedMma(column=_in_groups(near, lanes), add_counted=add_counted, **members)
+
+
+def mma_atb(number: Any, a: Tile, b: Tile, rows: int, near: int = 4, lanes: int = LANES) -> Mma:
+    """out += A.T @ B, a row of A and of B after the other. Raises ValueError as `mma_ab` does."""
+    near_a, near_b = neighbours(number, rows), neighbours(number, near)
+    groups = _groups(b, lanes * near)
+    columns = near * groups
+
+    @verb
+    def add_part(out, smem, first, depth):
+        lane, line = cuda.threadIdx.x % lanes, cuda.threadIdx.x // lanes
+        column = cuda.local.array(rows, number)  # my rows of A.T
+        row = cuda.local.array(columns, number)  # of a row of B
+        n = 0
+        while n < depth:  # a range would count beside it
+            mine = opaque_i32(first + n * a.row + line * rows)
+            theirs = opaque_i32(b.at + n * b.row + lane * near)
+            near_a.load(column, 0, smem, mine)
+            for g in range(groups):
+                near_b.load(row, near * g, smem, theirs + g * lanes * near)
+            for i in range(rows):
+                for c in range(columns):
+                    out[i * columns + c] += column[i] * row[c]
+            n += 1
+
+    return Mma(column=_in_groups(near, lanes), **_members(number, rows, columns, add_part, a.at, a.rows))
+
+
+def _members(
+    number: Any, rows: int, columns: int, add_part: Callable[..., None], first: int, depth: int
+) -> dict[str, Any]:
+    """What all products have alike."""
+    num, size = numbers(number), rows * columns
+
+    @verb
+    def fragment():
+        return cuda.local.array(size, number)
+
+    @verb
+    def clear(out):
+        for e in range(size):
+            out[e] = num.zero
+
+    @verb
+    def add(out, smem):
+        add_part(out, smem, first, depth)
+
+    return {
+        "size": size,
+        "rows": rows,
+        "columns": columns,
+        "fragment": fragment,
+        "clear": clear,
+        "add": add,
+        "add_part": add_part,
+    }
+
+
+def _groups(b: Tile, together: int) -> int:
+    """How many times a row of B has as many columns as threads take together."""
+    groups = -(-b.width // together)
+    if b.filled < groups * together:
+        raise ValueError(f"a product with B: its rows have {b.filled} numbers, expected a multiple of {together}")
+    return groups
+
+
+def _in_groups(near: int, lanes: int) -> Callable[..., Any]:
+    """Which column number c of a row is, where a thread has `near` neighbours in every lanes * near."""
 
     @verb
     def column(c):
-        return (c // NEAR * ACROSS + cuda.threadIdx.x % ACROSS) * NEAR + c % NEAR
+        return (c // near * lanes + cuda.threadIdx.x % lanes) * near + c % near
 
-    return Mma(
-        size=rows * COLUMNS,
-        rows=rows,
-        columns=COLUMNS,
-        fragment=part.fragment,
-        clear=part.clear,
-        add=add,
-        add_part=add_part,
-        add_counted=add_counted,
-        column=column,
-    )
+    return column

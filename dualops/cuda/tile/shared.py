@@ -1,13 +1,14 @@
-"""What lies where in a block's shared memory. The host lays tiles out; kernels ask them for places, rows and bytes.
+"""What lies where in a block's shared memory. The host lays tiles out; kernels ask them for places and fill them.
 
-    shared = Shared("bfloat16")                 numbers of float32 arithmetic
+    shared = Shared("bfloat16", threads)        numbers of float32 arithmetic
     q = shared.tile(BLOCK_Q, D)                 [BLOCK_Q, D]
     k = shared.tile(BLOCK_KV, D)
     v = shared.tile(BLOCK_KV, Dv, over=k)       takes turns with k
     shared.nbytes                               what the launch asks for
 
-A kernel's dynamic shared memory is one array of numbers, `smem`; places count numbers. Rows lie a multiple of four
-numbers and four more apart, so that lanes on neighbouring rows meet different banks.
+A kernel's dynamic shared memory is one array of numbers, `smem`; places are indices of it. Everything begins at a
+multiple of four numbers, which are loaded at once. Rows are a multiple of four long and `PAD` apart, so that lanes on
+neighbouring rows meet different banks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Lines(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The same, of which only so many columns are there; line r is to be multiplied by smem[weights + r]."""
+    """The same, of which only so many columns are there; line r may be to be multiplied by smem[weights + r]."""
 
     data: Any
     first: Any
@@ -43,14 +44,14 @@ class Part(NamedTuple):
 
 
 class Tile(Namespace):
-    """Rows of numbers in shared memory, or several such tiles one after the other."""
+    """Rows of numbers in shared memory; or several such tiles, stages, one after the other."""
 
-    at: int  # of the first number
+    at: int  # where it begins
     rows: int
     width: int  # numbers of a row that are of the array
-    padded: int  # and with the zeros behind them
+    filled: int  # and with the zeros behind them
     row: int  # numbers from a row to the next
-    size: int  # numbers of a tile
+    size: int  # numbers from a stage to the next
     place: Callable[..., Any]  # (row, column) -> where that number lies
     load: Callable[..., Any]  # (smem, lines) -> 1 if this thread met a NaN or an infinity; by all threads of the block
 
@@ -58,35 +59,37 @@ class Tile(Namespace):
 class Shared:
     """Lays out the shared memory of a kernel that works on arrays of a dtype, with `threads` threads a block."""
 
-    def __init__(self, dtype: str, threads: int = 0):
+    def __init__(self, dtype: str, threads: int):
         self.dtype, self.threads = dtype, threads
         self.count = 0  # numbers so far
-        self._latest = 0
+        self._latest = 0  # where the latest of them begin
 
-    def tile(self, rows: int, width: int, multiple: int = 4, *, stages: int = 1, over: Tile | None = None) -> Tile:
+    def tile(
+        self, rows: int, width: int, multiple: int = 4, *, stages: int = 1, pad: int = PAD, over: Tile | None = None
+    ) -> Tile:
         """Room for a tile whose rows are filled with zeros to a multiple, `stages` times; or over the latest one.
 
-        Raises ValueError for a place that something else lies behind already.
+        pad: numbers between rows, a multiple of four; 0 where lanes meet within a row alone. Raises ValueError for a
+        place that something else lies behind already.
         """
         if over is not None and over.at != self._latest:
             raise ValueError(f"a tile at {over.at} is not the latest, which is at {self._latest}")
-        padded = -(-width // multiple) * multiple
-        row = -(-padded // 4) * 4 + PAD
-        self._latest = self.count if over is None else over.at
-        self.count = max(self.count, self._latest + stages * rows * row)
-        load = _load(self.dtype, self.threads, self._latest, rows, width, row)
-        at = self._latest
+        at = self.count if over is None else over.at
+        filled = _align_up(_align_up(width, multiple), 4)
+        row = filled + pad
+        self._latest, self.count = at, max(self.count, at + stages * rows * row)
 
         @verb
         def place(r, c):
             return at + r * row + c
 
-        return Tile(at=at, rows=rows, width=width, padded=padded, row=row, size=rows * row, place=place, load=load)
+        load = _load(self.dtype, self.threads, at, (rows, width, filled, row))
+        return Tile(at=at, rows=rows, width=width, filled=filled, row=row, size=rows * row, place=place, load=load)
 
     def vector(self, count: int) -> int:
         """Room for so many numbers: where they begin."""
         self._latest = self.count
-        self.count += count
+        self.count += _align_up(count, 4)
         return self._latest
 
     @property
@@ -94,19 +97,25 @@ class Shared:
         return self.count * storage(self.dtype).number.bitwidth // 8
 
 
-def _load(dtype: str, threads: int, at: int, rows: int, width: int, row: int) -> Callable[..., Any]:
+def _align_up(value: int, step: int) -> int:
+    return -(-value // step) * step
+
+
+def _load(dtype: str, threads: int, at: int, shape: tuple[int, int, int, int]) -> Callable[..., Any]:
+    """A tile's `load`. shape: its rows, their width, how far they are filled, and from one to the next."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
-    AT, COUNT, WIDTH, ROW, LINE, THREADS = at, rows * (row - PAD), width, row, row - PAD, threads
+    rows, width, filled, row = shape
+    count = rows * filled
 
     @verb
     def load(smem, lines):
         strange = i32(0)
-        for place in range(cuda.threadIdx.x, COUNT, THREADS):
-            r, c = place // LINE, place % LINE
+        for index in range(cuda.threadIdx.x, count, threads):
+            r, c = index // filled, index % filled
             value = num.zero
-            if (r < lines.count) & (c < WIDTH):
+            if (r < lines.count) & (c < width):
                 value = mem.load(lines.data, lines.first + r * lines.step + c)
-            smem[AT + r * ROW + c] = value
+            smem[at + r * row + c] = value
             strange |= i32(value * num.zero != num.zero)
         return strange
 

@@ -13,43 +13,40 @@ from .storage import access, storage
 def by_vectors(
     dtype: str, aligned: bool, tile: Tile, threads: int, *, weighted: bool = False, checked: bool = False
 ) -> Any:
-    """The tile's `load` of a Part, (smem, part), or of the tile that begins at a place, (smem, part, at).
+    """The tile's `load` of a Part, (smem, part), or of a stage that begins at another place, (smem, part, at).
 
-    Beyond the part's lines and columns all is 0. The tile's width: a power of two, at most as large as threads.
-    `aligned`: first, step and columns are multiples of 16 bytes. `weighted`: lines are multiplied by their weights.
-    `checked`: returns 1 if this thread met a NaN or an infinity.
+    Beyond the part's lines and columns all is 0. The tile's width: a power of two, at most `threads` vectors.
+    aligned: first, step and columns are multiples of 16 bytes. weighted: lines are multiplied by their weights.
+    checked: returns 1 if this thread met a NaN or an infinity.
     """
     mem, source, num = storage(dtype), access(dtype, aligned, once=True), numbers(storage(dtype).number)
-    VECTOR, WIDTH, ROWS, WEIGHTED, CHECKED = source.vector, tile.width, tile.rows, weighted, checked
-    ROWS_A_STEP = threads * VECTOR // WIDTH
-    STEPS = -(-ROWS // ROWS_A_STEP)
-    EACH = num.vector if VECTOR > 1 else 1
-    FINITE, STRANGE = i32(0), i32(1)
-    NONE, ALL = i32(0), i32(ROWS)
+    at_once = threads * source.vector // tile.width  # lines that all threads load together
+    steps = -(-tile.rows // at_once)
+    whole = steps * at_once == tile.rows
 
     @verb
-    def load(smem, part, to=tile.at):
-        frag = cuda.local.array(VECTOR, mem.number)
-        strange = FINITE
-        r, c = cuda.threadIdx.x * VECTOR // WIDTH, cuda.threadIdx.x * VECTOR % WIDTH
-        there = i32(min(part.count, ROWS)) if c < part.columns else NONE  # rows of mine
-        at, put = part.first + r * part.step + c, to + r * tile.row + c
-        for step in range(STEPS):
-            place = i32(r + step * ROWS_A_STEP)
-            if (STEPS * ROWS_A_STEP == ROWS) | (place < ALL):
-                source.load(frag, 0, part.data, at, place < there, num.zero)
-                for i in range(VECTOR):
-                    if WEIGHTED:
-                        frag[i] *= smem[u32(part.weights + place)]
-                    if CHECKED:
-                        strange |= STRANGE if frag[i] * num.zero != num.zero else FINITE
-                if VECTOR == 1:
-                    smem[u32(put)] = frag[0]
+    def load(smem, part, at=tile.at):
+        frag = cuda.local.array(source.vector, mem.number)
+        strange = i32(0)
+        r, c = cuda.threadIdx.x * source.vector // tile.width, cuda.threadIdx.x * source.vector % tile.width
+        count = i32(min(part.count, tile.rows)) if c < part.columns else i32(0)  # of lines, for my columns
+        index, place = part.first + r * part.step + c, at + r * tile.row + c
+        for step in range(steps):
+            line = i32(r + step * at_once)
+            if whole | (line < i32(tile.rows)):
+                source.load(frag, 0, part.data, index, line < count, num.zero)
+                for i in range(source.vector):
+                    if weighted:
+                        frag[i] *= smem[u32(part.weights + line)]
+                    if checked:
+                        strange |= i32(frag[i] * num.zero != num.zero)
+                if source.vector == 1:
+                    smem[u32(place)] = frag[0]
                 else:
-                    for i in range(0, VECTOR, EACH):
-                        num.store_vector(smem, put + i, frag, i)
-            at += ROWS_A_STEP * part.step
-            put += ROWS_A_STEP * tile.row
+                    for i in range(0, source.vector, num.vector):
+                        num.store_vector(smem, place + i, frag, i)
+            index += at_once * part.step
+            place += at_once * tile.row
         return strange
 
     return load

@@ -15,6 +15,7 @@ from dualops.cuda import device as devices
 from dualops.cuda.matmul import simt
 from dualops.cuda.matmul.product import Axis, Product, b_gradient_product, folded, forward_product
 from dualops.cuda.step import prepare
+from dualops.cuda.tile.shared import Shared
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.matmul import shapes_of
 from tests.checks import Rejected, check
@@ -55,7 +56,7 @@ def test_tiles(config, dtype, sizes, layout, place, order):
     check(SPEC, case, partial(launch, config), layouts=layouts, out_layout=place, ways=("given",))
 
 
-PUT = "                    b_loader.put(smem, there + A_SLICE, b_row, b_depth, coming)\n"
+PUT = "                    b_loader.put(smem, there, b_share, coming)\n"
 # what is taken from the source, and what stands there then
 BROKEN = {
     "no barrier in the loop": ("                    cuda.syncthreads()\n", ""),
@@ -64,11 +65,11 @@ BROKEN = {
         f"{PUT}                    cuda.syncthreads()\n",
         f"                    cuda.syncthreads()\n{PUT}",
     ),
-    "one stage for both slices": ("(t & 1 ^ 1) * SLICE", "(t & 1) * SLICE"),
-    "half of a slice not put down": ("if pair == HALF:", "if pair == PAIRS + 1:"),
+    "one stage for both slices": ("(t & 1 ^ 1) * stage.size", "(t & 1) * stage.size"),
+    "half of a slice not put down": ("if pair == pairs // 2:", "if pair == pairs + 1:"),
     "the last slice as long as others": (
-        "depth = i32(min(left, BLOCK_K))\n            a_loader.fetch",
-        "depth = i32(BLOCK_K)\n            a_loader.fetch",
+        "depth = i32(min(left, config.block_k))\n            a_loader.fetch",
+        "depth = i32(config.block_k)\n            a_loader.fetch",
     ),
     "the last piece forgotten": (" | (t + 1 == slices):", ":"),
     "totals not cleared": ("                acc[e + c] = num.zero\n", ""),
@@ -93,7 +94,7 @@ def test_a_broken_kernel_is_found(name, order, monkeypatch):
 
 def test_a_tile_that_threads_cannot_share_is_refused():
     with pytest.raises(ValueError, match="256 threads can't share a slice of 128 x 8 in loads of 8"):
-        simt.loader("bfloat16", simt.Reading("depth", 8), 128, 8, 256)
+        simt.loader("bfloat16", simt.Reading("depth", 8), Shared("bfloat16", 256).tile(8, 128), 256)
 
 
 # --- folding -------------------------------------------------------------------------------------
