@@ -139,7 +139,8 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
 
     @verb
     def weights(smem, options, where):
-        cuda.syncthreads()  # scores may have gone through these places
+        if not RANGES_ALONE:
+            cuda.syncthreads()  # scores have gone through these places
         for quad in range(cuda.threadIdx.x, QUADS, THREADS):
             down, across = quad // ACROSS, quad % ACROSS
             upper, pair = (across, down) if TRANSPOSED else (down, across)

@@ -130,7 +130,7 @@ def test_one_call_of_philox_gives_four_weights(rows, columns, transposed, order)
         asked.append((int(at.i), int(at.j)))
         return right.weights(args, at)
 
-    chain = right.but(weights=weights)
+    chain = right.but(weights=weights, picks=True)  # so that scores go through the tile
     score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
     args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
     found = np.zeros(tiles.sizes)
@@ -175,8 +175,9 @@ class tiles_of:
     def __init__(self, rows: int, columns: int):
         self.sizes = LANES * rows, LANES * columns
         shared = Shared("float32", THREADS)
+        q, k = (shared.tile(count, 4) for count in self.sizes)
         self.tile = shared.tile(*self.sizes)
-        self.product = mma_abt(f32, self.tile, self.tile, rows, columns)
+        self.product = mma_abt(f32, q, k, rows, columns)
         self.nbytes = shared.nbytes
 
 
