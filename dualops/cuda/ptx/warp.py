@@ -73,3 +73,10 @@ def bar_sync(number, threads):
     """Wait for `threads` threads, in whole warps, at the block's barrier 1 to 15; what they wrote is then visible."""
     thread = current()
     thread.block.named_barrier(number, threads).wait(thread.scheduler)
+
+
+@instruction("(i32, i32) -> void", "bar.arrive {number}, {threads};", section="9.7.13.1", convergent=True)
+def bar_arrive(number, threads):
+    """Count this thread at the block's barrier 1 to 15, for `threads` threads with those that wait, and go on."""
+    thread = current()
+    thread.block.named_barrier(number, threads).arrive(thread.scheduler)

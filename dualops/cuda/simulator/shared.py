@@ -1,0 +1,94 @@
+"""A block's shared memory by its addresses, as threads see it and as units beside them do: copies, tensor cores.
+
+What a thread writes such a unit sees after `fence.proxy.async`; until then it sees what was there before, NaN say. What
+units write both see. So a kernel that forgets the fence computes with stale numbers here, always.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+CAPACITY = 1 << 18  # bytes: what the 14 bits of a matrix descriptor reach, in units of 16
+PATTERN = 1024  # bytes after which the widest swizzle repeats
+
+
+def swizzled(address: Any, span: int) -> Any:
+    """Where the units put a byte: bits 4 to 6 of its address, as far as `span` has them, are flipped by bits 7 to 9.
+
+    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them.
+    """
+    return address ^ (address >> 3 & span - 16)
+
+
+class SharedMemory:
+    """The bytes of one block; arrays are laid out one behind the other as kernels ask for them."""
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._threads, self._units = _aligned(), _aligned()
+        self._first = self._threads.ctypes.data
+
+    def take(self, nbytes: int, alignment: int) -> np.ndarray:
+        """Bytes that nobody wrote, at a multiple of `alignment` and of no larger power of two."""
+        at = -(-(self.used - alignment) // (2 * alignment)) * 2 * alignment + alignment
+        if at + nbytes > CAPACITY:
+            raise RuntimeError(f"{at + nbytes} bytes of shared memory, of {CAPACITY}")
+        for seen in (self._threads, self._units):
+            seen[self.used : at + nbytes] = 0xFF
+        self.used = at + nbytes
+        return self._threads[at : self.used]
+
+    def address(self, array: Any, index: int) -> int:
+        """The address of an element of one of the block's arrays, a Pointer."""
+        return array.address - self._first + int(index) * array.itemsize
+
+    def fence(self) -> None:
+        """What threads have written until now is there for units, too."""
+        self._units[: self.used] = self._threads[: self.used]
+
+    def has_unfenced(self, places: np.ndarray) -> bool:
+        """Whether threads wrote there, and units don't see it yet."""
+        return not np.array_equal(self._units[places], self._threads[places])
+
+    def read_by_unit(self, places: np.ndarray) -> np.ndarray:
+        """The bytes that a unit finds at addresses. Raises IndexError for places that belong to no array."""
+        if places.size and not 0 <= places.min() <= places.max() < self.used:
+            told = f"{places.min():#x} to {places.max():#x}"
+            raise IndexError(f"shared memory is read at {told}, and ends at {self.used:#x}")
+        return self._units[places]
+
+    def copied(self, start: int, data: np.ndarray) -> None:
+        """Bytes that a unit writes one behind the other."""
+        for seen in (self._units, self._threads):
+            seen[start : start + data.size] = data
+
+    def write_by_unit(self, places: np.ndarray, data: Any) -> None:
+        """What a unit writes there."""
+        if places.size and not 0 <= places.min() <= places.max() < self.used:
+            told = f"{places.min():#x} to {places.max():#x}"
+            raise IndexError(f"shared memory is written at {told}, and ends at {self.used:#x}")
+        self._units[places] = data
+        self._threads[places] = data
+
+
+def _aligned() -> np.ndarray:
+    memory = np.empty(CAPACITY + PATTERN, np.uint8)
+    start = -memory.ctypes.data % PATTERN
+    return memory[start : start + CAPACITY]
+
+
+class Late:
+    """Bytes of shared memory that a unit reads some time between its start and its end.
+
+    What changes in the meantime is read as it was, as it is or as neither: here as NaN.
+    """
+
+    def __init__(self, memory: SharedMemory, places: np.ndarray):
+        self.memory, self.places, self.first = memory, places, memory.read_by_unit(places)
+
+    def read(self) -> np.ndarray:
+        """The bytes, at the end of the reading."""
+        last = self.memory.read_by_unit(self.places)
+        return np.where(self.first == last, last, np.uint8(0xFF))
