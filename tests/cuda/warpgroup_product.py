@@ -15,7 +15,22 @@ import ml_dtypes
 import numpy as np
 
 from dualops.cuda import device
-from dualops.cuda.backend import SIMULATED, Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, pointer, u8, u32, u64, verb
+from dualops.cuda.backend import (
+    SIMULATED,
+    Kernel,
+    Namespace,
+    builds,
+    cuda,
+    f32,
+    i32,
+    i64,
+    kernel,
+    pointer,
+    u8,
+    u32,
+    u64,
+    verb,
+)
 from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
 from dualops.cuda.ptx.mbarrier import (
@@ -25,7 +40,7 @@ from dualops.cuda.ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait_cta,
 )
-from dualops.cuda.ptx.memory import shared_address
+from dualops.cuda.ptx.memory import shared_address, st_shared_f32
 from dualops.cuda.ptx.tma import cp_async_bulk_tensor, cp_async_bulk_tensor_store
 from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync
 from dualops.cuda.ptx.wgmma import (
@@ -112,14 +127,14 @@ KINDS = [
 
 
 class Pipe(Namespace):
-    """The ring; `i` numbers the steps."""
+    """The ring; `full` and `empty` are its barriers, `i` numbers the steps."""
 
     init: Callable[..., None]  # (full, empty)
     maps: Callable[..., None]  # (a_map, b_map): before they are used
     acquire: Callable[..., Any]  # (full, empty, i) -> stage
     load: Callable[..., None]  # (smem, a_map, b_map, full, stage, k0)
-    wait: Callable[..., Any]  # (full, i) -> stage
-    release: Callable[..., None]  # (empty, i)
+    wait: Callable[..., Any]  # (full, empty, i) -> stage
+    release: Callable[..., None]  # (full, empty, i)
 
 
 class Product(Namespace):
@@ -185,13 +200,13 @@ def pipe_of(kind: Kind) -> Pipe:
                 load2(smem, B_AT + stage * B_NBYTES + box * B_BOX, b_map, c, k0, full, stage)
 
     @verb
-    def wait(full, i):
+    def wait(full, empty, i):
         stage = i32(i % STAGES)
         mbarrier_wait_cta(full, stage, u32(i // STAGES & 1))
         return stage
 
     @verb
-    def release(empty, i):
+    def release(full, empty, i):
         bar_warp_sync(0xFFFFFFFF)
         if cuda.threadIdx.x % 32 == 0:
             mbarrier_arrive(empty, i32(i % STAGES))
@@ -251,13 +266,16 @@ def product_of(kind: Kind) -> Product:
 
 
 def output_of(kind: Kind) -> Output:
-    N, SIZE, AT, store2 = kind.n, kind.n // 2, kind.y_at // 4, cp_async_bulk_tensor_store(2)
+    N, QUADS, AT, store2 = kind.n, kind.n // 8, kind.y_at // 4, cp_async_bulk_tensor_store(2)
 
     @verb
     def put(y_smem, acc):
-        for e in range(SIZE):
-            row, column = accumulator(cuda.threadIdx.x, e)
-            y_smem[AT + row * N + column] = acc[e]
+        row, column = accumulator(cuda.threadIdx.x, 0)
+        first = AT + row * N + column
+        for j in range(QUADS):  # a loop of 128 that did more would not be unrolled
+            for half in range(2):
+                for e in range(2):
+                    st_shared_f32(y_smem, i32(first + 8 * half * N + 8 * j + e), acc[4 * j + 2 * half + e])
 
     @verb
     def fence():
@@ -306,13 +324,13 @@ def make(kind: Kind, pipe: Pipe, product: Product, output: Output) -> Kernel:
         else:
             acc, a = cuda.local.array(SIZE, f32), cuda.local.array(WORDS, u32)
             for i in range(K // BLOCK_K):
-                stage = pipe.wait(full, i)
+                stage = pipe.wait(full, empty, i)
                 product.load(a, words, K, i * BLOCK_K)
                 product.fence()
                 product.issue(acc, a, smem, stage, i)
                 product.commit()
                 product.wait(acc, PENDING)
-                pipe.release(empty, i)
+                pipe.release(full, empty, i)
             output.put(y_smem, acc)
             output.fence()
             output.meet()

@@ -122,7 +122,7 @@ def _from_shared(n, dtype, a_major="k", b_major="k", b_dtype=None):
         def begin():
             a = _operand(a_desc, dtype, a_major, 64)
             b = _operand(b_desc, b_dtype, b_major, n)
-            return lambda words, old: _multiply(a(), b(), old)
+            return lambda warp, words, old: _multiply(a(slice(16 * warp, 16 * warp + 16)), b(slice(None)), old)
 
         products().issue(shape, (a_desc, b_desc, int(scale_d)), begin, acc, n // 2, bool(scale_d), None)
 
@@ -146,7 +146,7 @@ def _from_registers(n, dtype, b_major="k"):
 
         def begin():
             b = _operand(b_desc, dtype, b_major, n)
-            return lambda words, old: _multiply(_left(words, dtype), b(), old)
+            return lambda warp, words, old: _multiply(_left(words, dtype), b(slice(None)), old)
 
         products().issue(shape, (b_desc, int(scale_d)), begin, acc, n // 2, bool(scale_d), (a, int(a_index)))
 
@@ -157,20 +157,20 @@ def _from_registers(n, dtype, b_major="k"):
 
 
 def _multiply(left, right, old):
-    """The registers [128, n / 2] of left [64, K] @ right [n, K].T + old."""
+    """The registers [32, n / 2] of left [16, K] @ right [n, K].T + old."""
     total = left @ right.T
     n = total.shape[1]
-    # rows are warp, half, line; columns are block of eight, quad, pair
-    parts = total.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, n // 2)
+    # rows are half, line; columns are block of eight, quad, pair
+    parts = total.reshape(2, 8, n // 8, 4, 2).transpose(1, 3, 2, 0, 4).reshape(32, n // 2)
     return (parts if old is None else parts + old).astype(np.float32)
 
 
 def _left(words, dtype):
-    """A [64, K] out of the words that 128 threads hold."""
+    """A [16, K] out of the words that a warp's threads hold."""
     held = np.array(words, np.uint32)
-    if dtype == "tf32":  # warp, line, quad, half of K, half of M
-        return _numbers(held, dtype).reshape(4, 8, 4, 2, 2).transpose(0, 4, 1, 3, 2).reshape(64, 8)
-    return _numbers(held, dtype).reshape(4, 8, 4, 2, 2, 2).transpose(0, 4, 1, 3, 2, 5).reshape(64, 16)
+    if dtype == "tf32":  # line, quad, half of K, half of M
+        return _numbers(held, dtype).reshape(8, 4, 2, 2).transpose(3, 0, 2, 1).reshape(16, 8)
+    return _numbers(held, dtype).reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
 
 
 def _numbers(data, dtype):
@@ -180,7 +180,7 @@ def _numbers(data, dtype):
 
 
 def _operand(descriptor, dtype, major, count):
-    """Begin to read `count` rows of A, or columns of B; returns what ends it and gives the numbers [count, K]."""
+    """Begin to read `count` rows of A, or columns of B; returns what ends it for some of them: numbers [some, K]."""
     span = SPANS[descriptor >> 62]
     start = (descriptor & 0x3FFF) << 4
     if descriptor >> 49 & 7:
@@ -192,7 +192,7 @@ def _operand(descriptor, dtype, major, count):
         raise RuntimeError(f"wgmma: a matrix begins at shared address {start:#x}: {told}")
     offsets = _offsets(span, descriptor >> 16 & 0x3FFF, descriptor >> 32 & 0x3FFF, dtype, major, count)
     late = Late(current().block.memory, swizzled(start + offsets, span))
-    return lambda: _numbers(late.read(), dtype)
+    return lambda part: _numbers(late.read(part), dtype)
 
 
 @cache

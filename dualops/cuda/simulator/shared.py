@@ -88,7 +88,7 @@ class Late:
     def __init__(self, memory: SharedMemory, places: np.ndarray):
         self.memory, self.places, self.first = memory, places, memory.read_by_unit(places)
 
-    def read(self) -> np.ndarray:
-        """The bytes, at the end of the reading."""
-        last = self.memory.read_by_unit(self.places)
-        return np.where(self.first == last, last, np.uint8(0xFF))
+    def read(self, part: slice = slice(None)) -> np.ndarray:
+        """The bytes, at the end of the reading; or a part of them."""
+        last = self.memory.read_by_unit(self.places[part])
+        return np.where(self.first[part] == last, last, np.uint8(0xFF))

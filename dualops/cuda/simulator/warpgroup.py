@@ -1,9 +1,9 @@
 """Products of a warpgroup, which run beside its 128 threads: fenced, issued, committed in groups, waited for.
 
-They are late and strict. A product begins to read shared memory when the first thread issues it and is computed when
-the first thread waits for its group; what changed in between is NaN. Its accumulators are NaN from its issue until a
-wait that carries them finds their group over. Registers that a thread touches after its latest fence, or while a
-product has them, are an error.
+They are late and strict. A product begins to read shared memory when the first thread issues it, and each warp computes
+its own 16 rows when its first thread waits for the group; what changed in between is NaN. The accumulators are NaN from
+the issue until a wait that carries them finds their group over. Registers that a thread touches after its latest fence,
+or writes while a product has them, are an error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from .memory import Local
 from .threads import Scheduler, Thread, current
 
 THREADS = 4 * WARP
-Compute = Callable[[list[Any], "np.ndarray | None"], np.ndarray]  # (words of A, old registers) -> [128, registers]
+# (warp, words of A, old registers or None) -> registers, of its 32 threads
+Compute = Callable[[int, list[Any], "np.ndarray | None"], np.ndarray]
 _NAN = np.float32(np.nan)
 
 
 class Product:
-    """One product: what its threads brought, and its registers [128, count] once it is computed."""
+    """One product: what its threads brought, and the registers [32, count] of each warp once they are computed."""
 
     def __init__(self, name: str, operands: Sequence[int], number: int, compute: Compute):
         self.name, self.operands, self.number, self.compute = name, operands, number, compute
@@ -32,20 +33,20 @@ class Product:
         self.before: Product | None = None  # whose accumulators it takes over while they are in flight
         self.missing = THREADS
         self.issued = Event(f"{name}, which not all threads of the warpgroup have issued")
-        self.registers: np.ndarray | None = None
+        self.registers: list[Any] = [None] * 4
 
-    def finish(self, scheduler: Scheduler) -> None:
-        """Compute it, after all threads have issued it."""
+    def finish(self, scheduler: Scheduler, warp: int) -> None:
+        """Compute what is a warp's, after all threads of the warpgroup have issued it."""
         if self.missing:
             scheduler.wait(self.issued)
-        if self.registers is None:
-            old: Any = None
-            if self.before is not None:
-                old = self.before.registers
-            elif self.old[0] is not None:
-                old = np.array(self.old, np.float32)
-            self.registers = self.compute(self.words, old)
-            self.before = None
+        if self.registers[warp] is None:
+            threads = slice(WARP * warp, WARP * (warp + 1))
+            old = self.before.registers[warp] if self.before is not None else None
+            if self.old[threads.start] is not None:
+                old = np.array(self.old[threads], np.float32)
+            self.registers[warp] = self.compute(warp, self.words[threads], old)
+            if all(registers is not None for registers in self.registers):
+                self.before = None  # it is not needed again
 
 
 class Watch:
@@ -144,14 +145,14 @@ class Products:
         """Wait for all groups but the latest `pending`; `acc` is what it was, or what the products made of it."""
         while len(self.groups) - 1 > pending:
             for product in self.groups.pop(0):
-                product.finish(self.thread.scheduler)
+                product.finish(self.thread.scheduler, self.thread.warp % 4)
                 self.finished = product.number + 1
         self.fenced = False
         if not isinstance(acc, Watched):
             return
         product = acc.watch.product
         if product is not None and product.number < self.finished:
-            acc.values[:count] = list(product.registers[self.thread.tid % THREADS])
+            acc.values[:count] = list(product.registers[self.thread.warp % 4][self.thread.lane])
             acc.watch.product = None
 
     def end(self) -> None:
