@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualops.cuda.backend import cuda, f32, u16, u32
+from dualops.cuda.backend import cuda, f32, u16, u32, u64
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.ldmatrix import ldmatrix
+from dualops.cuda.ptx.mbarrier import cp_async_mbarrier_arrive, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
+from dualops.cuda.ptx.stmatrix import stmatrix
+from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import Deadlock
 
 from .asynchronous import numbered, run, tests_of
@@ -218,6 +221,50 @@ def _matrices() -> None:
         run(one_lane_short, np.zeros(1))
 
 
+@of("stmatrix")
+def _stored_matrices() -> None:
+    for count, trans in stmatrix.every():
+        store = stmatrix(count, trans)
+
+        def stores(y, store=store, count=count):
+            lane = cuda.threadIdx.x
+            tile, values = cuda.shared.array(4 * 8 * 16, u16, alignment=16), cuda.local.array(5, u32)
+            for m in range(count):  # both halves say whose they are
+                values[5 - count + m] = (1000 * m + 2 * lane) | (1000 * m + 2 * lane + 1) << 16
+            # rows from the last to the first; lanes that are not looked at bring an index of no array
+            store(tile, 16 * (8 * count - 1 - lane) if lane < 8 * count else -1, values, 5 - count)
+            bar_warp_sync(0xFFFFFFFF)
+            for k in range(16):
+                y[16 * lane + k] = tile[16 * lane + k]
+
+        y = np.zeros(512, np.int64)
+        run(stores, y)
+        for row in range(32):
+            m, line = divmod(8 * count - 1 - row, 8)
+            for k in range(16):
+                found = y[16 * row + k]
+                if row >= 8 * count or k >= 8:
+                    assert found == 0xFFFF  # nobody wrote it
+                else:
+                    first, second = (k, line) if trans else (line, k)  # row and column of the figure
+                    assert found == 1000 * m + 2 * (4 * first + second // 2) + second % 2, (count, trans, row, k)
+
+    def off_by_eight_bytes(y):
+        tile, values = cuda.shared.array(512, u16, alignment=16), cuda.local.array(4, u32)
+        stmatrix(4)(tile, 4, values, 0)
+
+    with pytest.raises(IndexError, match=r"shared memory\[4\] is not aligned to 16 bytes"):
+        run(off_by_eight_bytes, np.zeros(1))
+
+    def one_lane_short(y):
+        tile, values = cuda.shared.array(512, u16, alignment=16), cuda.local.array(4, u32)
+        if cuda.threadIdx.x:
+            stmatrix(1)(tile, 0, values, 0)
+
+    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at stmatrix_x1 with lanes 0xffffffff"):
+        run(one_lane_short, np.zeros(1))
+
+
 # --- copies in groups ---------------------------------------------------------------------------------
 
 
@@ -306,6 +353,41 @@ def _what_is_forgotten() -> None:
 
     with pytest.raises(ValueError, match="cp_async_wait_group: pending is 64, expected a constant from 0 to 63"):
         run(too_many, np.zeros(1), threads=1)
+
+
+@of("cp_async_mbarrier_arrive")
+def _copies_that_arrive() -> None:
+    copy = cp_async(16)
+
+    def arrives(y, early, x):
+        lane, bars = cuda.threadIdx.x, cuda.shared.array(1, u64)
+        there = cuda.shared.array(256, f32, alignment=16)
+        if lane == 0:
+            mbarrier_init(bars, 0, 32)
+        cuda.syncthreads()
+        copy(there, 4 * lane, x, 4 * lane)
+        cp_async_commit()
+        copy(there, 128 + 4 * lane, x, 128 + 4 * lane)
+        cp_async_mbarrier_arrive(bars, 0)
+        early[lane] = there[4 * lane]
+        mbarrier_wait(bars, 0, 0)
+        y[lane], y[32 + lane] = there[4 * (31 - lane)], there[128 + 4 * (31 - lane)]
+
+    x, y, early = numbered(256), np.zeros(64), np.zeros(32)
+    run(arrives, y, early, x)
+    assert y.tolist() == [*x[:128:4][::-1].tolist(), *x[128::4][::-1].tolist()] and np.isnan(early).all()
+
+    def forgets_one(y, x):
+        lane, bars = cuda.threadIdx.x, cuda.shared.array(1, u64)
+        if lane == 0:
+            mbarrier_init(bars, 0, 32)
+        cuda.syncthreads()
+        if lane:
+            cp_async_mbarrier_arrive(bars, 0)
+        mbarrier_wait(bars, 0, 0)
+
+    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at mbarrier 0, phase 0"):
+        run(forgets_one, y, x)
 
 
 # --- registers ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A warpgroup's product in the simulator: right for every kind of operand, rejected with any step of its protocol wrong.
+"""A warpgroup's product in the simulator: right for every kind of operand, rejected with any of its steps wrong.
 
 Mutants are nouns with one verb changed, for a kernel whose operands are all in shared memory and for one whose A is in
 registers. On a GPU most of them hang, or are right as often as not.
