@@ -245,9 +245,8 @@ def product_of(kind: Kind) -> Product:
 
     @verb
     def issue(acc, frag, smem, stage, i):
+        a_first = descriptor(shared_address(smem, stage * A_NBYTES), A_BITS)
         b_first = descriptor(shared_address(smem, B_AT + stage * B_NBYTES), B_BITS)
-        if not RS:
-            a_first = descriptor(shared_address(smem, stage * A_NBYTES), A_BITS)
         for step in range(STEPS):
             if RS:
                 mma(acc, frag, 4 * step, b_first + u64(B_ADVANCE[step]), i32(i > 0 or step > 0))

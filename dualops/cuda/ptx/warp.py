@@ -31,11 +31,28 @@ def shfl_bfly_f64(x, distance, mask):
     return _from_lane(np.float64(x), distance, mask)
 
 
+@instruction(
+    "(i32, i32, u32) -> i32",
+    "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_idx_i32(x, source, mask):
+    """The value that lane `source` brings; every lane of `mask` must come.
+
+    Of what is the same in all lanes, the number of a thread's warpgroup say, it makes what the assembler knows to be so.
+    """
+    return int(_from("shfl.sync.idx", x, source, mask))
+
+
 def _from_lane(x, distance, mask):
-    source = current().lane ^ distance
-    value = exchange("shfl.sync.bfly", x, mask)[source]
+    return _from("shfl.sync.bfly", x, current().lane ^ distance, mask)
+
+
+def _from(name, x, source, mask):
+    value = exchange(name, x, mask)[source]
     if value is None:
-        raise RuntimeError(f"shfl.sync.bfly: lane {current().lane} reads lane {source}, which is not in {mask:#010x}")
+        raise RuntimeError(f"{name}: lane {current().lane} reads lane {source}, which is not in {mask:#010x}")
     return value
 
 

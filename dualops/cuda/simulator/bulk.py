@@ -18,17 +18,18 @@ class Store:
     """One copy; `land` writes what it has read."""
 
     def __init__(self, source: Late, land: Callable[[np.ndarray], None]):
-        self.source, self.land, self.data = source, land, None
+        self.source, self.land = source, land
+        self.data: np.ndarray | None = None
 
-    def read(self) -> None:
-        """The end of reading."""
+    def read(self) -> np.ndarray:
+        """The end of reading: what was read."""
         if self.data is None:
             self.data = self.source.read()
+        return self.data
 
     def finish(self) -> None:
         """The end of writing."""
-        self.read()
-        self.land(self.data)
+        self.land(self.read())
 
 
 class Stores:

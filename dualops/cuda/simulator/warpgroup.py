@@ -55,7 +55,8 @@ class Watch:
     __slots__ = ("product", "read_by", "touched", "unit")
 
     def __init__(self, unit: Products):
-        self.unit, self.product, self.read_by = unit, None, -1
+        self.unit, self.read_by = unit, -1
+        self.product: Product | None = None  # whose accumulators they are, until a wait that carries them
         self.touched = unit.fences - 1  # nobody looked: it counts as before the latest fence
 
     def check_write(self) -> None:

@@ -1,4 +1,4 @@
-"""Hopper's instructions on the GPU: products of boxes are exact, so swizzles and descriptors are as the twins have them."""
+"""Hopper's instructions on the GPU: products of boxes are exact, so swizzles and descriptors are as twins have them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _refused_loads() -> None:
         mbarrier_wait(bars, 0, 0)
 
     run(load, np.zeros(1), threads=1)
-    for options, told in (
+    refusals: tuple[tuple[dict[str, Any], str], ...] = (
         ({"at": 128}, "a box at shared address 0x480, expected a multiple of 1024"),
         ({"at": 2048}, "shared memory is written at 0xc00 to 0xfff"),
         ({"rank": 3}, "3 coordinates for a tensor map of 2 axes"),
@@ -128,7 +128,8 @@ def _refused_loads() -> None:
         ({"written": True}, "loaded over what threads wrote, without fence.proxy.async"),
         ({"nbytes": 1008}, "at mbarrier 0, phase 0"),
         ({"nbytes": 1040}, "at mbarrier 0, phase 0"),
-    ):
+    )
+    for options, told in refusals:
         with pytest.raises((RuntimeError, IndexError), match=told):
             run(lambda y, options=options: load(y, **options), np.zeros(1), threads=1)
 
