@@ -58,7 +58,7 @@ from dualops.cuda.tensor_map import boxes_of
 from dualops.cuda.tile import fragment
 from dualops.cuda.tile.swizzle import Operand, descriptor
 
-M, STAGES, BLOCKS = 64, 2, 3  # rows; stages of the ring; steps of it, so that it comes round
+M, STAGES, BLOCKS = 64, 2, 4  # rows; stages of the ring; steps of it, so that it comes round
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32, "e4m3": ml_dtypes.float8_e4m3fn}
 NAMES = {"bf16": "bfloat16", "f16": "float16", "tf32": "float32", "e4m3": "uint8"}
 
@@ -75,6 +75,7 @@ class Kind:
     n: int = 32
     span: int = 128
     block_k: int = 64
+    pending: int = 0  # groups that are left running while the next stage is waited for
 
     @property
     def itemsize(self) -> int:
@@ -123,6 +124,7 @@ KINDS = [
     Kind("tf32", "registers", n=256, block_k=64),
     Kind("tf32", n=8, span=32, block_k=64),
     Kind("e4m3", block_k=128),
+    Kind("bf16", n=128, pending=1),
 ]
 
 
@@ -303,7 +305,7 @@ def output_of(kind: Kind) -> Output:
 def make(kind: Kind, pipe: Pipe, product: Product, output: Output) -> Kernel:
     """The kernel of these nouns, right or wrong."""
     SIZE, WORDS, BLOCK_K = kind.n // 2, 4 * kind.b_tile.steps, kind.block_k
-    PENDING = 0
+    PENDING = kind.pending
 
     @kernel(i64, i64, i64, pointer(u32), i32, threads=160)
     def multiply(y_map, a_map, b_map, words, K):
@@ -322,14 +324,24 @@ def make(kind: Kind, pipe: Pipe, product: Product, output: Output) -> Kernel:
                     pipe.load(smem, a_map, b_map, full, stage, i32(i * BLOCK_K))
         else:
             acc, a = cuda.local.array(SIZE, f32), cuda.local.array(WORDS, u32)
-            for i in range(K // BLOCK_K):
+            stage = pipe.wait(full, empty, 0)
+            product.load(a, words, K, 0)
+            product.fence()
+            product.issue(acc, a, smem, stage, 0)
+            product.commit()
+            for i in range(1, K // BLOCK_K):
+                if PENDING == 0:
+                    product.wait(acc, 0)
+                    pipe.release(full, empty, i - 1)
                 stage = pipe.wait(full, empty, i)
                 product.load(a, words, K, i * BLOCK_K)
                 product.fence()
                 product.issue(acc, a, smem, stage, i)
                 product.commit()
-                product.wait(acc, PENDING)
-                pipe.release(full, empty, i)
+                if PENDING > 0:
+                    product.wait(acc, PENDING)
+                    pipe.release(full, empty, i - 1)
+            product.wait(acc, 0)
             output.put(y_smem, acc)
             output.fence()
             output.meet()

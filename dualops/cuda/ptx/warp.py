@@ -40,7 +40,7 @@ def shfl_bfly_f64(x, distance, mask):
 def shfl_idx_i32(x, source, mask):
     """The value that lane `source` brings; every lane of `mask` must come.
 
-    Of what is the same in all lanes, the number of a thread's warpgroup say, it makes what the assembler knows to be so.
+    Of what is the same in all lanes, the number of a warpgroup say, it makes what the assembler knows to be so.
     """
     return int(_from("shfl.sync.idx", x, source, mask))
 

@@ -69,9 +69,10 @@ from dualops.cuda.ptx.warp import (
 )
 from dualops.cuda.simulator import Pointer
 
-from . import asynchronous, boxes, tensor_cores, warpgroups
+from . import asynchronous, boxes, grouped, tensor_cores, warpgroups
 
-TESTS: dict[str, Callable[[], None]] = asynchronous.TESTS | boxes.TESTS | tensor_cores.TESTS | warpgroups.TESTS
+TESTS: dict[str, Callable[[], None]] = asynchronous.TESTS | boxes.TESTS | grouped.TESTS
+TESTS |= tensor_cores.TESTS | warpgroups.TESTS
 INF, NAN = math.inf, math.nan
 RNG = np.random.default_rng(0)
 NUMBERS = [float(x) for x in np.concatenate([RNG.normal(size=200), RNG.normal(size=50) * 1e30]).astype(np.float32)]

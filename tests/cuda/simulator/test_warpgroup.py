@@ -1,7 +1,7 @@
 """A warpgroup's product in the simulator: right for every kind of operand, rejected with any of its steps wrong.
 
-Mutants are nouns with one verb changed, for a kernel whose operands are all in shared memory and for one whose A is in
-registers. On a GPU most of them hang, or are right as often as not.
+Mutants are nouns with one verb changed, for a kernel whose operands are all in shared memory, for one whose A is in
+registers, and for one that leaves a group running. On a GPU most of them hang, or are right as often as not.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from tests.cuda.warpgroup_product import (
     simulate,
 )
 
-SS, RS = Kind("bf16", n=16), Kind("bf16", "registers", n=16)
-BOTH = (SS, RS)
+SS, RS, PENDING = Kind("bf16", n=16), Kind("bf16", "registers", n=16), Kind("bf16", n=16, pending=1)
+ALL = (SS, RS, PENDING)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -66,7 +66,7 @@ MUTANTS: dict[str, tuple[type, Callable[..., dict[str, Any]], str, tuple[Kind, .
 
 def of(noun: type, reason: str, *kinds: Kind) -> Callable[[Callable[..., dict[str, Any]]], None]:
     """Decorator of what makes the wrong verbs of the right noun: a mutant of its name, rejected for the reason."""
-    return lambda change: MUTANTS.update({change.__name__: (noun, change, reason, kinds or BOTH)})
+    return lambda change: MUTANTS.update({change.__name__: (noun, change, reason, kinds or ALL)})
 
 
 def nothing(*operands: Any) -> None:
@@ -74,7 +74,7 @@ def nothing(*operands: Any) -> None:
 
 
 def without(noun: type, verb: str, reason: str, *kinds: Kind) -> None:
-    MUTANTS[f"without {noun.__name__}.{verb}"] = (noun, lambda right: {verb: nothing}, reason, kinds or BOTH)
+    MUTANTS[f"without {noun.__name__}.{verb}"] = (noun, lambda right: {verb: nothing}, reason, kinds or ALL)
 
 
 without(Pipe, "maps", "a tensor map is used before fence.proxy.tensormap")
@@ -157,8 +157,8 @@ def _announced(more: int) -> Callable[..., dict[str, Any]]:
     return change
 
 
-MUTANTS["more bytes are announced"] = (Pipe, _announced(16), STUCK, BOTH)
-MUTANTS["fewer bytes are announced"] = (Pipe, _announced(-16), f"{STUCK}|{NAN}", BOTH)
+MUTANTS["more bytes are announced"] = (Pipe, _announced(16), STUCK, ALL)
+MUTANTS["fewer bytes are announced"] = (Pipe, _announced(-16), f"{STUCK}|{NAN}", ALL)
 
 
 @of(Pipe, f"{NAN}|{STUCK}|without fence.proxy.async")
@@ -188,7 +188,18 @@ def a_load_is_waited_for_in_the_other_phase(right):
     return {"wait": wait}
 
 
-@of(Pipe, NAN, SS)
+@of(Pipe, NAN, PENDING)
+def a_stage_is_released_while_it_is_multiplied(right):
+    def release(full, empty, i):
+        if i == 0:
+            right.release(full, empty, 0)
+        if i < 2:
+            right.release(full, empty, i + 1)
+
+    return {"release": release}
+
+
+@of(Pipe, NAN, SS, PENDING)
 def a_stage_is_released_before_it_is_multiplied(right):
     def wait(full, empty, i):
         stage = right.wait(full, empty, i)
@@ -240,7 +251,7 @@ def fragments_are_overwritten_while_they_are_multiplied(right):
     return {"commit": commit, "issue": issue}
 
 
-@of(Product, "its registers are touched after wgmma.fence")
+@of(Product, "its registers are touched after wgmma.fence|registers of a wgmma are written before the wait")
 def accumulators_are_touched_behind_the_fence(right):
     def issue(acc, frag, smem, stage, i):
         acc[0] += f32(0)
@@ -307,7 +318,7 @@ def one_thread_fences(right):
     return {"fence": fence}
 
 
-@of(Output, f"{NAN}|{STUCK}")
+@of(Output, NAN, SS, RS)  # with a group left running, the fourth happens to be first in either order
 def three_warps_meet(right):
     def meet():
         if cuda.threadIdx.x < 96:
@@ -367,7 +378,7 @@ def test_a_mutant_is_rejected(name, kind):
     assert any(re.search(MUTANTS[name][2], each) for each in told), told
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", ALL)
 def test_the_nouns_as_they_are_pass(kind, order):
     assert rejection("", kind) == ""
 
