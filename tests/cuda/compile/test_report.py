@@ -92,8 +92,8 @@ def test_shared_memory_up_to_the_architectures_limit(dynamic, allowed):
         ("Used 40 registers, used 1 barriers, 16 bytes smem\n", 0, True),
         ("ptxas info : (C7510) Potential Performance Loss: wgmma serialized\nUsed 40 registers\n", 1, False),
         (
-            "ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
-            "instructions defining accumulator registers of a wgmma\nUsed 40 registers\n",
+            "ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non "
+            "wgmma instructions defining accumulator registers of a wgmma\nUsed 40 registers\n",
             1,
             False,
         ),
