@@ -59,6 +59,10 @@ class SharedMemory:
             raise IndexError(f"shared memory is read at {told}, and ends at {self.used:#x}")
         return self._units[places]
 
+    def read_by_thread(self, places: np.ndarray) -> np.ndarray:
+        """The bytes that threads find there."""
+        return self._threads[places]
+
     def copied(self, start: int, data: np.ndarray) -> None:
         """Bytes that a unit writes one behind the other."""
         for seen in (self._units, self._threads):
@@ -82,13 +86,17 @@ def _aligned() -> np.ndarray:
 class Late:
     """Bytes of shared memory that a unit reads some time between its start and its end.
 
-    What changes in the meantime is read as it was, as it is or as neither: here as NaN.
+    What changes in the meantime, also what threads write without a fence, is read as it was, as it is or as neither:
+    here as NaN.
     """
 
     def __init__(self, memory: SharedMemory, places: np.ndarray):
-        self.memory, self.places, self.first = memory, places, memory.read_by_unit(places)
+        self.memory, self.places = memory, places
+        self.first, self.written = memory.read_by_unit(places), memory.read_by_thread(places)
 
     def read(self, part: slice = slice(None)) -> np.ndarray:
         """The bytes, at the end of the reading; or a part of them."""
-        last = self.memory.read_by_unit(self.places[part])
-        return np.where(self.first[part] == last, last, np.uint8(0xFF))
+        places = self.places[part]
+        last = self.memory.read_by_unit(places)
+        same = (self.first[part] == last) & (self.written[part] == self.memory.read_by_thread(places))
+        return np.where(same, last, np.uint8(0xFF))

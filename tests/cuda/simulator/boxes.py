@@ -239,6 +239,8 @@ def _out_of_shared_memory() -> None:
                     cp_async_bulk_commit_group()
                 elif step == "write":
                     smem[1] = smem[5] = 0
+                elif step == "write and fence":
+                    smem[1] = smem[5] = 0
                     fence_proxy_async()
                 elif step == "read":
                     cp_async_bulk_wait_group_read(0)
@@ -263,7 +265,8 @@ def _out_of_shared_memory() -> None:
     def odd(numbers):
         return [i for i, number in enumerate(numbers) if number != number]
 
-    assert odd(steps(["fence", "store", "commit", "write", 0])[-1]) == [5]  # overwritten while it was read
+    for write in ("write", "write and fence"):
+        assert odd(steps(["fence", "store", "commit", write, 0])[-1]) == [5]  # overwritten while it was read
     assert odd(steps(["fence", "add", "commit", "store", "commit", "read all but one", "write", 0])[-1]) == [5]
     assert odd(steps(["store", "commit", 0])[-1]) == [4, 5, 6, 7]  # what threads wrote is not seen
     for order in (["fence", "store"], ["fence", "store", "commit"], ["fence", "store", "read"], ["fence", "add", 0]):
