@@ -17,7 +17,8 @@ PATTERN = 1024  # bytes after which the widest swizzle repeats
 def swizzled(address: Any, span: int) -> Any:
     """Where the units put a byte: bits 4 to 6 of its address, as far as `span` has them, are flipped by bits 7 to 9.
 
-    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them.
+    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what units do;
+    `tile.swizzle` is what kernels take for granted, and has it once more.
     """
     return address ^ (address >> 3 & span - 16)
 

@@ -64,6 +64,7 @@ class Watch:
         busy = self.product.number if self.product is not None else self.read_by
         if busy >= self.unit.finished:
             raise RuntimeError("registers of a wgmma are written before the wait for its group")
+        self.product = None  # what it made of them is lost, if no wait has carried them
 
 
 class Watched(Local):
