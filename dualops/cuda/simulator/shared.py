@@ -17,14 +17,17 @@ PATTERN = 1024  # bytes after which the widest swizzle repeats
 def swizzled(address: Any, span: int) -> Any:
     """Where the units put a byte: bits 4 to 6 of its address, as far as `span` has them, are flipped by bits 7 to 9.
 
-    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what units do;
-    `tile.swizzle` is what kernels take for granted, and has it once more.
+    span: 128, 64 or 32 bytes; 16 leaves everything in its place. For integers and arrays of them. This is what units
+    do; `tile.swizzle` is what kernels take for granted, and has it once more.
     """
     return address ^ (address >> 3 & span - 16)
 
 
 class SharedMemory:
-    """The bytes of one block; arrays are laid out one behind the other as kernels ask for them."""
+    """The bytes of one block; arrays are laid out one behind the other as kernels ask for them.
+
+    Raises IndexError for addresses behind the last array.
+    """
 
     def __init__(self) -> None:
         self.used = 0
@@ -51,17 +54,17 @@ class SharedMemory:
 
     def has_unfenced(self, places: np.ndarray) -> bool:
         """Whether threads wrote there, and units don't see it yet."""
+        self._check(places)
         return not np.array_equal(self._units[places], self._threads[places])
 
     def read_by_unit(self, places: np.ndarray) -> np.ndarray:
-        """The bytes that a unit finds at addresses. Raises IndexError for places that belong to no array."""
-        if places.size and not 0 <= places.min() <= places.max() < self.used:
-            told = f"{places.min():#x} to {places.max():#x}"
-            raise IndexError(f"shared memory is read at {told}, and ends at {self.used:#x}")
+        """The bytes that a unit finds at addresses."""
+        self._check(places)
         return self._units[places]
 
     def read_by_thread(self, places: np.ndarray) -> np.ndarray:
         """The bytes that threads find there."""
+        self._check(places)
         return self._threads[places]
 
     def copied(self, start: int, data: np.ndarray) -> None:
@@ -71,11 +74,14 @@ class SharedMemory:
 
     def write_by_unit(self, places: np.ndarray, data: Any) -> None:
         """What a unit writes there."""
-        if places.size and not 0 <= places.min() <= places.max() < self.used:
-            told = f"{places.min():#x} to {places.max():#x}"
-            raise IndexError(f"shared memory is written at {told}, and ends at {self.used:#x}")
+        self._check(places)
         self._units[places] = data
         self._threads[places] = data
+
+    def _check(self, places: np.ndarray) -> None:
+        if places.size and not 0 <= places.min() <= places.max() < self.used:
+            told = f"{places.min():#x} to {places.max():#x}"
+            raise IndexError(f"a unit is sent to shared memory from {told}, which ends at {self.used:#x}")
 
 
 def _aligned() -> np.ndarray:

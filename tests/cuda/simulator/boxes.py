@@ -121,7 +121,7 @@ def _refused_loads() -> None:
     run(load, np.zeros(1), threads=1)
     refusals: tuple[tuple[dict[str, Any], str], ...] = (
         ({"at": 128}, "a box at shared address 0x480, expected a multiple of 1024"),
-        ({"at": 2048}, "shared memory is written at 0xc00 to 0xfff"),
+        ({"at": 2048}, "shared memory from 0xc00 to 0xfff"),
         ({"rank": 3}, "3 coordinates for a tensor map of 2 axes"),
         ({"map_fenced": False}, "used before fence.proxy.tensormap"),
         ({"init_fenced": False}, "named to a copy before fence.mbarrier_init"),

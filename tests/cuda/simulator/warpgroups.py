@@ -259,7 +259,7 @@ def _what_is_not_in_order() -> None:
         steps(whole, warps=3)
     with pytest.raises(RuntimeError, match="warp 4 is in no warpgroup of four, of 160 threads"):
         steps(whole, threads=160)
-    with pytest.raises(IndexError, match="shared memory is read at 0x800 to 0xbff, and ends at 0x800"):
+    with pytest.raises(IndexError, match="shared memory from 0x800 to 0xbff, which ends at 0x800"):
         steps(whole, at=1024)
     with pytest.raises(RuntimeError, match="begins at shared address 0x480: a swizzle of 128 bytes repeats every 1024"):
         steps(whole, at=128)
