@@ -80,6 +80,7 @@ LAW = (
     Row("dualops.cuda.helpers", (SPEC,), ()),
     Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
     Row("dualops.cuda.kept", HOST[:4], ()),
+    Row("dualops.cuda.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),

@@ -41,8 +41,8 @@ from .device import compute_capability, known
 from .helpers import HelperError, Helpers, cores, most_helpers
 
 REGISTERS_PER_SM = 65536
-# wgmma serialised, setmaxnreg ignored: a kernel that is right and several times too slow
-FATAL_COMPLAINTS = ("C7504", "C7509", "C7510", "C7514")
+# setmaxnreg ignored, wgmma serialised (for one of ten reasons): a kernel that is right and several times too slow
+FATAL_COMPLAINTS = ("C7504", "C7509", "C7510", "C7514", "wgmma.mma_async instructions are serialized")
 
 
 @dataclass(frozen=True)

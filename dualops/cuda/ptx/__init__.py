@@ -4,7 +4,23 @@
 made; importing this package imports all chapters.
 """
 
-from . import arithmetic, asm, async_copy, convert, cp_async, ldmatrix, mbarrier, memory, mma, registers, warp
+from . import (
+    arithmetic,
+    asm,
+    async_copy,
+    convert,
+    cp_async,
+    fences,
+    ldmatrix,
+    mbarrier,
+    memory,
+    mma,
+    registers,
+    stmatrix,
+    tma,
+    warp,
+    wgmma,
+)
 
 __all__ = [
     "arithmetic",
@@ -12,10 +28,14 @@ __all__ = [
     "async_copy",
     "convert",
     "cp_async",
+    "fences",
     "ldmatrix",
     "mbarrier",
     "memory",
     "mma",
     "registers",
+    "stmatrix",
+    "tma",
     "warp",
+    "wgmma",
 ]

@@ -1,12 +1,18 @@
 """Copies that run beside the threads; mbarriers tell when they are done (sm_90 and later).
 
+Copies to shared memory are told of by mbarriers, copies out of it by groups of the thread that starts them. Boxes of
+arrays: `tma`.
+
 The twins are late on purpose. A copy lands only when no thread can run otherwise, and its destination is NaN from the
 moment it is issued: who reads before the barrier's phase is over, or releases a stage before it has read it, sees NaN.
+One out of shared memory reads until it is waited for, and does not see what threads wrote without `fence_proxy_async`.
 """
 
 from __future__ import annotations
 
-from ..simulator import current
+import numpy as np
+
+from ..simulator import Late, Store, current, stores
 from .asm import instruction
 
 
@@ -24,14 +30,77 @@ def cp_async_bulk(to, to_index, x, index, nbytes, bar, bar_index):
     for pointer, first in ((x, index), (to, to_index)):
         if not 0 <= first <= first + count <= pointer.size:
             pointer.astray(f"copied as {count} elements", first)
-    to.data[to_index : to_index + count].view("u1")[:] = 0xFF
+    memory, start = thread.block.memory, thread.block.memory.address(to, to_index)
+    memory.copied(start, np.full(nbytes, 0xFF, np.uint8))
     barrier = thread.block.mbarrier(bar.key, bar_index, copies=True)
 
     def land(scheduler):
-        to.data[to_index : to_index + count] = x.data[index : index + count]
+        memory.copied(start, x.data[index : index + count].view(np.uint8))
         barrier.complete(scheduler, nbytes)
 
     thread.scheduler.in_flight.append(land)
+
+
+@instruction(
+    "(global[i64], shared[i32], u32) -> void",
+    "cp.async.bulk.global.shared::cta.bulk_group [{y}], [{source}], {nbytes};",
+    section="9.7.9.25.4.1",
+)
+def cp_async_bulk_store(y, index, source, source_index, nbytes):
+    """Start copying `nbytes` from shared to global memory; in the thread's next group."""
+    there, late = _out(y, int(index), source, int(source_index), int(nbytes))
+    there.view(np.uint8)[:] = 0xFF
+
+    def land(data):
+        there[:] = data.view(there.dtype)
+
+    stores().groups[-1].append(Store(late, land))
+
+
+@instruction(
+    "(global[i64], shared[i32], u32) -> void",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{y}], [{source}], {nbytes};",
+    section="9.7.9.25.4.2",
+)
+def cp_reduce_async_bulk_add_f32(y, index, source, source_index, nbytes):
+    """Start adding `nbytes` of floats in shared memory to those in global memory; in the thread's next group."""
+    there, late = _out(y, int(index), source, int(source_index), int(nbytes))
+
+    def land(data):
+        there.view(np.float32)[:] += data.view(np.float32)
+
+    stores().groups[-1].append(Store(late, land))
+
+
+def _out(y, index, source, source_index, nbytes):
+    """Where a copy goes, and what it reads."""
+    count = nbytes // y.itemsize
+    if nbytes % 16 or (y.address + index * y.itemsize) % 16 or source_index * source.itemsize % 16:
+        raise IndexError(f"cp.async.bulk of {nbytes} bytes to {y.name}[{index}]: not in multiples of 16 bytes")
+    for pointer, first, size in ((y, index, count), (source, source_index, nbytes // source.itemsize)):
+        if not 0 <= first <= first + size <= pointer.size:
+            pointer.astray(f"copied as {size} elements", first)
+    memory = current().block.memory
+    start = memory.address(source, source_index)
+    return y.data[index : index + count], Late(memory, np.arange(start, start + nbytes))
+
+
+@instruction("() -> void", "cp.async.bulk.commit_group;", section="9.7.9.25.6.1")
+def cp_async_bulk_commit_group():
+    """Make a group of this thread's copies out of shared memory that are in none yet; it may be empty."""
+    stores().commit()
+
+
+@instruction("(imm[0..63]) -> void", "cp.async.bulk.wait_group {pending};", section="9.7.9.25.6.2")
+def cp_async_bulk_wait_group(pending):
+    """Wait until all groups of this thread but the latest `pending` are written."""
+    stores().wait(pending)
+
+
+@instruction("(imm[0..63]) -> void", "cp.async.bulk.wait_group.read {pending};", section="9.7.9.25.6.2")
+def cp_async_bulk_wait_group_read(pending):
+    """Wait until they have read shared memory, which may be written again."""
+    stores().wait_read(pending)
 
 
 @instruction(

@@ -29,6 +29,42 @@ def mbarrier_arrive(bar, index):
 
 @instruction(
     "(shared[i32], u32) -> void",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {bar}, {rank}; "
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }",
+    section="9.7.13.15.13",
+)
+def mbarrier_arrive_cluster(bar, index, rank):
+    """Count this thread in the current phase of the mbarrier in the same place of block `rank` of the cluster."""
+    thread = current()
+    if rank != thread.block.rank and not thread.in_cluster:
+        raise RuntimeError(f"mbarrier.arrive in block {rank} before barrier.cluster.wait: it may not run yet")
+    if thread.block.cluster[rank].mbarrier(bar.key, index).arrive(thread.scheduler):
+        thread.scheduler.pause()
+
+
+@instruction(
+    "(shared[i32]) -> void",
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{bar}];",
+    section="9.7.13.15.15",
+)
+def cp_async_mbarrier_arrive(bar, index):
+    """Count this thread when the copies that it has started until now by cp.async have landed."""
+    thread = current()
+    barrier = thread.block.mbarrier(bar.key, index)
+    copies = [land for group in thread.copies for land in group]
+    for group in thread.copies:
+        group.clear()
+
+    def land(scheduler):
+        for each in copies:
+            each()
+        barrier.arrive(scheduler)
+
+    thread.scheduler.in_flight.append(land)
+
+
+@instruction(
+    "(shared[i32], u32) -> void",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {nbytes};",
     section="9.7.13.15.13",
 )

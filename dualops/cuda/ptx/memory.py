@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..simulator import current
 from .asm import instruction
 
 _PREDICATED = "{ .reg .pred p; setp.ne.b32 p, {keep}, 0; %s }"
@@ -142,3 +143,9 @@ def st_shared_f64(y, index, a):
 def st_shared_v2_f64(y, index, a, b):
     """Write two doubles to 16 bytes of shared memory."""
     y.vector(index, 2)[:] = (a, b)
+
+
+@instruction("(shared[i32]) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
+def shared_address(x, index):
+    """The 32-bit address of an element of shared memory, as matrix descriptors have it."""
+    return current().block.memory.address(x, index)

@@ -31,11 +31,28 @@ def shfl_bfly_f64(x, distance, mask):
     return _from_lane(np.float64(x), distance, mask)
 
 
+@instruction(
+    "(i32, i32, u32) -> i32",
+    "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_idx_i32(x, source, mask):
+    """The value that lane `source` brings; every lane of `mask` must come.
+
+    Of what is the same in all lanes, the number of a warpgroup say, it makes what the assembler knows to be so.
+    """
+    return int(_from("shfl.sync.idx", x, source, mask))
+
+
 def _from_lane(x, distance, mask):
-    source = current().lane ^ distance
-    value = exchange("shfl.sync.bfly", x, mask)[source]
+    return _from("shfl.sync.bfly", x, current().lane ^ distance, mask)
+
+
+def _from(name, x, source, mask):
+    value = exchange(name, x, mask)[source]
     if value is None:
-        raise RuntimeError(f"shfl.sync.bfly: lane {current().lane} reads lane {source}, which is not in {mask:#010x}")
+        raise RuntimeError(f"{name}: lane {current().lane} reads lane {source}, which is not in {mask:#010x}")
     return value
 
 
@@ -73,3 +90,10 @@ def bar_sync(number, threads):
     """Wait for `threads` threads, in whole warps, at the block's barrier 1 to 15; what they wrote is then visible."""
     thread = current()
     thread.block.named_barrier(number, threads).wait(thread.scheduler)
+
+
+@instruction("(i32, i32) -> void", "bar.arrive {number}, {threads};", section="9.7.13.1", convergent=True)
+def bar_arrive(number, threads):
+    """Count this thread at the block's barrier 1 to 15, for `threads` threads with those that wait, and go on."""
+    thread = current()
+    thread.block.named_barrier(number, threads).arrive(thread.scheduler)

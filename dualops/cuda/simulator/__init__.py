@@ -5,31 +5,43 @@ same. A thread runs until it must wait (block barrier, shuffle, cluster barrier)
 and it is said at once with what everybody waits for. The order in which threads run is a choice: `order("reversed")`.
 
 Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
-with the array's name, and misaligned vector access is an error, where a GPU would go on.
+with the array's name, and misaligned vector access is an error, where a GPU would go on. The units that work beside the
+threads are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`.
 
 This package is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can
 ask it who is running and wait for other threads.
 """
 
+from .bulk import Store, stores
 from .dialect import Float, Integer, cuda
 from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
 from .running import launch, order
+from .shared import Late, swizzled
+from .tensor_map import TensorMap, tensor_map_at
 from .threads import current, exchange
+from .warpgroup import products
 
 __all__ = [
     "WARP",
     "Deadlock",
     "Float",
     "Integer",
+    "Late",
     "Local",
     "MBarrier",
     "Pointer",
+    "Store",
+    "TensorMap",
     "cuda",
     "current",
     "exchange",
     "launch",
     "located",
     "order",
+    "products",
     "reachable",
+    "stores",
+    "swizzled",
+    "tensor_map_at",
 ]

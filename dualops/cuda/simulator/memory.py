@@ -49,7 +49,7 @@ class Pointer:
 class Local:
     """A thread's own array, used as a Pointer is; a list of NumPy's numbers, since that is read and written sooner."""
 
-    __slots__ = ("kind", "values")
+    __slots__ = ("kind", "values", "watch")  # watch: of arrays that products of a warpgroup use, see `warpgroup`
 
     def __init__(self, size: int, kind: Callable[[Any], Any], unwritten: Any):
         self.kind, self.values = kind, [unwritten] * size
@@ -84,14 +84,6 @@ def _astray(name: str, what: str, index: int, size: int) -> IndexError:
 def poisoned(size: int, dtype: np.dtype) -> np.ndarray:
     """An array that nobody wrote: all bits set, NaN in every float format."""
     return np.full(size * dtype.itemsize, 0xFF, np.uint8).view(dtype)
-
-
-def placed(size: int, dtype: np.dtype, alignment: int) -> np.ndarray:
-    """A poisoned array at a multiple of `alignment` bytes (or of its element), and of no larger power of two."""
-    alignment = max(alignment, dtype.itemsize)
-    memory = poisoned(size * dtype.itemsize + 3 * alignment, np.dtype(np.uint8))
-    start = -memory.ctypes.data % (2 * alignment) + alignment
-    return memory[start : start + size * dtype.itemsize].view(dtype)
 
 
 _reachable: dict[int, Pointer] = {}

@@ -6,13 +6,15 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import greenlet
 import numpy as np
 
 from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
-from .memory import Pointer, placed
+from .memory import Pointer
+from .shared import SharedMemory
 
 Waiting = TypeVar("Waiting")
 
@@ -37,6 +39,7 @@ class Thread(greenlet.greenlet):
         self.copies: list[list[Callable[[], None]]] = [
             []
         ]  # its cp.async that have not landed, in groups, the last open
+        self.units: dict[str, Any] = {}  # what units beside the threads are doing for it
 
 
 def current() -> Thread:
@@ -53,13 +56,18 @@ class Block:
     def __init__(self, index: Dim3, rank: int, threads: int, shared_bytes: int):
         self.index, self.rank, self.threads = index, rank, threads
         self.shared: dict[Any, Pointer] = {}
-        self.dynamic = placed(shared_bytes, np.dtype(np.uint8), 128)
+        self.shared_bytes = shared_bytes
         self.barrier = Barrier("syncthreads", threads)
         self.exchanges: dict[tuple[int, int], Exchange] = {}
         self.named: dict[int, Barrier] = {}
         self.registers = RegisterPool(threads)
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
         self.cluster: list[Block] = [self]
+        self.units: dict[Any, Any] = {}  # what units beside the threads are doing for warpgroups
+
+    @cached_property
+    def memory(self) -> SharedMemory:
+        return SharedMemory()
 
     def named_barrier(self, number: int, threads: int) -> Barrier:
         barrier = self.named.setdefault(number, Barrier(f"bar.sync {number}", threads))
@@ -79,13 +87,22 @@ class Block:
     def shared_array(self, key: Any, size: int, dtype: np.dtype) -> Pointer:
         """The array of this key (whose last part is its alignment), made when it is first asked for."""
         if key not in self.shared:
-            alignment = key[-1]
             if size == 0:
-                data = self.dynamic[: self.dynamic.size // dtype.itemsize * dtype.itemsize].view(dtype)
+                data = self._dynamic(key[-1])
+                data = data[: data.size // dtype.itemsize * dtype.itemsize]
             else:
-                data = placed(size, dtype, alignment)
-            self.shared[key] = Pointer(data, "shared memory", key)
+                data = self.memory.take(size * dtype.itemsize, max(key[-1], dtype.itemsize))
+            self.shared[key] = Pointer(data.view(dtype), "shared memory", key)
         return self.shared[key]
+
+    def _dynamic(self, alignment: int) -> np.ndarray:
+        """The dynamic shared memory, which begins where whoever first asks for it wants it to."""
+        if "dynamic" not in self.units:
+            self.units["dynamic"] = self.memory.take(self.shared_bytes, max(alignment, 128))
+        data = self.units["dynamic"]
+        if data.ctypes.data % alignment:
+            raise RuntimeError(f"dynamic shared memory: alignment={alignment} after it was asked for with less")
+        return data
 
 
 class Scheduler:
@@ -119,6 +136,9 @@ class Scheduler:
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
         if under_way:
             raise RuntimeError(f"{under_way} copies are still under way when the blocks have ended")
+        for thread in threads:
+            for unit in thread.units.values():
+                unit.end()
 
     def _take(self, queue: deque[Waiting], last: bool = False) -> Waiting:
         """The first of a queue, or the last, or one by lot."""

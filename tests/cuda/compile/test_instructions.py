@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, u16, u32, u64
+from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, u16, u32
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda.ptx.asm import family, instruction
 from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.ldmatrix import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
+from dualops.cuda.ptx.wgmma import wgmma_wait_group
 from tests.cuda.compile.ptx import ptx_of
 from tests.cuda.warp_product import KINDS, kernel_of
 
@@ -146,98 +146,20 @@ def test_a_kernel_that_copies_loads_and_multiplies(dtype, transposed):
     sound(kernel_of(dtype, transposed), "sm_90a")
 
 
-# --- as wgmma will be declared ------------------------------------------------------------------------
-
-
-@family(n=range(8, 257, 8), dtype=("bf16", "f16"))
-def wgmma(n, dtype):
-    """acc [64, n] += A [64, 16] @ B [16, n], both in shared memory."""
-
-    @instruction(
-        f"(+f32[{n // 2}], u64, u64, i32) -> void",
-        f"{{ .reg .pred p; setp.ne.b32 p, {{scale_d}}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
-        "{acc}, {a_desc}, {b_desc}, p, 1, 1, 0, 0; }",
-        section="9.7.15.5.2",
-        convergent=True,
-        name=f"wgmma_m64n{n}k16_f32_{dtype}",
-    )
-    def product(acc, a_desc, b_desc, scale_d):
-        """scale_d 0: without what acc was."""
-        raise NotImplementedError
-
-    return product
-
-
-@family(n=range(8, 257, 8))
-def wgmma_wait_group(n):
-    """Wait for all groups but `pending`, to which acc belongs."""
-
-    @instruction(
-        f"(+f32[{n // 2}], imm[0..7]) -> void",
-        "wgmma.wait_group.sync.aligned {pending};",
-        section="9.7.15.7.3",
-        convergent=True,
-        name=f"wgmma_wait_group_n{n}",
-    )
-    def wait(acc, pending):
-        """What acc is afterwards."""
-        raise NotImplementedError
-
-    return wait
-
-
-@instruction("() -> void", "wgmma.fence.sync.aligned;", section="9.7.15.7.1", convergent=True)
-def wgmma_fence():
-    """Before the first product, and where registers were written."""
-    raise NotImplementedError
-
-
-@instruction("() -> void", "wgmma.commit_group.sync.aligned;", section="9.7.15.7.2", convergent=True)
-def wgmma_commit():
-    """Make a group of the products so far."""
-    raise NotImplementedError
-
-
-def build_wgmma(n: int, dtype: str, pending: int = 0) -> Kernel:
-    """A main loop of four products a step; registers are touched after the wait alone."""
-    mma, wait, SIZE, PENDING = wgmma(n, dtype), wgmma_wait_group(n), n // 2, pending
-
-    @kernel(pointer(f32), u64, u64, i32, threads=128)
-    def multiply(y, a_desc, b_desc, steps):
-        acc = cuda.local.array(SIZE, f32)
-        accumulate = i32(0)
-        for _ in range(steps):
-            wgmma_fence()
-            for k in range(4):
-                mma(acc, a_desc + u64(2 * k), b_desc + u64(2 * k), accumulate)
-                accumulate = i32(1)
-            wgmma_commit()
-            wait(acc, PENDING)
-        for i in range(SIZE):
-            y[SIZE * cuda.threadIdx.x + i] = acc[i]
-
-    return multiply
-
-
-@pytest.mark.parametrize(("n", "dtype"), [(8, "bf16"), (128, "bf16"), (128, "f16"), (256, "bf16")])
-def test_wgmma(n, dtype):
-    multiply = build_wgmma(n, dtype)
-    report = sound(multiply, "sm_90a")  # which looks for C7510 and its like
-    assert n // 2 < report.registers < n // 2 + 40
-    mnemonic = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype}"
-    found = [line.split(mnemonic)[1] for line in ptx_of(multiply, "sm_90a").splitlines() if mnemonic in line]
-    assert len(found) in (4, 8)  # the first step may stand by itself
-    assert all(line.split("}")[0].count("%f") == n // 2 for line in found)
-
-
 # --- what is refused while compiling --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pending", [-1, 8])
 def test_an_immediate_outside_of_its_domain(pending):
+    PENDING, wait = pending, wgmma_wait_group(64)
+
+    @kernel(i32, threads=128)
+    def waits(x):
+        wait(cuda.local.array(32, f32), PENDING)
+
     told = f"wgmma_wait_group_n64: pending is {pending}, expected a constant from 0 to 7"
     with pytest.raises(NumbaError, match=told):
-        compile_kernel(build_wgmma(64, "bf16", pending), "sm_90a")
+        compile_kernel(waits, "sm_90a")
 
 
 def test_an_immediate_that_is_no_constant():

@@ -91,6 +91,12 @@ def test_shared_memory_up_to_the_architectures_limit(dynamic, allowed):
     [
         ("Used 40 registers, used 1 barriers, 16 bytes smem\n", 0, True),
         ("ptxas info : (C7510) Potential Performance Loss: wgmma serialized\nUsed 40 registers\n", 1, False),
+        (
+            "ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non "
+            "wgmma instructions defining accumulator registers of a wgmma\nUsed 40 registers\n",
+            1,
+            False,
+        ),
         ("ptxas info : (C7519) warpgroup.arrive is injected\nUsed 40 registers\n", 1, True),
         ("ptxas warning : Value of threads per SM is out of range\nUsed 40 registers\n", 1, True),
         ("Used 40 registers\n 8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n", 0, False),

@@ -17,12 +17,20 @@ from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
+    mbarrier_arrive_cluster,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
     mbarrier_wait,
     mbarrier_wait_cta,
 )
-from dualops.cuda.ptx.warp import bar_sync, bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
+from dualops.cuda.ptx.warp import (
+    bar_arrive,
+    bar_sync,
+    bar_warp_sync,
+    barrier_cluster_arrive,
+    barrier_cluster_wait,
+    cluster_ctarank,
+)
 from dualops.cuda.simulator import Deadlock, Pointer
 
 TESTS: dict[str, Callable[[], None]] = {}
@@ -221,6 +229,59 @@ def _warp_barrier() -> None:
 
     with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at bar\.warp\.sync with lanes 0xffffffff"):
         run(absent, np.zeros(1))
+
+
+@of("bar_arrive")
+def _arrival_at_a_barrier() -> None:
+    def hands_over(y, passed):
+        tid, shared = cuda.threadIdx.x, cuda.shared.array(32, f32)
+        if tid < 32:
+            bar_sync(3, 64)
+            y[tid] = shared[31 - tid]
+            bar_arrive(4, 64)
+        else:
+            shared[tid - 32] = tid
+            bar_arrive(3, 64)
+            passed[tid - 32] = 1
+            bar_sync(4, 64)
+            shared[tid - 32] = -1
+
+    y, passed = np.zeros(32), np.zeros(32)
+    run(hands_over, y, passed, threads=64)
+    assert y.tolist() == [63 - tid for tid in range(32)] and passed.all()
+
+    def never_comes(y):
+        if cuda.threadIdx.x < 32:
+            bar_sync(3, 64)
+
+    with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at bar\.sync 3"):
+        run(never_comes, y, threads=64)
+
+
+@of("mbarrier_arrive_cluster")
+def _remote_arrival() -> None:
+    def hands_over(y, in_time=True):
+        tid, rank = cuda.threadIdx.x, cluster_ctarank()
+        bars = cuda.shared.array(2, u64)
+        if tid == 0:
+            mbarrier_init(bars, 1, 33)  # a warp of the other block, and one thread of this
+            fence_mbarrier_init()
+        if in_time:
+            barrier_cluster_arrive()
+            barrier_cluster_wait()
+        came.append(rank)
+        mbarrier_arrive_cluster(bars, 1, 1 - rank)
+        if tid == 5:
+            mbarrier_arrive_cluster(bars, 1, rank)
+        mbarrier_wait(bars, 1, 0)
+        y[32 * rank + tid] = came.count(1 - rank)
+
+    came: list[int] = []
+    y = np.zeros(64)
+    run(hands_over, y, blocks=2, cluster=2)
+    assert (y == 32).all()
+    with pytest.raises(RuntimeError, match=r"mbarrier\.arrive in block . before barrier\.cluster\.wait"):
+        run(lambda y: hands_over(y, False), y, blocks=2, cluster=2)
 
 
 @of("bar_sync")

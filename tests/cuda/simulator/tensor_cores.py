@@ -1,4 +1,4 @@
-"""What test_instructions.py runs for the tensor cores: loads of matrices, products, cp.async and setmaxnreg.
+"""What test_instructions.py runs for the tensor cores: matrices to and from shared memory, products, setmaxnreg.
 
 Who holds what is written here as the ISA has it, element by element: groupID is lane // 4, threadID_in_group lane % 4.
 """
@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from dualops.cuda.backend import cuda, f32, u16, u32
-from dualops.cuda.ptx.cp_async import cp_async, cp_async_commit, cp_async_wait_group
 from dualops.cuda.ptx.ldmatrix import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
+from dualops.cuda.ptx.stmatrix import stmatrix
+from dualops.cuda.ptx.warp import bar_warp_sync
 from dualops.cuda.simulator import Deadlock
 
-from .asynchronous import numbered, run, tests_of
+from .asynchronous import run, tests_of
 
 TESTS: dict[str, Callable[[], None]] = {}
 of = tests_of(TESTS)
@@ -218,94 +219,48 @@ def _matrices() -> None:
         run(one_lane_short, np.zeros(1))
 
 
-# --- copies in groups ---------------------------------------------------------------------------------
+@of("stmatrix")
+def _stored_matrices() -> None:
+    for count, trans in stmatrix.every():
+        store = stmatrix(count, trans)
 
+        def stores(y, store=store, count=count):
+            lane = cuda.threadIdx.x
+            tile, values = cuda.shared.array(4 * 8 * 16, u16, alignment=16), cuda.local.array(5, u32)
+            for m in range(count):  # both halves say whose they are
+                values[5 - count + m] = (1000 * m + 2 * lane) | (1000 * m + 2 * lane + 1) << 16
+            # rows from the last to the first; lanes that are not looked at bring an index of no array
+            store(tile, 16 * (8 * count - 1 - lane) if lane < 8 * count else -1, values, 5 - count)
+            bar_warp_sync(0xFFFFFFFF)
+            for k in range(16):
+                y[16 * lane + k] = tile[16 * lane + k]
 
-@of("cp_async", "cp_async_commit")
-def _copies() -> None:
-    copy = cp_async(16)
-
-    def in_groups(y, x):
-        lane, stages = cuda.threadIdx.x, cuda.shared.array(384, f32, alignment=16)
-        for stage in range(3):
-            copy(stages, 128 * stage + 4 * lane, x, 128 * stage + 4 * lane)
-            cp_async_commit()
-        for stage in range(3):
-            y[3 * lane + stage] = stages[128 * stage + 4 * lane + 3]  # too soon
-        cp_async_wait_group(2)
-        y[96 + lane] = stages[4 * lane + 3]
-        y[128 + lane] = stages[128 + 4 * lane + 3]  # too soon
-        cp_async_wait_group(0)
-        cuda.syncthreads()
-        y[160 + lane] = stages[256 + 4 * (31 - lane)]
-
-    x, y = numbered(384), np.zeros(192)
-    run(in_groups, y, x)
-    assert np.isnan(y[:96]).all() and np.isnan(y[128:160]).all()
-    assert y[96:128].tolist() == x[3:128:4].tolist() and y[160:].tolist() == x[256::4][::-1].tolist()
-
-    for nbytes, zfill in cp_async.every():
-        each, copy = nbytes // 4, cp_async(nbytes, zfill)
-        for size in range(0, nbytes + 1, 4) if zfill else [nbytes]:
-
-            def parts(y, x, copy=copy, zfill=zfill, each=each, size=size):
-                there = cuda.shared.array(16, f32, alignment=16)
-                if zfill:
-                    copy(there, each, x, 2 * each if size else 10**6, size)
+        y = np.zeros(512, np.int64)
+        run(stores, y)
+        for row in range(32):
+            m, line = divmod(8 * count - 1 - row, 8)
+            for k in range(16):
+                found = y[16 * row + k]
+                if row >= 8 * count or k >= 8:
+                    assert found == 0xFFFF  # nobody wrote it
                 else:
-                    copy(there, each, x, 2 * each)
-                x[2 * each] = -1  # read when it lands
-                cp_async_commit()
-                cp_async_wait_group(0)
-                for i in range(each):
-                    y[i] = there[each + i]
-                y[each] = there[2 * each]
+                    first, second = (k, line) if trans else (line, k)  # row and column of the figure
+                    assert found == 1000 * m + 2 * (4 * first + second // 2) + second % 2, (count, trans, row, k)
 
-            x, y = numbered(16), np.zeros(5)
-            run(parts, y, x, threads=1)
-            expected = [-1.0, *x[2 * each + 1 : 3 * each].tolist()][: size // 4]
-            assert y[:each].tolist() == expected + [0.0] * (each - size // 4)
-            assert np.isnan(y[each])
+    def off_by_eight_bytes(y):
+        tile, values = cuda.shared.array(512, u16, alignment=16), cuda.local.array(4, u32)
+        stmatrix(4)(tile, 4, values, 0)
 
+    with pytest.raises(IndexError, match=r"shared memory\[4\] is not aligned to 16 bytes"):
+        run(off_by_eight_bytes, np.zeros(1))
 
-@of("cp_async_wait_group")
-def _what_is_forgotten() -> None:
-    copy = cp_async(16)
+    def one_lane_short(y):
+        tile, values = cuda.shared.array(512, u16, alignment=16), cuda.local.array(4, u32)
+        if cuda.threadIdx.x:
+            stmatrix(1)(tile, 0, values, 0)
 
-    def uncommitted(y, x):
-        there = cuda.shared.array(4, f32, alignment=16)
-        copy(there, 0, x, 0)
-        cp_async_wait_group(0)
-        y[0] = there[0]
-
-    y = np.zeros(1)
-    with pytest.raises(RuntimeError, match="1 copies are still under way"):
-        run(uncommitted, y, numbered(4), threads=1)
-    assert np.isnan(y[0])
-
-    def refused(*operands):
-        def kernel(x):
-            there = cuda.shared.array(8, f32, alignment=16)
-            cp_async(16, len(operands) == 3)(there, operands[0], x, *operands[1:])
-
-        return kernel
-
-    for error, operands, told in (
-        (IndexError, (2, 0), r"shared memory\[2\] is not aligned to 16"),
-        (IndexError, (0, 1), r"a0\[1\] is not aligned to 16"),
-        (IndexError, (0, 8), r"a0\[8\] copied as 4 elements, of 8"),
-        (IndexError, (8, 0), r"shared memory\[8\] accessed as 4 elements, of 8"),
-        (ValueError, (0, 0, 20), "size is 20"),
-        (ValueError, (0, 0, 6), "size is 6"),
-    ):
-        with pytest.raises(error, match=told):
-            run(refused(*operands), numbered(8), threads=1)
-
-    def too_many(y):
-        cp_async_wait_group(64)
-
-    with pytest.raises(ValueError, match="cp_async_wait_group: pending is 64, expected a constant from 0 to 63"):
-        run(too_many, np.zeros(1), threads=1)
+    with pytest.raises(Deadlock, match=r"31 threads wait for ever: .* at stmatrix_x1 with lanes 0xffffffff"):
+        run(one_lane_short, np.zeros(1))
 
 
 # --- registers ----------------------------------------------------------------------------------------

@@ -65,12 +65,14 @@ from dualops.cuda.ptx.warp import (
     cluster_ctarank,
     shfl_bfly_f32,
     shfl_bfly_f64,
+    shfl_idx_i32,
 )
 from dualops.cuda.simulator import Pointer
 
-from . import asynchronous, tensor_cores
+from . import asynchronous, boxes, grouped, tensor_cores, warpgroups
 
-TESTS: dict[str, Callable[[], None]] = asynchronous.TESTS | tensor_cores.TESTS
+TESTS: dict[str, Callable[[], None]] = asynchronous.TESTS | boxes.TESTS | grouped.TESTS
+TESTS |= tensor_cores.TESTS | warpgroups.TESTS
 INF, NAN = math.inf, math.nan
 RNG = np.random.default_rng(0)
 NUMBERS = [float(x) for x in np.concatenate([RNG.normal(size=200), RNG.normal(size=50) * 1e30]).astype(np.float32)]
@@ -361,6 +363,24 @@ def _cluster():
     run(kernel, Pointer(ranks, "ranks"), Pointer(seen, "seen"), blocks=6, cluster=3)
     assert ranks.tolist() == [0, 1, 2, 0, 1, 2]
     assert (seen == 96).all()  # nobody goes on before all threads of the three blocks have come
+
+
+@of("shfl_idx_i32")
+def _broadcast() -> None:
+    def kernel(y):
+        tid = cuda.threadIdx.x
+        y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF)
+
+    y = np.zeros(64)
+    run(kernel, Pointer(y, "y"), threads=64)
+    assert y.tolist() == [3] * 32 + [35] * 32
+
+    def absent(y):
+        if cuda.threadIdx.x < 16:
+            shfl_idx_i32(1, 20, 0x0000FFFF)
+
+    with pytest.raises(RuntimeError, match=r"shfl\.sync\.idx: lane \d+ reads lane 20, which is not in 0x0000ffff"):
+        run(absent, Pointer(y, "y"))
 
 
 @of("shfl_bfly_f32", "shfl_bfly_f64")

@@ -1,0 +1,185 @@
+"""Products of a warpgroup, which run beside its 128 threads: fenced, issued, committed in groups, waited for.
+
+They are late and strict. A product begins to read shared memory when the first thread issues it, and each warp computes
+its own 16 rows when its first thread waits for the group; what changed in between is NaN. The accumulators are NaN from
+the issue until a wait that carries them finds their group over. Registers that a thread touches after its latest fence,
+or writes while a product has them, are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .meetings import WARP, Event
+from .memory import Local
+from .threads import Scheduler, Thread, current
+
+THREADS = 4 * WARP
+# (warp, words of A, old registers or None) -> registers, of its 32 threads
+Compute = Callable[[int, list[Any], "np.ndarray | None"], np.ndarray]
+_NAN = np.float32(np.nan)
+
+
+class Product:
+    """One product: what its threads brought, and the registers [32, count] of each warp once they are computed."""
+
+    def __init__(self, name: str, operands: Sequence[int], number: int, compute: Compute):
+        self.name, self.operands, self.number, self.compute = name, operands, number, compute
+        self.words: list[Any] = [None] * THREADS
+        self.old: list[Any] = [None] * THREADS
+        self.before: Product | None = None  # whose accumulators it takes over while they are in flight
+        self.missing = THREADS
+        self.issued = Event(f"{name}, which not all threads of the warpgroup have issued")
+        self.registers: list[Any] = [None] * 4
+
+    def finish(self, scheduler: Scheduler, warp: int) -> None:
+        """Compute what is a warp's, after all threads of the warpgroup have issued it."""
+        if self.missing:
+            scheduler.wait(self.issued)
+        if self.registers[warp] is None:
+            threads = slice(WARP * warp, WARP * (warp + 1))
+            old = self.before.registers[warp] if self.before is not None else None
+            if self.old[threads.start] is not None:
+                old = np.array(self.old[threads], np.float32)
+            self.registers[warp] = self.compute(warp, self.words[threads], old)
+            if all(registers is not None for registers in self.registers):
+                self.before = None  # it is not needed again
+
+
+class Watch:
+    """What is known of registers that products use."""
+
+    __slots__ = ("product", "read_by", "touched", "unit")
+
+    def __init__(self, unit: Products):
+        self.unit, self.read_by = unit, -1
+        self.product: Product | None = None  # whose accumulators they are, until a wait that carries them
+        self.touched = unit.fences - 1  # nobody looked: it counts as before the latest fence
+
+    def check_write(self) -> None:
+        """Raises RuntimeError for registers that a product still has."""
+        busy = self.product.number if self.product is not None else self.read_by
+        if busy >= self.unit.finished:
+            raise RuntimeError("registers of a wgmma are written before the wait for its group")
+        self.product = None  # what it made of them is lost, if no wait has carried them
+
+
+class Watched(Local):
+    """A local array that a product has used: from then on it is noted when the thread touches it."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: int) -> Any:
+        self.watch.touched = self.watch.unit.fences
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.watch.check_write()
+        self.watch.touched = self.watch.unit.fences
+        super().__setitem__(index, value)
+
+
+class Products:
+    """A thread's part in the products of its warpgroup."""
+
+    def __init__(self, thread: Thread):
+        self.thread, self.groups = thread, list[list[Product]]([[]])  # groups not waited for, the last open
+        self.fences = self.number = self.finished = 0
+        self.fenced = False  # since the latest wait
+        self.shared: dict[int, Product] = thread.block.units.setdefault(("wgmma", thread.warp // 4), {})
+
+    def fence(self) -> None:
+        """Order what this thread did with registers before its next products."""
+        self.fences += 1
+        self.fenced = True
+
+    def issue(
+        self,
+        name: str,
+        operands: Sequence[int],
+        begin: Callable[[], Compute],
+        acc: Local,
+        count: int,
+        accumulate: bool,
+        words: tuple[Local, int] | None,
+    ) -> None:
+        """Start a product; `begin` makes its first reader of shared memory; `words`: A, where registers have it."""
+        if not self.fenced:
+            raise RuntimeError(f"{name}: no wgmma.fence before the first product, or since the latest wait")
+        watch = self._watch(name, acc)
+        product = self.shared.get(self.number)
+        if product is None:
+            product = self.shared[self.number] = Product(name, operands, self.number, begin())
+        tid = self.thread.tid % THREADS
+        if (product.name, product.operands) != (name, operands):
+            told = f"{product.name} of {product.operands}"
+            raise RuntimeError(f"{name}: thread {tid} of the warpgroup brings {operands}, others are at {told}")
+        if words is not None:
+            array, index = words
+            fragment = self._watch(name, array)
+            if fragment.product is not None:
+                raise RuntimeError(f"{name}: A is accumulators that were not waited for")
+            product.words[tid] = array.values[index : index + 4]
+            fragment.read_by = self.number
+        if accumulate:
+            if watch.product is None:
+                product.old[tid] = acc.values[:count]
+            elif watch.product.name != name:
+                raise RuntimeError(f"{name}: its accumulators are in flight in {watch.product.name}, of another shape")
+            else:
+                product.before = watch.product
+        acc.values[:count] = [_NAN] * count
+        watch.product = product
+        self.groups[-1].append(product)
+        self.number += 1
+        product.missing -= 1
+        if not product.missing:
+            del self.shared[product.number]
+            self.thread.scheduler.fire(product.issued)
+
+    def commit(self) -> None:
+        self.groups.append([])
+
+    def wait(self, acc: Local, count: int, pending: int) -> None:
+        """Wait for all groups but the latest `pending`; `acc` is what it was, or what the products made of it."""
+        while len(self.groups) - 1 > pending:
+            for product in self.groups.pop(0):
+                product.finish(self.thread.scheduler, self.thread.warp % 4)
+                self.finished = product.number + 1
+        self.fenced = False
+        if not isinstance(acc, Watched):
+            return
+        product = acc.watch.product
+        if product is not None and product.number < self.finished:
+            acc.values[:count] = list(product.registers[self.thread.warp % 4][self.thread.lane])
+            acc.watch.product = None
+
+    def end(self) -> None:
+        """When the block has ended. Raises RuntimeError for what was not waited for."""
+        left = sum(map(len, self.groups))
+        if left:
+            raise RuntimeError(f"{left} products of thread {self.thread.tid} are not waited for when its block ends")
+
+    def _watch(self, name: str, array: Local) -> Watch:
+        if not isinstance(array, Watched):
+            array.__class__ = Watched
+            array.watch = Watch(self)
+        if array.watch.touched >= self.fences:
+            raise RuntimeError(f"{name}: its registers are touched after wgmma.fence")
+        return array.watch
+
+
+def products() -> Products:
+    """Those of the thread that is running. Raises RuntimeError in a block without whole warpgroups."""
+    thread = current()
+    unit = thread.units.get("wgmma")
+    if unit is None:
+        if thread.block.threads < (thread.warp // 4 + 1) * THREADS:
+            raise RuntimeError(
+                f"wgmma: warp {thread.warp} is in no warpgroup of four, of {thread.block.threads} threads"
+            )
+        unit = thread.units["wgmma"] = Products(thread)
+    return unit

@@ -1,0 +1,238 @@
+"""Hopper's instructions, each in a small kernel: what the assembler makes of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dualops.cuda.backend import Kernel, cuda, f32, i32, i64, kernel, pointer, u8, u16, u32, u64
+from dualops.cuda.compile import compile_kernel
+from dualops.cuda.ptx.async_copy import (
+    cp_async_bulk_commit_group,
+    cp_async_bulk_store,
+    cp_async_bulk_wait_group,
+    cp_async_bulk_wait_group_read,
+    cp_reduce_async_bulk_add_f32,
+)
+from dualops.cuda.ptx.cp_async import cp_async
+from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.mbarrier import cp_async_mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait
+from dualops.cuda.ptx.stmatrix import stmatrix
+from dualops.cuda.ptx.tma import (
+    cp_async_bulk_tensor,
+    cp_async_bulk_tensor_store,
+    cp_reduce_async_bulk_tensor_add,
+    prefetch_tensormap,
+)
+from dualops.cuda.ptx.warp import bar_arrive, bar_sync
+from dualops.cuda.ptx.wgmma import (
+    wgmma,
+    wgmma_commit,
+    wgmma_fence,
+    wgmma_fp8,
+    wgmma_rs,
+    wgmma_rs_tf32,
+    wgmma_tf32,
+    wgmma_wait_group,
+)
+from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.warpgroup_product import KINDS, build
+
+ARCH = "sm_90a"
+
+
+def sound(made: Kernel, shared_bytes: int = 0) -> Any:
+    report = compile_kernel(made, ARCH, shared_bytes).report
+    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
+    assert not report.complaints, report
+    return report
+
+
+def lines(made: Kernel, mnemonic: str) -> list[str]:
+    """What follows a mnemonic wherever it stands."""
+    text = ptx_of(made, ARCH)
+    return [line.split(mnemonic, 1)[1].strip() for line in text.splitlines() if mnemonic in line]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_warpgroups_product(kind):
+    sound(build(kind), kind.shared_bytes)
+
+
+# --- products ---------------------------------------------------------------------------------------------
+
+
+def loop_of(mma: Any, n: int, words: int) -> Kernel:
+    """A main loop of four products a step, with A in `words` registers or in shared memory."""
+    wait, SIZE, WORDS = wgmma_wait_group(n), n // 2, words
+
+    @kernel(pointer(f32), pointer(u32), u64, u64, i32, threads=128)
+    def multiply(y, x, a_desc, b_desc, steps):
+        acc, a = cuda.local.array(SIZE, f32), cuda.local.array(16, u32)
+        accumulate = i32(0)
+        for step in range(steps):
+            for i in range(WORDS):
+                a[i] = x[128 * (16 * step + i) + cuda.threadIdx.x]
+            wgmma_fence()
+            for k in range(4):
+                if WORDS:
+                    mma(acc, a, 4 * k, b_desc + u64(2 * k), accumulate)
+                else:
+                    mma(acc, a_desc + u64(2 * k), b_desc + u64(2 * k), accumulate)
+                accumulate = i32(1)
+            wgmma_commit()
+            wait(acc, 0)
+        for i in range(SIZE):
+            y[SIZE * cuda.threadIdx.x + i] = acc[i]
+
+    return multiply
+
+
+# family, parameters, registers of A, shape and types, what stands behind the scales
+PRODUCTS = [
+    (wgmma, (8, "bf16", "k", "k"), 0, "m64n8k16.f32.bf16.bf16", "1, 1, 0, 0"),
+    (wgmma, (128, "f16", "mn", "k"), 0, "m64n128k16.f32.f16.f16", "1, 1, 1, 0"),
+    (wgmma, (256, "bf16", "k", "mn"), 0, "m64n256k16.f32.bf16.bf16", "1, 1, 0, 1"),
+    (wgmma_rs, (64, "bf16", "mn"), 16, "m64n64k16.f32.bf16.bf16", "1, 1, 1"),
+    (wgmma_rs, (248, "f16", "k"), 16, "m64n248k16.f32.f16.f16", "1, 1, 0"),
+    (wgmma_tf32, (192,), 0, "m64n192k8.f32.tf32.tf32", "1, 1"),
+    (wgmma_rs_tf32, (16,), 16, "m64n16k8.f32.tf32.tf32", "1, 1"),
+    (wgmma_fp8, (128, "e4m3", "e5m2"), 0, "m64n128k32.f32.e4m3.e5m2", "1, 1"),
+]
+
+
+@pytest.mark.parametrize(("family", "parameters", "words", "shape", "scales"), PRODUCTS)
+def test_products(family, parameters, words, shape, scales):
+    n = parameters[0]
+    multiply = loop_of(family(*parameters), n, words)
+    report = sound(multiply)
+    assert n // 2 < report.registers < n // 2 + 50
+    found = lines(multiply, f"wgmma.mma_async.sync.aligned.{shape}")
+    assert len(found) in (4, 8)  # the first step may stand by itself
+    for line in found:
+        assert line.split("}")[0].count("%f") == n // 2
+        assert len(re.findall(r"%r\d", line)) == (4 if words else 0) and line.count("%rd") == (1 if words else 2)
+        assert re.search(rf"p, {scales}; }}$", line), line
+
+
+@pytest.mark.parametrize("n", range(8, 257, 8))
+def test_every_width_is_known_to_the_assembler(n):
+    sound(loop_of(wgmma(n, "bf16"), n, 0))
+
+
+# --- boxes, and copies out of shared memory ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_boxes(rank):
+    load, send = cp_async_bulk_tensor(rank), cp_async_bulk_tensor(rank, True)
+    store, add = cp_async_bulk_tensor_store(rank), cp_reduce_async_bulk_tensor_add(rank)
+    RANK = rank
+
+    @kernel(i64, i32, threads=32, cluster=2)
+    def boxes(tensor_map, c):
+        smem, bars = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(1, u64)
+        prefetch_tensormap(tensor_map)
+        fence_proxy_tensormap(tensor_map)
+        if RANK == 2:
+            load(smem, 1024, tensor_map, c, 1, bars, 0)
+            send(smem, 0, tensor_map, c, 1, bars, 0, u16(3))
+            store(tensor_map, c, 1, smem, 0)
+            add(tensor_map, c, 1, smem, 0)
+        if RANK == 3:
+            load(smem, 1024, tensor_map, c, 1, 2, bars, 0)
+            send(smem, 0, tensor_map, c, 1, 2, bars, 0, u16(3))
+            store(tensor_map, c, 1, 2, smem, 0)
+            add(tensor_map, c, 1, 2, smem, 0)
+        if RANK == 4:
+            load(smem, 1024, tensor_map, c, 1, 2, 3, bars, 0)
+            send(smem, 0, tensor_map, c, 1, 2, 3, bars, 0, u16(3))
+            store(tensor_map, c, 1, 2, 3, smem, 0)
+            add(tensor_map, c, 1, 2, 3, smem, 0)
+        if RANK == 5:
+            load(smem, 1024, tensor_map, c, 1, 2, 3, 4, bars, 0)
+            send(smem, 0, tensor_map, c, 1, 2, 3, 4, bars, 0, u16(3))
+            store(tensor_map, c, 1, 2, 3, 4, smem, 0)
+            add(tensor_map, c, 1, 2, 3, 4, smem, 0)
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group_read(1)
+        cp_async_bulk_wait_group(0)
+
+    begin = f"cp.async.bulk.tensor.{rank}d."
+    (one,) = lines(boxes, f"{begin}shared::cluster.global.mbarrier::complete_tx::bytes [")
+    (all_,) = lines(boxes, f"{begin}shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster")
+    (out,) = lines(boxes, f"{begin}global.shared::cta.bulk_group")
+    (sum_,) = lines(boxes, f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.bulk_group")
+    for line in (one, all_, out, sum_):
+        assert line.split("{")[1].split("}")[0].count("%r") == rank, line
+    assert re.search(r", %rs\d+;$", all_)
+    sound(boxes, 4096)
+
+
+def test_copies_out_of_shared_memory():
+    @kernel(pointer(f32), pointer(f32), threads=32)
+    def copies(y, x):
+        smem = cuda.shared.array(32, f32, alignment=128)
+        smem[cuda.threadIdx.x] = x[cuda.threadIdx.x]
+        fence_proxy_async()
+        bar_sync(1, 32)
+        if cuda.threadIdx.x == 0:
+            cp_async_bulk_store(y, 32, smem, 0, 128)
+            cp_reduce_async_bulk_add_f32(y, 64, smem, 0, 128)
+            cp_async_bulk_commit_group()
+            cp_async_bulk_wait_group(0)
+
+    assert len(lines(copies, "cp.async.bulk.global.shared::cta.bulk_group [%rd")) == 1
+    assert len(lines(copies, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd")) == 1
+    assert len(lines(copies, "fence.proxy.async.shared::cta;")) == 1
+    sound(copies)
+
+
+# --- the rest -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "trans"), stmatrix.every())
+def test_stmatrix(count, trans):
+    store, COUNT = stmatrix(count, trans), count
+
+    @kernel(pointer(u16), pointer(u32), threads=32)
+    def stores(y, x):
+        lane = cuda.threadIdx.x
+        tile, values = cuda.shared.array(512, u16, alignment=16), cuda.local.array(4, u32)
+        for m in range(COUNT):
+            values[m] = x[COUNT * lane + m]
+        store(tile, 16 * lane, values, 0)
+        cuda.syncthreads()
+        for i in range(16):
+            y[16 * lane + i] = tile[16 * lane + i]
+
+    (found,) = lines(stores, f"stmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 ")
+    assert found.count("%r") == count + 1
+    sound(stores)
+
+
+def test_barriers():
+    copy = cp_async(16)
+
+    @kernel(pointer(f32), pointer(f32), threads=64, cluster=2)
+    def meets(y, x):
+        tid, bars = cuda.threadIdx.x, cuda.shared.array(2, u64)
+        smem = cuda.shared.array(256, f32, alignment=16)
+        if tid == 0:
+            mbarrier_init(bars, 1, 64)
+        if tid < 32:
+            bar_sync(3, 64)
+        else:
+            bar_arrive(3, 64)
+        mbarrier_arrive_cluster(bars, 1, 1)
+        copy(smem, 4 * tid, x, 4 * tid)
+        cp_async_mbarrier_arrive(bars, 1)
+        mbarrier_wait(bars, 1, 0)
+        y[tid] = smem[255 - tid]
+
+    assert len(lines(meets, "bar.arrive ")) == 1
+    assert len(lines(meets, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]")) == 1
+    assert len(lines(meets, "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r")) == 1
+    sound(meets)
