@@ -28,8 +28,7 @@ numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
@@ -39,9 +38,9 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import numbers
-from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from .activations import activation
+from .config import LANES_M, LANES_N, SimtConfig, stages
 from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
 from .loading import Reading, loader
 from .product import (
@@ -56,67 +55,8 @@ from .product import (
     variant,
 )
 
-LANES_M, LANES_N = 8, 4  # of a warp, along rows and columns of the result
 PIECE = 256  # terms that are summed before they are added to the total
 GROUP_M = 8  # tiles of rows whose blocks run one after another
-
-
-@dataclass(frozen=True)
-class SimtConfig:
-    """A block of warps_m x warps_n warps, whose threads hold tile_m x tile_n of the result each."""
-
-    warps_m: int
-    warps_n: int
-    tile_m: int
-    tile_n: int
-    block_k: int  # steps of the sum in a slice
-    min_blocks: int = 1
-
-    @cached_property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
-
-    @cached_property
-    def block_m(self) -> int:
-        return self.warps_m * LANES_M * self.tile_m
-
-    @cached_property
-    def block_n(self) -> int:
-        return self.warps_n * LANES_N * self.tile_n
-
-    @cached_property
-    def coming(self) -> int:
-        """Numbers of a slice that a thread has on their way."""
-        return self.block_k * max(self.block_m, self.block_n) // self.threads
-
-    def shared_bytes(self, dtype: str) -> int:
-        return stages(self, dtype).nbytes
-
-    def columns(self, dtype: str) -> int:
-        """Columns that a thread has side by side."""
-        return min(self.tile_n, 4 if dtype == "float64" else 8)
-
-
-class Stages(NamedTuple):
-    """What lies where in shared memory: two stages, each a slice of a and one of b, and behind them the totals."""
-
-    a: Tile
-    b: Tile
-    size: int  # numbers from the first stage to the second
-    totals: int
-    nbytes: int  # of all
-
-
-@cache
-def stages(config: SimtConfig, dtype: str) -> Stages:
-    """The layout of a kernel's shared memory."""
-    shared = Shared(dtype, config.threads)
-    a = shared.tile(config.block_k, config.block_m)
-    b = shared.tile(config.block_k, config.block_n)
-    size = shared.count
-    shared.vector(size)  # the second
-    totals = shared.vector(config.block_m * config.block_n)
-    return Stages(a, b, size, totals, shared.nbytes)
 
 
 class ResultTile(Namespace):
