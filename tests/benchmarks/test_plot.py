@@ -193,7 +193,7 @@ class TestPicture:
 
 class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
-        places = {name: name for name in ("results", "scaling", "ladder", "docs")}
+        places = {name: name for name in ("results", "scaling", "training", "ladder", "host", "docs")}
         places |= {"peer-results": "peers", "readme": "README.md", "every-case": "all.md"}
         places |= {"page": "page.md", "softmax-page": "softmax.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
@@ -232,6 +232,17 @@ class TestCommand:
         assert (tree / "docs" / "flash_attention_scaling.png").read_bytes().startswith(b"\x89PNG")
         page = (tree / "page.md").read_text()
         assert "| forward | 512 | 1000 ms, 0 MiB |" in page and "| backward | 512 | 1000 ms, 0 MiB |" in page
+
+    def test_plot_fills_in_what_calls_cost_where_it_was_recorded(self, tree: Path) -> None:
+        self.pages(tree)
+        with (tree / "all.md").open("a") as page:
+            page.write("<!-- host:begin -->\n<!-- host:end -->\n")
+        row = {"name": "cuda.softmax", "seconds": 2e-5, "torch": 1e-5, "times": 1.3, "most": None, "reached": False}
+        content = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "f" * 40, "cpus": 16}
+        (tree / "host").mkdir()
+        (tree / "host" / "h200.json").write_text(json.dumps({**content, "rows": [row]}))
+        assert main(self.words(tree)) == 0
+        assert "| cuda.softmax | 20.0 µs | 10.0 µs | 2.00 | at most 1.3 | **no** |" in (tree / "all.md").read_text()
 
     def test_a_machine_that_is_not_known(self, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(self.words(tree, "other")) == 1
