@@ -25,7 +25,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when
 if SIMULATED or TYPE_CHECKING:
     cuda: Any = simulator.cuda
 else:
-    from numba import cuda
+    from numba import cuda as cuda
 
 f32, f64 = types.float32, types.float64
 i32, i64, u64, u32, u16, u8 = types.int32, types.int64, types.uint64, types.uint32, types.uint16, types.uint8
@@ -37,8 +37,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def verb(function: Function) -> Function:
-    """A device function that is inlined where it is called: in a kernel it costs nothing, here it is plain Python."""
-    return function if SIMULATED else cuda.jit(device=True, inline="always")(function)
+    """A device function that is inlined where it is called: in a kernel it costs nothing, here it is plain Python.
+
+    It stays that until a kernel that calls it is compiled (`frontend.members`): nouns are laid out for their sizes too.
+    """
+    return function
 
 
 class Namespace(ModuleType):

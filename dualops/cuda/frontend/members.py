@@ -3,7 +3,7 @@
 Numba follows attributes of modules alone, and knows no constant in them that may size an array or decide an `if` while
 compiling. Here every attribute of a Namespace, of a frozen dataclass (its properties too) and of a NamedTuple that the
 function closes over is replaced by its value before anything else is done, and a product or sum of two such integers by
-the result.
+the result. A Python function becomes Numba's, to be inlined.
 """
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
@@ -15,9 +15,10 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import is_dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
+from numba import cuda
 from numba.cuda.core import ir
 
 FOLDED = {operator.add, operator.sub, operator.mul, operator.floordiv}
@@ -35,6 +36,8 @@ def settle_members(function: Any) -> None:
                 if found is not None:
                     statement.value = definitions[statement.target.name][0] = found
                     settled = True
+                if isinstance(statement.value, (ir.Global, ir.FreeVar)) and _is_verb(statement.value.value):
+                    statement.value.value = _inlined(statement.value.value)
             uses.update(variable.name for variable in statement.list_vars())
     if settled:
         for block in function.blocks.values():
@@ -53,6 +56,18 @@ def _settled(value: Any, definitions: Any) -> Any:
         if all(each is not None and type(each.value) is int for each in both):
             return ir.Const(value.fn(*(each.value for each in both)), value.loc)
     return None
+
+
+def _is_verb(value: Any) -> bool:
+    """Whether it is a Python function, but none of Numba's own, which stand for what it knows (libdevice)."""
+    return isinstance(value, FunctionType) and not (value.__module__ or "").startswith("numba.")
+
+
+def _inlined(function: Any) -> Any:
+    """Numba's form of it, which lives as long as it does."""
+    if not hasattr(function, "inlined"):
+        function.inlined = cuda.jit(device=True, inline="always")(function)  # pyright: ignore[reportArgumentType]
+    return function.inlined
 
 
 def _constant(variable: Any, definitions: Any) -> Any:
