@@ -19,6 +19,7 @@ from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
 from ..spec.domains import length
 from ..spec.meta import FLOATS, number_meta
+from ..spec.named import refusal
 from . import device as devices
 from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
@@ -337,9 +338,9 @@ def plan(
     operation = directions[1 if backward else 0]
     inputs = dict(zip(operation.inputs, arrays))
     accepted = dict.fromkeys(operation.inputs) | operation.defaults
-    if unknown := params.keys() - (accepted.keys() - inputs.keys()):
-        told, expected = ", ".join(sorted(unknown)), ", ".join(accepted)
-        raise TypeError(f"{operation.op}: unknown argument {told}, expected {expected}")
+    known = [name for name in accepted if name not in inputs]
+    if unknown := params.keys() - known:
+        raise refusal(operation.op, sorted(unknown), known)
     call = accepted | inputs | params
     given = None if out is None else _results_of(out)
     values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]

@@ -22,6 +22,7 @@ from numba import cuda
 from numba.cuda.core import ir
 
 FOLDED = {operator.add, operator.sub, operator.mul, operator.floordiv}
+INLINED = "_dualops_inlined"  # a function's attribute
 
 
 def settle_members(function: Any) -> None:
@@ -64,10 +65,12 @@ def _is_verb(value: Any) -> bool:
 
 
 def _inlined(function: Any) -> Any:
-    """Numba's form of it, which lives as long as it does."""
-    if not hasattr(function, "inlined"):
-        function.inlined = cuda.jit(device=True, inline="always")(function)  # pyright: ignore[reportArgumentType]
-    return function.inlined
+    """Numba's form of it, which lives as long as it does; a copy, with the attributes of another, has its own."""
+    made = vars(function).get(INLINED)
+    if made is None or made.py_func is not function:
+        made = cuda.jit(device=True, inline="always")(function)  # pyright: ignore[reportArgumentType]
+        setattr(function, INLINED, made)
+    return made
 
 
 def _constant(variable: Any, definitions: Any) -> Any:

@@ -132,9 +132,8 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue
-        config = replace(
-            config, w_shared=config.w_shared or variant.weight_gradients > 1
-        )  # dw and db leave w no registers
+        # dw and db leave w no registers
+        config = replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
         config = with_stages(config, variant, device)
         if config.stages > 1:
             return config

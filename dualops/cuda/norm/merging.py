@@ -23,7 +23,7 @@ class WarpColumns(NamedTuple):
 
 
 class MergedMeans(Namespace):
-    """How warps' sums of squares about their own means become the row's: Chan et al. 1979."""
+    """The verbs of a block whose rows are shared by several warps."""
 
     columns: Callable[..., WarpColumns]  # (N, share)
     # (sent, found, of_warps, row_mean): the sum of columns * (their mean - row_mean)^2, over all warps of the row

@@ -224,6 +224,29 @@ def test_members_of_nouns_and_records_are_constants():
             lto_ir(asking(wrong), ARCH)
 
 
+def test_a_copied_function_is_compiled_as_what_it_is():
+    """With the attributes of another, as `functools.wraps` copies them."""
+
+    def of(number: float) -> bytes:
+        kept = f32(number)
+
+        def value():
+            return kept
+
+        value.__dict__.update(attributes)
+
+        @kernel(pointer(f32), threads=32)
+        def asked(y):
+            y[0] = value()
+
+        made = machine_code(link(lto_ir(asked, ARCH), ARCH)[0])
+        attributes.update(value.__dict__)
+        return made
+
+    attributes: dict[str, Any] = {}
+    assert of(1) != of(2) and attributes
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_collector_is_left_as_it_was(enabled):
     try:
