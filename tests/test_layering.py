@@ -25,7 +25,7 @@ OFFLINE = "dualops.cuda.offline"
 DECLARED = "dualops.cuda.public"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
-HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "plans", "launch")))
+HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
 VIEWS = "dualops.cuda.views"
 
 
@@ -82,7 +82,9 @@ LAW = (
     Row("dualops.cuda.kept", HOST[:4], ()),
     Row("dualops.cuda.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
-    Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.step"), ()),
+    Row("dualops.cuda.words", (BACKEND, "dualops.cuda.device", TILE, "dualops.cuda.step"), ()),
+    Row("dualops.cuda.maps", tuple(f"dualops.cuda.{name}" for name in ("kept", "tensor_map", "words")), ("numpy",)),
+    Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, *(f"dualops.cuda.{name}" for name in ("kept", "maps", "step"))), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     Row(DECLARED, (SPEC,), ()),

@@ -19,7 +19,9 @@ from .arrays import Adapter
 from .backend import SIMULATED
 from .compile import ahead
 from .device import Device
-from .driver import away, handle_of
+from .driver import away, handle_of, is_capturing
+from .kept import Place, Streams
+from .maps import Mapped, Maps
 from .sizes import Trace, concrete
 from .step import Step, launcher
 
@@ -33,6 +35,7 @@ class Choice(NamedTuple):
     steps: Callable[[], Sequence[Step]]
     workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
     shared_bytes: int = 0  # what an SM must have for the blocks of its greediest kernel that should be there at once
+    maps: Mapping[str, Mapped] = {}  # tensor maps, whose addresses launches get by these names
 
 
 Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
@@ -108,7 +111,8 @@ class Family:
         trace = Trace()
         problem, results, choice, device = settle(call.traced(trace, lengths))
         self.device_index = device.index
-        places = [*(name if name in problem.arrays else None for name in names), *results, *choice.workspace]
+        arrays = [*(name if name in problem.arrays else None for name in names), *results, *choice.workspace]
+        places = [*arrays, *choice.maps]
         with away(device.index) or nullcontext():
             steps = choice.steps()
             ahead((step.kernel, device.arch, concrete(step.shared_bytes)) for step in steps[1:])
@@ -120,7 +124,8 @@ class Family:
             for metas in (allocated, choice.workspace.values())
         )
         layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
-        self._numbers = trace.function((launches, layouts))
+        self.names, self.place = arrays, Place(adapter, device, next(iter(results.values())).device) if choice.maps else None
+        self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
 
     def plan(self, sizes: Sequence[int], call: Callable[[], Call]) -> Plan | None:
         """The plan of a call with these sizes; None if it needs another family. call: what makes the call itself."""
@@ -131,8 +136,12 @@ class Family:
 class Plan:
     """A call ready to run. `problem`, `choice` and `steps` say how it is done."""
 
-    def __init__(self, family: Family, call: Callable[[], Call], launches: list[Any], layouts: list[Any]):
-        """launches: grid and arguments of each; layouts: shape and strides of what is allocated."""
+    def __init__(
+        self, family: Family, call: Callable[[], Call], launches: list[Any], layouts: list[Any], mapped: list[Mapped]
+    ):
+        """launches: grid and arguments of each; layouts: shape and strides of what is allocated; mapped: what tensor
+        maps say.
+        """
         self.family, self.call, self.adapter, self.device_index = family, call, family.adapter, family.device_index
         self.notes: Any = None  # what a caller wants to remember of such calls
         self.launches: list[Callable[..., None]] = [
@@ -141,6 +150,7 @@ class Plan:
         count = len(family.make_results)
         self.results = list(zip(family.make_results, layouts))
         self.workspace = list(zip(family.make_workspace, layouts[count:]))
+        self.maps = Maps(mapped, family.names) if mapped else None
 
     def run(
         self, arrays: Sequence[Any], pointers: list[Any], given: Sequence[Any] | None = None, stream: Any = None
@@ -159,8 +169,10 @@ class Plan:
         results = [make(*layout) for make, layout in self.results]
         workspace = [make(*layout) for make, layout in self.workspace]
         if SIMULATED:
+            everything = [*arrays, *results, *workspace]
+            records = self.maps.simulated(everything) if self.maps else []
             for launch in self.launches:
-                launch([*arrays, *results, *workspace])
+                launch([*everything, *(record.address for record in records)])
             return results
         adapter = self.adapter
         pointers += map(adapter.pointer, results)
@@ -171,6 +183,11 @@ class Plan:
             if stream is not None:
                 for array in workspace:
                     adapter.used_on(array, handle)
+        memory = None  # of the maps: nobody frees it before everything is launched
+        if self.maps is not None:
+            home = handle if stream is None else adapter.stream(arrays[0])
+            memory = self.maps.memory(pointers, self.family.place, Streams(home, handle, is_capturing(handle)))
+            pointers += self.maps.addresses(memory)
         for launch in self.launches:
             launch(pointers, handle)
         return results

@@ -17,6 +17,7 @@ from ..arrays import collapse
 from ..device import Device
 from ..launch import Choice, Operation
 from ..step import Step
+from ..words import build_writer
 from . import dense, strided
 from .dense import DenseConfig
 from .formula import array_names, dtypes_of, lr_of, rates_of
@@ -136,7 +137,7 @@ def _table_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Dense
     blocks = int(dense.chunks(config, dtypes, problem.N, head))
     words = (0, *array_names(problem), problem.N, head)
     return [
-        Step(dense.build_writer(dense.COLUMNS), (1,), ("table", 0, words)),
+        Step(build_writer(dense.COLUMNS), (1,), ("table", 0, words)),
         Step(dense.build_table(config, dtypes), (blocks,), ("table", 1, *_numbers(problem))),
     ]
 

@@ -24,7 +24,7 @@ from ...spec import ArrayMeta
 from ...spec.meta import itemsize
 from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
 from ..device import Device
-from ..tile.groups import array_in, group, store_words
+from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .formula import Arrays, Dtypes, array_types, by_role, rate_types, steps
@@ -196,17 +196,3 @@ def build_table(config: DenseConfig, dtypes: Dtypes) -> Kernel:
         lion.chunk(tensor, lion.rate(lr), rates, block - table[low], table[low + tensors * 7], table[low + tensors * 8])
 
     return lion_table
-
-
-@builds
-def build_writer(count: int) -> Kernel:
-    """lion_table_writer(table, first, words): `count` words of a table, from number `first` on, by one thread.
-
-    They travel as arguments of the launch: nothing on the host is read later, whether the launch is captured or not.
-    """
-
-    @kernel(pointer(i64), i64, types.UniTuple(i64, count), threads=1)
-    def lion_table_writer(table, first, words):
-        store_words(table, first, words)
-
-    return lion_table_writer

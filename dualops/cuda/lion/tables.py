@@ -8,21 +8,17 @@ device, and what differs is written: new gradients are one column of nine.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import SIMULATED
-from ..device import Device
 from ..driver import copy
 from ..kept import Memory, Place, Streams
 from ..step import Step, prepare
+from ..words import WORDS, write_words
 from . import dense
 from .formula import Dtypes, Lr, Rates
-
-WORDS = 256  # that one launch writes into a table: 2 kilobytes of arguments, where every GPU takes 4
-
 
 class Group(NamedTuple):
     """Tensors of one combination of dtypes, which are one launch."""
@@ -54,7 +50,7 @@ class Tables:
         self.words = [words for words, _ in parts]
         self.memory = Memory(place, streams, *(words.size for words in self.words))
         self.copied = like if streams.captured else None  # a graph reads it at any time
-        self._write(like, _writer(place.device))
+        self._write(like)
         lr = Lr(0.0, "lr", 1) if lr_on_device else Lr("lr", "no lr", 0)
         known = ["table", "lr", *Rates._fields, *(names if SIMULATED else ())]
         self.launches: list[Callable[..., None]] = []
@@ -64,16 +60,16 @@ class Tables:
             self.launches.append(prepare(step, known, place.device))
         self.memory.written()
 
-    def _write(self, like: Tables | None, write: Callable[..., None]) -> None:
+    def _write(self, like: Tables | None) -> None:
         """Fill the memory: all words, or a copy and those that are others."""
-        streams = self.memory.streams
+        streams, device = self.memory.streams, self.memory.place.device
         for i, (table, words) in enumerate(zip(self.memory.places, self.words, strict=True)):
             changed = np.arange(words.size)
             if like is not None and words.size > WORDS:  # else one launch writes all of it
                 copy(table, like.memory.places[i], words.nbytes, streams.handle)
                 changed = np.flatnonzero(words != like.words[i])
             for first in pieces(changed, words.size):
-                _start(write, [table, first, *words[first : first + WORDS].tolist()], streams.handle)
+                write_words(table, first, words[first : first + WORDS].tolist(), device, streams.handle)
         if like is not None:
             like.memory.used_on(streams)
 
@@ -105,10 +101,3 @@ def pieces(changed: np.ndarray, size: int) -> Iterator[int]:
 
 def _start(launch: Callable[..., None], values: list[Any], handle: int) -> None:
     launch(values) if SIMULATED else launch(values, handle)
-
-
-@cache
-def _writer(device: Device) -> Callable[..., None]:
-    """What writes WORDS words of a table."""
-    words = tuple(f"word {i}" for i in range(WORDS))
-    return prepare(Step(dense.build_writer(WORDS), (1,), ("table", "first", words)), ["table", "first", *words], device)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...spec import matmul as SPEC
 from ..launch import Operation
-from . import naive, simt
+from . import naive, simt, sm90
 
 RUNGS = SPEC.rungs
 
@@ -87,5 +87,5 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-forward = Operation(SPEC, rungs=(simt.forward_choices, naive.forward_choices))
+forward = Operation(SPEC, rungs=(sm90.forward_choices, simt.forward_choices, naive.forward_choices))
 backward = Operation(SPEC, rungs=(simt.backward_choices, naive.backward_choices), backward=True)

@@ -30,11 +30,15 @@ def mbarrier_arrive(bar, index):
 @instruction(
     "(shared[i32], u32) -> void",
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, {bar}, {rank}; "
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }",
+    "mbarrier.arrive.shared::cluster.b64 _, [there]; }",
     section="9.7.13.15.13",
 )
 def mbarrier_arrive_cluster(bar, index, rank):
-    """Count this thread in the current phase of the mbarrier in the same place of block `rank` of the cluster."""
+    """Count this thread in the current phase of the mbarrier in the same place of block `rank` of the cluster.
+
+    For shared memory that was read: what this thread wrote is not made visible to the other block, which would take a
+    fence of the whole GPU.
+    """
     thread = current()
     if rank != thread.block.rank and not thread.in_cluster:
         raise RuntimeError(f"mbarrier.arrive in block {rank} before barrier.cluster.wait: it may not run yet")

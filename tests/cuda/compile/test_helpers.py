@@ -16,7 +16,7 @@ import pytest
 from dualops.cuda import compile as compiler, helpers
 from dualops.cuda.compile import Wanted, ahead, binary, build_all
 from dualops.cuda.helpers import HelperError, Helpers, most_helpers, packed
-from dualops.cuda.lion.dense import build_writer
+from dualops.cuda.words import build_writer
 from dualops.spec import OPERATORS
 from dualops.spec.attention import UserFunction
 from tests.cuda.compile.ptx import compile_list

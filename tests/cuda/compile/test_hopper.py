@@ -233,6 +233,6 @@ def test_barriers():
         y[tid] = smem[255 - tid]
 
     assert len(lines(meets, "bar.arrive ")) == 1
-    assert len(lines(meets, "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]")) == 1
+    assert len(lines(meets, "mbarrier.arrive.shared::cluster.b64 _, [there]")) == 1
     assert len(lines(meets, "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r")) == 1
     sound(meets)

@@ -145,9 +145,9 @@ def test_a_list_is_its_tensors_step_after_step(order, launched):
         found = dualops.cuda.lion(*lists, lr=0.01, weight_decay=0.1)
         assert found[0] is lists[0] and found[1] is lists[2]
         assert all_same(found, expected)
-        kernels = [name for name in launched if name != "lion_table_writer"]
+        kernels = [name for name in launched if name != "write_words"]
         assert kernels == (["lion_table"] * 4 + ["lion_strided"]) * (turn + 1)  # four combinations of dtypes
-    assert launched.count("lion_table_writer") == 4  # in the first step alone
+    assert launched.count("write_words") == 4  # in the first step alone
 
 
 def test_a_list_with_masters():
@@ -288,5 +288,5 @@ def test_plan_says_how(dtype, launched):
     }
     assert "formula by formula" in told["naive"] and told["naive"].count("lion_strided") == 2
     assert "groups of 16 bytes" in told["simt"]
-    assert "lion_table_writer" in told["table"] and "72 bytes beside" in told["table"]
+    assert "write_words" in told["table"] and "72 bytes beside" in told["table"]
     assert launched == []

@@ -12,6 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
+from dualops.cuda import words
 from dualops.cuda.lion import dense, lists as lists_module, of_lists, tables
 
 from .test_lion import Lists, all_same, numbers
@@ -24,10 +25,10 @@ def test_tables_are_found_again_by_their_addresses(launched):
     other: Lists = [[x.copy() for x in each] for each in lists]
     for each in (lists, other, lists, other):
         dualops.cuda.lion(*each, lr=0.1)
-    assert launched.count("lion_table_writer") == 2
+    assert launched.count("write_words") == 2
     for lr in (0.2, 0.3):
         dualops.cuda.lion(*lists, lr=lr, betas=(0.5, lr), weight_decay=lr)
-    assert launched.count("lion_table_writer") == 2  # neither lr nor the other numbers are in a table
+    assert launched.count("write_words") == 2  # neither lr nor the other numbers are in a table
     assert (len(of_lists.ready), len(of_lists.bounds)) == (2, 1)
 
 
@@ -76,13 +77,13 @@ def stepped(lists: Lists) -> None:
 def test_new_gradients_are_one_column_and_nothing_is_bound_again(launched, monkeypatch):
     first = small_lists(0)
     stepped(first)
-    assert launched.count("lion_table_writer") == 3  # of 256 words each
+    assert launched.count("write_words") == 3  # of 256 words each
     monkeypatch.setattr(lists_module, "bind_list", None)
     for turn in range(1, 4):
         stepped([first[0], small_lists(turn)[1], first[2]])
-        assert launched.count("lion_table_writer") == 3 + turn
+        assert launched.count("write_words") == 3 + turn
     stepped(first)
-    assert launched.count("lion_table_writer") == 6  # its own table is as it was
+    assert launched.count("write_words") == 6  # its own table is as it was
 
 
 def test_some_new_addresses(launched):
@@ -93,10 +94,10 @@ def test_some_new_addresses(launched):
         places = zip(rng.integers(0, 3, count), rng.permutation(60)[:count], strict=True)
         calls.append(moved(calls[-1], places))
         stepped(calls[-1])
-    seen = launched.count("lion_table_writer")
+    seen = launched.count("write_words")
     for lists in (*calls, *reversed(calls)):  # older tables were not written to
         stepped(lists)
-    assert launched.count("lion_table_writer") == seen
+    assert launched.count("write_words") == seen
 
 
 def test_new_addresses_that_are_aligned_otherwise():
@@ -136,7 +137,7 @@ def test_what_is_written_of_a_table():
     def written(changed: list[int], size: int) -> list[int]:
         return list(tables.pieces(np.array(changed, int), size))
 
-    W = tables.WORDS
+    W = words.WORDS
     assert written([], W) == []
     assert written([*range(W)], W) == [0]
     assert written([W - 1], W) == [0] and written([2 * W], 3 * W) == [2 * W] and written([3 * W - 1], 3 * W) == [2 * W]
@@ -146,9 +147,9 @@ def test_what_is_written_of_a_table():
 
 def test_words_are_written_where_they_belong():
     table = np.zeros(7, np.int64)
-    dense.build_writer(3)[1, 1](simulator.Pointer(table, "table"), 2, (2**40, -1, 5))
+    words.build_writer(3)[1, 1](simulator.Pointer(table, "table"), 2, (2**40, -1, 5))
     assert table.tolist() == [0, 0, 2**40, -1, 5, 0, 0]
-    assert 8 * len(dense.build_writer(tables.WORDS).argtypes[2]) + 16 <= 4096  # bytes of arguments that a launch takes
+    assert 8 * len(words.build_writer(words.WORDS).argtypes[2]) + 16 <= 4096  # bytes of arguments that a launch takes
 
 
 def test_the_oldest_tables_are_forgotten(monkeypatch):

@@ -1,0 +1,88 @@
+"""Tensor maps that kernels are launched with: encoded once for an address, kept on the device from call to call.
+
+A rung says which it needs, `Choice(..., maps={"a_map": Mapped("a", ...)})`, and names them among its kernels' arguments
+as it names arrays: such an argument gets the address of the map. What a map says depends on the array's address and
+layout alone, so it does not matter whose memory that was before. A call with arrays at other addresses encodes its maps
+anew, which the launch of a kernel of one thread writes; the MOST latest are kept, and those that a captured graph may
+read (`kept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from struct import unpack
+from threading import RLock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .kept import Kept, Memory, Place, Streams
+from .tensor_map import NBYTES, Boxes, boxes_of
+from .words import write_words
+
+MOST = 1024  # calls' maps, 128 bytes each
+WORDS = NBYTES // 8
+
+
+class Mapped(NamedTuple):
+    """The boxes of an array that a kernel loads or stores, as `tensor_map.Boxes` has them."""
+
+    array: str  # its name in the call
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    span: int = 128
+
+    @property
+    def boxes(self) -> Boxes:
+        return boxes_of(self.dtype, self.shape, self.strides, self.box, self.span)
+
+
+class Maps:
+    """The tensor maps of one plan's launches."""
+
+    def __init__(self, wanted: Sequence[Mapped], names: Sequence[str | None]):
+        """names: of the call's arrays, in the order of their addresses."""
+        self.number = next(_NUMBERS)
+        self.boxes = [each.boxes for each in wanted]
+        self.places = [names.index(each.array) for each in wanted]
+
+    def memory(self, addresses: Sequence[int], place: Place, streams: Streams) -> Memory:
+        """Where the maps of arrays at these addresses are, written when the stream comes to what is launched now.
+
+        Whoever launches holds on to it until that is done. The GPU of `place` must be current.
+        """
+        own = [addresses[which] for which in self.places]
+        key = (self.number, *own)
+        with _LOCK:
+            memory = _KEPT.get(key)
+            if memory is None or not memory.is_written(streams):
+                encoded = b"".join(boxes.encoded(address) for boxes, address in zip(self.boxes, own))
+                memory = Memory(place, streams, WORDS * len(own))
+                write_words(memory.places[0], 0, unpack(f"{WORDS * len(own)}q", encoded), place.device, streams.handle)
+                memory.written()
+            _KEPT.keep(key, memory, streams, MOST)
+        memory.used_on(streams)
+        return memory
+
+    def addresses(self, memory: Memory) -> list[int]:
+        """Of each map."""
+        (first,) = memory.places
+        return [first + NBYTES * i for i in range(len(self.boxes))]
+
+    def simulated(self, arrays: Sequence[Any]) -> list[Any]:
+        """Records of the maps, for the simulator; kernels get their `address` as long as somebody has them."""
+        views = (
+            np.lib.stride_tricks.as_strided(
+                arrays[which], boxes.shape, [stride * arrays[which].itemsize for stride in boxes.strides]
+            )
+            for which, boxes in zip(self.places, self.boxes)
+        )
+        return [boxes.simulated(view) for boxes, view in zip(self.boxes, views)]
+
+
+_NUMBERS = count()
+_KEPT = Kept[Memory]()
+_LOCK = RLock()

@@ -1,0 +1,89 @@
+"""Which products can be loaded and stored as boxes, and what their tensor maps say.
+
+A factor is loaded as boxes where one of its two axes is contiguous and all else lies 16 bytes or a multiple apart; the
+other rungs take what does not. Its map has the contiguous axis, the other one, and then the batch axes, the inner one
+first, and, where there are two of these or an element is the sum of several products, the outer axis. An array that is
+broadcast along an axis has one place there, and coordinate 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ...spec import ArrayMeta
+from ..maps import Mapped
+from ..tile.swizzle import Operand
+from .product import Axis, Product
+
+MULTIPLE = 8  # elements of 16 bits: 16 bytes
+MOST = 2**31 - 1  # of an axis, as coordinates have 32 bits
+MOST_BYTES = 2**40  # from an element to the next along an axis
+
+
+class FactorBoxes(NamedTuple):
+    """A factor as boxes."""
+
+    name: str
+    major: str  # "k" or "mn": the contiguous axis
+    lines: Axis  # the other one of its own two
+    along: Axis
+    others: tuple[tuple[int, int], ...]  # sizes and strides of the axes beside these
+    steps: tuple[int, ...]  # 1 where it has that axis, 0 where it is broadcast
+
+    def mapped(self, dtype: str, box: tuple[int, int], span: int, which: str) -> Mapped:
+        """The tensor map; which: "a" or "b"."""
+        axes = [*reversed(self.others), *((axis.size, getattr(axis, which)) for axis in (self.lines, self.along))]
+        sizes, strides = zip(*axes, strict=True)
+        return Mapped(self.name, dtype, sizes, strides, (*(1 for _ in self.others), *box), span)
+
+
+def other_axes(product: Product) -> tuple[Axis, ...] | None:
+    """The axes of a product beside rows, columns and the sum, as maps have them: one, or three; None for too many."""
+    if len(product.batch) > 2 or len(product.outer) > 1:
+        return None
+    inner, outer = (*reversed(product.batch), Axis(1), Axis(1))[:2]
+    if len(product.batch) < 2 and not product.outer:
+        return (inner,)
+    return (inner, outer, *(product.outer or (Axis(1),)))
+
+
+def factor_boxes(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> FactorBoxes | None:
+    """How factor "a" or "b" is loaded as boxes; None if it can't be."""
+    own, others = product.m if which == "a" else product.n, other_axes(product)
+    name = product.names[2 if which == "a" else 3]
+    if others is None or metas[name].pointer % 16:
+        return None
+    around = tuple((axis.size, getattr(axis, which)) for axis in others)
+    steps = tuple(int(bool(size > 1 and stride > 0)) for size, stride in around)
+    there = tuple((size if step else 1, stride) for (size, stride), step in zip(around, steps, strict=True))
+    for major, along, lines in (("k", product.k, own), ("mn", own, product.k)):
+        axes = ((lines.size, getattr(lines, which)), *there)
+        contiguous = along.size == 1 or getattr(along, which) == 1
+        if contiguous and along.size <= MOST and all(_steps_by_boxes(size, stride) for size, stride in axes):
+            return FactorBoxes(name, major, lines, along, there, steps)
+    return None
+
+
+def _steps_by_boxes(size: int, stride: int) -> bool:
+    """Whether a map can have an axis, other than the contiguous one."""
+    return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES // 2 and stride % MULTIPLE == 0)
+
+
+def result_mapped(product: Product, which: str, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
+    """The map by which result "y" or preactivation "z" is stored in boxes; None if it can't be."""
+    name, others = product.names["yz".index(which)], other_axes(product)
+    if others is None or metas[name].pointer % 16:
+        return None
+    around = [(axis.size, getattr(axis, which)) for axis in others[:2]]
+    rows, columns = ((axis.size, getattr(axis, which)) for axis in (product.m, product.n))
+    if not (columns[0] == 1 or columns[1] == 1) or not all(_steps_by_boxes(*axis) for axis in (rows, *around)):
+        return None
+    sizes, strides = zip(*reversed(around), rows, columns, strict=True)
+    return Mapped(name, metas[name].dtype, sizes, strides, (*(1 for _ in around), *box), 2 * box[1])
+
+
+def tile_of(major: str, rows: int, depth: int) -> Operand:
+    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum."""
+    lines, width = (rows, depth) if major == "k" else (depth, rows)
+    return Operand(lines, width, 2, min(128, 2 * width), major)

@@ -1,0 +1,120 @@
+"""A pipeline through shared memory: stages that one thread fills by copies, and that warps empty.
+
+Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full` counts
+the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their copies to one
+another, a stage is filled again when the readers of every block have left it, so that warps tell all blocks.
+
+    producer                                    readers
+    stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
+    tile.load(smem, stage, ..., barriers)       ...
+                                                pipe.release(barriers, i)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..ptx.arithmetic import opaque_i32
+from ..ptx.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_cluster,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait_cta,
+)
+from ..ptx.warp import bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
+from .rows import FULL_WARP
+
+
+class Barriers(NamedTuple):
+    """A pipeline's mbarriers, in shared memory."""
+
+    full: Any
+    empty: Any
+
+
+class Pipeline(Namespace):
+    """The verbs."""
+
+    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (barriers): by one thread, before `start`
+    start: Callable[..., None]  # (): from here on everybody knows them
+    leave: Callable[..., None]  # (): after the last filling: wait until no block of the cluster needs this one's memory
+    next: Callable[..., Any]  # (i) -> i + 1; the compiler unrolls no loop that counts so
+    acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
+    wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
+    release: Callable[..., None]  # (barriers, i): my warp has read it
+
+
+@cache
+def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline:
+    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
+    STAGES = u32(stages)  # no sign to look after in what follows
+
+    @verb
+    def barriers():
+        return Barriers(cuda.shared.array(stages, u64), cuda.shared.array(stages, u64))
+
+    @verb
+    def init(barriers):
+        for stage in range(stages):
+            mbarrier_init(barriers.full, stage, 1)
+            mbarrier_init(barriers.empty, stage, warps * cluster)
+
+    @verb
+    def start():
+        fence_mbarrier_init()
+        if cluster > 1:
+            barrier_cluster_arrive()
+            barrier_cluster_wait()
+        else:
+            cuda.syncthreads()
+
+    @verb
+    def leave():
+        if cluster > 1:
+            barrier_cluster_arrive()
+            barrier_cluster_wait()
+
+    @verb
+    def acquire(barriers, i):
+        stage = i32(u32(i) % STAGES)
+        free = u32(i) // STAGES & 1 ^ 1  # the phase before is over; a new barrier's is
+        mbarrier_wait_cta(barriers.empty, stage, free)
+        mbarrier_arrive_expect_tx(barriers.full, stage, nbytes)
+        return stage
+
+    @verb
+    def next_of(i):
+        return u32(opaque_i32(i + 1))
+
+    @verb
+    def wait(barriers, i):
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(barriers.full, stage, u32(i) // STAGES & 1)
+        return stage
+
+    @verb
+    def release(barriers, i):
+        stage, lane = i32(u32(i) % STAGES), cuda.threadIdx.x % 32
+        bar_warp_sync(FULL_WARP)
+        if cluster > 1:
+            if lane < cluster:
+                mbarrier_arrive_cluster(barriers.empty, stage, u32(lane))
+        elif lane == 0:
+            mbarrier_arrive(barriers.empty, stage)
+
+    return Pipeline(
+        barriers=barriers,
+        init=init,
+        start=start,
+        leave=leave,
+        next=next_of,
+        acquire=acquire,
+        wait=wait,
+        release=release,
+    )

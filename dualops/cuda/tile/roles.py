@@ -1,0 +1,45 @@
+"""Warpgroups with different work: the last of a block loads, the others multiply with the registers that it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..backend import Namespace, verb
+from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
+
+# by the number of multiplying warpgroups, registers of a thread that loads and of one that multiplies; an SM has 65536,
+# and a block of 256 threads has all that a thread can have
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+
+
+class Roles(Namespace):
+    """The verbs, each by all threads of a warpgroup, once."""
+
+    threads: int  # of a block
+    produce: Callable[..., None]  # (): this warpgroup loads
+    consume: Callable[..., None]  # (): this one multiplies
+
+
+@cache
+def roles(consumers: int) -> Roles:
+    """For so many warpgroups that multiply, 1 to 3."""
+    threads = 128 * (consumers + 1)
+
+    @verb
+    def nothing():
+        pass
+
+    if consumers not in REGISTERS:
+        return Roles(threads=threads, produce=nothing, consume=nothing)
+    FEW, MANY = REGISTERS[consumers]
+
+    @verb
+    def produce():
+        setmaxnreg_dec(FEW)
+
+    @verb
+    def consume():
+        setmaxnreg_inc(MANY)
+
+    return Roles(threads=threads, produce=produce, consume=consume)

@@ -1,0 +1,67 @@
+"""Which block makes which tile of a result, when fewer blocks than tiles walk through them.
+
+Tiles are numbered batch by batch, in groups of `group` rows of tiles, column by column within a group, so that blocks
+that run at once share rows of A and columns of B in L2. The blocks of a cluster take tiles of neighbouring rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, cuda, u32, verb
+from ..ptx.warp import cluster_ctarank
+
+
+class Position(NamedTuple):
+    """A tile's batch, and its number along rows and columns."""
+
+    batch: Any
+    m_block: Any
+    n_block: Any
+
+
+class Schedule(Namespace):
+    """The walk of a block. Clusters are numbered, and each takes every so-many-th number."""
+
+    first: Callable[..., Any]  # () -> the number that this block's cluster begins with
+    step: Callable[..., Any]  # () -> how far it is to the next
+    numbers: Callable[..., Any]  # (batches, m_blocks, n_blocks) -> how many there are; all u32
+    position: Callable[..., Position]  # (number, m_blocks, n_blocks): of this block's tile
+
+
+@cache
+def schedule(group: int, cluster: int) -> Schedule:
+    """group: rows of tiles, a multiple of the cluster's blocks."""
+    rows = group // cluster  # of clusters
+
+    @verb
+    def first():
+        return u32(u32(cuda.blockIdx.x) // u32(cluster))
+
+    @verb
+    def step():
+        return u32(u32(cuda.gridDim.x) // u32(cluster))
+
+    @verb
+    def height_of(m_blocks):
+        return u32(u32(m_blocks + (cluster - 1)) // u32(cluster))
+
+    @verb
+    def numbers(batches, m_blocks, n_blocks):
+        return u32(u32(batches * height_of(m_blocks)) * n_blocks)
+
+    @verb
+    def position(number, m_blocks, n_blocks):
+        height, width = height_of(m_blocks), u32(n_blocks)  # of a batch, in clusters
+        tiles, group_tiles = u32(height * width), u32(rows * width)
+        batch, place = u32(number // tiles), u32(number % tiles)
+        above, place = u32(place // group_tiles * rows), u32(place % group_tiles)
+        here = u32(min(u32(height - above), u32(rows)))  # rows of this group
+        m_block, n_block = u32(above + place % here), u32(place // here)
+        if cluster > 1:
+            m_block = u32(m_block * cluster + cluster_ctarank())
+        return Position(batch, m_block, n_block)
+
+    return Schedule(first=first, step=step, numbers=numbers, position=position)

@@ -1,0 +1,86 @@
+"""Products by a warpgroup of tiles in the stages of a pipeline (sm_90a).
+
+    mma = warpgroup_mma("bf16", a, b, ROWS)         acc [64, b's rows] += A @ B, out of shared memory
+    acc = mma.fragment()
+    mma.start(acc, smem, a_at, b_at)                acc = A @ B
+    mma.add(acc, smem, a_at, b_at)                  acc += A @ B; runs beside the threads
+    mma.wait_but_one(acc)                           all but the latest are over
+    mma.wait(acc)
+
+Element e of a thread's accumulators is where `fragment.accumulator` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..ptx.memory import shared_address
+from ..ptx.warp import shfl_idx_i32
+from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_wait_group
+from .rows import FULL_WARP
+from .swizzle import Operand, descriptor
+
+ROWS = 64  # of the result, a warpgroup
+INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+class WarpgroupMma(Namespace):
+    """Of A's rows a warpgroup takes the 64 from `first_row` on, a multiple of 64."""
+
+    size: int  # accumulators of a thread
+    fragment: Callable[..., Any]  # () -> a local array for them
+    start: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc = A @ B; `part`: of A's rows, in units of 64
+    add: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc += A @ B
+    wait: Callable[..., None]  # (acc)
+    wait_but_one: Callable[..., None]  # (acc)
+
+
+@verb
+def my_warpgroup():
+    """The number of this thread's warpgroup, known to the assembler as the same for all lanes."""
+    return shfl_idx_i32(i32(cuda.threadIdx.x // 128), 0, FULL_WARP)
+
+
+@cache
+def warpgroup_mma(dtype: str, a: Operand, b: Operand) -> WarpgroupMma:
+    """Of tiles of "bfloat16" or "float16"."""
+    n = b.lines if b.major == "k" else b.width
+    size = n // 2
+    multiply = wgmma(n, INSTRUCTION_TYPES[dtype], a.major, b.major)
+    wait_group = wgmma_wait_group(n)
+    a_bits, b_bits, a_advance, b_advance, steps = a.bits, b.bits, a.advance, b.advance, b.steps
+    part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
+
+    @verb
+    def fragment():
+        return cuda.local.array(size, f32)
+
+    @verb
+    def issue(acc, smem, a_at, b_at, part, adds):
+        wgmma_fence()
+        a_first = descriptor(shared_address(smem, a_at), a_bits) + u64(u32(part) * u32(part_step))
+        b_first = descriptor(shared_address(smem, b_at), b_bits)
+        for step in range(steps):
+            multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), i32(adds or step > 0))
+        wgmma_commit()
+
+    @verb
+    def start(acc, smem, a_at, b_at, part):
+        issue(acc, smem, a_at, b_at, part, False)
+
+    @verb
+    def add(acc, smem, a_at, b_at, part):
+        issue(acc, smem, a_at, b_at, part, True)
+
+    @verb
+    def wait(acc):
+        wait_group(acc, 0)
+
+    @verb
+    def wait_but_one(acc):
+        wait_group(acc, 1)
+
+    return WarpgroupMma(size=size, fragment=fragment, start=start, add=add, wait=wait, wait_but_one=wait_but_one)

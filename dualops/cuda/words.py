@@ -1,0 +1,41 @@
+"""Words on the device, written by a launch whose arguments they are.
+
+Nothing on the host is read later, whether the launch is captured or not: tables of addresses and tensor maps get to the
+device so (`kept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from .backend import SIMULATED, Kernel, builds, i64, kernel, pointer, types
+from .device import Device
+from .step import Step, prepare
+from .tile.groups import store_words
+
+WORDS = 256  # that a launch may write: 2 kilobytes of arguments, where every GPU takes 4
+
+
+@builds
+def build_writer(count: int) -> Kernel:
+    """write_words(to, first, words): `count` words to `to`, from number `first` on, by one thread."""
+
+    @kernel(pointer(i64), i64, types.UniTuple(i64, count), threads=1)
+    def write_words(to, first, words):
+        store_words(to, first, words)
+
+    return write_words
+
+
+@cache
+def _writer(count: int, device: Device) -> Callable[..., None]:
+    names = tuple(f"word {i}" for i in range(count))
+    return prepare(Step(build_writer(count), (1,), ("to", "first", names)), ["to", "first", *names], device)
+
+
+def write_words(to: Any, first: int, words: Sequence[int], device: Device, handle: int) -> None:
+    """Launch it on a stream of the device, which must be current. to: an address (simulated, an array)."""
+    write = _writer(len(words), device)
+    write([to, first, *words]) if SIMULATED else write([to, first, *words], handle)
