@@ -147,5 +147,8 @@ def st_shared_v2_f64(y, index, a, b):
 
 @instruction("(shared[i32]) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def shared_address(x, index):
-    """The 32-bit address of an element of shared memory, as matrix descriptors have it."""
-    return current().block.memory.address(x, index)
+    """The 32-bit address of an element of shared memory: its lower 24 bits say where, the others which of a cluster's
+    blocks this is.
+    """
+    block = current().block
+    return block.memory.address(x, index) | block.rank << 24

@@ -43,26 +43,20 @@ def begin_map(tensor_map):
 
 
 def box_shape(tile: Operand, cluster: int = 1) -> tuple[int, int]:
-    """Lines and elements of a line of one box of it, shared by so many blocks."""
-    along = tile.span // tile.itemsize
-    return (tile.lines // cluster if tile.width == along else tile.lines), along
+    """Lines and elements of a line of one box of it, where so many blocks share it."""
+    return tile.lines // cluster, tile.span // tile.itemsize
 
 
 def box_tile(tile: Operand, at: int, others: int, cluster: int = 1) -> BoxTile:
     """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two.
 
-    Raises ValueError where blocks of a cluster can't share it in equal parts.
+    Each block of a cluster loads an equal part of the lines. Raises ValueError where that is no whole pattern of 8.
     """
     lines, along = box_shape(tile, cluster)
-    boxes = tile.width // along
-    by_lines = lines < tile.lines  # blocks share a box's lines; else its boxes
-    if not by_lines and boxes % cluster or lines * cluster % (8 * cluster):
-        raise ValueError(f"a tile of {boxes} boxes of {tile.lines} lines, expected a multiple of {cluster} blocks")
-    own_boxes = boxes if by_lines else boxes // cluster
-    part = (lines * tile.span if by_lines else own_boxes * tile.box) if cluster > 1 else 0  # bytes that a block loads
-    start = _start(others, cluster > 1)
-    stage_bytes, box_bytes, k_major, everyone = tile.nbytes, tile.box, tile.major == "k", (1 << cluster) - 1
-    line_step, box_step = (lines, 0) if by_lines else (0, own_boxes * along)  # from a block's part to the next block's
+    if tile.lines % (8 * cluster):
+        raise ValueError(f"a tile of {tile.lines} lines, expected a multiple of {8 * cluster} for {cluster} blocks")
+    start, k_major, everyone = _start(others, cluster > 1), tile.major == "k", (1 << cluster) - 1
+    boxes, stage_bytes, box_bytes, part_bytes = tile.width // along, tile.nbytes, tile.box, lines * tile.span
 
     @verb
     def begin(stage):
@@ -74,8 +68,8 @@ def box_tile(tile: Operand, at: int, others: int, cluster: int = 1) -> BoxTile:
         to = begin(stage)
         if cluster > 1:
             rank = cluster_ctarank()
-            line, first, to = line + rank * line_step, first + rank * box_step, to + rank * part
-        for box in range(own_boxes):
+            line, to = line + rank * lines, to + rank * part_bytes
+        for box in range(boxes):
             place, column = i32(to + box * box_bytes), i32(first + box * along)
             start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, everyone)
 

@@ -108,5 +108,5 @@ class Operand:
 
 @verb
 def descriptor(address, bits):
-    """That of a tile whose first byte has this shared address, a u32."""
-    return u64(u32(address) >> u32(4)) | u64(bits)
+    """That of a tile whose first byte has this shared address, a u32: of it, the 18 bits that are the block's own."""
+    return u64(u32(address) >> u32(4) & u32(0x3FFF)) | u64(bits)

@@ -1,0 +1,125 @@
+"""matmul's sm90 rung in the simulator: Configs that the SIM cases are too small for, every layout, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops.cuda.launch import OPERATIONS, plan
+from dualops.cuda.matmul import sm90
+from dualops.cuda.matmul.sm90 import Sm90Config
+from dualops.spec import OPERATORS, Case
+from dualops.spec.matmul import shapes_of
+from dualops.spec.meta import numpy_dtype
+from tests.checks import check
+from tests.problems import Layout
+
+SPEC = OPERATORS["matmul"]
+ROWS_OF_16_BYTES = Layout((0, 1), (0, 8))
+BESIDE_THEM = Layout((0, 1), (0, 3), misalignment=1)
+matmul = partial(dualops.cuda.matmul, kernel="sm90")
+
+ONE, TWO, CLUSTER = Sm90Config(1, 64, 2, 64), Sm90Config(2, 128, 2, 64), Sm90Config(2, 128, 3, 128, cluster=2, group=2)
+NARROW, WIDE = Sm90Config(1, 32, 3, 32), Sm90Config(2, 256, 2, 128)
+
+
+@pytest.fixture
+def only(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The rung has this Config alone, and plans are made anew."""
+    operation = OPERATIONS["matmul"][0]
+    with (
+        mock.patch.object(sm90, "TILES", ((request.param, 1.0),)),
+        mock.patch.multiple(operation, plans={}, families={}),
+    ):
+        yield
+
+
+def hold(sizes: tuple[int, int, int], dtype: str, layout: str, places: dict[str, Layout], **options: Any) -> None:
+    """Check a product on arrays that lie so."""
+    out_layout = places.pop("out", None)
+    batches = {name: options.pop(name) for name in ("a", "b") if name in options}
+    shapes, transposes = shapes_of(*sizes, layout=layout, bias=options.pop("bias", False), **batches)
+    case = Case("sm90", dtype, shapes, transposes | options)
+    check(SPEC, case, matmul, layouts=places, out_layout=out_layout, ways=("given",))
+
+
+@pytest.mark.parametrize(
+    ("only", "sizes", "layout", "dtype"),
+    [
+        (ONE, (136, 72, 200), "nn", "bfloat16"),
+        (ONE, (65, 136, 64), "nt", "float16"),
+        (TWO, (264, 136, 328), "tn", "bfloat16"),
+        (TWO, (136, 264, 72), "tt", "float16"),
+        (CLUSTER, (520, 264, 200), "nn", "float16"),
+        (CLUSTER, (250, 136, 456), "nt", "bfloat16"),
+        (CLUSTER, (264, 248, 72), "tn", "float16"),
+        (CLUSTER, (136, 128, 64), "tt", "bfloat16"),
+        (NARROW, (72, 72, 136), "nn", "bfloat16"),
+        (NARROW, (64, 40, 72), "nt", "float16"),
+        (WIDE, (136, 272, 72), "nt", "bfloat16"),
+    ],
+    indirect=["only"],
+    ids=lambda value: value.replace(" ", "") if isinstance(value, str) else None,
+)
+def test_tiles(only, sizes, layout, dtype, order):
+    """Several tiles a block, ragged ones, fewer and more slices than stages; results as boxes and one by one."""
+    places = {"a": ROWS_OF_16_BYTES, "b": ROWS_OF_16_BYTES}
+    hold(sizes, dtype, layout, {**places, "out": ROWS_OF_16_BYTES})
+    hold(sizes, dtype, layout, {**places, "out": BESIDE_THEM}, bias=True, activation="relu")
+
+
+@pytest.mark.parametrize("only", [TWO, CLUSTER], indirect=True)
+def test_what_comes_upon_a_product(only, order):
+    for activation in ("gelu", "silu", "relu", None):
+        hold((72, 136, 72), "bfloat16", "nt", {}, bias=True, activation=activation, return_preactivation=True)
+    hold((136, 130, 64), "float16", "nt", {}, bias=True, activation="gelu", return_preactivation=True)
+
+
+@pytest.mark.parametrize("only", [ONE, CLUSTER], indirect=True)
+def test_batches(only, order):
+    """One batch axis, two, those that a or b is broadcast along, and a batch that is more rows."""
+    for a, b in (((3,), (3,)), ((2, 1), (3,)), ((2, 3), (1, 3)), ((), (2,)), ((3,), ()), ((2, 1, 2), (2, 1, 2))):
+        hold((24, 40, 72), "bfloat16", "nn", {}, a=a, b=b)
+        hold((24, 40, 72), "float16", "tt", {}, a=a, b=b)
+
+
+def of(shape: tuple[int, ...], dtype: str = "bfloat16") -> np.ndarray:
+    return np.ones(shape, numpy_dtype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (of((16, 16), "float32"), of((16, 16), "float32")),
+        (of((16, 9)), of((9, 16))),  # rows of 18 bytes
+        (of((16, 0)), of((0, 16))),
+        (of((16, 48))[:, ::3], of((16, 16))),
+        (of((2, 1, 2, 1, 2, 16, 16)), of((3, 1, 3, 1, 16, 16))),  # three batch axes
+    ],
+    ids=["float32", "rows of 18 bytes", "an empty sum", "no axis contiguous", "three batch axes"],
+)
+def test_what_it_does_not_do(a, b):
+    with pytest.raises(NotImplementedError, match="rung sm90 does not do"):
+        matmul(a, b)
+    assert plan("matmul", a, b).choice.rung == "simt"
+
+
+def test_what_it_is_chosen_for():
+    assert plan("matmul", of((256, 64)), of((64, 512))).choice.rung == "sm90"
+
+
+def test_a_plan_says_its_maps():
+    found = plan("matmul", of((72, 64)), of((64, 40)), bias=of((40,)), return_preactivation=True).choice
+    assert {name: mapped.array for name, mapped in found.maps.items()} == {
+        "a_map": "a",
+        "b_map": "b",
+        "y_map": "y",
+        "z_map": "preactivation",
+    }
+    assert found.maps["a_map"].shape == (1, 72, 64) and found.maps["b_map"].shape == (1, 64, 40)
