@@ -234,7 +234,7 @@ SPEC = Spec(
     ),
     rounding="results once, to the storage dtype, and dz before it meets a matrix; all else in float32",
     floor=8.0,
-    rungs=("naive", "simt"),
+    rungs=("naive", "simt", "sm80"),
     cases=_cases(),
     generate=standard_normal,
 )
