@@ -33,6 +33,11 @@ class Device:
         return self.compute_capability >= (9, 0)
 
     @property
+    def has_mma_bf16(self) -> bool:
+        """Products of a warp of 16-bit factors, bfloat16 too, and copies to shared memory beside its threads."""
+        return self.compute_capability >= (8, 0)
+
+    @property
     def has_wgmma(self) -> bool:
         """Products of a warpgroup from shared memory: Hopper's alone."""
         return self.compute_capability[0] == 9

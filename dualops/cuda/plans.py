@@ -124,7 +124,10 @@ class Family:
             for metas in (allocated, choice.workspace.values())
         )
         layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
-        self.names, self.place = arrays, Place(adapter, device, next(iter(results.values())).device) if choice.maps else None
+        self.names, self.place = (
+            arrays,
+            Place(adapter, device, next(iter(results.values())).device) if choice.maps else None,
+        )
         self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
 
     def plan(self, sizes: Sequence[int], call: Callable[[], Call]) -> Plan | None:

@@ -234,7 +234,7 @@ SPEC = Spec(
     ),
     rounding="results once, to the storage dtype, and dz before it meets a matrix; all else in float32",
     floor=8.0,
-    rungs=("naive", "simt", "sm90"),
+    rungs=("naive", "simt", "sm80", "sm90"),
     cases=_cases(),
     generate=standard_normal,
 )

@@ -20,6 +20,7 @@ from ..words import WORDS, write_words
 from . import dense
 from .formula import Dtypes, Lr, Rates
 
+
 class Group(NamedTuple):
     """Tensors of one combination of dtypes, which are one launch."""
 

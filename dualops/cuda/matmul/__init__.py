@@ -2,9 +2,13 @@
 
 naive.py   a thread an element of the result; every operand comes from memory, and is loaded for one multiplication
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
+sm80.py    bfloat16 and float16 on tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
+
+The last that can serves a problem: sm80 all of bfloat16 and float16 on compute capability 8.0 and later, simt the others.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
-launched; `loading` brings a factor of any layout into shared memory; `gradient` has dz and dbias.
+launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`
+brings a factor of any layout into shared memory by way of registers; `gradient` has dz and dbias.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 
 from ...spec import matmul as SPEC
 from ..launch import Operation
-from . import naive, simt, sm90
+from . import naive, simt, sm80, sm90
 
 RUNGS = SPEC.rungs
 
@@ -87,5 +91,11 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-forward = Operation(SPEC, rungs=(sm90.forward_choices, simt.forward_choices, naive.forward_choices))
-backward = Operation(SPEC, rungs=(simt.backward_choices, naive.backward_choices), backward=True)
+forward = Operation(
+    SPEC, rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices)
+)
+backward = Operation(
+    SPEC,
+    rungs=(sm90.backward_choices, sm80.backward_choices, simt.backward_choices, naive.backward_choices),
+    backward=True,
+)

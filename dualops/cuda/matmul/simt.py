@@ -27,36 +27,33 @@ numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import cdiv
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
+from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, verb
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .activations import activation
+from . import tiled
 from .config import LANES_M, LANES_N, SimtConfig, stages
-from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
 from .loading import Reading, loader
-from .product import (
-    Axis,
-    Product,
-    Variant,
-    argument_types,
-    arguments,
-    forward_product,
-    needs_tensor_cores,
-    product_axes,
-    variant,
+from .product import Product, Variant, argument_types, needs_tensor_cores, product_axes, variant
+from .tiled import (
+    Results,
+    Rung,
+    best_first,
+    block_count,
+    block_order,
+    finishing,
+    launch_of,
+    reading,
+    writing,
 )
 
 PIECE = 256  # terms that are summed before they are added to the total
-GROUP_M = 8  # tiles of rows whose blocks run one after another
 
 
 class ResultTile(Namespace):
@@ -79,27 +76,13 @@ class ResultTile(Namespace):
     clear_totals: Callable[..., Any]  # (smem) -> mine
     add_to_totals: Callable[..., None]  # (smem, mine, acc): acc, which is 0 then
     load_totals: Callable[..., None]  # (values, smem, mine, i, g): group g of columns, of the thread's row number i
-    store: Callable[..., None]  # (to, at, n, N, values): a group of columns, from number n on, of the row at `at`
 
 
-def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
+def _tile(config: SimtConfig, dtype: str) -> ResultTile:
     """The verbs of a kernel."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
     COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
     GROUPS, GROUP_STRIDE = config.tile_n // COLUMNS, LANES_N * COLUMNS
-
-    @verb
-    def of_block(M, N):
-        # 32 bits, in which a division takes a tenth of the time
-        m_blocks = u32((M + config.block_m - 1) // config.block_m)
-        n_blocks = u32((N + config.block_n - 1) // config.block_n)
-        tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
-        tile = u32(cuda.blockIdx.x)
-        batch, tile = tile // tiles, u32(tile % tiles)
-        group, tile = u32(tile // group_tiles), u32(tile % group_tiles)
-        height = u32(min(m_blocks - group * GROUP_M, GROUP_M))
-        m_block, n_block = group * GROUP_M + tile % height, tile // height
-        return i64(batch), i64(m_block) * config.block_m, i64(n_block) * config.block_n
 
     @verb
     def of_thread():
@@ -164,19 +147,11 @@ def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
         for j in range(0, COLUMNS, 4):
             num.load_four(values, j, smem, mine + (i * config.tile_n + g * COLUMNS + j) * config.threads)
 
-    @verb
-    def store(to, at, n, N, values):
-        for j in range(0, COLUMNS, out):
-            if out > 1:
-                mem.store_vector(to.data, at + n + j, n + j < N, values, j)
-            elif n + j < N:
-                mem.store(to.data, at + (n + j) * to.column, values[j])
-
     return ResultTile(
         columns=COLUMNS,
         groups=GROUPS,
         group_stride=GROUP_STRIDE,
-        of_block=of_block,
+        of_block=block_order(config.block_m, config.block_n),
         of_thread=of_thread,
         row=row,
         accumulators=accumulators,
@@ -186,7 +161,6 @@ def _tile(config: SimtConfig, dtype: str, out: int) -> ResultTile:
         clear_totals=clear_totals,
         add_to_totals=add_to_totals,
         load_totals=load_totals,
-        store=store,
     )
 
 
@@ -196,9 +170,8 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
 
     out: elements of a row of the result that are stored at once.
     """
-    mem, bias_mem = storage(variant.dtype), storage(variant.bias_dtype or variant.dtype)
-    act, axes, stage = activation(variant.activation, mem.number), product_axes(variant), stages(config, variant.dtype)
-    tile = _tile(config, variant.dtype, out)
+    mem, axes, stage = storage(variant.dtype), product_axes(variant), stages(config, variant.dtype)
+    tile, result = _tile(config, variant.dtype), finishing(variant, config.columns(variant.dtype), out)
     a_loader = loader(variant.dtype, a_reading, stage.a, config.threads)
     b_loader = loader(variant.dtype, b_reading, stage.b, config.threads)
 
@@ -259,6 +232,8 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
             if ((t + 1) & (PIECE // config.block_k - 1) == 0) | (t + 1 == slices):
                 tile.add_to_totals(smem, mine, acc)
 
+        y_begin, z_begin = axes.batch.at(batch, batches, y.batch), axes.batch.at(batch, batches, z.batch)
+        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
         values = cuda.local.array(tile.columns, mem.number)
         for i in range(config.tile_m):
             m = m0 + my_m + tile.row(i)
@@ -266,63 +241,9 @@ def build_product(config: SimtConfig, variant: Variant, a_reading: Reading, b_re
                 for g in range(tile.groups):
                     n = n0 + my_n + g * tile.group_stride
                     tile.load_totals(values, smem, mine, i, g)
-                    if variant.has_bias:
-                        for j in range(tile.columns):
-                            if n + j < N:
-                                values[j] += bias_mem.load(bias, (n + j) * bias_stride)
-                    if variant.preactivation:
-                        tile.store(z, axes.batch.at(batch, batches, z.batch) + m * z.row, n, N, values)
-                    for j in range(tile.columns):
-                        values[j] = act.value(values[j])
-                    tile.store(y, axes.batch.at(batch, batches, y.batch) + m * y.row, n, N, values)
+                    result.finish(values, results, m, n)
 
     return matmul_simt
-
-
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for a product, best first."""
-    if needs_tensor_cores(problem):
-        return
-    metas = {**problem.arrays, **results}
-    product = forward_product(problem, metas)
-    for config, reason in configs(product, problem.dtype, device):
-        yield Choice("simt", config, reason, partial(product_steps, product, problem, metas, config))
-
-
-class GradientConfigs(NamedTuple):
-    """A Config for each of the products; None for one that is not wanted."""
-
-    a: SimtConfig | None
-    b: SimtConfig | None
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The best tiles for each of the gradient's products."""
-    if needs_tensor_cores(problem):
-        return
-    products = gradient_products(problem, results)
-    best = {name: list(configs(each, problem.dtype, device))[:1] for name, each in products.items()}
-    if all(best.values()):
-        chosen = {name: config for name, [(config, _)] in best.items()}
-        reason = "; ".join(f"{name}: {reason}" for name, [(_, reason)] in best.items()) or "sums of columns"
-        steps = partial(_backward_steps, problem, results, products, chosen)
-        sums = partial_sums(problem) if "dbias" in results else {}
-        both = GradientConfigs(chosen.get("da"), chosen.get("db"))
-        yield Choice("simt", both, reason, steps, gradient_workspace(problem) | sums)
-
-
-def _backward_steps(
-    problem: Problem,
-    results: Mapping[str, ArrayMeta],
-    products: Mapping[str, Product],
-    chosen: Mapping[str, SimtConfig],
-) -> list[Step]:
-    steps, metas = dz_steps(problem), gradient_metas(problem, results)
-    for name, product in products.items():
-        steps += product_steps(product, problem, metas, chosen[name])
-    if "dbias" in results and problem.N:
-        steps += column_sums_steps(problem, results["dbias"])
-    return steps
 
 
 # Tiles, and how fast they are beside the first. TFLOP/s in float32, H200, 2026-11-21, where cuBLAS has 51 at 4096^3, 38
@@ -332,66 +253,35 @@ TILES = (
     (SimtConfig(2, 2, 4, 8, 16), 0.8),  # 30; 10
     (SimtConfig(1, 2, 4, 4, 16), 0.5),  # 24; 12
 )
-MOST_BLOCKS = 2**31 - 1
 
 
-def configs(product: Product, dtype: str, device: Device) -> Iterator[tuple[SimtConfig, str]]:
-    """Tiles for a product, best first: by the work of the busiest SM, whole tiles counted, and the speed of the tile.
-
-    float64 has half the registers for a tile, so it begins with the second.
-    """
-    found = []
-    for config, speed in TILES[1:] if dtype == "float64" else TILES:
-        blocks = block_count(product, config)
-        if blocks <= MOST_BLOCKS and config.shared_bytes(dtype) <= device.shared_memory_per_block:
-            work = cdiv(blocks, device.sms) * config.block_m * config.block_n / speed
-            found.append((work, config, f"{config.block_m} x {config.block_n} a block, {blocks} blocks"))
-    for _, config, reason in sorted(found, key=lambda each: each[0]):
-        yield config, reason
-
-
-def block_count(product: Product, config: SimtConfig) -> int:
-    return product.batches * cdiv(product.m.size, config.block_m) * cdiv(product.n.size, config.block_n)
+def configs(
+    product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[tuple[SimtConfig, str]]:
+    """Tiles for a product, best first. float64 has half the registers for a tile, so it begins with the second."""
+    return best_first(TILES[1:] if problem.dtype == "float64" else TILES, product, problem.dtype, device)
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: SimtConfig) -> list[Step]:
     """The launch that makes a product, if there is anything to make."""
-    blocks, found = block_count(product, config), variant(product, p)
-    if not blocks:
+    if not block_count(product, config):
         return []
-    aligned = {which: _aligned(name, metas) for which, name in zip("yzab", product.names)}
-    vector, around = storage(p.dtype).vector, (*product.batch, *product.outer)
-    a_reading = _reading([_steps(axis, "a") for axis in (product.m, product.k, *around)], aligned["a"], vector)
-    b_reading = _reading([_steps(axis, "b") for axis in (product.n, product.k, *around)], aligned["b"], vector)
-    out = vector if config.columns(p.dtype) % vector == 0 else 1
-    for which in "yz" if found.preactivation else "y":
-        columns, *others = (_steps(axis, which) for axis in (product.n, product.m, *product.batch))
-        if not _wide(columns, others, aligned[which], vector):
-            out = 1
-    build = build_product(config, found, a_reading, b_reading, out)
-    return [Step(build, (blocks,), arguments(product), config.shared_bytes(p.dtype))]
+    found, vectors = variant(product, p), (storage(p.dtype).vector,)
+    a_reading, b_reading = (reading(product, which, metas, p.dtype, vectors, whole=True) for which in "ab")
+    out = writing(product, found, metas, config.columns(p.dtype))
+    return [launch_of(product, build_product(config, found, a_reading, b_reading, out), config, p.dtype)]
 
 
-def _steps(axis: Axis, which: str) -> tuple[int, int]:
-    """Size and stride of an axis in one of the arrays."""
-    return axis.size, getattr(axis, which) if axis.size > 1 else 0
+RUNG = Rung("simt", configs, product_steps)
 
 
-def _aligned(name: str, metas: Mapping[str, ArrayMeta]) -> bool:
-    return bool(name) and metas[name].pointer % 16 == 0
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for a product, best first."""
+    if not needs_tensor_cores(problem):
+        yield from tiled.forward_choices(RUNG, problem, results, device)
 
 
-def _wide(along: tuple[int, int], others: Iterable[tuple[int, int]], aligned: bool, vector: int) -> bool:
-    """Whether `vector` elements along an axis are 16 aligned bytes, wherever in the others."""
-    size, stride = along
-    return aligned and stride == 1 and size % vector == 0 and all(step % vector == 0 for _, step in others)
-
-
-def _reading(axes: Sequence[tuple[int, int]], aligned: bool, vector: int) -> Reading:
-    """How a factor is read: rows, depth, and the other axes."""
-    row, depth, *others = axes
-    if _wide(depth, [row, *others], aligned, vector):
-        return Reading("depth", vector)
-    if _wide(row, [depth, *others], aligned, vector):
-        return Reading("row", vector)
-    return Reading("depth" if depth[1] <= row[1] else "row", 1)
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The best tiles for each of the gradient's products."""
+    if not needs_tensor_cores(problem):
+        yield from tiled.backward_choices(RUNG, problem, results, device)

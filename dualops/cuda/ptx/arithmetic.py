@@ -23,6 +23,15 @@ def ex2_approx_ftz(x):
     return result if abs(result) >= _TINY or result != result else np.float32(0)
 
 
+@instruction("(f32) -> f32", "rcp.approx.ftz.f32 {d}, {x};", section="9.7.3.15", pure=True)
+def rcp_approx_ftz(x):
+    """1 / x, to 1 ulp; denormals are taken and given as zeros."""
+    x = np.float32(x)
+    with np.errstate(divide="ignore"):
+        result = np.float32(1) / (x if abs(x) >= _TINY or x != x else np.copysign(np.float32(0), x))
+    return result if abs(result) >= _TINY or result != result else np.copysign(np.float32(0), result)
+
+
 @instruction("(f32) -> f32", "lg2.approx.f32 {d}, {x};", section="9.7.3.21", pure=True)
 def lg2_approx(x):
     """log2(x); -inf for 0, NaN for negative x."""

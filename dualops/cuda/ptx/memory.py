@@ -127,6 +127,18 @@ def st_shared_v4_f32(y, index, a, b, c, d):
     y.vector(index, 4)[:] = (a, b, c, d)
 
 
+@instruction("(shared[i32], f32, f32) -> void", "st.shared.v2.f32 [{y}], {{a}, {b}};", section="9.7.9.11")
+def st_shared_v2_f32(y, index, a, b):
+    """Write two floats to 8 bytes of shared memory."""
+    y.vector(index, 2)[:] = (a, b)
+
+
+@instruction("(shared[i32], u32) -> void", "st.shared.b32 [{y}], {a};", section="9.7.9.11")
+def st_shared_b32(y, index, a):
+    """Write a word to 4 bytes of shared memory."""
+    y.vector(index, 4 // y.itemsize).view(np.uint32)[0] = a
+
+
 @instruction("(shared[i32], f32) -> void", "st.shared.f32 [{y}], {a};", section="9.7.9.11")
 def st_shared_f32(y, index, a):
     """Write a float to shared memory, by an address of 32 bits, of which constants are not computed."""

@@ -4,8 +4,8 @@
     a.load(smem, stage, a_map, Corner(m0, k0, (batch,)), barriers.full)
 
 An array's map has the axis that is contiguous first, then the tile's other one, then `others` more. A tile is as many
-boxes as its lines are wide in units of its swizzle's span. In a cluster that shares a tile, each block loads a part of
-it and sends that to all blocks.
+boxes as its lines are wide in units of its swizzle's span. Blocks of a cluster that share a tile load a part of it each,
+and send that to one another.
 """
 
 from __future__ import annotations
@@ -28,6 +28,41 @@ class Corner(NamedTuple):
     others: tuple[Any, ...]
 
 
+class Cluster(NamedTuple):
+    """Blocks whose tiles of the result lie above and beside one another: `rows` x `columns` of them.
+
+    Those above one another share a tile of B, those beside one another one of A.
+    """
+
+    rows: int = 1
+    columns: int = 1
+
+    @property
+    def blocks(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def of_a(self) -> Sharing:
+        """How A's tiles are shared: blocks r, r + rows, ... have the same."""
+        return Sharing(self.columns, self.rows, self.blocks, sum(1 << self.rows * c for c in range(self.columns)))
+
+    @property
+    def of_b(self) -> Sharing:
+        """How B's tiles are shared: blocks c * rows, c * rows + 1, ... have the same."""
+        return Sharing(self.rows, 1, self.rows, (1 << self.rows) - 1)
+
+
+class Sharing(NamedTuple):
+    """`blocks` blocks of a cluster load the same tile, a part each. Block r loads part r % whole // step, and sends it to
+    the blocks whose bits `mask` has, once it is shifted to the first of them.
+    """
+
+    blocks: int = 1
+    step: int = 1  # from the number of one of them to the next
+    whole: int = 1  # a multiple of which lies between blocks of equal parts
+    mask: int = 1
+
+
 class BoxTile(Namespace):
     """A tile in every stage."""
 
@@ -42,20 +77,23 @@ def begin_map(tensor_map):
     fence_proxy_tensormap(tensor_map)
 
 
-def box_shape(tile: Operand, cluster: int = 1) -> tuple[int, int]:
-    """Lines and elements of a line of one box of it, where so many blocks share it."""
-    return tile.lines // cluster, tile.span // tile.itemsize
+def box_shape(tile: Operand, sharing: Sharing = Sharing()) -> tuple[int, int]:
+    """Lines and elements of a line of one box of a tile that is shared so."""
+    return tile.lines // sharing.blocks, tile.span // tile.itemsize
 
 
-def box_tile(tile: Operand, at: int, others: int, cluster: int = 1) -> BoxTile:
+def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = Sharing()) -> BoxTile:
     """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two.
 
-    Each block of a cluster loads an equal part of the lines. Raises ValueError where that is no whole pattern of 8.
+    Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern
+    of 8.
     """
-    lines, along = box_shape(tile, cluster)
-    if tile.lines % (8 * cluster):
-        raise ValueError(f"a tile of {tile.lines} lines, expected a multiple of {8 * cluster} for {cluster} blocks")
-    start, k_major, everyone = _start(others, cluster > 1), tile.major == "k", (1 << cluster) - 1
+    lines, along = box_shape(tile, sharing)
+    if tile.lines % (8 * sharing.blocks):
+        told = f"a multiple of {8 * sharing.blocks} for {sharing.blocks} blocks"
+        raise ValueError(f"a tile of {tile.lines} lines, expected {told}")
+    shared = sharing.blocks > 1
+    start, k_major = _start(others, shared), tile.major == "k"
     boxes, stage_bytes, box_bytes, part_bytes = tile.width // along, tile.nbytes, tile.box, lines * tile.span
 
     @verb
@@ -65,13 +103,15 @@ def box_tile(tile: Operand, at: int, others: int, cluster: int = 1) -> BoxTile:
     @verb
     def load(smem, stage, tensor_map, corner, full):
         line, first = (corner.row, corner.depth) if k_major else (corner.depth, corner.row)
-        to = begin(stage)
-        if cluster > 1:
+        to, blocks = begin(stage), 0
+        if shared:
             rank = cluster_ctarank()
-            line, to = line + rank * lines, to + rank * part_bytes
+            part = rank % sharing.whole // sharing.step
+            line, to = line + part * lines, to + part * part_bytes
+            blocks = sharing.mask << rank - part * sharing.step
         for box in range(boxes):
             place, column = i32(to + box * box_bytes), i32(first + box * along)
-            start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, everyone)
+            start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, blocks)
 
     return BoxTile(nbytes=stage_bytes, at=begin, load=load)
 

@@ -1,4 +1,4 @@
-"""From a warpgroup's accumulators to memory: through shared memory as boxes, or element by element.
+"""From a warpgroup's accumulators to memory, through shared memory: as boxes, or row by row.
 
     out = box_output("bfloat16", columns, at=0, width=128, others=1)
     out.store(smem, y_map, acc, Corner(m0, n0, (batch,)))         acc [64, columns], of every warpgroup its own
@@ -6,7 +6,7 @@
 
 Numbers are packed in pairs, put into boxes of shared memory by stmatrix, swizzled so that no two lanes of a store meet a
 bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written again
-when the copy before has read it.
+when the copy before has read it. What has more to be done to it than rounding goes through shared memory as floats.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, i32, i64, u32, verb
+from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..ptx.arithmetic import opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from ..ptx.memory import st_shared_f32
 from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
-from .storage import storage
+from .numbers import numbers
 from .warpgroup import ROWS, my_warpgroup
 
+NEAR = 8  # neighbours of a row that a thread takes
 SPAN = 128  # bytes of a box's line, at most
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
@@ -112,41 +115,54 @@ def _copy_out(others: int) -> Callable[..., None]:
     return {1: one, 2: two}[others]
 
 
-class Places(Namespace):
-    """The same accumulators one by one, in an array of any strides."""
+class RowOutput(Namespace):
+    """The same accumulators as neighbours of a row, which a verb of the operator takes on from there."""
 
-    store: Callable[..., None]  # (data, strides, acc, corner, M, N): strides of rows, columns, and two other axes
-    row: Callable[..., Any]  # () -> the first of this thread's rows of its warpgroup's tile; the other is 8 further
-    column: Callable[..., Any]  # (j) -> the first of two columns, of block j of 8
+    store: Callable[..., None]  # (smem, acc, corner, M, results): smem is a shared array of f32
 
 
 @cache
-def places(dtype: str, columns: int) -> Places:
-    """For a tile of 64 rows."""
-    mem, blocks = storage(dtype), columns // 8
+def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> RowOutput:
+    """For `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`, 256 * width for
+    each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. It may be no row, or columns,
+    of the result: rows from M on are left out, columns are the verb's concern.
+    """
+    num, pairs = numbers(f32), width // 8
+    parts, items, groups = columns // width, ROWS * width // NEAR // 128, width // NEAR
+    flips, first_at, size = min(width // 4, 8) - 1, at // 4, ROWS * width
 
     @verb
-    def row():
+    def place(row, column):
+        """Where a number is: fours of a row change places so that neighbouring rows meet different banks."""
+        return row * width + (column ^ (row & flips) * 4)
+
+    @verb
+    def store(smem, acc, corner, M, results):
         tid = cuda.threadIdx.x % 128
-        return i32(tid // 32 * 16 + tid % 32 // 4)
+        group = my_warpgroup()
+        mine = i32(first_at + group * size)
+        row, column = i32(tid // 32 * 16 + tid % 32 // 4), i32(2 * (tid % 4))
+        values = cuda.local.array(NEAR, f32)
+        part = i32(0)
+        while part < parts:
+            bar_sync(1 + group, 128)  # the part before has been read
+            for p in range(parts):  # of registers, each is known by its number
+                if p == part:
+                    for j in range(pairs):
+                        for half in range(2):
+                            for e in range(2):
+                                to = place(row + 8 * half, column + 8 * j + e)
+                                st_shared_f32(smem, i32(mine + to), acc[(p * pairs + j) * 4 + 2 * half + e])
+            bar_sync(1 + group, 128)
+            item = i32(0)
+            while item < items:
+                number = item * 128 + tid
+                m, n = i32(number // groups), i32(number % groups * NEAR)
+                for c in range(0, NEAR, 4):
+                    num.load_four(values, c, smem, mine + place(m, n + c))
+                if corner.row + m < M:
+                    finish(values, results, i64(corner.row + m), i64(corner.depth + part * width + n))
+                item = opaque_i32(item + 1)
+            part = opaque_i32(part + 1)
 
-    @verb
-    def column(j):
-        return i32(8 * j + 2 * (cuda.threadIdx.x % 4))
-
-    @verb
-    def store(data, strides, acc, corner, M, N):
-        at = i64(0)
-        for axis in range(len(corner.others)):
-            at += corner.others[axis] * strides[2 + axis]
-        for half in range(2):
-            m = corner.row + row() + 8 * half
-            if m < M:
-                start = at + m * strides[0]
-                for j in range(blocks):
-                    for e in range(2):
-                        n = corner.depth + column(j) + e
-                        if n < N:
-                            mem.store(data, start + n * strides[1], acc[4 * j + 2 * half + e])
-
-    return Places(store=store, row=row, column=column)
+    return RowOutput(store=store)

@@ -23,6 +23,7 @@ from ..ptx.arithmetic import (
     max_f32,
     max_f64,
     pow_f64 as pow_f64,
+    rcp_approx_ftz,
     sinpi_f64 as sinpi_f64,
     tanh_f32,
     tanh_f64,
@@ -57,6 +58,7 @@ class Numbers(Namespace):
     log2: Callable[..., Any]
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
+    reciprocal: Callable[..., Any]  # (x) -> 1 / x; of f32 to 1 ulp, denormals as zeros
     is_minus_zero: Callable[..., Any]  # (x): whether it is -0
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
@@ -96,6 +98,11 @@ def _add_compensated(number: Any) -> Callable[..., Any]:
     return add_compensated
 
 
+@verb
+def _reciprocal_f64(x):
+    return f64(1) / x
+
+
 def _double() -> Numbers:
     @verb
     def load_four(frag, at, shared, index):
@@ -126,6 +133,7 @@ def _double() -> Numbers:
         log2=log2_f64,
         tanh=tanh_f64,
         erfc=erfc_f64,
+        reciprocal=_reciprocal_f64,
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f64,
         add_compensated=_add_compensated(f64),
@@ -174,6 +182,7 @@ def _single() -> Numbers:
         log2=lg2_approx,
         tanh=tanh_f32,
         erfc=erfc_f32,
+        reciprocal=rcp_approx_ftz,
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f32,
         add_compensated=_add_compensated(f32),

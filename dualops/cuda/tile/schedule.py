@@ -1,7 +1,7 @@
 """Which block makes which tile of a result, when fewer blocks than tiles walk through them.
 
 Tiles are numbered batch by batch, in groups of `group` rows of tiles, column by column within a group, so that blocks
-that run at once share rows of A and columns of B in L2. The blocks of a cluster take tiles of neighbouring rows.
+that run at once share rows of A and columns of B in L2. The blocks of a cluster take tiles that are neighbours.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, u32, verb
 from ..ptx.warp import cluster_ctarank
+from .boxes import Cluster
 
 
 class Position(NamedTuple):
@@ -32,36 +33,40 @@ class Schedule(Namespace):
 
 
 @cache
-def schedule(group: int, cluster: int) -> Schedule:
-    """group: rows of tiles, a multiple of the cluster's blocks."""
-    rows = group // cluster  # of clusters
+def schedule(group: int, cluster: Cluster) -> Schedule:
+    """group: rows of tiles, a multiple of the cluster's."""
+    group_rows, blocks = group // cluster.rows, cluster.blocks  # of clusters
+    high, wide = cluster.rows, cluster.columns
 
     @verb
     def first():
-        return u32(u32(cuda.blockIdx.x) // u32(cluster))
+        return u32(u32(cuda.blockIdx.x) // u32(blocks))
 
     @verb
     def step():
-        return u32(u32(cuda.gridDim.x) // u32(cluster))
+        return u32(u32(cuda.gridDim.x) // u32(blocks))
 
     @verb
-    def height_of(m_blocks):
-        return u32(u32(m_blocks + (cluster - 1)) // u32(cluster))
+    def clusters(m_blocks, n_blocks):
+        """Clusters above one another in a batch, and beside one another."""
+        return u32(u32(m_blocks + (high - 1)) // u32(high)), u32(u32(n_blocks + (wide - 1)) // u32(wide))
 
     @verb
     def numbers(batches, m_blocks, n_blocks):
-        return u32(u32(batches * height_of(m_blocks)) * n_blocks)
+        height, width = clusters(m_blocks, n_blocks)
+        return u32(u32(batches * height) * width)
 
     @verb
     def position(number, m_blocks, n_blocks):
-        height, width = height_of(m_blocks), u32(n_blocks)  # of a batch, in clusters
-        tiles, group_tiles = u32(height * width), u32(rows * width)
+        height, width = clusters(m_blocks, n_blocks)
+        tiles, group_tiles = u32(height * width), u32(group_rows * width)
         batch, place = u32(number // tiles), u32(number % tiles)
-        above, place = u32(place // group_tiles * rows), u32(place % group_tiles)
-        here = u32(min(u32(height - above), u32(rows)))  # rows of this group
+        above, place = u32(place // group_tiles * group_rows), u32(place % group_tiles)
+        here = u32(min(u32(height - above), u32(group_rows)))  # rows of this group
         m_block, n_block = u32(above + place % here), u32(place // here)
-        if cluster > 1:
-            m_block = u32(m_block * cluster + cluster_ctarank())
+        if blocks > 1:
+            rank = u32(cluster_ctarank())
+            m_block, n_block = u32(m_block * high + rank % high), u32(n_block * wide + rank // high)
         return Position(batch, m_block, n_block)
 
     return Schedule(first=first, step=step, numbers=numbers, position=position)

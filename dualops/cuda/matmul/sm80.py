@@ -1,0 +1,195 @@
+"""matmul of 16-bit factors on tensor cores, by mma.sync: any layout and strides, on Ampere and whatever came after.
+
+simt is held up by what CUDA cores multiply. A tensor core multiplies [16, 16] @ [16, 8] at an instruction of a warp, so
+that now bringing the factors is what takes thought: a block has several slices of them on their way at any time, copied
+past the registers (cp.async) into a ring of stages (Thakkar et al., CUTLASS 2.x, "efficient GEMM").
+
+    1  slices 0 .. STAGES - 2 of a [BLOCK_M, BLOCK_K] and of b [BLOCK_K, BLOCK_N] on their way
+    2  for each slice t:
+    3      slice t + STAGES - 1 on its way, to the stage that slice t - 1 was read from
+    4      for each 16 steps of the slice:
+    5          fragments of the next 16 steps to registers                  before the last: slice t + 1 is there, for all
+    6          acc [WARP_M, WARP_N] += a_frag [WARP_M, 16] @ b_frag [16, WARP_N]
+    7  y = act(acc + bias), 16 rows of a warp at a time through shared memory
+
+One barrier a slice: behind it slice t + 1 is there for all, and slice t has been read by all. Stages are swizzled, and a
+factor lies there as it does in memory, rows of a or steps of the sum: the loads of fragments (ldmatrix) transpose what
+lies the other way. A layout that 16-byte copies can't read is copied by 8 or 4 bytes, or else by threads, through
+registers. Products are exact, sums float32.
+
+What holds it up: mma.sync reaches about 60 % of what Hopper's tensor cores do for wgmma (sm90).
+
+Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N). Registers: WARP_M * WARP_N / 32 of acc,
+(WARP_M + WARP_N) / 2 of fragments of two times 16 steps, and about 40 more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ...spec import ArrayMeta, Problem
+from ..backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from ..device import Device
+from ..plans import Choice
+from ..step import Step
+from ..tile.async_copies import cp_async_commit, cp_async_wait_group
+from ..tile.storage import storage
+from ..tile.warp_mma import STEP, FactorSlice, fragments, warp_products
+from ..tile.warp_rows import ROWS, warp_rows
+from . import tiled
+from .loading import Reading
+from .product import Product, Variant, argument_types, product_axes, variant
+from .sm80_config import Sm80Config
+from .sm80_copies import Terms, slice_copies
+from .tiled import Results, Rung, best_first, block_count, block_order, finishing, launch_of, reading, writing
+
+DTYPES = ("bfloat16", "float16")
+VECTORS = (8, 4, 2)  # elements that a copy may have: 16, 8 or 4 bytes
+
+
+@builds
+def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_reading: Reading, out: int) -> Kernel:
+    """matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K).
+
+    out: elements of a row of the result that are stored at once.
+    """
+    mem, axes = storage(variant.dtype), product_axes(variant)
+    of_block = block_order(config.block_m, config.block_n)
+    a_copies = slice_copies(variant, config, config.block_m, a_reading)
+    b_copies = slice_copies(variant, config, config.block_n, b_reading)
+    a_side = fragments(FactorSlice(a_reading.along, config.block_m, config.block_k), config.warp_m, left=True)
+    b_side = fragments(FactorSlice(b_reading.along, config.block_n, config.block_k), config.warp_n, left=False)
+    sums, rows = warp_products(variant.dtype, config.warp_m, config.warp_n), warp_rows(config.warp_m, config.warp_n)
+    result = finishing(variant, rows.columns, out)
+    STAGES, STAGE, LAST, B_AT = config.num_stages, config.stage, (config.num_stages - 1) * config.stage, config.b_at
+    STEPS, AHEAD, PENDING = config.block_k // STEP, config.num_stages - 1, config.num_stages - 2
+    M_TILES = config.warp_m // ROWS
+
+    @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
+    def matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
+        smem = cuda.shared.array(0, mem.element, alignment=128)
+        batch, m0, n0 = of_block(M, N)
+        warp = cuda.threadIdx.x // 32
+        my_m, my_n = warp // config.warps_n * config.warp_m, warp % config.warps_n * config.warp_n
+        terms = Terms(K, (K + config.block_k - 1) // config.block_k, outers)
+        slices = rounds * terms.slices
+        a_part = a_copies.part(a, axes.batch.at(batch, batches, a.batch), m0, M)
+        b_part = b_copies.part(b, axes.batch.at(batch, batches, b.batch), n0, N)
+        a_words = cuda.local.array(a_copies.words, u32)
+        b_words = cuda.local.array(b_copies.words, u32)
+
+        for t in range(AHEAD):
+            if t < slices:
+                a_copies.start(a_words, smem, t * STAGE, a_part, terms, t)
+                b_copies.start(b_words, smem, t * STAGE + B_AT, b_part, terms, t)
+                a_copies.end(a_words, smem, t * STAGE, a_part)
+                b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
+            cp_async_commit()
+
+        acc = sums.make()
+        a_frag, b_frag = a_side.make(), b_side.make()
+        a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # in a stage
+        here, free = i32(0), i32(LAST)  # the stage that is read, and the one that is filled
+        cp_async_wait_group(PENDING)
+        cuda.syncthreads()
+        if slices > 0:
+            a_side.read(a_frag, 0, smem, a_at, 0)
+            b_side.read(b_frag, 0, smem, b_at, 0)
+        for t in range(slices):
+            coming = t + AHEAD < slices
+            if coming:
+                a_copies.start(a_words, smem, free, a_part, terms, t + AHEAD)
+                b_copies.start(b_words, smem, i32(free + B_AT), b_part, terms, t + AHEAD)
+            cp_async_commit()
+            for step in range(STEPS - 1):
+                a_side.read(a_frag, (step + 1) % 2, smem, i32(here + a_at), step + 1)
+                b_side.read(b_frag, (step + 1) % 2, smem, i32(here + b_at), step + 1)
+                sums.multiply(acc, a_frag, b_frag, step % 2)
+            if coming:
+                a_copies.end(a_words, smem, free, a_part)
+                b_copies.end(b_words, smem, i32(free + B_AT), b_part)
+            free = here
+            here = i32(here + STAGE) if here < LAST else i32(0)
+            cp_async_wait_group(PENDING)
+            cuda.syncthreads()
+            if t + 1 < slices:
+                a_side.read(a_frag, 0, smem, i32(here + a_at), 0)
+                b_side.read(b_frag, 0, smem, i32(here + b_at), 0)
+            sums.multiply(acc, a_frag, b_frag, 1)
+
+        row_smem = cuda.shared.array(0, f32, alignment=128)
+        y_begin, z_begin = axes.batch.at(batch, batches, y.batch), axes.batch.at(batch, batches, z.batch)
+        results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
+        values = cuda.local.array(rows.columns, f32)
+        n = n0 + my_n + rows.column()
+        i = i32(0)
+        while i < M_TILES:
+            rows.put(row_smem, acc, i)
+            row = rows.row()
+            while row < ROWS:
+                m = m0 + my_m + (i * ROWS + row)
+                if m < M:
+                    rows.take(values, row_smem, row)
+                    result.finish(values, results, m, n)
+                row = i32(row + rows.apart)
+            rows.release()
+            i = i32(i + 1)
+
+    return matmul_sm80
+
+
+# Tiles, and how fast they are beside the first
+TILES = (
+    (Sm80Config(2, 4, 64, 64, 64, 3), 1.0),
+    (Sm80Config(2, 4, 64, 64, 32, 4), 0.95),  # for less shared memory
+    (Sm80Config(2, 2, 64, 64, 32, 4, min_blocks=2), 0.9),
+    (Sm80Config(2, 4, 64, 32, 32, 4), 0.8),
+    (Sm80Config(2, 2, 64, 32, 32, 4, min_blocks=2), 0.7),
+    (Sm80Config(2, 2, 32, 64, 32, 4, min_blocks=2), 0.7),
+    (Sm80Config(2, 2, 32, 32, 32, 4, min_blocks=3), 0.5),
+)
+MOST_SUMS = 64  # of a thread that also keeps elements on their way
+
+
+def configs(
+    product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for a product, best first; threads that copy through registers have less room for sums."""
+    readings = _readings(product, problem, metas)
+    most = MOST_SUMS if any(each.vector == 1 for each in readings) else 128
+    tiles = [(config, speed) for config, speed in TILES if config.warp_m * config.warp_n // 32 <= most]
+    return best_first(tiles, product, problem.dtype, device)
+
+
+def _readings(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> list[Reading]:
+    """How a and b are read."""
+    return [reading(product, which, metas, p.dtype, VECTORS, whole=False) for which in "ab"]
+
+
+def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm80Config) -> list[Step]:
+    """The launch that makes a product, if there is anything to make."""
+    if not block_count(product, config):
+        return []
+    found = variant(product, p)
+    out = writing(product, found, metas, config.columns(p.dtype))
+    build = build_product(config, found, *_readings(product, p, metas), out)
+    return [launch_of(product, build, config, p.dtype)]
+
+
+RUNG = Rung("sm80", configs, product_steps)
+
+
+def _serves(problem: Problem, device: Device) -> bool:
+    return problem.dtype in DTYPES and device.has_mma_bf16
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for a product, best first."""
+    if _serves(problem, device):
+        yield from tiled.forward_choices(RUNG, problem, results, device)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The best tiles for each of the gradient's products."""
+    if _serves(problem, device):
+        yield from tiled.backward_choices(RUNG, problem, results, device)

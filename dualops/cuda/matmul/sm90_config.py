@@ -1,0 +1,78 @@
+"""The Configs of matmul's sm90 rung: what lies in shared memory, which are there, and which suits a product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..arrays import cdiv
+from ..device import Device
+from ..tile.boxes import Cluster
+from ..tile.warpgroup import ROWS
+from .product import Product
+
+SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the stages
+MOST_TILES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Sm90Config:
+    """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns."""
+
+    consumers: int
+    block_n: int
+    stages: int
+    store_n: int  # columns of the result that are on their way at once
+    cluster: Cluster = Cluster()
+    block_k: int = 64
+    group: int = 8  # tiles above one another whose blocks run side by side
+
+    @cached_property
+    def block_m(self) -> int:
+        return ROWS * self.consumers
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        return 2 * self.block_k * (self.block_m + self.block_n)
+
+    @cached_property
+    def output_at(self) -> int:
+        """Where the result's place begins, behind the stages."""
+        return self.stages * self.stage_bytes
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.output_at + 2 * self.block_m * self.store_n
+
+    def tiles(self, product: Product) -> int:
+        """Tiles of a product, with those that clusters make beyond its edge."""
+        rows, columns = cdiv(product.m.size, self.block_m), cdiv(product.n.size, self.block_n)
+        high, wide = self.cluster.rows, self.cluster.columns
+        return product.batches * cdiv(rows, high) * high * cdiv(columns, wide) * wide
+
+
+# Tiles; nanoseconds for a step of the sum, and for what comes before and after the sum. H200, 2026-11-22, bfloat16
+START = 2500
+TILES = (
+    (Sm90Config(2, 256, 4, 128), 12.3),
+    (Sm90Config(2, 256, 4, 128, Cluster(2, 1)), 12.4),
+    (Sm90Config(2, 192, 5, 64), 9.6),
+    (Sm90Config(2, 128, 6, 128), 7.0),
+    (Sm90Config(2, 64, 8, 64), 4.1),
+    (Sm90Config(1, 128, 8, 128), 3.9),
+    (Sm90Config(1, 64, 10, 64), 3.1),
+    (Sm90Config(1, 32, 12, 32, Cluster(1, 4)), 2.4),
+)
+
+
+def configs(product: Product, device: Device) -> Iterator[tuple[Sm90Config, str]]:
+    """Tiles for a product, best first: by the time of the busiest SM, whole tiles counted."""
+    found = []
+    for config, step in TILES:
+        tiles = config.tiles(product)
+        if tiles <= MOST_TILES and config.shared_bytes + SLACK <= device.shared_memory_per_block:
+            time = START + cdiv(tiles, device.sms) * product.rounds * product.k.size * step
+            found.append((time, config, f"{config.block_m} x {config.block_n} a block, {tiles} tiles"))
+    for _, config, reason in sorted(found, key=lambda each: each[0]):
+        yield config, reason

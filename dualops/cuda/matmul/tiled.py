@@ -1,0 +1,253 @@
+"""What the rungs that make the result in tiles share: which block makes which tile, what is done with the sums, how
+arrays are read and written, and the launches of both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol
+
+from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
+from ..backend import Kernel, Namespace, cuda, i64, u32, verb
+from ..device import Device
+from ..maps import Mapped
+from ..plans import Choice
+from ..step import Step
+from ..tile.storage import storage
+from .activations import activation
+from .gradient import column_sums_steps, dz_steps, gradient_metas, gradient_products, gradient_workspace, partial_sums
+from .loading import Reading
+from .product import Axis, Product, Result, Variant, arguments, forward_product
+
+GROUP_M = 8  # tiles of rows whose blocks run one after another
+MOST_BLOCKS = 2**31 - 1
+
+
+class TiledConfig(Protocol):
+    """What a Config of such a rung has."""
+
+    @property
+    def block_m(self) -> int: ...
+    @property
+    def block_n(self) -> int: ...
+    def shared_bytes(self, dtype: str) -> int: ...
+    def columns(self, dtype: str) -> int: ...  # of the result, that a thread writes side by side
+
+
+# --- in kernels ----------------------------------------------------------------------------------
+
+
+@cache
+def block_order(block_m: int, block_n: int) -> Callable[..., Any]:
+    """The verb (M, N) -> batch, first row, first column of the block's tile.
+
+    Blocks that share rows of a or columns of b run one after another, so that these are still in L2.
+    """
+
+    @verb
+    def of_block(M, N):
+        # 32 bits, in which a division takes a tenth of the time
+        m_blocks = u32((M + block_m - 1) // block_m)
+        n_blocks = u32((N + block_n - 1) // block_n)
+        tiles, group_tiles = u32(m_blocks * n_blocks), u32(GROUP_M * n_blocks)
+        tile = u32(cuda.blockIdx.x)
+        batch, tile = tile // tiles, u32(tile % tiles)
+        group, tile = u32(tile // group_tiles), u32(tile % group_tiles)
+        height = u32(min(m_blocks - group * GROUP_M, GROUP_M))
+        m_block, n_block = group * GROUP_M + tile % height, tile // height
+        return i64(batch), i64(m_block) * block_m, i64(n_block) * block_n
+
+    return of_block
+
+
+class Results(NamedTuple):
+    """The results, where the block's matrices begin in them, and what is added to every row."""
+
+    y: Result
+    z: Result
+    y_begin: Any
+    z_begin: Any
+    bias: Any
+    bias_stride: Any
+    N: Any
+
+
+class Finishing(Namespace):
+    """What is done with sums of products: results[m, n] = act(sum + bias)."""
+
+    finish: Callable[..., None]  # (values, results, m, n): of row m, so many columns from n on; values are changed
+
+
+@cache
+def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Finishing:
+    """The verb for so many neighbouring columns. out: elements of a row that are stored at once; short: see
+    `activation`.
+    """
+    mem, bias_mem = storage(found.dtype), storage(found.bias_dtype or found.dtype)
+    act = activation(found.activation, mem.number, short=short)
+
+    @verb
+    def store(to, at, n, N, values):
+        for j in range(0, columns, out):
+            if out > 1:
+                mem.store_vector(to.data, at + n + j, n + j < N, values, j)
+            elif n + j < N:
+                mem.store(to.data, at + (n + j) * to.column, values[j])
+
+    @verb
+    def finish(values, results, m, n):
+        if found.has_bias:
+            for j in range(columns):
+                if n + j < results.N:
+                    values[j] += bias_mem.load(results.bias, (n + j) * results.bias_stride)
+        if found.preactivation:
+            store(results.z, results.z_begin + m * results.z.row, n, results.N, values)
+        for j in range(columns):
+            values[j] = act.value(values[j])
+        store(results.y, results.y_begin + m * results.y.row, n, results.N, values)
+
+    return Finishing(finish=finish)
+
+
+# --- how arrays are read and written ---------------------------------------------------------------
+
+
+def _steps(axis: Axis, which: str) -> tuple[int, int]:
+    """Size and stride of an axis in one of the arrays."""
+    return axis.size, getattr(axis, which) if axis.size > 1 else 0
+
+
+def _address(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> int:
+    """What is known of where an array begins: its place among 16 bytes; 1 for none."""
+    name = product.names["yzab".index(which)]
+    return int(metas[name].pointer) % 16 if name else 1
+
+
+def _wide(along: tuple[int, int], others: Iterable[tuple[int, int]], address: int, vector: int, itemsize: int) -> bool:
+    """Whether `vector` elements along an axis are aligned bytes, wherever in the others."""
+    aligned = address % (vector * itemsize) == 0
+    return aligned and along[1] == 1 and all(step % vector == 0 for _, step in others)
+
+
+def reading(
+    product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str, vectors: Sequence[int], whole: bool
+) -> Reading:
+    """How a factor is read, "a" or "b": as many elements at once as its layout allows, of `vectors`, the most first.
+
+    whole: an axis that they are read along must have a multiple of them.
+    """
+    row_axis = product.m if which == "a" else product.n
+    row, depth, *others = (_steps(axis, which) for axis in (row_axis, product.k, *product.batch, *product.outer))
+    address, itemsize = _address(product, which, metas), storage(dtype).itemsize
+    for vector in vectors:
+        for along, axis, other in (("depth", depth, row), ("row", row, depth)):
+            if _wide(axis, [other, *others], address, vector, itemsize) and not (whole and axis[0] % vector):
+                return Reading(along, vector)
+    return Reading("depth" if depth[1] <= row[1] else "row", 1)
+
+
+def writing(product: Product, found: Variant, metas: Mapping[str, ArrayMeta], columns: int) -> int:
+    """How many elements of a row of the results are written at once: 16 bytes of them, or 1."""
+    mem = storage(found.dtype)
+    if columns % mem.vector:
+        return 1
+    for which in "yz" if found.preactivation else "y":
+        along, *others = (_steps(axis, which) for axis in (product.n, product.m, *product.batch))
+        wide = _wide(along, others, _address(product, which, metas), mem.vector, mem.itemsize)
+        if not wide or along[0] % mem.vector:
+            return 1
+    return mem.vector
+
+
+# --- launches --------------------------------------------------------------------------------------
+
+
+def block_count(product: Product, config: TiledConfig) -> int:
+    return product.batches * cdiv(product.m.size, config.block_m) * cdiv(product.n.size, config.block_n)
+
+
+def best_first(
+    tiles: Iterable[tuple[Any, float]], product: Product, dtype: str, device: Device
+) -> Iterator[tuple[Any, str]]:
+    """Of Configs and their speeds those that the device has room for, each with a reason.
+
+    They come in the order of the busiest SM's work, whole tiles counted, over the speed.
+    """
+    found = []
+    for config, speed in tiles:
+        blocks = block_count(product, config)
+        if blocks <= MOST_BLOCKS and config.shared_bytes(dtype) <= device.shared_memory_per_block:
+            work = cdiv(blocks, device.sms) * config.block_m * config.block_n / speed
+            found.append((work, config, f"{config.block_m} x {config.block_n} a block, {blocks} blocks"))
+    for _, config, reason in sorted(found, key=lambda each: each[0]):
+        yield config, reason
+
+
+def launch_of(product: Product, build: Kernel, config: TiledConfig, dtype: str) -> Step:
+    """A product's launch."""
+    return Step(build, (block_count(product, config),), arguments(product), config.shared_bytes(dtype))
+
+
+def _no_maps(*_: Any) -> dict[str, Mapped]:
+    return {}
+
+
+class Rung(NamedTuple):
+    """How a rung does one product."""
+
+    name: str
+    configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
+    steps: Callable[..., list[Step]]  # (product, problem, metas, config)
+    maps: Callable[..., Mapping[str, Mapped]] = _no_maps  # (product, problem, metas, config): that its steps name
+
+
+def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for a product, best first."""
+    metas = {**problem.arrays, **results}
+    product = forward_product(problem, metas)
+    for config, reason in rung.configs(product, problem, metas, device):
+        call = (product, problem, metas, config)
+        yield Choice(rung.name, config, reason, partial(rung.steps, *call), maps=rung.maps(*call))
+
+
+class GradientConfigs(NamedTuple):
+    """A Config for each of the products; None for one that is not wanted."""
+
+    a: Any
+    b: Any
+
+
+def backward_choices(
+    rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[Choice]:
+    """The best tiles for each of the gradient's products."""
+    products, metas = gradient_products(problem, results), gradient_metas(problem, results)
+    best = {name: next(rung.configs(each, problem, metas, device), None) for name, each in products.items()}
+    if any(found is None for found in best.values()):
+        return
+    chosen = {name: found[0] for name, found in best.items() if found}
+    reason = "; ".join(f"{name}: {found[1]}" for name, found in best.items() if found) or "sums of columns"
+    steps = partial(_backward_steps, rung, problem, results, products, chosen)
+    sums = partial_sums(problem) if "dbias" in results else {}
+    both = GradientConfigs(chosen.get("da"), chosen.get("db"))
+    maps: dict[str, Mapped] = {}
+    for name, product in products.items():
+        maps |= rung.maps(product, problem, metas, chosen[name])
+    yield Choice(rung.name, both, reason, steps, gradient_workspace(problem) | sums, maps=maps)
+
+
+def _backward_steps(
+    rung: Rung,
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    products: Mapping[str, Product],
+    chosen: Mapping[str, Any],
+) -> list[Step]:
+    steps, metas = dz_steps(problem), gradient_metas(problem, results)
+    for name, product in products.items():
+        steps += rung.steps(product, problem, metas, chosen[name])
+    if "dbias" in results and problem.N:
+        steps += column_sums_steps(problem, results["dbias"])
+    return steps

@@ -1,0 +1,65 @@
+"""How elements of 16 bits come from global to shared memory beside the threads that ask for them (sm_80 and later)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..backend import Namespace, u32, verb
+from ..ptx.cp_async import (
+    cp_async,
+    cp_async_commit as cp_async_commit,
+    cp_async_wait_group as cp_async_wait_group,
+)
+from ..ptx.memory import st_shared_b32
+
+ITEMSIZE = 2
+
+
+class Copies(Namespace):
+    """Copies of `vector` neighbours, of which the first `count` are there and the others become zeros."""
+
+    vector: int
+    asynchronous: bool
+    words: int  # 32-bit words that a copy is under way in, if it is not asynchronous
+    start: Callable[..., None]  # (words, word, smem, at, x, index, apart, count): neighbours are `apart` in x
+    end: Callable[..., None]  # (words, word, smem, at)
+
+
+@cache
+def copies(vector: int) -> Copies:
+    """8, 4 or 2 elements, aligned and `apart` by 1, which copy themselves; or 1: two at a time, through registers."""
+    return _through_registers() if vector == 1 else _asynchronous(vector)
+
+
+def _asynchronous(vector: int) -> Copies:
+    copy = cp_async(ITEMSIZE * vector, True)
+
+    @verb
+    def start(words, word, smem, at, x, index, apart, count):
+        copy(smem, at, x, index, u32(min(max(count, 0), vector) * ITEMSIZE))
+
+    @verb
+    def end(words, word, smem, at):
+        pass
+
+    return Copies(vector=vector, asynchronous=True, words=0, start=start, end=end)
+
+
+def _through_registers() -> Copies:
+    NOTHING = u32(0)
+
+    @verb
+    def start(words, word, smem, at, x, index, apart, count):
+        low, high = NOTHING, NOTHING
+        if count > 0:
+            low = u32(x[index])
+        if count > 1:
+            high = u32(x[index + apart])
+        words[word] = low | high << u32(16)
+
+    @verb
+    def end(words, word, smem, at):
+        st_shared_b32(smem, at, words[word])
+
+    return Copies(vector=2, asynchronous=False, words=1, start=start, end=end)

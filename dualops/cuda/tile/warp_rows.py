@@ -1,0 +1,101 @@
+"""How the sums of a warp's products come from its registers into rows, of which threads have eight columns.
+
+The warp puts 16 rows of its sums into shared memory and takes them back row by row. Of a thread's eight columns the
+first four lie in the one half of the row, the others in the other: so rows of 64 are written and read without meeting a
+bank twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, i32, verb
+from ..ptx.memory import st_shared_v2_f32
+from ..ptx.warp import bar_warp_sync
+from .numbers import numbers
+from .rows import FULL_WARP
+
+ROWS = 16  # of a product
+COLUMNS = 8  # of a thread
+PAD = 8  # numbers between rows
+
+
+@dataclass(frozen=True)
+class WarpRowsLayout:
+    """Where the numbers of ROWS rows of `width` lie, a warp behind the other."""
+
+    width: int
+
+    @cached_property
+    def row(self) -> int:
+        """Numbers from a row to the next."""
+        return self.width + PAD
+
+    @cached_property
+    def half(self) -> int:
+        """Numbers from the first half of a row to the second."""
+        return self.row // 2
+
+    @cached_property
+    def size(self) -> int:
+        """Numbers from a warp's to the next one's."""
+        return ROWS * self.row
+
+    def place(self, row: int, column: int) -> int:
+        """Plain arithmetic, for tests."""
+        return row * self.row + column % 8 // 4 * self.half + column // 8 * 4 + column % 4
+
+
+class WarpRows(Namespace):
+    """The verbs of a warp. smem: shared memory as float32."""
+
+    columns: int  # of a thread
+    apart: int  # rows from a thread's to its next
+    row: Callable[..., Any]  # () -> the thread's first row of the 16
+    column: Callable[..., Any]  # () -> the first of its columns
+    put: Callable[..., None]  # (smem, acc, i): rows from 16 * i on, i any number; and wait until all lanes have
+    take: Callable[..., None]  # (values, smem, row): a thread's columns, to a local array
+    release: Callable[..., None]  # (): all lanes have taken theirs
+
+
+@cache
+def warp_rows(rows: int, width: int) -> WarpRows:
+    """The verbs for sums [rows, width] as `warp_mma.warp_products` has them."""
+    layout, num = WarpRowsLayout(width), numbers(f32)
+    THREADS, M_TILES, N_TILES = width // COLUMNS, rows // ROWS, width // 8  # threads that share a row
+
+    @verb
+    def row():
+        return i32(cuda.threadIdx.x % 32 // THREADS)
+
+    @verb
+    def column():
+        return i32(cuda.threadIdx.x % THREADS * COLUMNS)
+
+    @verb
+    def put(smem, acc, i):
+        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        pair = lane % 4
+        at = i32(warp * layout.size + lane // 4 * layout.row + pair // 2 * layout.half + pair % 2 * 2)
+        for tile in range(M_TILES):
+            if tile == i:  # constants are what registers can be named by
+                for j in range(N_TILES):
+                    e = 4 * (tile * N_TILES + j)
+                    st_shared_v2_f32(smem, i32(at + 4 * j), acc[e], acc[e + 1])
+                    st_shared_v2_f32(smem, i32(at + (4 * j + 8 * layout.row)), acc[e + 2], acc[e + 3])
+        bar_warp_sync(FULL_WARP)
+
+    @verb
+    def take(values, smem, row):
+        at = i32(cuda.threadIdx.x // 32 * layout.size + row * layout.row + cuda.threadIdx.x % THREADS * 4)
+        num.load_four(values, 0, smem, at)
+        num.load_four(values, 4, smem, i32(at + layout.half))
+
+    @verb
+    def release():
+        bar_warp_sync(FULL_WARP)
+
+    return WarpRows(columns=COLUMNS, apart=32 // THREADS, row=row, column=column, put=put, take=take, release=release)
