@@ -5,7 +5,7 @@
     products = warp_products("bfloat16", 64, 64)        acc [64, 64] += a [64, 16] @ b [16, 64]
 
 Lines of a slice are what is contiguous in global memory: of `along` "depth" a row of a, or a column of b, by all of
-the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies: `ldmatrix` transposes the second.
+the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, as `ldmatrix` can transpose.
 Eight lines at the same place, which a matrix of `ldmatrix` is, meet no bank twice (`swizzle`), nor do the copies that
 fill neighbouring places. Which lane holds which element: `fragment`.
 """
