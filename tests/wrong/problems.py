@@ -139,6 +139,7 @@ LARGER = {
     "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
     "keys": {"q": (1, 1, 5, 8), "k": (1, 1, 40, 8), "v": (1, 1, 40, 8)},
     "retention": {"q": (1, 1, 17, 40), "k": (1, 1, 17, 40), "initial_state": (1, 1, 40, 8)},
+    "matmul": {"a": (1, 60, 300), "b": (40, 300), "bias": (40,)},
     "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
 SIMULATED = (
@@ -149,6 +150,7 @@ SIMULATED = (
     ("flash_attention_dsinks", "flash_attention", True, "sim_options_5-float32", {}),
     ("matmul_simt", "matmul", False, "sim_nt-float32", {}),
     ("matmul_column_sums", "matmul", True, "sim_nn-float64", {}),
+    ("matmul_sm80", "matmul", False, "sim_nt-bfloat16", LARGER["matmul"]),
     ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
     ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
     ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
@@ -158,7 +160,8 @@ SIMULATED = (
 def _of_cases() -> Iterator[Problem]:
     for kernel, operator, backward, name, shapes in SIMULATED:
         (case,) = (case for case in OPERATORS[operator].tagged(Tag.SIM) if case.id == name)
-        yield Problem(kernel, operator, backward, "simt", replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
+        rung = "sm80" if kernel.endswith("_sm80") else "simt"
+        yield Problem(kernel, operator, backward, rung, replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
 
 
 PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_of_cases()]

@@ -4,7 +4,8 @@ naive.py   a thread an element of the result; every operand comes from memory, a
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
 sm80.py    bfloat16 and float16 on tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
 
-The last that can serves a problem: sm80 all of bfloat16 and float16 on compute capability 8.0 and later, simt the others.
+The last that can serves a problem: sm80 all of bfloat16 and float16 on compute capability 8.0 and later, simt the
+others.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`

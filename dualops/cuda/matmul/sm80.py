@@ -1,26 +1,27 @@
-"""matmul of 16-bit factors on tensor cores, by mma.sync: any layout and strides, on Ampere and whatever came after.
+"""matmul of 16-bit factors on tensor cores, by mma.sync: any layout and strides, on Ampere and what came after it.
 
-simt is held up by what CUDA cores multiply. A tensor core multiplies [16, 16] @ [16, 8] at an instruction of a warp, so
-that now bringing the factors is what takes thought: a block has several slices of them on their way at any time, copied
-past the registers (cp.async) into a ring of stages (Thakkar et al., CUTLASS 2.x, "efficient GEMM").
+simt is held up by what CUDA cores multiply. A tensor core multiplies [16, 16] by [16, 8] at one instruction of a warp,
+so that it is now the factors that must come in time: several slices of them are on their way to shared memory at any
+time, past the registers (cp.async), into a ring of stages.
 
     1  slices 0 .. STAGES - 2 of a [BLOCK_M, BLOCK_K] and of b [BLOCK_K, BLOCK_N] on their way
     2  for each slice t:
-    3      slice t + STAGES - 1 on its way, to the stage that slice t - 1 was read from
-    4      for each 16 steps of the slice:
-    5          fragments of the next 16 steps to registers                  before the last: slice t + 1 is there, for all
-    6          acc [WARP_M, WARP_N] += a_frag [WARP_M, 16] @ b_frag [16, WARP_N]
-    7  y = act(acc + bias), 16 rows of a warp at a time through shared memory
+    3      for each 16 steps of the slice:
+    4          a_frag [WARP_M, 16], b_frag [16, WARP_N] of the next 16 steps to registers
+    5          with the first: a share of slice t + STAGES - 1 on its way, to where slice t - 1 was read from
+    6          before the last: wait until slice t + 1 is there, for all threads
+    7          acc [WARP_M, WARP_N] += a_frag @ b_frag
+    8  y = act(acc + bias), 16 rows of a warp at a time through shared memory
 
-One barrier a slice: behind it slice t + 1 is there for all, and slice t has been read by all. Stages are swizzled, and a
-factor lies there as it does in memory, rows of a or steps of the sum: the loads of fragments (ldmatrix) transpose what
-lies the other way. A layout that 16-byte copies can't read is copied by 8 or 4 bytes, or else by threads, through
-registers. Products are exact, sums float32.
+One barrier a slice: behind it slice t + 1 is there for all, and slice t has been read by all. A factor lies in a stage
+as it does in memory, by rows of a or by steps of the sum: what loads fragments (ldmatrix) transposes one of the two.
+Stages are swizzled, so that it meets no bank twice. A layout that 16-byte copies can't read is copied by 8 or 4 bytes,
+or else by threads, through registers. Products are exact, sums float32.
 
-What holds it up: mma.sync reaches about 60 % of what Hopper's tensor cores do for wgmma (sm90).
+What holds it up: mma.sync, which reaches about 60 % of what Hopper's tensor cores do for wgmma.
 
-Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N). Registers: WARP_M * WARP_N / 32 of acc,
-(WARP_M + WARP_N) / 2 of fragments of two times 16 steps, and about 40 more.
+Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP_M * WARP_N / 32 numbers of acc,
+(WARP_M + WARP_N) / 2 words of fragments, and about 50 more.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..plans import Choice
 from ..step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
-from ..tile.warp_mma import STEP, FactorSlice, fragments, warp_products
+from ..tile.warp_mma import FactorSlice, fragments, warp_products
 from ..tile.warp_rows import ROWS, warp_rows
 from . import tiled
 from .loading import Reading
@@ -61,8 +62,8 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     b_side = fragments(FactorSlice(b_reading.along, config.block_n, config.block_k), config.warp_n, left=False)
     sums, rows = warp_products(variant.dtype, config.warp_m, config.warp_n), warp_rows(config.warp_m, config.warp_n)
     result = finishing(variant, rows.columns, out)
-    STAGES, STAGE, LAST, B_AT = config.num_stages, config.stage, (config.num_stages - 1) * config.stage, config.b_at
-    STEPS, AHEAD, PENDING = config.block_k // STEP, config.num_stages - 1, config.num_stages - 2
+    AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices on their way, and while one is waited for
+    STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
     M_TILES = config.warp_m // ROWS
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
@@ -80,8 +81,10 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
 
         for t in range(AHEAD):
             if t < slices:
-                a_copies.start(a_words, smem, t * STAGE, a_part, terms, t)
-                b_copies.start(b_words, smem, t * STAGE + B_AT, b_part, terms, t)
+                a_slice, b_slice = a_copies.coming(a_part, terms, t), b_copies.coming(b_part, terms, t)
+                for share in range(config.shares):
+                    a_copies.start(a_words, smem, t * STAGE, a_part, a_slice, share)
+                    b_copies.start(b_words, smem, t * STAGE + B_AT, b_part, b_slice, share)
                 a_copies.end(a_words, smem, t * STAGE, a_part)
                 b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
             cp_async_commit()
@@ -96,16 +99,17 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             a_side.read(a_frag, 0, smem, a_at, 0)
             b_side.read(b_frag, 0, smem, b_at, 0)
         for t in range(slices):
-            coming = t + AHEAD < slices
-            if coming:
-                a_copies.start(a_words, smem, free, a_part, terms, t + AHEAD)
-                b_copies.start(b_words, smem, i32(free + B_AT), b_part, terms, t + AHEAD)
-            cp_async_commit()
-            for step in range(STEPS - 1):
+            coming = t + AHEAD
+            a_slice, b_slice = a_copies.coming(a_part, terms, coming), b_copies.coming(b_part, terms, coming)
+            for step in range(config.steps - 1):
                 a_side.read(a_frag, (step + 1) % 2, smem, i32(here + a_at), step + 1)
                 b_side.read(b_frag, (step + 1) % 2, smem, i32(here + b_at), step + 1)
+                if (step < config.shares) & (coming < slices):
+                    a_copies.start(a_words, smem, free, a_part, a_slice, step)
+                    b_copies.start(b_words, smem, i32(free + B_AT), b_part, b_slice, step)
                 sums.multiply(acc, a_frag, b_frag, step % 2)
-            if coming:
+            cp_async_commit()
+            if coming < slices:
                 a_copies.end(a_words, smem, free, a_part)
                 b_copies.end(b_words, smem, i32(free + B_AT), b_part)
             free = here
@@ -141,23 +145,31 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
 # Tiles, and how fast they are beside the first
 TILES = (
     (Sm80Config(2, 4, 64, 64, 64, 3), 1.0),
-    (Sm80Config(2, 4, 64, 64, 32, 4), 0.95),  # for less shared memory
+    (Sm80Config(2, 4, 64, 64, 32, 4), 0.95),
+    (Sm80Config(2, 2, 64, 64, 64, 3, min_blocks=2), 0.95),
     (Sm80Config(2, 2, 64, 64, 32, 4, min_blocks=2), 0.9),
     (Sm80Config(2, 4, 64, 32, 32, 4), 0.8),
     (Sm80Config(2, 2, 64, 32, 32, 4, min_blocks=2), 0.7),
     (Sm80Config(2, 2, 32, 64, 32, 4, min_blocks=2), 0.7),
     (Sm80Config(2, 2, 32, 32, 32, 4, min_blocks=3), 0.5),
 )
-MOST_SUMS = 64  # of a thread that also keeps elements on their way
+MOST_SUMS, MOST_BESIDE_WORDS = 128, 64  # of a thread, and of one that also has elements on their way
 
 
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for a product, best first; threads that copy through registers have less room for sums."""
-    readings = _readings(product, problem, metas)
-    most = MOST_SUMS if any(each.vector == 1 for each in readings) else 128
-    tiles = [(config, speed) for config, speed in TILES if config.warp_m * config.warp_n // 32 <= most]
+    """Tiles for a product, best first, of those of which a SM has room for as many blocks as should be there.
+
+    Threads that copy through registers have less room for sums.
+    """
+    through_registers = any(each.vector == 1 for each in _readings(product, problem, metas))
+    most, room = MOST_BESIDE_WORDS if through_registers else MOST_SUMS, device.shared_memory_per_block
+    tiles = [
+        (config, speed)
+        for config, speed in TILES
+        if config.sums <= most and config.min_blocks * config.shared_bytes(problem.dtype) <= room
+    ]
     return best_first(tiles, product, problem.dtype, device)
 
 

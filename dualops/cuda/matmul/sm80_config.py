@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..tile.warp_mma import STEP
 from ..tile.warp_rows import COLUMNS, WarpRowsLayout
 
 ITEMSIZE = 2
@@ -37,6 +38,21 @@ class Sm80Config:
     @cached_property
     def block_n(self) -> int:
         return self.warps_n * self.warp_n
+
+    @cached_property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.warp_m * self.warp_n // 32
+
+    @cached_property
+    def steps(self) -> int:
+        """Products along a slice."""
+        return self.block_k // STEP
+
+    @cached_property
+    def shares(self) -> int:
+        """In so many shares a slice is asked for, with the first products of another: the last waits for others."""
+        return max(1, self.steps - 2)
 
     @cached_property
     def b_at(self) -> int:

@@ -1,7 +1,7 @@
 """How slices of a factor come to shared memory, while the block multiplies those before.
 
-A line of a slice is what is contiguous in memory, see `tile.warp_mma`; neighbouring threads copy neighbours of a line, and
-so many lines further on the same of others. What is beyond the factor's rows or the end of the sum becomes 0.
+A line of a slice is what is contiguous in memory, see `tile.warp_mma`; neighbouring threads copy neighbours of a line,
+and so many lines further on the same of others. What is beyond the factor's rows or the end of the sum becomes 0.
 """
 
 from __future__ import annotations
@@ -35,29 +35,37 @@ class Part(NamedTuple):
     rows: Any  # that are there from its first one on
 
 
+class Coming(NamedTuple):
+    """A slice, as a thread sees its part."""
+
+    first: Any  # its first element in x
+    there: Any  # of a copy's neighbours, see `tile.async_copies`
+    lines: Any  # of the slice that are there, from its first one on
+
+
 class SliceCopies(Namespace):
     """The verbs of a thread that copies its part of slices. words: a local array, see `tile.async_copies`."""
 
     words: int
     # (x, matrix, row, rows) -> Part, of the matrix that begins at x[matrix], from row number `row` of `rows` on
     part: Callable[..., Any]
-    start: Callable[..., None]  # (words, smem, at, part, terms, t): slice number t, to the place `at`
+    coming: Callable[..., Any]  # (part, terms, t) -> Coming: slice number t
+    start: Callable[..., None]  # (words, smem, at, part, coming, share): to the place `at`, one of the Config's shares
     end: Callable[..., None]  # (words, smem, at, part): what is no asynchronous copy
 
 
 @cache
-def slice_copies(found: Variant, config: Any, rows: int, vector_reading: Reading) -> SliceCopies:
+def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> SliceCopies:
     """The verbs for slices of `rows` rows. Raises ValueError where threads can't share one."""
-    slices = FactorSlice(vector_reading.along, rows, config.block_k)
-    units, axes, threads = copies(vector_reading.vector), product_axes(found), config.threads
+    slices = FactorSlice(reading.along, rows, config.block_k)
+    units, axes, threads = copies(reading.vector), product_axes(found), config.threads
     ALONG_DEPTH, VECTOR, PITCH, BOX = slices.along == "depth", units.vector, slices.pitch, slices.box
     LINE = slices.line // VECTOR  # copies of a line, which neighbouring threads share
     LINES = threads // LINE  # lines from a thread's copy to its next
     COUNT = slices.size // (VECTOR * threads)
     if COUNT < 1 or threads % LINE or LINES & (LINES - 1) or slices.lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {slices} in copies of {VECTOR}")
-    # places of a thread's lines: so much further on, and by other bits of the swizzle
-    flip = _flips(LINES, PITCH)
+    SAME_BITS, NONE = LINES % 8 == 0, u32(0)  # of the swizzle, whose pattern has 8 lines, in all of a thread's lines
 
     @verb
     def part(x, matrix, row, count):
@@ -66,60 +74,36 @@ def slice_copies(found: Variant, config: Any, rows: int, vector_reading: Reading
         place = i32(swizzled(column // u32(PITCH) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH), PITCH))
         my_row, my_depth = (i32(line), i32(column)) if ALONG_DEPTH else (i32(column), i32(line))
         start = matrix + (row + my_row) * x.row + my_depth * x.depth
-        return Part(x, start, place, my_depth, i32(min(count - row, i64(rows))) - my_row)
+        return Part(x, start, place, my_depth, i32(i32(min(count - row, i64(rows))) - my_row))
 
     @verb
-    def index_of(part, terms, t):
+    def coming(part, terms, t):
+        first, s = part.start, t
         if found.has_rounds:
-            r = u32(t) // u32(terms.slices)
-            s = u32(t) % u32(terms.slices)
-            return part.start + axes.outer.at(i64(r), terms.outers, part.x.outer) + i64(s) * slices.depth * part.x.depth
-        return part.start + t * slices.depth * part.x.depth
+            first += axes.outer.at(i64(u32(t) // u32(terms.slices)), terms.outers, part.x.outer)
+            s = i64(u32(t) % u32(terms.slices))
+        depth = i32(min(terms.K - s * slices.depth, i64(slices.depth))) - part.depth
+        along, lines = (depth, part.rows) if ALONG_DEPTH else (part.rows, depth)
+        return Coming(first + s * slices.depth * part.x.depth, units.there(along), i32(lines))
 
     @verb
-    def depth_of(part, terms, t):
-        s = i64(u32(t) % u32(terms.slices)) if found.has_rounds else t
-        return i32(min(terms.K - s * slices.depth, i64(slices.depth))) - part.depth
+    def place_of(part, at, i):
+        flip = 0 if SAME_BITS else i * (LINES * PITCH) >> 3 & PITCH - 8
+        return i32(((at + part.place) ^ flip) + i * (LINES * PITCH))
 
     @verb
-    def start_along_depth(words, smem, at, part, terms, t):
-        index, depth = index_of(part, terms, t), depth_of(part, terms, t)
+    def start(words, smem, at, part, coming, share):
+        step, apart = (part.x.row, part.x.depth) if ALONG_DEPTH else (part.x.depth, part.x.row)
         for i in range(COUNT):
-            to = i32(((at + part.place) ^ flip(i)) + i * (LINES * PITCH))
-            count = depth if i * LINES < part.rows else i32(0)
-            units.start(words, i, smem, to, part.x.data, index + i * LINES * part.x.row, part.x.depth, count)
-
-    @verb
-    def start_along_row(words, smem, at, part, terms, t):
-        index, depth = index_of(part, terms, t), depth_of(part, terms, t)
-        for i in range(COUNT):
-            to = i32(((at + part.place) ^ flip(i)) + i * (LINES * PITCH))
-            count = part.rows if i * LINES < depth else i32(0)
-            units.start(words, i, smem, to, part.x.data, index + i * LINES * part.x.depth, part.x.row, count)
+            if i % config.shares == share:
+                there = coming.there if i * LINES < coming.lines else NONE
+                index = coming.first + i * LINES * step
+                units.start(words, i, smem, place_of(part, at, i), part.x.data, index, apart, there)
 
     @verb
     def end(words, smem, at, part):
         if not units.asynchronous:
             for i in range(COUNT):
-                units.end(words, i, smem, i32(((at + part.place) ^ flip(i)) + i * (LINES * PITCH)))
+                units.end(words, i, smem, place_of(part, at, i))
 
-    start = start_along_depth if ALONG_DEPTH else start_along_row
-    return SliceCopies(words=max(1, COUNT * units.words), part=part, start=start, end=end)
-
-
-def _flips(lines: int, pitch: int) -> Callable[..., Any]:
-    """The verb (i) -> the bits of a place that change with the swizzle, i * lines further on."""
-    LINES, PITCH = lines, pitch
-    if lines % 8 == 0:  # the swizzle's pattern repeats
-
-        @verb
-        def none(i):
-            return 0
-
-        return none
-
-    @verb
-    def flip(i):
-        return i * (LINES * PITCH) >> 3 & PITCH - 8
-
-    return flip
+    return SliceCopies(words=max(1, COUNT * units.words), part=part, coming=coming, start=start, end=end)

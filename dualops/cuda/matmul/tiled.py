@@ -5,7 +5,7 @@ arrays are read and written, and the launches of both directions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 from ...spec import ArrayMeta, Problem
@@ -28,9 +28,9 @@ MOST_BLOCKS = 2**31 - 1
 class TiledConfig(Protocol):
     """What a Config of such a rung has."""
 
-    @property
+    @cached_property
     def block_m(self) -> int: ...
-    @property
+    @cached_property
     def block_n(self) -> int: ...
     def shared_bytes(self, dtype: str) -> int: ...
     def columns(self, dtype: str) -> int: ...  # of the result, that a thread writes side by side

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
-from ..backend import Namespace, u32, verb
+from ..backend import Namespace, i32, u32, verb
 from ..ptx.cp_async import (
     cp_async,
     cp_async_commit as cp_async_commit,
@@ -17,12 +18,16 @@ ITEMSIZE = 2
 
 
 class Copies(Namespace):
-    """Copies of `vector` neighbours, of which the first `count` are there and the others become zeros."""
+    """Copies of `vector` neighbours, of which the first may be there, and the others become zeros.
+
+    there: how many, as `there` makes it of the number that is left; a u32, 0 for none.
+    """
 
     vector: int
     asynchronous: bool
     words: int  # 32-bit words that a copy is under way in, if it is not asynchronous
-    start: Callable[..., None]  # (words, word, smem, at, x, index, apart, count): neighbours are `apart` in x
+    there: Callable[..., Any]  # (left): below 1 for none
+    start: Callable[..., None]  # (words, word, smem, at, x, index, apart, there): neighbours are `apart` in x
     end: Callable[..., None]  # (words, word, smem, at)
 
 
@@ -36,25 +41,33 @@ def _asynchronous(vector: int) -> Copies:
     copy = cp_async(ITEMSIZE * vector, True)
 
     @verb
-    def start(words, word, smem, at, x, index, apart, count):
-        copy(smem, at, x, index, u32(min(max(count, 0), vector) * ITEMSIZE))
+    def there(left):
+        return u32(i32(min(max(i32(left), i32(0)), i32(vector))) * ITEMSIZE)
+
+    @verb
+    def start(words, word, smem, at, x, index, apart, there):
+        copy(smem, at, x, index, there)
 
     @verb
     def end(words, word, smem, at):
         pass
 
-    return Copies(vector=vector, asynchronous=True, words=0, start=start, end=end)
+    return Copies(vector=vector, asynchronous=True, words=0, there=there, start=start, end=end)
 
 
 def _through_registers() -> Copies:
     NOTHING = u32(0)
 
     @verb
-    def start(words, word, smem, at, x, index, apart, count):
+    def there(left):
+        return u32(max(i32(left), i32(0)))
+
+    @verb
+    def start(words, word, smem, at, x, index, apart, there):
         low, high = NOTHING, NOTHING
-        if count > 0:
+        if there > NOTHING:
             low = u32(x[index])
-        if count > 1:
+        if there > u32(1):
             high = u32(x[index + apart])
         words[word] = low | high << u32(16)
 
@@ -62,4 +75,4 @@ def _through_registers() -> Copies:
     def end(words, word, smem, at):
         st_shared_b32(smem, at, words[word])
 
-    return Copies(vector=2, asynchronous=False, words=1, start=start, end=end)
+    return Copies(vector=2, asynchronous=False, words=1, there=there, start=start, end=end)

@@ -4,8 +4,8 @@
     a = fragments(slice, 64, left=True)                 how a warp reads 64 rows of it, 16 steps of the sum at a time
     products = warp_products("bfloat16", 64, 64)        acc [64, 64] += a [64, 16] @ b [16, 64]
 
-Lines of a slice are what is contiguous in global memory: of `along` "depth" a row of a, or a column of b, by all of the
-slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, for the second `ldmatrix` transposes.
+Lines of a slice are what is contiguous in global memory: of `along` "depth" a row of a, or a column of b, by all of
+the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, as `ldmatrix` can transpose.
 Eight lines at the same place, which a matrix of `ldmatrix` is, meet no bank twice (`swizzle`), nor do the copies that
 fill neighbouring places. Which lane holds which element: `fragment`.
 """
@@ -31,7 +31,7 @@ ITEMSIZE = 2
 class FactorSlice:
     """`depth` steps of the sum, and of each `rows` rows of a (or columns of b), in swizzled shared memory.
 
-    Places count elements from the slice's first, which is at a multiple of `pattern`. Raises ValueError for sizes that
+    Places count elements from the slice's first, which is at a multiple of 128 bytes. Raises ValueError for sizes that
     no swizzle has.
     """
 
@@ -68,21 +68,12 @@ class FactorSlice:
         return self.lines * self.pitch
 
     @cached_property
-    def pattern(self) -> int:
-        """Elements after which the swizzle repeats."""
-        return 8 * self.pitch
-
-    @cached_property
     def size(self) -> int:
         return self.rows * self.depth
 
     def place(self, line: int, column: int) -> int:
         """Where an element lies; plain arithmetic, for tests."""
         return swizzle.place(line, column, self.lines, ITEMSIZE, ITEMSIZE * self.pitch) // ITEMSIZE
-
-    def flip(self, line: int) -> int:
-        """The bits of a place that its line flips."""
-        return self.place(line, 0) - line * self.pitch
 
 
 class Fragments(Namespace):
@@ -96,7 +87,7 @@ class Fragments(Namespace):
 
 @cache
 def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
-    """The verbs for so many rows of a (left), or columns of b. Raises ValueError for rows that a box has not together."""
+    """The verbs for so many rows of a (left), or columns of b. Raises ValueError for rows that are no part of a box."""
     MATRICES, SIZE = rows // 16, rows // 16 * 4
     ALONG_DEPTH, PITCH, BOX = factor.along == "depth", factor.pitch, factor.box
     TOGETHER = min(rows, PITCH) // 16  # of along "row": matrices that a box has of them

@@ -54,8 +54,10 @@ from dualops.cuda.ptx.memory import (
     st_global_v2_b32,
     st_global_v2_f64,
     st_global_v4_b32,
+    st_shared_b32,
     st_shared_f32,
     st_shared_f64,
+    st_shared_v2_f32,
     st_shared_v2_f64,
     st_shared_v4_f32,
 )
@@ -336,7 +338,7 @@ def _shared():
     assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
 
 
-@of("st_shared_f32", "st_shared_f64", "st_shared_v4_f32", "st_shared_v2_f64")
+@of("st_shared_f32", "st_shared_f64", "st_shared_v2_f32", "st_shared_v4_f32", "st_shared_v2_f64", "st_shared_b32")
 def _shared_stores():
     floats, doubles = aligned(12, np.float32), aligned(8, np.float64)
     st_shared_v4_f32(Pointer(floats, "s"), 4, 0.5, -2.0, INF, 2.0**-149)
@@ -346,6 +348,14 @@ def _shared_stores():
     st_shared_f32(Pointer(floats, "s"), 3, 0.25)
     st_shared_f64(Pointer(doubles, "s"), 7, 0.3)
     assert floats[2:5].tolist() == [3, 0.25, 0.5] and doubles[6:].tolist() == [7, 0.3]
+    st_shared_v2_f32(Pointer(floats, "s"), 8, -0.5, NAN)
+    assert floats[7:9].tolist() == [2.0**-149, -0.5] and np.isnan(floats[9]) and floats[10] == 11
+    halves, words = aligned(4, np.uint16), aligned(2, np.uint32)
+    st_shared_b32(Pointer(halves, "s"), 2, 0x12345678)
+    st_shared_b32(Pointer(words, "s"), 1, 0x12345678)
+    assert halves.tolist() == [1, 2, 0x5678, 0x1234] and words.tolist() == [1, 0x12345678]
+    with pytest.raises(IndexError, match="not aligned to 4 bytes"):
+        st_shared_b32(Pointer(halves, "s"), 1, 0)
 
 
 @of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_wait")
