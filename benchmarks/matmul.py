@@ -101,10 +101,11 @@ def of_quack(problem: spec.Problem) -> None:
     """Raise NotImplementedError for what QuACK's gemm does not take."""
     if problem.dtype not in ("float16", "bfloat16"):
         raise NotImplementedError(f"QuACK multiplies float16 and bfloat16, not {problem.dtype}")
-    a, b = (problem.arrays[name].shape for name in ("a", "b"))
+    a, b = problem.arrays["a"].shape, problem.arrays["b"].shape
     if a[:-2] != b[:-2] and (len(b) > 2 or problem.transpose_a):
         raise NotImplementedError(f"QuACK has no products of broadcast batches, of a {a} and b {b}")
-    rows = {"a": a[-1], "b": b[-1], "the result": problem.N}
+    rows = {"a": problem.M if problem.transpose_a else problem.K, "b": problem.K if problem.transpose_b else problem.N}
+    rows["the result"] = problem.N
     ragged = [f"{name} has {size}" for name, size in rows.items() if size * problem.itemsize % 16]
     if ragged:
         raise NotImplementedError(f"QuACK needs rows of whole 16 bytes: {', '.join(ragged)} elements")

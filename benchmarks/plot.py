@@ -107,10 +107,8 @@ def span(values: Sequence[float], form: str) -> str:
 def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     """Every known case that was timed, at the newest commit that it was timed at; and where the figures come from.
 
-    Of cases that asv does not time, the time too is of the run beside the peers.
-
     The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
-    dualops is faster. Slower cases are shown like all others.
+    dualops is faster. So is the time of a case that asv does not time. Slower cases are shown like all others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []

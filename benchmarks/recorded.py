@@ -92,7 +92,7 @@ def peer_runs(folder: Path) -> dict[str, Peers]:
 
 
 def known_cases(operator: str) -> dict[str, spec.Case]:
-    """The BENCH and COMPARE cases of the spec as it stands, by id. A recorded case that is none of them is not shown."""
+    """The BENCH and COMPARE cases of the spec as it stands, by id. Of what was recorded, no other case is shown."""
     found = spec.OPERATORS.get(operator)
     timed = [] if found is None else [*found.tagged(spec.Tag.BENCH), *found.tagged(spec.Tag.COMPARE)]
     return {case.id: case for case in timed}
