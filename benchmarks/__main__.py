@@ -189,7 +189,9 @@ def main(words: Sequence[str] | None = None) -> int:
     runner.add_argument("operator", choices=list(spec.OPERATORS))
     runner.add_argument("--peers", action="store_true", help="also time every peer that can be imported")
     runner.add_argument("--slow-peers", action="store_true", help="also time those that search for their best kernel")
-    runner.add_argument("--case", nargs="+", default=[], metavar="NAME", help="only these BENCH or COMPARE cases")
+    runner.add_argument(
+        "--case", nargs="+", default=[], metavar="NAME", help="only these BENCH or COMPARE cases; * is any"
+    )
     runner.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the figures there, beside those of other cases"
     )

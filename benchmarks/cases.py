@@ -109,23 +109,22 @@ def find(operator: str) -> type[Suite]:
     return getattr(import_module(f"{__package__}.{home}"), class_name(operator))
 
 
-def checked_workload(
-    operator: spec.Spec, case: spec.Case, sample: Sample, direction: str
-) -> tuple[Workload, Contestant, spec.Accuracy]:
-    """The case on the GPU, dualops' functions, once they have been found right, and how right.
+def checked(workload: Workload, direction: str) -> tuple[Contestant, spec.Accuracy]:
+    """dualops' functions, once they have been found right, and how right.
 
     Raises WrongResult where they are wrong, NotImplementedError where there are none.
     """
-    from .workload import Workload, WrongResult
+    from .workload import WrongResult
 
+    operator, case = workload.operator, workload.case
     contestant = dualops_contestant(operator, case)
-    workload = Workload(operator, case, sample)
+    workload.restore("forward")
     if direction == "backward":
         workload.prepare_backward(contestant)
     accuracy = workload.check(contestant, direction)
     if not accuracy.passed:
         raise WrongResult(f"{operator.name} {direction} {case.id}: {accuracy.message}")
-    return workload, contestant, accuracy
+    return contestant, accuracy
 
 
 def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction: str) -> Callable[[], object]:
@@ -133,9 +132,11 @@ def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction
     from asv_runner.benchmarks.mark import SkipNotImplemented
 
     from .timing import warm_up
+    from .workload import Workload
 
     try:
-        workload, contestant, _ = checked_workload(operator, case, sample, direction)
+        workload = Workload(operator, case, sample)
+        contestant, _ = checked(workload, direction)
         call = workload.call(contestant, direction)
     except NotImplementedError as missing:
         raise SkipNotImplemented(str(missing)) from missing

@@ -13,13 +13,14 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .cases import Suite, checked_workload, require_gpu
+from .cases import Suite, checked, require_gpu
 from .contestant import Contestant, PeerMaker, dualops_contestant
 from .roofline import Roof, roof
 from .timing import ROUNDS, Figure, Turn, extra_memory, figure, turn
@@ -119,12 +120,13 @@ class Entrant:
         )
 
 
-def measure(suite: type[Suite], case: spec.Case, direction: str, peers: Mapping[str, PeerMaker]) -> list[Measurement]:
+def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) -> list[Measurement]:
     """dualops and then each peer that has this direction, timed in turns.
 
     Raises WrongResult if dualops is wrong, NotImplementedError if it cannot do the case.
     """
-    workload, dualops, accuracy = checked_workload(suite.operator, case, suite.sample, direction)
+    operator, case = workload.operator, workload.case
+    dualops, accuracy = checked(workload, direction)
     start = Measurement(case.id, direction, dualops.name)
     everybody = [Entrant(start.judged(accuracy), dualops)]
     for name, make in peers.items():
@@ -138,7 +140,7 @@ def measure(suite: type[Suite], case: spec.Case, direction: str, peers: Mapping[
         except Exception as error:  # whatever a peer raises is its result
             one.fail(error)
         everybody.append(one)
-    least = take_rounds(workload, everybody, roof(Work.of(suite.operator, case, direction), case.dtype))
+    least = take_rounds(workload, everybody, roof(Work.of(operator, case, direction), case.dtype))
     return [one.result(least) for one in everybody]
 
 
@@ -184,7 +186,8 @@ def run(
     show: Callable[[str], None],
     keep: Callable[[list[Measurement]], None] = lambda found: None,
 ) -> list[Measurement]:
-    """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id is one of `cases`.
+    """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id is one of `cases`, or matches
+    one, `square*`.
 
     slow: also peers that search for minutes. Lines are shown direction by direction. keep: is given all that was
     measured after each case, so that a run that is cut off leaves what it had. Raises ValueError if there is no such
@@ -196,15 +199,23 @@ def run(
     found: list[Measurement] = []
     with torch.no_grad():
         for one in chosen(operator, cases):
-            for direction in directions(operator, one):
-                beside = contestants(suite, one, peers=peers, slow=slow)
-                measured = measure(suite, one, direction, beside)
-                work = Work.of(operator, one, direction)
-                show(line(roof_cells(measured[0], work)))
-                for measurement in measured:
-                    show(line(cells(measurement, measured[0], work)))
-                found += measured
+            found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow), show)
             keep(found)
+    return found
+
+
+def measure_case(
+    suite: type[Suite], case: spec.Case, peers: Mapping[str, PeerMaker], show: Callable[[str], None]
+) -> list[Measurement]:
+    """Every direction of a case, over the same data; the lines of each are shown."""
+    operator, found = suite.operator, []
+    workload = Workload(operator, case, suite.sample)
+    for direction in directions(operator, case):
+        measured, work = measure(workload, direction, peers), Work.of(operator, case, direction)
+        show(line(roof_cells(measured[0], work)))
+        for measurement in measured:
+            show(line(cells(measurement, measured[0], work)))
+        found += measured
     return found
 
 
@@ -214,10 +225,13 @@ def chosen(operator: spec.Spec, names: Sequence[str]) -> list[spec.Case]:
     if not names:
         return bench
     there = {case.id: case for case in (*bench, *operator.tagged(spec.Tag.COMPARE))}
-    missing = [name for name in names if not any(name in (case.name, case.id) for case in there.values())]
-    if missing:
-        raise ValueError(f"{operator.name} has no BENCH or COMPARE case {missing[0]!r}, it has {', '.join(there)}")
-    return [case for case in there.values() if case.name in names or case.id in names]
+    meant = {
+        name: [c for c in there.values() if fnmatchcase(c.name, name) or fnmatchcase(c.id, name)] for name in names
+    }
+    for name, found in meant.items():
+        if not found:
+            raise ValueError(f"{operator.name} has no BENCH or COMPARE case {name!r}, it has {', '.join(there)}")
+    return [case for case in there.values() if any(case in found for found in meant.values())]
 
 
 def roof_cells(measurement: Measurement, work: Work) -> list[str]:

@@ -84,7 +84,7 @@ def suite(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Any:
     monkeypatch.setattr(workload.Workload, "call", call_of)
     tagged = {spec.Tag.BENCH: [CASE], spec.Tag.COMPARE: [ON_REQUEST]}
     monkeypatch.setattr(OPERATOR.__class__, "tagged", lambda self, tag: tagged[tag])
-    monkeypatch.setattr(workload, "Workload", partial(workload.Workload, device="cpu"))
+    monkeypatch.setattr(comparison, "Workload", partial(workload.Workload, device="cpu"))
     monkeypatch.setattr(workload, "ROTATION_BYTES", 2000)
     monkeypatch.setattr(cases, "dualops_contestant", lambda operator, case: own(bind(operator, case)))
     monkeypatch.setattr(comparison, "dualops_contestant", rung_of)
@@ -249,6 +249,7 @@ def test_cases_to_compare_are_timed_where_they_are_named_and_without_a_gradient_
         ("small-float32", "backward"),
         ("wide-float32", "forward"),
     ]
+    assert {m.case for m in comparison.run(suite, cases=["w*"], peers=False, show=shown.append)} == {"wide-float32"}
 
 
 def test_a_rung_of_dualops_stands_before_the_peers_where_its_memory_fits(suite: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,8 +153,8 @@ class Library:
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         self.asked.append((f"gemm_act {activation}", tuned))
         functional = torch.nn.functional
-        act = {"relu": functional.relu, "silu": functional.silu}
-        act["gelu_tanh_approx"] = lambda z: functional.gelu(z, approximate="tanh")
+        gelu = partial(functional.gelu, approximate="tanh")
+        act: dict[str, Any] = {"relu": functional.relu, "silu": functional.silu, "gelu_tanh_approx": gelu}
         z = self.product(A, B, bias)
         return (z.to(A.dtype) if store_preact else None), act[activation or ""](z).to(A.dtype)
 
