@@ -140,12 +140,17 @@ def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) 
         except Exception as error:  # whatever a peer raises is its result
             one.fail(error)
         everybody.append(one)
-    least = take_rounds(workload, everybody, roof(Work.of(operator, case, direction), case.dtype))
+    try:
+        least = take_rounds(workload, everybody, roof(Work.of(operator, case, direction), case.dtype))
+    except Exception as error:  # a peer may have left the GPU in a state in which nothing works any more
+        failures = [f"{one.found.name}: {one.found.failure}" for one in everybody if one.found.failure]
+        error.add_note(f"before that: {', '.join(failures) or 'nobody failed'}")
+        raise
     return [one.result(least) for one in everybody]
 
 
 def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> Figure:
-    """Time the roof and everybody in turns; returns the roof's figure. Raises what the first, dualops, raises."""
+    """Time the roof and everybody in turns; returns the roof's figure. Raises what it or dualops, the first, raises."""
     ours, roofs = everybody[0], []
     for _ in range(ROUNDS):
         roofs.append(turn(top.call).burst * top.scale)
@@ -156,15 +161,9 @@ def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> 
                 one.take_turn(workload)
             except Exception as error:
                 if one is ours:
-                    error.add_note(f"before that: {', '.join(who_failed(everybody)) or 'nobody failed'}")
                     raise
                 one.fail(error)
     return figure(roofs)
-
-
-def who_failed(everybody: Iterable[Entrant]) -> list[str]:
-    """`QuACK: RuntimeError: no message`."""
-    return [f"{one.found.name}: {one.found.failure}" for one in everybody if one.found.failure]
 
 
 def contestants(suite: type[Suite], case: spec.Case, *, peers: bool, slow: bool) -> dict[str, PeerMaker]:

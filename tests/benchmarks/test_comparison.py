@@ -176,17 +176,15 @@ def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
     assert found["inaccurate"].burst == 3e-3
 
 
-def test_where_dualops_fails_the_error_names_who_failed_before(
-    suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("then", ["roof", "dualops"])
+def test_where_nothing_works_any_more_the_error_names_who_failed_before(
+    then: str, suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer may leave the GPU in a state in which nothing works any more."""
-
-    broken: list[str] = []
+    """A peer may leave the GPU in such a state."""
 
     def turn(call: Any) -> Turn:
-        if call.who == "torch eager":
-            broken.append(call.who)
-        if broken and call.who != "roof":
+        if call.who == "torch eager" or ("torch eager" in stage.turns and call.who == then):
+            stage.turns.append(call.who)
             raise RuntimeError("an illegal memory access was encountered")
         return stage.turn(call)
 
@@ -195,6 +193,7 @@ def test_where_dualops_fails_the_error_names_who_failed_before(
         comparison.run(suite, peers=True, show=lambda text: None)
     (note,) = caught.value.__notes__
     assert "torch eager: RuntimeError: an illegal memory access was encountered" in note
+    assert stage.turns[-1] == then
 
 
 def test_everybody_gets_the_same_data_each_time(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
