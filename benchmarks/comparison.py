@@ -185,19 +185,17 @@ def run(
     show: Callable[[str], None],
     keep: Callable[[list[Measurement]], None] = lambda found: None,
 ) -> list[Measurement]:
-    """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id is one of `cases`, or matches
-    one, `square*`.
+    """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id matches one of `cases`.
 
     slow: also peers that search for minutes. Lines are shown direction by direction. keep: is given all that was
     measured after each case, so that a run that is cut off leaves what it had. Raises ValueError if there is no such
     case.
     """
     require_gpu()
-    operator = suite.operator
+    meant, found = chosen(suite.operator, cases), []
     show(line(list(COLUMNS)))
-    found: list[Measurement] = []
     with torch.no_grad():
-        for one in chosen(operator, cases):
+        for one in meant:
             found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow), show)
             keep(found)
     return found
