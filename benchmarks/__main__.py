@@ -1,6 +1,6 @@
 """What is measured by hand, and pictures of it.
 
-python -m benchmarks run OPERATOR [--peers] [--case NAME] [--json FILE]
+python -m benchmarks run OPERATOR [--peers] [--slow-peers] [--case NAME ...] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder softmax [--json FILE]
 python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
@@ -36,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     suite, show = find(arguments.operator), partial(print, flush=True)
     try:
-        comparison.run(suite, case=arguments.case, peers=arguments.peers, show=show, keep=keep)
+        who = {"peers": arguments.peers, "slow": arguments.slow_peers}
+        comparison.run(suite, cases=arguments.case, **who, show=show, keep=keep)
     except (NotImplementedError, ValueError, WrongResult) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
@@ -187,7 +188,10 @@ def main(words: Sequence[str] | None = None) -> int:
     runner = commands.add_parser("run", help="time an operator on this machine's GPU, beside its peers")
     runner.add_argument("operator", choices=list(spec.OPERATORS))
     runner.add_argument("--peers", action="store_true", help="also time every peer that can be imported")
-    runner.add_argument("--case", metavar="NAME", help="only this BENCH case")
+    runner.add_argument("--slow-peers", action="store_true", help="also time those that search for their best kernel")
+    runner.add_argument(
+        "--case", nargs="+", default=[], metavar="NAME", help="only these BENCH or COMPARE cases; * is any"
+    )
     runner.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the figures there, beside those of other cases"
     )

@@ -31,6 +31,7 @@ class Suite:
     operator: ClassVar[spec.Spec]
     sample: ClassVar[Sample]
     peers: ClassVar[Mapping[str, PeerMaker]]
+    slow_peers: ClassVar[Mapping[str, PeerMaker]]
     rungs: ClassVar[tuple[str, ...]]
 
     params: ClassVar[list[list[str]]]
@@ -49,11 +50,19 @@ class Suite:
         require_measured_tree()
 
 
-def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker], rungs: tuple[str, ...] = ()) -> type[Suite]:
+def suite(
+    name: str,
+    *,
+    sample: Sample,
+    peers: Mapping[str, PeerMaker],
+    slow_peers: Mapping[str, PeerMaker] | None = None,
+    rungs: tuple[str, ...] = (),
+) -> type[Suite]:
     """The asv class of operator `name`: its BENCH cases, `time_forward`, and `time_backward` where it has a gradient.
 
-    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name; rungs:
-    those of dualops' own that stand among the peers.
+    sample: picks the part of a result that is held against the reference; peers: who to run beside it, by name;
+    slow_peers: who searches for minutes for its best kernel, and is run on request; rungs: those of dualops' own that
+    stand among the peers.
     """
     operator = spec.OPERATORS[name]
     cases = {case.id: case for case in operator.tagged(spec.Tag.BENCH)}
@@ -79,6 +88,7 @@ def suite(name: str, *, sample: Sample, peers: Mapping[str, PeerMaker], rungs: t
         "operator": operator,
         "sample": staticmethod(sample),
         "peers": peers,
+        "slow_peers": slow_peers or {},
         "rungs": rungs,
         "params": [list(cases)],
         "time_forward": time_forward,
@@ -99,23 +109,22 @@ def find(operator: str) -> type[Suite]:
     return getattr(import_module(f"{__package__}.{home}"), class_name(operator))
 
 
-def checked_workload(
-    operator: spec.Spec, case: spec.Case, sample: Sample, direction: str
-) -> tuple[Workload, Contestant]:
-    """The case on the GPU and dualops' functions, once they have been found right.
+def checked(workload: Workload, direction: str) -> tuple[Contestant, spec.Accuracy]:
+    """dualops' functions, once they have been found right, and how right.
 
     Raises WrongResult where they are wrong, NotImplementedError where there are none.
     """
-    from .workload import Workload, WrongResult
+    from .workload import WrongResult
 
+    operator, case = workload.operator, workload.case
     contestant = dualops_contestant(operator, case)
-    workload = Workload(operator, case, sample)
+    workload.restore("forward")
     if direction == "backward":
         workload.prepare_backward(contestant)
     accuracy = workload.check(contestant, direction)
     if not accuracy.passed:
         raise WrongResult(f"{operator.name} {direction} {case.id}: {accuracy.message}")
-    return workload, contestant
+    return contestant, accuracy
 
 
 def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction: str) -> Callable[[], object]:
@@ -123,9 +132,11 @@ def checked_call(operator: spec.Spec, case: spec.Case, sample: Sample, direction
     from asv_runner.benchmarks.mark import SkipNotImplemented
 
     from .timing import warm_up
+    from .workload import Workload
 
     try:
-        workload, contestant = checked_workload(operator, case, sample, direction)
+        workload = Workload(operator, case, sample)
+        contestant, _ = checked(workload, direction)
         call = workload.call(contestant, direction)
     except NotImplementedError as missing:
         raise SkipNotImplemented(str(missing)) from missing

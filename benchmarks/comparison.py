@@ -1,26 +1,29 @@
-"""dualops beside its peers: the same data, the same process, the same two ways of timing.
+"""dualops beside its peers: the same data, the same process, the same two ways of timing, in turns.
 
-Everybody's results are in torch's memory, held against the float64 reference and then timed after a warm-up, in bursts
-and one call at a time. dualops must be right before anything is timed. A peer's error is shown, not judged, and a peer
-that is missing or fails leaves a line that says why.
+Everybody's results are in torch's memory and held against the float64 reference. Then there are rounds, in each of
+which the roof, dualops and every peer are timed one after another, after a warm-up, in bursts and one call at a time.
+A turn begins with data as they were and with fresh memory, and leaves nothing behind. dualops must be right before
+anything is timed. A peer's error is shown, not judged, and a peer that is missing or fails leaves a line that says why.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .cases import Suite, checked_workload, require_gpu
-from .contestant import Contestant, dualops_contestant
-from .timing import burst, extra_memory, matmul_rate, single
+from .cases import Suite, checked, require_gpu
+from .contestant import Contestant, PeerMaker, dualops_contestant
+from .roofline import Roof, roof
+from .timing import ROUNDS, Figure, Turn, extra_memory, figure, turn
 from .tree import ROOT, spec
 from .work import Work, directions
 from .workload import Workload
@@ -28,10 +31,12 @@ from .workload import Workload
 COLUMNS = {  # heading -> width
     "case": 26,
     "direction": 9,
-    "who": 14,
+    "who": 16,
     "burst": 10,
+    "spread": 6,
     "x burst": 7,
     "single": 10,
+    "spread of it": 12,
     "x single": 8,
     "rate": 14,
     "of roof": 7,
@@ -42,60 +47,129 @@ COLUMNS = {  # heading -> width
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contestant on one direction of one case; times in seconds, memory in bytes."""
+    """One contestant on one direction of one case; times in seconds, memory in bytes.
+
+    A spread is that of the rounds, (highest - lowest) / median.
+    """
 
     case: str
     direction: str
     name: str
-    roof: float  # the least time that this device could take
+    roof: float = 0.0  # the least time that this device could take
+    roof_spread: float = 0.0
     burst: float | None = None
+    burst_spread: float | None = None
     single: float | None = None
+    single_spread: float | None = None
     error: float | None = None  # largest error, relative to the truth's largest magnitude
     baseline_error: float | None = None
     extra_memory: int | None = None
     failure: str | None = None
 
-
-def roof(work: Work, dtype: str) -> float:
-    """Seconds that the case takes at the least: moving its bytes, or its operations at a matrix product's speed."""
-    from dualops.cuda.roof import stream_roof
-
-    return max(stream_roof(work.bytes_read, work.bytes_written), work.flops / matmul_rate(getattr(torch, dtype)))
+    def judged(self, accuracy: spec.Accuracy) -> Measurement:
+        """With its errors."""
+        return replace(self, error=accuracy.kernel.max, baseline_error=accuracy.baseline.max)
 
 
-def measured(start: Measurement, workload: Workload, contestant: Contestant) -> Measurement:
-    """`start`, filled in."""
-    accuracy = workload.check(contestant, start.direction)
-    call = workload.call(contestant, start.direction)
-    torch.cuda.empty_cache()  # where results lie beside the inputs moves times by 6 %: everybody gets fresh memory
-    return replace(
-        start,
-        burst=burst(call),
-        single=single(call),
-        error=accuracy.kernel.max,
-        baseline_error=accuracy.baseline.max,
-        extra_memory=extra_memory(workload.lone_call(contestant, start.direction)),
-    )
+@dataclass
+class Entrant:
+    """A contestant, what has been found of it, and its turns so far; without a contestant it is out."""
+
+    found: Measurement
+    contestant: Contestant | None
+    turns: list[Turn] = field(default_factory=list)
+
+    def check(self, workload: Workload) -> None:
+        """Hold its result against the reference."""
+        assert self.contestant is not None
+        workload.restore(self.found.direction)
+        accuracy = workload.check(self.contestant, self.found.direction)
+        self.contestant.release()
+        self.found = self.found.judged(accuracy)
+
+    def take_turn(self, workload: Workload) -> None:
+        """Be timed once more; memory is counted in the first round."""
+        assert self.contestant is not None
+        direction = self.found.direction
+        workload.restore(direction)
+        torch.cuda.empty_cache()  # where results lie beside the inputs moves times by 6 %: everybody gets fresh memory
+        self.turns.append(turn(workload.call(self.contestant, direction)))
+        if len(self.turns) == 1:
+            extra = extra_memory(workload.lone_call(self.contestant, direction))
+            self.found = replace(self.found, extra_memory=extra)
+        self.contestant.release()
+
+    def fail(self, error: Exception) -> None:
+        """Leave, with the reason and without figures."""
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        found = Measurement(self.found.case, self.found.direction, self.found.name)
+        self.found, self.contestant, self.turns = replace(found, failure=f"{type(error).__name__}: {reason}"), None, []
+
+    def result(self, least: Figure) -> Measurement:
+        """The figures of all rounds, beside the roof's."""
+        found = replace(self.found, roof=least.seconds, roof_spread=least.spread)
+        if not self.turns:
+            return found
+        burst, single = (figure(rounds) for rounds in zip(*self.turns))
+        return replace(
+            found,
+            burst=burst.seconds,
+            burst_spread=burst.spread,
+            single=single.seconds,
+            single_spread=single.spread,
+        )
 
 
-def measure(suite: type[Suite], case: spec.Case, direction: str, peers: bool) -> Iterator[Measurement]:
-    """dualops and then, if wanted, its other rungs and each peer that has this direction.
+def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) -> list[Measurement]:
+    """dualops and then each peer that has this direction, timed in turns.
 
     Raises WrongResult if dualops is wrong, NotImplementedError if it cannot do the case.
     """
-    workload, dualops = checked_workload(suite.operator, case, suite.sample, direction)
-    least = roof(Work.of(suite.operator, case, direction), case.dtype)
-    yield measured(Measurement(case.id, direction, dualops.name, least), workload, dualops)
-    rungs = {f"dualops {rung}": partial(_on_rung, suite.operator, case, rung) for rung in suite.rungs}
-    for name, make in {**rungs, **suite.peers}.items() if peers else ():
-        start = Measurement(case.id, direction, name, least)
+    operator, case = workload.operator, workload.case
+    dualops, accuracy = checked(workload, direction)
+    start = Measurement(case.id, direction, dualops.name)
+    everybody = [Entrant(start.judged(accuracy), dualops)]
+    for name, make in peers.items():
+        one = Entrant(replace(start, name=name), None)
         try:
-            contestant = make(workload.problem)
-            if getattr(contestant, direction) is not None:
-                yield measured(start, workload, contestant)
+            one.contestant = make(workload.problem)
+            if getattr(one.contestant, direction) is None:
+                continue
+            one.found = replace(one.found, name=one.contestant.name)
+            one.check(workload)
         except Exception as error:  # whatever a peer raises is its result
-            reason = (str(error).strip() or "no message").splitlines()[0]
-            yield replace(start, failure=f"{type(error).__name__}: {reason}")
+            one.fail(error)
+        everybody.append(one)
+    try:
+        least = take_rounds(workload, everybody, roof(Work.of(operator, case, direction), case.dtype))
+    except Exception as error:  # a peer may have left the GPU in a state in which nothing works any more
+        failures = [f"{one.found.name}: {one.found.failure}" for one in everybody if one.found.failure]
+        error.add_note(f"before that: {', '.join(failures) or 'nobody failed'}")
+        raise
+    return [one.result(least) for one in everybody]
+
+
+def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> Figure:
+    """Time the roof and everybody in turns; returns the roof's figure. Raises what it or dualops, the first, raises."""
+    ours, roofs = everybody[0], []
+    for _ in range(ROUNDS):
+        roofs.append(turn(top.call).burst * top.scale)
+        for one in everybody:
+            if one.contestant is None:
+                continue
+            try:
+                one.take_turn(workload)
+            except Exception as error:
+                if one is ours:
+                    raise
+                one.fail(error)
+    return figure(roofs)
+
+
+def contestants(suite: type[Suite], case: spec.Case, *, peers: bool, slow: bool) -> dict[str, PeerMaker]:
+    """Who stands beside dualops, if anybody is to: its other rungs, and the peers."""
+    rungs = {f"dualops {rung}": partial(_on_rung, suite.operator, case, rung) for rung in suite.rungs}
+    return ({**rungs, **suite.peers} if peers else {}) | (dict(suite.slow_peers) if slow else {})
 
 
 def _on_rung(operator: spec.Spec, case: spec.Case, rung: str, problem: spec.Problem) -> Contestant:
@@ -105,35 +179,63 @@ def _on_rung(operator: spec.Spec, case: spec.Case, rung: str, problem: spec.Prob
 def run(
     suite: type[Suite],
     *,
-    case: str | None,
+    cases: Sequence[str] = (),
     peers: bool,
+    slow: bool = False,
     show: Callable[[str], None],
     keep: Callable[[list[Measurement]], None] = lambda found: None,
 ) -> list[Measurement]:
-    """Measure the operator's BENCH cases, or those whose name or id is `case`, showing each line as it comes.
+    """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id matches one of `cases`.
 
-    keep: is given all that was measured after each case, so that a run that is cut off leaves what it had. Raises
-    ValueError if there is no such case.
+    slow: also peers that search for minutes. Lines are shown direction by direction. keep: is given all that was
+    measured after each case, so that a run that is cut off leaves what it had. Raises ValueError if there is no such
+    case.
     """
     require_gpu()
-    operator = suite.operator
-    chosen = [c for c in operator.tagged(spec.Tag.BENCH) if case in (None, c.name, c.id)]
-    if not chosen:
-        known = ", ".join(c.id for c in operator.tagged(spec.Tag.BENCH))
-        raise ValueError(f"{operator.name} has no BENCH case {case!r}, it has {known}")
+    meant, found = chosen(suite.operator, cases), []
     show(line(list(COLUMNS)))
-    found: list[Measurement] = []
     with torch.no_grad():
-        for one in chosen:
-            for direction in directions(operator):
-                work = Work.of(operator, one, direction)
-                first: Measurement | None = None
-                for measurement in measure(suite, one, direction, peers):
-                    first = first or measurement
-                    show(line(cells(measurement, first, work)))
-                    found.append(measurement)
+        for one in meant:
+            found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow), show)
             keep(found)
     return found
+
+
+def measure_case(
+    suite: type[Suite], case: spec.Case, peers: Mapping[str, PeerMaker], show: Callable[[str], None]
+) -> list[Measurement]:
+    """Every direction of a case, over the same data; the lines of each are shown."""
+    operator, found = suite.operator, []
+    workload = Workload(operator, case, suite.sample)
+    for direction in directions(operator, case):
+        measured, work = measure(workload, direction, peers), Work.of(operator, case, direction)
+        show(line(roof_cells(measured[0], work)))
+        for measurement in measured:
+            show(line(cells(measurement, measured[0], work)))
+        found += measured
+    return found
+
+
+def chosen(operator: spec.Spec, names: Sequence[str]) -> list[spec.Case]:
+    """The cases that are meant, all BENCH cases where none is named. Raises ValueError for one that is not there."""
+    bench = operator.tagged(spec.Tag.BENCH)
+    if not names:
+        return bench
+    there = {case.id: case for case in (*bench, *operator.tagged(spec.Tag.COMPARE))}
+    meant = {
+        name: [c for c in there.values() if fnmatchcase(c.name, name) or fnmatchcase(c.id, name)] for name in names
+    }
+    for name, found in meant.items():
+        if not found:
+            raise ValueError(f"{operator.name} has no BENCH or COMPARE case {name!r}, it has {', '.join(there)}")
+    return [case for case in there.values() if any(case in found for found in meant.values())]
+
+
+def roof_cells(measurement: Measurement, work: Work) -> list[str]:
+    """The line of the roof, whose time every other one is a share of."""
+    m, rate = measurement, f"{work.rate(measurement.roof):.2f} {work.unit}"
+    times = [duration(m.roof), f"{m.roof_spread:.1%}", f"{m.roof / m.burst:.2f}" if m.burst else ""]
+    return [m.case, m.direction, "roof", *times, "", "", "", rate]
 
 
 def cells(measurement: Measurement, dualops: Measurement, work: Work) -> list[str]:
@@ -147,8 +249,10 @@ def cells(measurement: Measurement, dualops: Measurement, work: Work) -> list[st
     return [
         *start,
         duration(m.burst),
+        f"{m.burst_spread:.1%}",
         f"{m.burst / dualops.burst:.2f}",
         duration(m.single),
+        f"{m.single_spread:.1%}",
         f"{m.single / dualops.single:.2f}",
         f"{work.rate(m.burst):.2f} {work.unit}",
         f"{m.roof / m.burst:.1%}",

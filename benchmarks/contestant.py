@@ -11,11 +11,16 @@ from .tree import spec
 
 
 class Contestant(NamedTuple):
-    """Somebody's implementation; arrays go in under the spec's names, parameters are bound already."""
+    """Somebody's implementation; arrays go in under the spec's names, parameters are bound already.
+
+    release: drops what calls have kept, graphs of autograd say, so that others have the memory; a later call makes it
+    anew.
+    """
 
     name: str
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None = None
+    release: Callable[[], object] = lambda: None
 
 
 # Raises ImportError where the peer is not installed, NotImplementedError where it cannot do the problem.
@@ -42,8 +47,8 @@ def dualops_contestant(operator: spec.Spec, case: spec.Case, rung: str | None = 
 def with_autograd(name: str, problem: spec.Problem, forward: Callable[..., Any]) -> Contestant:
     """`forward`, and the gradient that torch's autograd has of it.
 
-    The graph is made once for each copy of the data, when it is first seen, so that a later call is the gradient alone;
-    what forward returned to dualops is not used.
+    The graph is made once for each copy of the data, when it is first seen since the last `release`, so that a later
+    call is the gradient alone; what forward returned to dualops is not used.
     """
     torch = import_module("torch")
     inputs = list(problem.arrays)
@@ -61,4 +66,4 @@ def with_autograd(name: str, problem: spec.Problem, forward: Callable[..., Any])
         result, leaves = graphs[place]
         return torch.autograd.grad(result, leaves, arrays[incoming], retain_graph=True)
 
-    return Contestant(name, forward, backward)
+    return Contestant(name, forward, backward, graphs.clear)

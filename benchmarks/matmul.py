@@ -1,7 +1,11 @@
-"""matmul: its asv class and its peers: cuBLAS, as torch calls it, float32 as float32."""
+"""matmul: its asv class and its peers: cuBLAS, as torch calls it, float32 as float32, and QuACK.
+
+Where there is an activation, everybody is given its expression: torch.compile fuses it with what else is not cuBLAS's.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -40,4 +44,77 @@ def _forward(problem: spec.Problem) -> Any:
     return forward
 
 
-Matmul = suite("matmul", sample=matrices, peers={"torch eager": eager, "torch.compile": compiled}, rungs=("naive",))
+def quack(problem: spec.Problem, *, tuned: bool = False) -> Contestant:
+    """QuACK's gemm and gemm_act, on its default kernel or, tuned, on the best of some forty, found in a minute a shape.
+
+    Its gelu is that by tanh, as the name in the table says. Backward: two calls of gemm; what act' and the bias take
+    runs on torch's kernels, since QuACK fuses act' into the product before it alone. Raises NotImplementedError for
+    what its interface does not take.
+    """
+    of_quack(problem)
+    torch, functions = import_module("torch"), import_module("quack.gemm_interface")
+    aten = torch.ops.aten
+    gemm = partial(functions.gemm, tuned=tuned)
+    act = {"gelu": "gelu_tanh_approx"}.get(problem.activation, problem.activation)
+    slopes = {
+        None: lambda dy, z: dy,
+        "relu": lambda dy, z: aten.threshold_backward(dy, z, 0),
+        "gelu": lambda dy, z: aten.gelu_backward(dy, z, approximate="tanh"),
+        "silu": aten.silu_backward,
+    }
+    slope = slopes[problem.activation]
+    batch = (problem.B,) if len(problem.arrays["b"].shape) > 2 else ()
+
+    def folded(x: Any) -> Any:
+        """One axis of batches at most; none where b has none, whose rows all meet the same matrix."""
+        return x.reshape(*batch, -1, x.shape[-1])
+
+    def operands(a: Any, b: Any) -> tuple[Any, Any]:
+        left, right = folded(a), folded(b)
+        return left.mT if problem.transpose_a else left, right.mT if problem.transpose_b else right
+
+    def forward(a: Any, b: Any, bias: Any = None) -> Any:
+        left, right = operands(a, b)
+        shape = (*problem.batch, problem.M, problem.N)
+        if act is None:
+            return gemm(left, right, bias=bias).reshape(shape)
+        z, y = functions.gemm_act(
+            left, right, bias=bias, activation=act, store_preact=problem.return_preactivation, tuned=tuned
+        )
+        return (y.reshape(shape), z.reshape(shape)) if problem.return_preactivation else y.reshape(shape)
+
+    def backward(a: Any, b: Any, dy: Any, bias: Any = None, preactivation: Any = None) -> Any:
+        left, right = operands(a, b)
+        dz = folded(slope(dy, preactivation))
+        da = gemm(right, dz.mT) if problem.transpose_a else gemm(dz, right.mT)
+        db = gemm(dz.mT, left) if problem.transpose_b else gemm(left.mT, dz)
+        gradients = da.reshape(a.shape), db.reshape(b.shape)
+        if bias is None:
+            return gradients
+        return *gradients, dz.sum(tuple(range(dz.dim() - 1)), dtype=bias.dtype)
+
+    name = "QuACK" + " tanh" * (problem.activation == "gelu") + " tuned" * tuned
+    return Contestant(name, forward, backward)
+
+
+def of_quack(problem: spec.Problem) -> None:
+    """Raise NotImplementedError for what QuACK's gemm does not take."""
+    if problem.dtype not in ("float16", "bfloat16"):
+        raise NotImplementedError(f"QuACK multiplies float16 and bfloat16, not {problem.dtype}")
+    a, b = problem.arrays["a"].shape, problem.arrays["b"].shape
+    if a[:-2] != b[:-2] and (len(b) > 2 or problem.transpose_a):
+        raise NotImplementedError(f"QuACK has no products of broadcast batches, of a {a} and b {b}")
+    rows = {"a": problem.M if problem.transpose_a else problem.K, "b": problem.K if problem.transpose_b else problem.N}
+    rows["the result"] = problem.N
+    ragged = [f"{name} has {size}" for name, size in rows.items() if size * problem.itemsize % 16]
+    if ragged:
+        raise NotImplementedError(f"QuACK needs rows of whole 16 bytes: {', '.join(ragged)} elements")
+
+
+Matmul = suite(
+    "matmul",
+    sample=matrices,
+    peers={"torch eager": eager, "torch.compile": compiled, "QuACK": quack},
+    slow_peers={"QuACK tuned": partial(quack, tuned=True)},
+    rungs=("naive",),
+)

@@ -32,6 +32,7 @@ MARKERS = {"dualops": "o", "torch eager": "v", "torch.compile": "^", "Liger": "s
 class Beside(NamedTuple):
     """dualops in a run beside its peers, on one direction of one case."""
 
+    seconds: float
     share: float  # of the roof
     error: float | None  # largest error over the baseline's; None where the baseline has none
     peer: str | None  # the fastest
@@ -51,7 +52,9 @@ def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
     }  # our rungs are no peers
     peer = min(others, key=lambda name: others[name], default=None)
     error = ours["error"] / ours["baseline_error"] if ours["baseline_error"] else None
-    return Beside(ours["roof"] / ours["burst"], error, peer, others[peer] / ours["burst"] if peer else None)
+    return Beside(
+        ours["burst"], ours["roof"] / ours["burst"], error, peer, others[peer] / ours["burst"] if peer else None
+    )
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -105,27 +108,36 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     """Every known case that was timed, at the newest commit that it was timed at; and where the figures come from.
 
     The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
-    dualops is faster. Slower cases are shown like all others.
+    dualops is faster. So is the time of a case that asv does not time. Slower cases are shown like all others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
     for key in keys():
-        if key not in newest:
-            continue
-        seconds, work, measured = newest[key].seconds[key], work_of(key), beside(key, peers)
+        work, measured = work_of(key), beside(key, peers)
         share = peer = ratio = "–"
+        if key in newest:
+            seconds, commit = newest[key].seconds[key], newest[key].commit
+        elif measured and not by_asv(key):
+            seconds, commit = measured.seconds, peers[key.operator].runs[key].commit
+        else:
+            continue
         if measured:
             used.append(key)
             share, peer = f"{measured.share:.0%}", measured.peer or "–"
             ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
-        rate, commit = f"{work.rate(seconds):.2f} {work.unit}", f"`{newest[key].commit[:8]}`"
-        rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, commit))
+        rate, at = f"{work.rate(seconds):.2f} {work.unit}", f"`{commit[:8]}`"
+        rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, at))
     commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
     measured_at = [
         f"Times: asv, median over bursts of 20 calls, {told}, one {device}." for told, device in commits.items()
     ]
     lines = [*measured_at, "Roof and peers, one process each:", *sources(used, peers)]
     return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
+
+
+def by_asv(key: Key) -> bool:
+    """Whether asv times it, or only a run beside the peers."""
+    return spec.Tag.BENCH in known_cases(key.operator)[key.case].tags
 
 
 def milliseconds(seconds: float) -> str:

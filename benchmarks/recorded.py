@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .cases import class_name
 from .tree import spec
-from .work import DIRECTIONS, Work
+from .work import DIRECTIONS, Work, directions
 
 
 class Key(NamedTuple):
@@ -92,9 +92,10 @@ def peer_runs(folder: Path) -> dict[str, Peers]:
 
 
 def known_cases(operator: str) -> dict[str, spec.Case]:
-    """The BENCH cases of the spec as it stands, by id. A recorded case that is no longer one of them is not shown."""
+    """The BENCH and COMPARE cases of the spec as it stands, by id. Of what was recorded, no other case is shown."""
     found = spec.OPERATORS.get(operator)
-    return {} if found is None else {case.id: case for case in found.tagged(spec.Tag.BENCH)}
+    timed = [] if found is None else [*found.tagged(spec.Tag.BENCH), *found.tagged(spec.Tag.COMPARE)]
+    return {case.id: case for case in timed}
 
 
 def keys() -> list[Key]:
@@ -102,8 +103,9 @@ def keys() -> list[Key]:
     return [
         Key(name, case_id, direction)
         for name, operator in spec.OPERATORS.items()
-        for direction in (DIRECTIONS if operator.backward_cost else DIRECTIONS[:1])
-        for case_id in known_cases(name)
+        for direction in DIRECTIONS
+        for case_id, case in known_cases(name).items()
+        if direction in directions(operator, case)
     ]
 
 

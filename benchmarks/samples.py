@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .tree import spec
 
 SAMPLED_ELEMENTS = 2**21
+SAMPLED_INDICES = 512  # of an axis of a matrix: every tile of 64 x 64 of 8192 x 8192 has some 16 of its elements there
 
 Shapes = Mapping[str, tuple[int, ...]]
 Selection = dict[str, Any]  # name of an array -> an index of it
-# (the problem, shapes of what is to be picked from: inputs and results, a generator)
-Sample = Callable[[spec.Problem, Shapes, np.random.Generator], Selection]
+
+
+class Part(NamedTuple):
+    """Some of the results: what is picked of them and of all arguments, and parameters that ask for them alone."""
+
+    results: tuple[str, ...]
+    picked: Selection
+    params: Mapping[str, Any]
+
+
+# (the problem, shapes of what is to be picked from: inputs and results, a generator) -> one sample for all results, or
+# one for each
+Sample = Callable[[spec.Problem, Shapes, np.random.Generator], Selection | list[Part]]
 
 
 def rows(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
@@ -80,25 +92,46 @@ def _taken(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> d
     return taken
 
 
-def matrices(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection:
-    """Some rows of a with all of b; of one batch, where every array has its own.
+def matrices(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -> Selection | list[Part]:
+    """Some rows and some columns of a product, with all of its terms; of one batch, where every array has its own.
 
-    Gradients are sums over all rows and over all columns: of them, and of a and b, some of the K terms of forward.
+    Each gradient is a product too, with rows, columns and terms of its own; that of the bias, a sum over all rows and
+    batches, comes with b's.
     """
-    sizes = {"M": problem.M, "N": problem.N, "K": problem.K}
-    axis = "K" if "dy" in shapes else "M"
-    across = max(size for name, size in sizes.items() if name != axis)
-    count = min(sizes[axis], max(8, SAMPLED_ELEMENTS // max(across, 1)))
-    taken = np.union1d(rng.choice(sizes[axis], count, replace=False), [0, sizes[axis] - 1])
+    if "dy" not in shapes:
+        return _of_product(problem, shapes, rng, terms="K")
+    da, db = ("da",), tuple(name for name in ("db", "dbias") if name in shapes)
+    for_da = {name: shape for name, shape in shapes.items() if name not in db}
+    for_db = {name: shape for name, shape in shapes.items() if name not in da}
+    return [
+        Part(da, _of_product(problem, for_da, rng, terms="N"), {"b_gradient": False, "bias_gradient": False}),
+        Part(db, _of_product(problem, for_db, rng, terms="M"), {"a_gradient": False}),
+    ]
 
+
+def _of_product(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator, terms: str) -> Selection:
+    """All of the axis that is summed over, some of the other two."""
+    sizes = {"M": problem.M, "N": problem.N, "K": problem.K}
+    taken = {axis: _some(size, rng) for axis, size in sizes.items() if axis != terms}
     of_a, of_b = ("MK", "KM")[problem.transpose_a], ("KN", "NK")[problem.transpose_b]
-    axes = {"a": of_a, "da": of_a, "b": of_b, "db": of_b}
-    vectors = {"bias", "dbias"}
-    batches = {shape[:-2] for name, shape in shapes.items() if name not in vectors}
+    axes = {"a": of_a, "da": of_a, "b": of_b, "db": of_b, "bias": "N", "dbias": "N"}
+    batches = {shape[:-2] for name, shape in shapes.items() if axes.get(name) != "N"}
     one = len(batches) == 1 and "dbias" not in shapes  # which is a sum over all batches
     batch = tuple(slice(b, b + 1) for b in rng.integers(next(iter(batches)))) if one else (...,)
-    whole = slice(None)
-    return {
-        name: whole if name in vectors else (*batch, *(taken if own == axis else whole for own in axes.get(name, "MN")))
-        for name in shapes
-    }
+    picked: Selection = {}
+    for name in shapes:
+        own = axes.get(name, "MN")
+        picked[name] = (*(batch if len(own) == 2 else ()), *_crossed([taken.get(axis) for axis in own]))
+    return picked
+
+
+def _some(size: int, rng: np.random.Generator) -> np.ndarray:
+    """Some indices of an axis, in order, the first and the last among them."""
+    return np.union1d(rng.choice(size, min(size, SAMPLED_INDICES), replace=False), [0, size - 1])
+
+
+def _crossed(indices: list[np.ndarray | None]) -> tuple[Any, ...]:
+    """An index of these places along each axis, None for all of it."""
+    if len(indices) == 2 and indices[0] is not None and indices[1] is not None:
+        return indices[0][:, None], indices[1]
+    return tuple(slice(None) if found is None else found for found in indices)

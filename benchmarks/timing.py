@@ -1,7 +1,12 @@
 """How long the GPU takes, and how much memory, by the rules that every figure of dualops follows.
 
-    burst     20 calls back to back between two events, the median of 5: what a training loop gets
-    single    one call between two events, the median of 30: what a lone call gets, the host's launch time included
+    burst     20 calls back to back between two events: what a training loop gets
+    single    one call between two events: what a lone call gets, the host's launch time included
+
+What is timed by itself is the median of 5 bursts. What is held against others is timed in turns with them, in `ROUNDS`
+rounds: the chip's power limit makes whoever comes after a hungry neighbour up to 10 % slower. In a turn there are 3
+bursts and 10 single calls; a figure is the median over the rounds of the rounds' medians, its spread what lies between
+the lowest and the highest of these.
 
 Slow calls are timed less often, down to once, so that no figure takes more than seconds. A call is anything without
 arguments that queues work on the current stream. All need a GPU.
@@ -9,17 +14,19 @@ arguments that queues work on the current stream. All need a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
 Call = Callable[[], object]
 
-BURST_CALLS, BURSTS, SINGLES = 20, 5, 30
+BURST_CALLS, BURSTS = 20, 5
+ROUNDS, TURN_BURSTS, TURN_SINGLES = 3, 3, 10
 WARM_UP_CALLS, WARM_UP_SECONDS = 5, 0.15  # at least; of a GPU that idled, the first 30 ms are slower by some per cent
+TURN_WARM_UP_SECONDS = 0.1  # after a neighbour's turn, which left the GPU warm
 BURST_SECONDS, TOTAL_SECONDS = 0.25, 1.0  # of one burst, and of all that is timed for one figure
 
 
@@ -41,10 +48,10 @@ def stopwatch(call: Call, calls: int) -> float:
     return begin.elapsed_time(end) / 1e3 / calls
 
 
-def warm_up(call: Call) -> None:
-    """Let compilers, caches and clocks settle."""
+def warm_up(call: Call, least: float = WARM_UP_SECONDS) -> None:
+    """Let compilers, caches and clocks settle, for `least` seconds."""
     started, seconds, calls = perf_counter(), 0.0, 0
-    while seconds < WARM_UP_SECONDS or (calls < WARM_UP_CALLS and seconds <= BURST_SECONDS):
+    while seconds < least or (calls < WARM_UP_CALLS and seconds <= BURST_SECONDS):
         call()
         torch.cuda.synchronize()
         seconds, calls = perf_counter() - started, calls + 1
@@ -60,20 +67,45 @@ def burst_calls(call: Call) -> int:
     return within(BURST_CALLS, BURST_SECONDS, stopwatch(call, 1))
 
 
+def times(call: Call, calls: int, most: int, total: float) -> list[float]:
+    """Seconds a call: of at most `most` bursts of so many calls, which together take about `total` seconds."""
+    first = stopwatch(call, calls)
+    return [first] + [stopwatch(call, calls) for _ in range(within(most, total, calls * first) - 1)]
+
+
 def burst(call: Call) -> float:
     """Seconds a call, back to back."""
     warm_up(call)
-    calls = burst_calls(call)
-    first = stopwatch(call, calls)
-    times = [first] + [stopwatch(call, calls) for _ in range(within(BURSTS, TOTAL_SECONDS, calls * first) - 1)]
-    return median(times)
+    return median(times(call, burst_calls(call), BURSTS, TOTAL_SECONDS))
 
 
-def single(call: Call) -> float:
-    """Seconds a call, one at a time."""
-    warm_up(call)
-    first = stopwatch(call, 1)
-    return median([first] + [stopwatch(call, 1) for _ in range(within(SINGLES, TOTAL_SECONDS, first) - 1)])
+class Turn(NamedTuple):
+    """Seconds a call in one round, medians."""
+
+    burst: float
+    single: float
+
+
+def turn(call: Call) -> Turn:
+    """One contestant's turn of a round."""
+    warm_up(call, TURN_WARM_UP_SECONDS)
+    calls, total = burst_calls(call), TOTAL_SECONDS / ROUNDS
+    of_bursts = median(times(call, calls, TURN_BURSTS, total))
+    # a burst of one call is a single call
+    return Turn(of_bursts, of_bursts if calls == 1 else median(times(call, 1, TURN_SINGLES, total)))
+
+
+class Figure(NamedTuple):
+    """What is quoted of several rounds: seconds, and the spread of the rounds as a share of these."""
+
+    seconds: float
+    spread: float
+
+
+def figure(rounds: Sequence[float]) -> Figure:
+    """The median of the rounds, and (highest - lowest) / median."""
+    middle = median(rounds)
+    return Figure(middle, (max(rounds) - min(rounds)) / middle)
 
 
 def extra_memory(call: Call) -> int:
@@ -85,13 +117,3 @@ def extra_memory(call: Call) -> int:
     extra = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
     del result
     return extra
-
-
-@cache
-def matmul_rate(dtype: torch.dtype) -> float:
-    """Flops a second of torch's matrix product at a size that fills the device: the roof of computing."""
-    size = 8192 if dtype in (torch.float16, torch.bfloat16) else 4096
-    a = torch.randn(size, size, device="cuda").to(dtype)
-    b = torch.randn(size, size, device="cuda").to(dtype)
-    out = torch.empty_like(a)
-    return 2 * size**3 / burst(lambda: torch.matmul(a, b, out=out))

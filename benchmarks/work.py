@@ -48,9 +48,10 @@ def gradient_inputs(operator: spec.Spec, case: spec.Case) -> list[spec.base.Inpu
     return [entry for entry in operator.gradient_inputs if not entry.optional or entry.name in there]
 
 
-def directions(operator: spec.Spec) -> tuple[str, ...]:
-    """("forward", "backward"), or ("forward",) of an operator without a gradient."""
-    return DIRECTIONS if operator.backward_cost is not None else DIRECTIONS[:1]
+def directions(operator: spec.Spec, case: spec.Case | None = None) -> tuple[str, ...]:
+    """("forward", "backward"), or ("forward",) of an operator without a gradient, or of a case that wants none."""
+    backward = operator.backward_cost is not None and (case is None or case.backward)
+    return DIRECTIONS if backward else DIRECTIONS[:1]
 
 
 class Work(NamedTuple):

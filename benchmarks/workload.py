@@ -6,7 +6,8 @@ which order axes lie in memory; gradients of results lie as the inputs that thos
 rows the same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result.
 
 Rotation. Calls take turns over copies of the data, and results are kept as long as their copy waits, so that what one
-call touches is more than four times the L2 cache away from what touched it last.
+call touches is more than four times the L2 cache away from what touched it last. One more copy stays as it is: some
+write over what they are given, and the next contestant is to get the same numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from .contestant import Contestant
-from .samples import Sample, Selection, Shapes, shared
+from .samples import Part, Sample, Selection, Shapes, shared
 from .tree import reference, spec
 from .work import bind, gradient_inputs
 
@@ -31,6 +32,13 @@ ROTATION_BYTES = 256 * 2**20  # more than four times 60 MB, the largest L2 there
 
 Arrays = dict[str, np.ndarray]
 Tensors = dict[str, torch.Tensor]
+
+
+class Rotation(NamedTuple):
+    """Copies of the same arrays, which calls take in turn, and one that no call is given."""
+
+    sets: list[Tensors]
+    pristine: Tensors
 
 
 class WrongResult(AssertionError):
@@ -47,9 +55,8 @@ class Workload:
         self._batch = generated_batch(operator, case)
         shapes = {name: self._tile(name, shape) for name, shape in case.shapes.items()}
         self._host = operator.generate(operator, replace(case, shapes=shapes), np.random.default_rng(case.seed))
-        self._inputs = self._rotation(self._host, case.shapes)
+        self._rotations = {"forward": self._rotation(self._host, case.shapes)}
         self._gradient_host: Arrays = {}
-        self._gradient_inputs: list[Tensors] = []
         self._expected: dict[str, tuple[Selection, Arrays, Arrays]] = {}
 
     def prepare_backward(self, contestant: Contestant) -> None:
@@ -58,7 +65,7 @@ class Workload:
         Results that forward returns on request alone are asked for: backward needs them.
         """
         requests = self.operator.requests
-        returned = contestant.forward(**self._inputs[0], **requests)
+        returned = contestant.forward(**self._sets("forward")[0], **requests)
         names = self.operator.bind(self.problem.arrays, {**self.case.params, **requests}).outputs()
         results = dict(zip(names, _tuple(returned)))
         rng = np.random.default_rng(self.case.seed + 1)
@@ -74,7 +81,7 @@ class Workload:
             if name not in results and name not in self.case.shapes:  # the gradient of a result
                 host[name] = rng.standard_normal(host[name].shape, np.float32).astype(host[name].dtype)
         self._gradient_host = host
-        self._gradient_inputs = self._rotation(host, shapes)
+        self._rotations["backward"] = self._rotation(host, shapes)
         self._expected.pop("backward", None)
 
     def arguments(self, direction: str) -> Arrays:
@@ -94,6 +101,13 @@ class Workload:
             return held[turn]
 
         return call
+
+    def restore(self, direction: str) -> None:
+        """Give every copy of the data its values again, after somebody who may have written over them."""
+        rotation = self._rotations[direction]
+        for arrays in rotation.sets:
+            for name, tensor in arrays.items():
+                tensor.copy_(rotation.pristine[name])
 
     def lone_call(self, contestant: Contestant, direction: str) -> Callable[[], object]:
         """A call without arguments, on the same data each time, that keeps no result."""
@@ -118,19 +132,27 @@ class Workload:
         return max(found, key=lambda accuracy: accuracy.ratio)
 
     def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
-        """What is picked of each array, and the truth and the baseline of the results there."""
+        """What is picked of each result, and the truth and the baseline there."""
         if direction not in self._expected:
-            arguments, results = self.arguments(direction), self._results(direction)
-            shapes = {name: array.shape for name, array in arguments.items()}
-            shapes |= {name: self._tile(name, meta.shape) for name, meta in results.items()}
-            picked = self.sample(self.problem, shapes, np.random.default_rng(self.case.seed + 2))
-            host = {name: array[picked[name]] for name, array in arguments.items()}
-            function = self.reference(direction)
-            wide = {name: x.astype(np.float64) if x.dtype.name in spec.meta.FLOATS else x for name, x in host.items()}
-            wide |= self.operator.wide
-            truth, baseline = (self._of_all_rows(dict(zip(results, _tuple(function(**x))))) for x in (wide, host))
+            picked, truth, baseline = Selection(), Arrays(), Arrays()
+            for part in self.parts(direction):
+                host = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
+                function = partial(self.reference(direction), **part.params)
+                wide = {n: x.astype(np.float64) if x.dtype.name in spec.meta.FLOATS else x for n, x in host.items()}
+                wide |= self.operator.wide
+                for found, arguments in ((truth, wide), (baseline, host)):
+                    found |= self._of_all_rows(dict(zip(part.results, _tuple(function(**arguments)))))
+                picked |= {name: part.picked[name] for name in part.results}
             self._expected[direction] = picked, truth, baseline
         return self._expected[direction]
+
+    def parts(self, direction: str) -> list[Part]:
+        """The samples that the results of a direction are held against, each with some of the results."""
+        arguments, results = self.arguments(direction), self._results(direction)
+        shapes = {name: array.shape for name, array in arguments.items()}
+        shapes |= {name: self._tile(name, meta.shape) for name, meta in results.items()}
+        sample = self.sample(self.problem, shapes, np.random.default_rng(self.case.seed + 2))
+        return sample if isinstance(sample, list) else [Part(tuple(results), sample, {})]
 
     def _of_all_rows(self, results: Arrays) -> Arrays:
         """Results of the generated rows; sums over rows are as many times as large as these repeat."""
@@ -162,7 +184,7 @@ class Workload:
             return shape
         return min(shape[0], self._batch), *shape[1:]
 
-    def _rotation(self, host: Mapping[str, np.ndarray], shapes: Shapes) -> list[Tensors]:
+    def _rotation(self, host: Mapping[str, np.ndarray], shapes: Shapes) -> Rotation:
         like = {f"{d}{output.name}": output.like for output in self.operator.outputs for d in ("", "d")}
         orders = {name: self.case.orders.get(like.get(name, name)) for name in host}
         first = {name: to_torch(array, self.device) for name, array in host.items()}
@@ -172,7 +194,8 @@ class Workload:
         first = {name: in_order(tensor, orders[name]) for name, tensor in first.items()}  # repeat makes it row-major
         nbytes = sum(tensor.nbytes for tensor in first.values())
         copies = max(1, -(-ROTATION_BYTES // max(nbytes, 1)))
-        return [first] + [{name: tensor.clone() for name, tensor in first.items()} for _ in range(copies - 1)]
+        pristine, *more = ({name: tensor.clone() for name, tensor in first.items()} for _ in range(copies))
+        return Rotation([first, *more], pristine)
 
     def _function(self, contestant: Contestant, direction: str) -> Callable[..., Any]:
         function = contestant.forward if direction == "forward" else contestant.backward
@@ -186,7 +209,7 @@ class Workload:
         return {name: x.clone() if name in overwritten else x for name, x in self._sets(direction)[0].items()}
 
     def _sets(self, direction: str) -> list[Tensors]:
-        return self._inputs if direction == "forward" else self._gradient_inputs
+        return self._rotations[direction].sets
 
     def _results(self, direction: str) -> dict[str, spec.ArrayMeta]:
         which = self.operator.outputs if direction == "forward" else self.operator.gradients
@@ -200,7 +223,8 @@ def _tuple(results: Any) -> tuple[Any, ...]:
 def generated_batch(operator: spec.Spec, case: spec.Case) -> int | None:
     """How many indices of axis 0 the generator fills in good time; None if it fills all.
 
-    Inputs with another axis 0 than the first are filled whole: not all of them have an axis of rows that may repeat.
+    Inputs with another axis 0 than the first are filled whole: not all of them have an axis of rows that may repeat. So
+    are matrices, whose axes 0 may be as long as one another and are not the same.
     Weights are those of all rows, and so is a number without axes, unless it is a seed.
     """
     weights = shared(operator) & case.shapes.keys()
@@ -210,10 +234,25 @@ def generated_batch(operator: spec.Spec, case: spec.Case) -> int | None:
         return None
     shape = max(shapes, key=prod)
     batch = max(1, GENERATED_ELEMENTS // int(np.prod(shape[1:])))
-    if batch >= shape[0]:
+    if batch >= shape[0] or not rows_stand_alone(operator, case, of_rows, batch):
         return None
     # sums over all rows, gradients of weights, are then a whole number of sums over the generated ones
     return next(count for count in range(batch, 0, -1) if shape[0] % count == 0) if weights else batch
+
+
+def first_rows(shapes: Shapes, count: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the first `count` indices of axis 0, where there is one."""
+    return {name: (min(count, shape[0]), *shape[1:]) if shape else shape for name, shape in shapes.items()}
+
+
+def rows_stand_alone(operator: spec.Spec, case: spec.Case, of_rows: Shapes, count: int) -> bool:
+    """Whether the first rows of these inputs give the first rows of the results: not so where they are matrices."""
+    part = replace(case, shapes={**case.shapes, **first_rows(of_rows, count)})
+    try:
+        whole, found = ({name: x.shape for name, x in bind(operator, c).outputs().items()} for c in (case, part))
+    except ValueError:  # they are no problem
+        return False
+    return found == first_rows(whole, count)
 
 
 def repeated(tensor: torch.Tensor, size: int) -> torch.Tensor:

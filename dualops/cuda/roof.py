@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cache
+from itertools import cycle, product
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import device
 from .backend import Kernel, builds, cuda, f32, i64, kernel, pointer
@@ -19,6 +20,7 @@ from .tile.storage import access
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))
+BLOCKINGS = tuple(product((128, 256, 512), (1, 2, 4)))  # threads, vectors of a thread
 
 
 @builds
@@ -51,54 +53,81 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
     return stream
 
 
-@cache
 def stream_roof(bytes_read: int, bytes_written: int) -> float:
     """Seconds in which the current GPU reads and writes so many bytes at best; needs a GPU.
 
     The mix is taken as the nearest ratio of small numbers; the best of several blockings counts, each measured as the
     median of five bursts over buffers of more than four times the L2 cache.
     """
+    return best_blocking(bytes_read, bytes_written).seconds
+
+
+class Blocking(NamedTuple):
+    """How the kernel is cut into blocks, and the seconds that it takes for the bytes that were asked for."""
+
+    seconds: float
+    threads: int
+    vectors: int
+
+
+@cache
+def best_blocking(bytes_read: int, bytes_written: int, enough: float = 0.0) -> Blocking:
+    """The fastest one for so many bytes; no other is tried after one that takes no longer than `enough` seconds."""
     device.require()
-    ratio = Fraction(bytes_read, bytes_written).limit_denominator(4) if bytes_written else Fraction(1, 1)
-    reads, writes = (ratio.numerator, ratio.denominator) if bytes_written else (1, 0)
-    total, parts = bytes_read + bytes_written, reads + writes
-    times = [
-        _time(threads, vectors, reads, writes, total // parts) for threads in (128, 256, 512) for vectors in (1, 2, 4)
-    ]
-    return min(times) * total / (_whole(total, parts) * parts)
+    found: list[Blocking] = []
+    for threads, vectors in BLOCKINGS:
+        stream = Stream(bytes_read, bytes_written, threads, vectors)
+        found.append(Blocking(stream.seconds() * stream.scale, threads, vectors))
+        if found[-1].seconds <= enough:
+            break
+    return min(found)
+
+
+class Stream:
+    """The kernel over buffers of its own, of more than four times the L2 cache: a call launches it on the next of them.
+
+    bytes_read, bytes_written: what is to be moved. A launch moves whole blocks in the nearest ratio of small numbers;
+    `scale` times the seconds of one is what so many bytes take. Launches go to the default stream.
+    """
+
+    def __init__(self, bytes_read: int, bytes_written: int, threads: int, vectors: int):
+        ratio = Fraction(bytes_read, bytes_written).limit_denominator(4) if bytes_written else Fraction(1, 1)
+        reads, writes = (ratio.numerator, ratio.denominator) if bytes_written else (1, 0)
+        total, parts = bytes_read + bytes_written, reads + writes
+        part = _whole(total, parts)
+        self.scale = total / (part * parts)
+        here = device.current()
+        copies = max(1, -(-4 * here.l2_bytes // (part * parts)))
+        x_bytes, y_bytes = part * reads, part * max(writes, 1)
+        self._buffers = x, y = [cuda.device_array(size // 4 * copies, "float32") for size in (x_bytes, y_bytes)]
+        kernel = build_stream(threads, vectors, reads, writes)
+        step = Step(kernel, (part // (threads * vectors * 16),), ("y", "x", part // 4, part // 4))
+        self._launch = prepare(step, ("y", "x"), here)
+        x0, y0 = (array.__cuda_array_interface__["data"][0] for array in (x, y))
+        self._pointers = cycle([(y0 + i * y_bytes, x0 + i * x_bytes) for i in range(copies)])
+
+    def __call__(self) -> None:
+        self._launch(next(self._pointers), 0)
+
+    def seconds(self) -> float:
+        """Of a launch: the median of five bursts, after one that is not timed."""
+        self._burst()
+        return median(self._burst() for _ in range(5))
+
+    def _burst(self) -> float:
+        begin, end = cuda.event(timing=True), cuda.event(timing=True)
+        begin.record()
+        for _ in range(BURST):
+            self()
+        end.record()
+        end.synchronize()
+        return cuda.event_elapsed_time(begin, end) * 1e-3 / BURST
 
 
 def _whole(total: int, parts: int) -> int:
     """Bytes of one part, in whole blocks of the largest blocking."""
     step = 512 * 4 * 16
     return max(total // parts // step, 1) * step
-
-
-def _time(threads: int, vectors: int, reads: int, writes: int, part_bytes: int) -> float:
-    """Seconds of one launch over parts of `part_bytes`."""
-    part = _whole(part_bytes, 1)
-    here = device.current()
-    copies = max(1, -(-4 * here.l2_bytes // (part * (reads + writes))))
-    x = cuda.device_array(part // 4 * reads * copies, "float32")
-    y = cuda.device_array(part // 4 * max(writes, 1) * copies, "float32")
-    x_bytes, y_bytes = part * reads, part * max(writes, 1)
-    stream = build_stream(threads, vectors, reads, writes)
-    step = Step(stream, (part // (threads * vectors * 16),), ("y", "x", part // 4, part // 4))
-    launch = prepare(step, ("y", "x"), here)
-    x0, y0 = (array.__cuda_array_interface__["data"][0] for array in (x, y))
-    pointers = [(y0 + i * y_bytes, x0 + i * x_bytes) for i in range(copies)]
-
-    def burst() -> float:
-        begin, end = cuda.event(timing=True), cuda.event(timing=True)
-        begin.record()
-        for i in range(BURST):
-            launch(pointers[i % copies], 0)
-        end.record()
-        end.synchronize()
-        return cuda.event_elapsed_time(begin, end) * 1e-3 / BURST
-
-    burst()
-    return median(burst() for _ in range(5))
 
 
 def ceilings(total_bytes: int = 2 << 30) -> dict[str, float]:

@@ -26,6 +26,7 @@ class Tag(StrEnum):
 
     TEST = "test"  # compared with float64 truth wherever kernels run
     BENCH = "bench"  # timed by asv
+    COMPARE = "compare"  # timed beside peers, on request
     EDGE = "edge"  # ragged, empty, extreme: also run under the sanitizers
     SIM = "sim"  # at most two seconds in the simulator
     DEMO = "demo"  # fills a GPU, and its float64 reference takes seconds

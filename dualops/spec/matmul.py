@@ -161,6 +161,18 @@ def _cases() -> tuple[Case, ...]:
     add("batch16_1024", (1024, 1024, 1024), single, {Tag.BENCH}, a=(16,), b=(16,))
     add("linear8192x4096x4096", (8192, 4096, 4096), half, {Tag.BENCH}, **linear)
     add("linear2048x2048x1024", (2048, 2048, 1024), both, {Tag.DEMO}, **linear)
+    # what a product is judged by, beside cuBLAS: every layout, small ones, thin ones, one that is no multiple of a tile
+    forward: dict[str, Any] = {"dtypes": half, "tags": {Tag.COMPARE}, "backward": False}
+    for layout in ("nt", "tn", "tt"):
+        add(f"square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout)
+    for layout in ("nn", "nt", "tn", "tt"):
+        add(f"square8192_{layout}", (8192, 8192, 8192), **forward, layout=layout)
+    for size in (512, 1024, 2048, 4097):
+        add(f"square{size}", (size, size, size), **forward)
+    add("m8192n512k8192", (8192, 512, 8192), **forward)
+    add("m64n4096k4096", (64, 4096, 4096), **forward)
+    add("batch16_1024", (1024, 1024, 1024), **forward, a=(16,), b=(16,))
+    add("linear8192x4096x4096_plain", (8192, 4096, 4096), half, {Tag.COMPARE}, layout="nt", bias=True)
     # every layout, whole tiles and ragged ones, and what a product meets beside its matrices, two by two
     exact, ragged = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
     add("m256n384k320", (256, 384, 320), FLOATS, exact)

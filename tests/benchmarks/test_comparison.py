@@ -17,12 +17,14 @@ from benchmarks import cases, comparison, workload
 from benchmarks.__main__ import main
 from benchmarks.contestant import Contestant, dualops_contestant
 from benchmarks.recorded import Key, peer_runs
+from benchmarks.roofline import Roof
 from benchmarks.softmax import eager, of_last_axis
+from benchmarks.timing import Turn
 from benchmarks.tree import spec
 from benchmarks.work import Work, bind
-from dualops.cuda import roof as memory
 
 CASE = spec.Case("small", "float32", {"x": (6, 40)}, tags=frozenset({spec.Tag.BENCH}))
+ON_REQUEST = spec.Case("wide", "float32", {"x": (3, 90)}, tags=frozenset({spec.Tag.COMPARE}), backward=False)
 OPERATOR = spec.OPERATORS["softmax"]
 
 
@@ -38,25 +40,57 @@ def misshapen(problem: spec.Problem) -> Contestant:
     return Contestant("misshapen", lambda x: torch.softmax(x, -1)[:, :3], lambda y, dy: dy[:, :3])
 
 
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and everybody else 3 ms."""
-    calls: list[object] = []
+def overwriting(problem: spec.Problem) -> Contestant:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(torch.softmax(x, -1))
 
-    def seconds(call: Any) -> float:
+    return Contestant("overwriting", forward)
+
+
+class Stage:
+    """Turns with made-up times: who took one, in order, and how long it is said to have taken in each round."""
+
+    def __init__(self) -> None:
+        self.turns: list[str] = []
+        self.milliseconds = {"roof": [1.0, 0.9, 1.0], "dualops": [1.9, 2.2, 2.0]}
+
+    def turn(self, call: Any) -> Turn:
         call()
-        calls.append(call)
-        return 2e-3 if len(calls) <= 2 else 3e-3
+        self.turns.append(call.who)
+        times = self.milliseconds.get(call.who, [3.0])
+        taken = times[self.turns.count(call.who) % len(times) - 1] / 1e3
+        return Turn(taken, 2 * taken)
 
-    monkeypatch.setattr(OPERATOR.__class__, "tagged", lambda self, tag: [CASE])
-    monkeypatch.setattr(workload, "Workload", partial(workload.Workload, device="cpu"))
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Any:
+    """A softmax suite of one small case on the CPU, where dualops takes 2 ms and everybody else 3 ms."""
+
+    def roof_call() -> None:
+        pass
+
+    def call_of(self: workload.Workload, contestant: Contestant, direction: str) -> Any:
+        call: Any = made(self, contestant, direction)
+        call.who = contestant.name
+        return call
+
+    roof_call.who = "roof"  # type: ignore[attr-defined]
+    made = workload.Workload.call
+    monkeypatch.setattr(workload.Workload, "call", call_of)
+    tagged = {spec.Tag.BENCH: [CASE], spec.Tag.COMPARE: [ON_REQUEST]}
+    monkeypatch.setattr(OPERATOR.__class__, "tagged", lambda self, tag: tagged[tag])
+    monkeypatch.setattr(comparison, "Workload", partial(workload.Workload, device="cpu"))
     monkeypatch.setattr(workload, "ROTATION_BYTES", 2000)
     monkeypatch.setattr(cases, "dualops_contestant", lambda operator, case: own(bind(operator, case)))
     monkeypatch.setattr(comparison, "dualops_contestant", rung_of)
     monkeypatch.setattr(comparison, "require_gpu", lambda: None)
-    monkeypatch.setattr(comparison, "roof", lambda work, dtype: 1e-3)
-    monkeypatch.setattr(comparison, "burst", seconds)
-    monkeypatch.setattr(comparison, "single", seconds)
+    monkeypatch.setattr(comparison, "roof", lambda work, dtype: Roof(roof_call, 0.5))
+    monkeypatch.setattr(comparison, "turn", stage.turn)
     monkeypatch.setattr(comparison, "extra_memory", lambda call: 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a toy")
     peers = {"torch eager": eager, "absent": missing, "inaccurate": inaccurate, "misshapen": misshapen}
@@ -76,18 +110,9 @@ def rung_of(operator: spec.Spec, case: spec.Case, rung: str) -> Contestant:
     return eager(bind(operator, case))._replace(name=f"dualops {rung}", backward=backward)
 
 
-@pytest.mark.parametrize(("flops", "longer"), [(3000, 10.0), (5000, 12.5)], ids=["memory", "arithmetic"])
-def test_the_roof_is_the_longer_of_moving_and_computing(
-    flops: int, longer: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory, "stream_roof", lambda read, written: read / 100 + written / 50)
-    monkeypatch.setattr(comparison, "matmul_rate", lambda dtype: {torch.bfloat16: 400.0}[dtype])
-    assert comparison.roof(Work(flops, 600, 200), "bfloat16") == longer
-
-
 def test_each_peer_that_has_the_direction_leaves_a_line(suite: Any) -> None:
     shown: list[str] = []
-    found = comparison.run(suite, case=None, peers=True, show=shown.append)
+    found = comparison.run(suite, peers=True, show=shown.append)
     assert [(m.direction, m.name) for m in found] == [
         ("forward", "dualops"),
         ("forward", "torch eager"),
@@ -99,30 +124,136 @@ def test_each_peer_that_has_the_direction_leaves_a_line(suite: Any) -> None:
         ("backward", "absent"),
         ("backward", "misshapen"),
     ]
-    assert len(shown) == 1 + len(found)
+    assert len(shown) == 1 + 2 + len(found)  # the roof has a line in each direction
     assert found[2].failure == "ImportError: No module named 'absent'"
     assert (found[4].failure or "").startswith("ValueError: y: shape (6, 3), expected (6, 40)")
     assert found[3].failure is None
     assert found[3].error == pytest.approx(0.01, rel=1e-3)
-    assert shown[3].split()[3:] == ["ImportError:", "No", "module", "named", "'absent'"]
+    assert shown[4].split()[3:] == ["ImportError:", "No", "module", "named", "'absent'"]
 
 
 def test_the_columns_are_ratios_to_dualops_in_the_same_run(suite: Any) -> None:
     shown: list[str] = []
-    comparison.run(suite, case="small-float32", peers=True, show=shown.append)
+    comparison.run(suite, cases=["small-float32"], peers=True, show=shown.append)
     rate = 2 * 6 * 40 * 4 / 1e12
-    for text, seconds in ((shown[1], 2e-3), (shown[2], 3e-3)):
-        cells = [cell for cell in text.split("  ") if cell.strip()]
-        ratio, took = f"{seconds / 2e-3:.2f}", f"{seconds * 1e3:.3f} ms"
-        assert [cell.strip() for cell in cells[3:7]] == [took, ratio, took, ratio]
-        assert cells[7].strip() == f"{rate / seconds:.2f} TB/s"
-        assert cells[8].strip() == f"{1e-3 / seconds:.1%}"
-        assert cells[10].strip() == "1.00 MiB"
+    for text, seconds, spread in ((shown[2], 2e-3, "15.0%"), (shown[3], 3e-3, "0.0%")):
+        cells = [cell.strip() for cell in text.split("  ") if cell.strip()]
+        ratio = f"{seconds / 2e-3:.2f}"
+        burst, single = (f"{n * seconds * 1e3:.3f} ms" for n in (1, 2))
+        assert cells[3:9] == [burst, spread, ratio, single, spread, ratio]
+        assert cells[9] == f"{rate / seconds:.2f} TB/s"
+        assert cells[10] == f"{0.5e-3 / seconds:.1%}"
+        assert cells[12] == "1.00 MiB"
+    assert shown[1].split()[2:] == ["roof", "500.0", "µs", "10.0%", "0.25", f"{rate / 0.5e-3:.2f}", "TB/s"]
+
+
+def test_in_each_round_the_roof_and_everybody_have_a_turn(suite: Any, stage: Stage) -> None:
+    (dualops, *_) = comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
+    one_round = ["roof", "dualops", "torch eager", "inaccurate"]
+    assert stage.turns[:12] == one_round * 3
+    assert stage.turns[12:] == ["roof", "dualops", "torch eager"] * 3  # backward
+    assert (dualops.burst, dualops.single) == (2e-3, 4e-3)
+    assert dualops.burst_spread == dualops.single_spread == pytest.approx(0.15)
+    assert (dualops.roof, dualops.roof_spread) == (0.5e-3, pytest.approx(0.1))
+
+
+def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
+    suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn(call: Any) -> Turn:
+        if call.who == "torch eager" and stage.turns.count(call.who) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+        return stage.turn(call)
+
+    monkeypatch.setattr(comparison, "turn", turn)
+    found = {m.name: m for m in comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)[:5]}
+    eager_found = found["torch eager"]
+    assert eager_found.failure == "OutOfMemoryError: CUDA out of memory."
+    assert eager_found.burst is eager_found.error is eager_found.extra_memory is None
+    assert eager_found.roof == 0.5e-3
+    assert stage.turns[:10] == ["roof", "dualops", "torch eager", "inaccurate", *["roof", "dualops", "inaccurate"] * 2]
+    assert found["dualops"].burst == 2e-3
+    assert found["inaccurate"].burst == 3e-3
+
+
+@pytest.mark.parametrize("then", ["roof", "dualops"])
+def test_where_nothing_works_any_more_the_error_names_who_failed_before(
+    then: str, suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer may leave the GPU in such a state."""
+
+    def turn(call: Any) -> Turn:
+        if call.who == "torch eager" or ("torch eager" in stage.turns and call.who == then):
+            stage.turns.append(call.who)
+            raise RuntimeError("an illegal memory access was encountered")
+        return stage.turn(call)
+
+    monkeypatch.setattr(comparison, "turn", turn)
+    with pytest.raises(RuntimeError, match="illegal memory access") as caught:
+        comparison.run(suite, peers=True, show=lambda text: None)
+    (note,) = caught.value.__notes__
+    assert "torch eager: RuntimeError: an illegal memory access was encountered" in note
+    assert stage.turns[-1] == then
+
+
+def test_everybody_gets_the_same_data_each_time(suite: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though one of them writes over it."""
+    seen: dict[str, list[torch.Tensor]] = {}
+
+    def spy(problem: spec.Problem) -> Contestant:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            seen.setdefault("x", []).append(x.clone())
+            return torch.softmax(x, -1)
+
+        return Contestant("spy", forward)
+
+    suite.peers = {"overwriting": overwriting, "spy": spy}
+    found = comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
+    assert [m.name for m in found] == ["dualops", "overwriting", "spy", "dualops"]
+    assert len(seen["x"]) == 1 + 3
+    assert all(torch.equal(x, seen["x"][0]) for x in seen["x"])
+    assert found[1].error == found[2].error
+
+
+def test_what_a_contestant_keeps_is_dropped_before_the_next_turn(suite: Any, stage: Stage) -> None:
+    events: list[str] = []
+
+    def keeping(problem: spec.Problem) -> Contestant:
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            events.append("call")
+            return torch.softmax(x, -1)
+
+        return Contestant("keeping", forward, None, lambda: events.append("release"))
+
+    suite.peers = {"keeping": keeping}
+    comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
+    assert events == ["call", "release"] * 4  # the check, then three turns
+
+
+def test_peers_that_search_for_minutes_are_timed_on_request(suite: Any) -> None:
+    suite.slow_peers = {"slow": lambda problem: eager(problem)._replace(name="eager, slowly")}
+    for slow, last in ((False, "misshapen"), (True, "eager, slowly")):
+        found = comparison.run(suite, cases=["small"], peers=True, slow=slow, show=lambda text: None)
+        assert [m.name for m in found if m.direction == "forward"][-1] == last
+
+
+def test_cases_to_compare_are_timed_where_they_are_named_and_without_a_gradient_that_they_do_not_want(
+    suite: Any,
+) -> None:
+    shown: list[str] = []
+    assert {m.case for m in comparison.run(suite, peers=False, show=shown.append)} == {"small-float32"}
+    found = comparison.run(suite, cases=["wide", "small-float32"], peers=False, show=shown.append)
+    assert [(m.case, m.direction) for m in found] == [
+        ("small-float32", "forward"),
+        ("small-float32", "backward"),
+        ("wide-float32", "forward"),
+    ]
+    assert {m.case for m in comparison.run(suite, cases=["w*"], peers=False, show=shown.append)} == {"wide-float32"}
 
 
 def test_a_rung_of_dualops_stands_before_the_peers_where_its_memory_fits(suite: Any) -> None:
     suite.rungs = ("naive",)
-    found = comparison.run(suite, case=None, peers=True, show=lambda text: None)
+    found = comparison.run(suite, peers=True, show=lambda text: None)
     forward, backward = (
         next(m for m in found if (m.name, m.direction) == ("dualops naive", d)) for d in ("forward", "backward")
     )
@@ -150,35 +281,36 @@ def test_a_rung_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_peers_there_is_dualops_alone(suite: Any) -> None:
-    found = comparison.run(suite, case="small", peers=False, show=lambda text: None)
+    found = comparison.run(suite, cases=["small"], peers=False, show=lambda text: None)
     assert [m.name for m in found] == ["dualops", "dualops"]
 
 
 def test_a_wrong_dualops_stops_the_run_before_anything_is_timed(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "dualops_contestant", lambda operator, case: inaccurate(bind(operator, case)))
-    monkeypatch.setattr(comparison, "burst", lambda call: pytest.fail("timed"))
+    monkeypatch.setattr(comparison, "turn", lambda call: pytest.fail("timed"))
     with pytest.raises(workload.WrongResult, match="softmax forward small-float32: y: max error"):
-        comparison.run(suite, case=None, peers=True, show=lambda text: None)
+        comparison.run(suite, peers=True, show=lambda text: None)
 
 
 def test_a_case_that_is_not_there_is_named_with_those_that_are(suite: Any) -> None:
-    with pytest.raises(ValueError, match="softmax has no BENCH case 'large', it has small-float32"):
-        comparison.run(suite, case="large", peers=False, show=lambda text: None)
+    with pytest.raises(ValueError, match="no BENCH or COMPARE case 'large', it has small-float32, wide-float32"):
+        comparison.run(suite, cases=["small", "large"], peers=False, show=lambda text: None)
 
 
 def test_what_is_written_is_what_plot_reads(suite: Any, tmp_path: Path) -> None:
-    found = comparison.run(suite, case=None, peers=True, show=lambda text: None)
+    found = comparison.run(suite, peers=True, show=lambda text: None)
     comparison.save(tmp_path / "new" / "softmax.json", comparison.document("softmax", found))
     key, peers = Key("softmax", "small-float32", "forward"), peer_runs(tmp_path / "new")["softmax"]
     assert peers.runs[key].device == "a toy"
     forward = peers.measurements[key]
     assert forward["dualops"]["burst"] == 2e-3
+    assert forward["dualops"]["burst_spread"] == pytest.approx(0.15)
     assert forward["absent"]["burst"] is None
     assert json.loads((tmp_path / "new" / "softmax.json").read_text())["operator"] == "softmax"
 
 
 def test_a_run_keeps_what_earlier_ones_measured_of_other_cases(suite: Any, tmp_path: Path) -> None:
-    path, found = tmp_path / "softmax.json", comparison.run(suite, case=None, peers=False, show=lambda text: None)
+    path, found = tmp_path / "softmax.json", comparison.run(suite, peers=False, show=lambda text: None)
     others = [replace(measurement, case="other-float32", burst=1.0) for measurement in found]
     for measured in ([*found, *others], found, found):
         comparison.save(path, comparison.document("softmax", measured, path))

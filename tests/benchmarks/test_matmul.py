@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import matmul, samples, workload
+from benchmarks.contestant import Contestant
 from benchmarks.tree import spec
 from benchmarks.work import bind
 from dualops.spec.matmul import shapes_of
@@ -35,30 +39,62 @@ CASES = [
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "ROTATION_BYTES", 10_000)
-    monkeypatch.setattr(samples, "SAMPLED_ELEMENTS", 1)
+    monkeypatch.setattr(samples, "SAMPLED_INDICES", 5)
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("case", CASES, ids=["nn", "tt", "nt", "tn"])
 def test_the_reference_of_the_sample_is_that_part_of_the_whole(case: spec.Case, direction: str) -> None:
-    """And less of a and b than there is."""
+    """And less of each result, and of a and b, than there is."""
     made = prepared("matmul", case)
-    picked, truth, _ = made.expected(direction)
+    picked, truth, baseline = made.expected(direction)
     function = getattr(referee(OPERATOR, case), direction)
     whole = function(**made._sets(direction)[0])
-    named = dict(zip(truth, whole if isinstance(whole, tuple) else (whole,), strict=True))
+    named = dict(zip(made._results(direction), whole if isinstance(whole, tuple) else (whole,), strict=True))
+    assert truth.keys() == baseline.keys() == picked.keys() == named.keys()
     for name, part in truth.items():
         taken = workload.to_numpy(named[name])[picked[name]]
         assert np.abs(taken - part).max() < 1e-5 * max(np.abs(part).max(), 1)
-    assert made.arguments(direction)["a"][picked["a"]].size < made.arguments(direction)["a"].size
+        assert part.size < named[name].numel()
+    for part in made.parts(direction):
+        for name in ("a", "b"):
+            array = made.arguments(direction)[name]
+            assert array[part.picked[name]].size < array.size
 
 
-def test_one_batch_is_taken_where_each_has_its_own() -> None:
-    case = toy("nn", ((3,), (3,)))
-    shapes = {**case.shapes, "y": (3, 11, 12)}
-    found = samples.matrices(bind(OPERATOR, case), shapes, np.random.default_rng(0))
-    assert len({str(index[0]) for index in found.values()}) == 1 and found["a"][0].stop - found["a"][0].start == 1
-    assert {0, 10} <= set(found["a"][1].tolist()) and found["b"][1:] == (slice(None), slice(None))
+# of "nt", a [M, K] and b [N, K]: the sizes of the axes that some of are taken, forward, for da and for db
+SOME = {"forward": [((11, None), (12, None))], "backward": [((11, 13), (None, 13)), ((None, 13), (12, 13))]}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rows_and_columns_hold_the_first_and_the_last_and_all_terms(direction: str) -> None:
+    made = prepared("matmul", toy("nt", ((3,), (3,))))
+    for part, sizes in zip(made.parts(direction), SOME[direction], strict=True):
+        batches = {index[0].start for index in part.picked.values()}
+        assert len(batches) == 1  # every array has its own
+        for name, of_axes in zip("ab", sizes):
+            for taken, size in zip(part.picked[name][1:], of_axes, strict=True):
+                if size is None:
+                    assert taken == slice(None)
+                else:
+                    assert taken.size < 8 and {0, size - 1} <= set(taken.reshape(-1).tolist())
+
+
+def test_a_wrong_tile_is_found_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 64 x 64, at the size that is sampled in benchmarks."""
+    monkeypatch.setattr(samples, "SAMPLED_INDICES", 512)
+    shapes, _ = shapes_of(1500, 2500, 8)
+    made = workload.Workload(OPERATOR, spec.Case("toy", "float32", shapes), samples.matrices, device="cpu")
+    rng = np.random.default_rng(0)
+    for m0, n0 in zip(rng.integers(0, 1500 - 64, 20), rng.integers(0, 2500 - 64, 20)):
+
+        def wrong(a: torch.Tensor, b: torch.Tensor, m0: int = m0, n0: int = n0) -> torch.Tensor:
+            y = a @ b
+            y[m0 : m0 + 64, n0 : n0 + 64] = 0
+            return y
+
+        assert not made.check(Contestant("wrong", wrong), "forward").passed
+    assert made.check(Contestant("right", lambda a, b: a @ b), "forward").passed
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -82,3 +118,111 @@ def test_torch_is_refused_where_it_would_use_tf32() -> None:
             matmul.eager(bind(OPERATOR, case))
     finally:
         settings.allow_tf32 = False
+
+
+# --- QuACK ---------------------------------------------------------------------------------------
+
+
+class Library:
+    """quack.gemm_interface on the CPU: what it takes, by its signature and its comments on shapes."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bool]] = []
+
+    def product(self, A: torch.Tensor, B: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        assert A.dim() == B.dim() in (2, 3) and A.shape[:-2] == B.shape[:-2] and A.shape[-1] == B.shape[-2]
+        assert A.dtype in (torch.bfloat16, torch.float16) and A.dtype == B.dtype
+        z = A.float() @ B.float()
+        return z if bias is None else z + bias.float()
+
+    def gemm(
+        self, A: torch.Tensor, B: torch.Tensor, *, bias: torch.Tensor | None = None, tuned: bool = True
+    ) -> torch.Tensor:
+        self.asked.append(("gemm", tuned))
+        return self.product(A, B, bias).to(A.dtype)
+
+    def gemm_act(
+        self,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        store_preact: bool = True,
+        tuned: bool = True,
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        self.asked.append((f"gemm_act {activation}", tuned))
+        functional = torch.nn.functional
+        gelu = partial(functional.gelu, approximate="tanh")
+        act: dict[str, Any] = {"relu": functional.relu, "silu": functional.silu, "gelu_tanh_approx": gelu}
+        z = self.product(A, B, bias)
+        return (z.to(A.dtype) if store_preact else None), act[activation or ""](z).to(A.dtype)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    made = Library()
+    monkeypatch.setitem(sys.modules, "quack", made)
+    monkeypatch.setitem(sys.modules, "quack.gemm_interface", made)
+    return made
+
+
+def rounded(
+    layout: str, batches: tuple[tuple[int, ...], tuple[int, ...]], *, bias: bool = False, **params: object
+) -> spec.Case:
+    shapes, transposes = shapes_of(16, 24, 32, layout=layout, a=batches[0], b=batches[1], bias=bias)
+    return spec.Case("toy", "bfloat16", shapes, {**transposes, **params})
+
+
+FOR_QUACK = {
+    "nn": rounded("nn", ((), ())),
+    "nt": rounded("nt", ((), ()), bias=True),
+    "tn": rounded("tn", ((3,), (3,))),
+    "tt": rounded("tt", ((2, 2), (2, 2)), bias=True, activation="relu", return_preactivation=True),
+    "rows of all batches": rounded("nt", ((3, 2), ()), bias=True, activation="silu", return_preactivation=True),
+}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", FOR_QUACK)
+def test_quack_computes_what_the_spec_says(name: str, direction: str, library: Library) -> None:
+    made = prepared("matmul", FOR_QUACK[name])
+    accuracy = made.check(matmul.quack(made.problem), direction)
+    assert accuracy.passed, accuracy.message
+    assert {tuned for _, tuned in library.asked} == {False}
+
+
+def test_quacks_gelu_is_named_as_what_it_is(library: Library) -> None:
+    made = prepared("matmul", rounded("nt", ((), ()), bias=True, activation="gelu", return_preactivation=True))
+    found = matmul.quack(made.problem, tuned=True)
+    assert found.name == "QuACK tanh tuned"
+    for direction in ("forward", "backward"):
+        accuracy = made.check(found, direction)
+        assert accuracy.kernel.max < 0.02  # another function: its error is shown
+    assert library.asked == [("gemm_act gelu_tanh_approx", True), ("gemm", True), ("gemm", True)]
+
+
+def test_without_a_preactivation_none_is_stored(library: Library) -> None:
+    made = prepared("matmul", rounded("nn", ((), ()), activation="relu", return_preactivation=True))
+    problem = bind(OPERATOR, rounded("nn", ((), ()), activation="relu"))
+    result = matmul.quack(problem).forward(**made._sets("forward")[0])
+    assert isinstance(result, torch.Tensor)
+
+
+REFUSED = {
+    "not float32": toy("nn", ((), ())),
+    "broadcast batches": rounded("nn", ((2, 1), (1, 3))),
+    "batches, of a": rounded("tn", ((2,), ())),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_quack_is_not_asked_for_what_it_does_not_take(message: str, library: Library) -> None:
+    with pytest.raises(NotImplementedError, match=message):
+        matmul.quack(bind(OPERATOR, REFUSED[message]))
+
+
+def test_quack_is_not_asked_for_rows_that_are_not_aligned(library: Library) -> None:
+    shapes, _ = shapes_of(4097, 4097, 4097)
+    with pytest.raises(NotImplementedError, match="a has 4097, b has 4097, the result has 4097 elements"):
+        matmul.quack(bind(OPERATOR, spec.Case("toy", "bfloat16", shapes)))

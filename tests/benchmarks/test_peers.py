@@ -107,6 +107,23 @@ def test_autograd_makes_its_graph_once_for_each_copy_of_the_data() -> None:
         assert [x.shape for x in found] == [(2, 4, 7, 8), (2, 4, 9, 8), (2, 4, 9, 8)]
 
 
+def test_autograd_makes_its_graphs_anew_after_a_release() -> None:
+    work, seen = prepared("flash_attention", attention()), []
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen.append(q.data_ptr())
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    contestant = with_autograd("spy", work.problem, forward)
+    with torch.no_grad():
+        for _ in range(2):
+            assert work.check(contestant, "backward").passed
+            assert work.check(contestant, "backward").passed
+            contestant.release()
+            work.restore("backward")  # which a graph that is still there would notice
+    assert len(seen) == 2
+
+
 REFUSED = {
     "window": ({"window": (3, 0)}, {}),
     "softcap": ({"softcap": 2.0}, {}),

@@ -12,13 +12,14 @@ from benchmarks import plot
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
-from benchmarks.tree import spec
+from benchmarks.tree import ROOT, spec
 from benchmarks.work import directions
 
 COLUMNS = ["result", "params", "version", "started_at", "duration", "stats_ci_99_a"]
 DAY = 86_400_000
 BENCH = {name: [case.id for case in operator.tagged(spec.Tag.BENCH)] for name, operator in spec.OPERATORS.items()}
 NARROW = Key("softmax", "rows32768x1024-bfloat16", "forward")
+BY_ASV = [key for key in keys() if key.case in BENCH[key.operator]]
 
 
 def record(results: Path, commit: str, day: int, seconds: float | None, *, dropped: int = 0) -> None:
@@ -79,13 +80,13 @@ class TestRecorded:
     def test_commits_come_oldest_first_with_what_was_measured(self, tree: Path) -> None:
         older, newer = recordings(tree / "results", "h200")
         assert (older.commit[:8], newer.commit[:8]) == ("aaaaaaaa", "bbbbbbbb")
-        assert set(newer.seconds) == set(keys())
+        assert set(newer.seconds) == set(BY_ASV)
         assert set(newer.seconds.values()) == {1e-4}
         assert f"{newer.measured:%Y-%m-%d}" == "1970-01-08"
 
     def test_failed_and_skipped_cases_have_no_time(self, tree: Path) -> None:
         older, _ = recordings(tree / "results", "h200")
-        missing = {key.case for key in set(keys()) - set(older.seconds) if key.operator == "softmax"}
+        missing = {key.case for key in set(BY_ASV) - set(older.seconds) if key.operator == "softmax"}
         assert missing == set(BENCH["softmax"][-3:])
 
     def test_no_peers_were_recorded(self, tree: Path) -> None:
@@ -98,7 +99,7 @@ class TestTable:
         told = "Times: asv, median over bursts of 20 calls, `bbbbbbbb` on 1970-01-08, one NVIDIA H200."
         assert table.startswith(f"{told}\nRoof and peers, one process each:\n\n|")
         found = rows_of(table)
-        assert len(found) == len(keys())
+        assert len(found) == len(BY_ASV)
         # 32768 x 1024 bfloat16: 2 x 64 MiB forward, 3 x 64 MiB backward, in 0.1 ms
         assert found[NARROW.operator, NARROW.case, "forward"] == ["0.1 ms", "1.34 TB/s", "–", "–", "–", "`bbbbbbbb`"]
         assert found[NARROW.operator, NARROW.case, "backward"][:2] == ["0.1 ms", "2.01 TB/s"]
@@ -119,6 +120,19 @@ class TestTable:
         rows = rows_of(plot.table(recordings(tree / "results", "h200"), {}))
         assert rows[NARROW.operator, NARROW.case, "forward"][-1] == "`aaaaaaaa`"
         assert rows["flash_attention", "s2048d128-bfloat16", "forward"][-1] == "`bbbbbbbb`"
+
+    def test_a_case_that_asv_does_not_time_has_the_time_of_the_run_beside_the_peers(self, tree: Path) -> None:
+        measurement = {"case": "square8192_nt-bfloat16", "direction": "forward", "roof": 1.5e-3, "baseline_error": 1e-3}
+        times = {"dualops": 2e-3, "torch eager": 1.8e-3}
+        spreads = {"roof_spread": 0.01, "burst_spread": 0.02, "single": 3e-3, "single_spread": 0.03}
+        found = [{**measurement, **spreads, "name": n, "burst": t, "error": 1e-3} for n, t in times.items()]
+        run = {"date": "1970-01-09", "gpu": "NVIDIA H200", "torch": "2.11", "commit": "e" * 40, "measurements": found}
+        (tree / "peers").mkdir()
+        (tree / "peers" / "matmul.json").write_text(json.dumps({"operator": "matmul", "runs": [run]}))
+        rows = rows_of(plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers")))
+        assert len(rows) == len(BY_ASV) + 1
+        row = rows["matmul", "square8192_nt-bfloat16", "forward"]
+        assert row == ["2 ms", "549.76 TFLOP/s", "75%", "torch eager", "0.90", "`eeeeeeee`"]
 
     def test_the_summary_has_the_worst_and_the_best_of_a_dtype(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4, "dualops naive": 1e-4, "QuACK": 1.5e-4}, 1e-4)
@@ -154,6 +168,16 @@ class TestTable:
     def test_markers_must_be_there(self, readme: str) -> None:
         with pytest.raises(ValueError, match="once each"):
             plot.fill(readme, "new")
+
+
+def test_what_is_committed_can_be_read() -> None:
+    """Whether it tells a spread or not, which runs before the contestants took turns do not."""
+    peers = peer_runs(ROOT / "benchmarks" / "peer_results")
+    assert {"softmax", "matmul", "flash_attention"} <= peers.keys()
+    summary = plot.summary(peers).splitlines()
+    assert {"| softmax | bfloat16", "| matmul | float32"} <= {" |".join(row.split(" |")[:2]) for row in summary}
+    rows = rows_of(plot.table(recordings(ROOT / "benchmarks" / "results", "h200"), peers))
+    assert rows[NARROW][4] != "–"  # of the roof
 
 
 class TestPicture:
@@ -207,7 +231,7 @@ class TestCommand:
         record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
         self.pages(tree)
         assert main(self.words(tree)) == 0
-        assert len(rows_of((tree / "all.md").read_text())) == len(keys())
+        assert len(rows_of((tree / "all.md").read_text())) == len(BY_ASV)
         assert len(rows_of((tree / "README.md").read_text())) == 3  # softmax in three dtypes
         png = (tree / "docs" / "softmax.png").read_bytes()
         assert png.startswith(b"\x89PNG")

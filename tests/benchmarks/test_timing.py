@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from benchmarks import timing
-from benchmarks.timing import BURST_CALLS, BURSTS, SINGLES, WARM_UP_CALLS, WARM_UP_SECONDS
+from benchmarks.timing import (
+    BURST_CALLS,
+    BURSTS,
+    TURN_BURSTS,
+    TURN_SINGLES,
+    TURN_WARM_UP_SECONDS,
+    WARM_UP_CALLS,
+    WARM_UP_SECONDS,
+)
 
 
 @pytest.fixture
@@ -36,27 +44,43 @@ def bursts(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], list[int]]:
     return of
 
 
-@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.01])
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.005])
 def test_fast_calls_are_timed_in_full(seconds: float, bursts: Callable[[float], list[int]]) -> None:
     found, warm = bursts(seconds), []
     assert timing.burst(lambda: warm.append(1)) == seconds
     assert found == [1] + [BURST_CALLS] * BURSTS
     assert len(warm) == pytest.approx(max(WARM_UP_CALLS, WARM_UP_SECONDS / seconds), abs=1)
     found.clear()
-    timing.single(lambda: None)
-    assert found == [1] * SINGLES
+    warm.clear()
+    assert timing.turn(lambda: warm.append(1)) == (seconds, seconds)
+    assert found == [1] + [BURST_CALLS] * TURN_BURSTS + [1] * TURN_SINGLES
+    assert len(warm) == pytest.approx(max(WARM_UP_CALLS, TURN_WARM_UP_SECONDS / seconds), abs=1)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "in_burst", "times", "alone", "warm"), [(0.05, 5, 4, 20, 5), (0.4, 1, 2, 2, 1), (7.0, 1, 1, 1, 1)]
+    ("seconds", "in_burst", "times", "warm", "of_a_turn"),
+    [
+        (0.05, 5, 4, 5, [1, 5, 1, 1, 1, 1, 1, 1]),
+        (0.15, 1, 5, 2, [1, 1, 1]),
+        (0.4, 1, 2, 1, [1, 1]),
+        (7.0, 1, 1, 1, [1, 1]),
+    ],
 )
 def test_slow_calls_are_timed_less_often(
-    seconds: float, in_burst: int, times: int, alone: int, warm: int, bursts: Callable[[float], list[int]]
+    seconds: float, in_burst: int, times: int, warm: int, of_a_turn: list[int], bursts: Callable[[float], list[int]]
 ) -> None:
+    """In a turn, bursts of one call are single calls, and are not timed again as such."""
     found, warmed = bursts(seconds), []
     assert timing.burst(lambda: warmed.append(1)) == seconds
     assert found == [1] + [in_burst] * times
     assert len(warmed) == warm
     found.clear()
-    timing.single(lambda: None)
-    assert found == [1] * alone
+    assert timing.turn(lambda: None) == (seconds, seconds)
+    assert found == of_a_turn
+
+
+def test_a_figure_is_the_median_of_the_rounds_and_tells_how_far_they_lie_apart() -> None:
+    seconds, spread = timing.figure([2.2, 1.9, 2.0])
+    assert seconds == 2.0
+    assert spread == pytest.approx(0.15)
+    assert timing.figure([3.0]) == (3.0, 0.0)

@@ -14,6 +14,7 @@ from benchmarks.samples import one_head, rows
 from benchmarks.tree import spec
 from benchmarks.work import bind
 from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
+from dualops.spec.matmul import shapes_of
 from dualops.spec.meta import numpy_dtype
 
 SOFTMAX = spec.OPERATORS["softmax"]
@@ -139,11 +140,39 @@ class TestCheck:
             softmax_workload().check(Contestant("spy", torch_softmax), "backward")
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("size", [64, 65])
+def test_matrices_do_not_repeat_though_they_are_square(layout: str, size: int) -> None:
+    """Half of the rows of both would be another problem."""
+    operator = spec.OPERATORS["matmul"]
+    shapes, transposes = shapes_of(size, size, size, layout=layout)
+    assert workload.generated_batch(operator, spec.Case("toy", "float32", shapes, transposes)) is None
+    shapes, transposes = shapes_of(8, 8, 8, layout=layout, a=(20,), b=(20,))
+    assert workload.generated_batch(operator, spec.Case("toy", "float32", shapes, transposes)) == 8  # batches do
+
+
+def test_data_that_was_written_over_is_restored() -> None:
+    work = softmax_workload()
+    work.prepare_backward(RIGHT)
+    for direction in ("forward", "backward"):
+        before = [{name: x.clone() for name, x in arrays.items()} for arrays in work._sets(direction)]
+        places = [x.data_ptr() for arrays in work._sets(direction) for x in arrays.values()]
+        assert len(places) > 2
+        call = work.call(Contestant("zero", lambda x: x.zero_(), lambda y, dy: (y.zero_(), dy.zero_())), direction)
+        for _ in before:
+            call()
+        assert all(not x.any() for arrays in work._sets(direction) for x in arrays.values())
+        work.restore(direction)
+        assert [x.data_ptr() for arrays in work._sets(direction) for x in arrays.values()] == places
+        for arrays, were in zip(work._sets(direction), before, strict=True):
+            assert all(torch.equal(x, were[name]) for name, x in arrays.items())
+
+
 def test_every_bench_case_is_cut_to_what_is_generated_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 2^24 elements of the largest input; 2^27, drawn in seconds, where no axis is common to all."""
     monkeypatch.setattr(workload, "GENERATED_ELEMENTS", 2**24)
     for operator in spec.OPERATORS.values():
-        for case in operator.tagged(spec.Tag.BENCH):
+        for case in (*operator.tagged(spec.Tag.BENCH), *operator.tagged(spec.Tag.COMPARE)):
             largest = max(case.shapes.values(), key=lambda shape: int(np.prod(shape)))
             batch = workload.generated_batch(operator, case)
             if batch is None:

@@ -66,7 +66,7 @@ def test_the_set_of_cases(op):
     ids = [case.id for case in spec.cases]
     assert len(ids) == len(set(ids))
     assert spec.name == op
-    for tag in Tag:
+    for tag in set(Tag) - {Tag.COMPARE}:
         assert spec.tagged(tag), f"{op} has no case tagged {tag}"
     # a variant has its parent's kernels, so that one build of its own form is enough
     for tag in (Tag.TEST, Tag.SIM, *([] if spec.parent else [Tag.COMPILE])):
