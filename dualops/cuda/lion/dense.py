@@ -22,7 +22,7 @@ import numpy as np
 
 from ...spec import ArrayMeta
 from ...spec.meta import itemsize
-from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, types, verb
+from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, verb
 from ..device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers

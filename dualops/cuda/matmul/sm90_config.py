@@ -14,6 +14,7 @@ from .product import Product
 
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the stages
 MOST_TILES = 2**31 - 1
+ONE_BLOCK = Cluster()
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Sm90Config:
     block_n: int
     stages: int
     store_n: int  # columns of the result that are on their way at once
-    cluster: Cluster = Cluster()
+    cluster: Cluster = ONE_BLOCK
     block_k: int = 64
     group: int = 8  # tiles above one another whose blocks run side by side
 

@@ -4,8 +4,8 @@
     a.load(smem, stage, a_map, Corner(m0, k0, (batch,)), barriers.full)
 
 An array's map has the axis that is contiguous first, then the tile's other one, then `others` more. A tile is as many
-boxes as its lines are wide in units of its swizzle's span. Blocks of a cluster that share a tile load a part of it each,
-and send that to one another.
+boxes as its lines are wide in units of its swizzle's span. Blocks of a cluster that share a tile load a part of it
+each, and send that to one another.
 """
 
 from __future__ import annotations
@@ -53,14 +53,17 @@ class Cluster(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """`blocks` blocks of a cluster load the same tile, a part each. Block r loads part r % whole // step, and sends it to
-    the blocks whose bits `mask` has, once it is shifted to the first of them.
+    """`blocks` blocks of a cluster load the same tile, a part each. Block r loads part r % whole // step, and sends it
+    to the blocks whose bits `mask` has, once it is shifted to the first of them.
     """
 
     blocks: int = 1
     step: int = 1  # from the number of one of them to the next
     whole: int = 1  # a multiple of which lies between blocks of equal parts
     mask: int = 1
+
+
+ALONE = Sharing()
 
 
 class BoxTile(Namespace):
@@ -77,12 +80,12 @@ def begin_map(tensor_map):
     fence_proxy_tensormap(tensor_map)
 
 
-def box_shape(tile: Operand, sharing: Sharing = Sharing()) -> tuple[int, int]:
+def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
     """Lines and elements of a line of one box of a tile that is shared so."""
     return tile.lines // sharing.blocks, tile.span // tile.itemsize
 
 
-def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = Sharing()) -> BoxTile:
+def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE) -> BoxTile:
     """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two.
 
     Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern

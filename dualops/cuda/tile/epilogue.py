@@ -4,8 +4,8 @@
     out.store(smem, y_map, acc, Corner(m0, n0, (batch,)))         acc [64, columns], of every warpgroup its own
     out.finish()
 
-Numbers are packed in pairs, put into boxes of shared memory by stmatrix, swizzled so that no two lanes of a store meet a
-bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written again
+Numbers are packed in pairs, put into boxes of shared memory by stmatrix, swizzled so that no two lanes of a store meet
+a bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written again
 when the copy before has read it. What has more to be done to it than rounding goes through shared memory as floats.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
 from ..ptx.arithmetic import opaque_i32
@@ -48,7 +47,7 @@ def output_box(columns: int) -> tuple[int, int]:
 
 @cache
 def box_output(dtype: str, columns: int, at: int, width: int, others: int) -> Output:
-    """For 16-bit results of `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`.
+    """For 16-bit results of `columns` columns a warpgroup, `width` of them at a time; its memory begins at byte `at`.
 
     others: axes of the result beside rows and columns. Raises ValueError for a width that is no whole number of boxes.
     """
@@ -124,8 +123,8 @@ class RowOutput(Namespace):
 @cache
 def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> RowOutput:
     """For `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`, 256 * width for
-    each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. It may be no row, or columns,
-    of the result: rows from M on are left out, columns are the verb's concern.
+    each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. Rows from M on are left out;
+    columns beyond the result's are the verb's concern.
     """
     num, pairs = numbers(f32), width // 8
     parts, items, groups = columns // width, ROWS * width // NEAR // 128, width // NEAR

@@ -1,8 +1,9 @@
 """A pipeline through shared memory: stages that one thread fills by copies, and that warps empty.
 
-Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full` counts
-the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their copies to one
-another, a stage is filled again when the readers of every block have left it, so that warps tell all blocks.
+Fillings are numbered, `i`; filling i is in stage i % stages, in the phase i // stages of its two mbarriers. `full`
+counts the producer and the bytes of the copies, `empty` the warps that read. In a cluster whose blocks send their
+copies to one another, a stage is filled again when the readers of every block have left it, so that warps tell all
+blocks.
 
     producer                                    readers
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)

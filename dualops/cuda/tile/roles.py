@@ -1,4 +1,4 @@
-"""Warpgroups with different work: the last of a block loads, the others multiply with the registers that it gives up."""
+"""Warpgroups with different work: the last of a block loads, the others multiply, with registers that it gives up."""
 
 from __future__ import annotations
 

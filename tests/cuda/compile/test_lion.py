@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
+from dualops.cuda import words
 from dualops.cuda.backend import Kernel
 from dualops.cuda.compile import compile_kernel
-from dualops.cuda import words
-from dualops.cuda.lion import dense, strided, tables
+from dualops.cuda.lion import dense, strided
 from dualops.cuda.lion.dense import DenseConfig
 from dualops.cuda.lion.formula import Dtypes
 from dualops.cuda.lion.strided import StridedConfig

@@ -11,9 +11,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import simulator
-from dualops.cuda import words
-from dualops.cuda.lion import dense, lists as lists_module, of_lists, tables
+from dualops.cuda import simulator, words
+from dualops.cuda.lion import lists as lists_module, of_lists, tables
 
 from .test_lion import Lists, all_same, numbers
 
