@@ -124,9 +124,9 @@ class Family:
             for metas in (allocated, choice.workspace.values())
         )
         layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
-        self.names, self.place = (
-            arrays,
-            Place(adapter, device, next(iter(results.values())).device) if choice.maps else None,
+        self.names = arrays
+        self.place = Place(
+            adapter, device, next(meta.device for meta in problem.arrays.values() if meta.device != "host")
         )
         self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
 

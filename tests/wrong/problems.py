@@ -15,6 +15,8 @@ from unittest import mock
 
 from dualops.cuda import norm
 from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.matmul import sm90_config
+from dualops.cuda.matmul.sm90_config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing
@@ -23,6 +25,7 @@ from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
+from dualops.cuda.tile.boxes import Cluster
 from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import check
 from tests.cuda.operators import Direction
@@ -134,6 +137,16 @@ def _norm_rows() -> Iterator[Problem]:
     yield Problem("norm_sums", "layer_norm", True, "simt", case, configs=((norm, sums),))
 
 
+def _products_in_boxes() -> Iterator[Problem]:
+    """Two tiles for each block of a cluster, stored as boxes; and for a block, row by row. Each fills a stage anew."""
+    shapes = {"a": (136, 136), "b": (136, 128)}
+    two_blocks = Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2)
+    one_block = Sm90Config(1, 64, 2, 64)
+    for config, params in ((two_blocks, {}), (one_block, {"activation": "relu"})):
+        case = Case("boxes" if config is two_blocks else "rows", "bfloat16", shapes, params)
+        yield Problem("matmul_sm90", "matmul", False, "sm90", case, configs=((sm90_config, {"TILES": ((config, 1),)}),))
+
+
 # of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked
 LARGER = {
     "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
@@ -164,4 +177,4 @@ def _of_cases() -> Iterator[Problem]:
         yield Problem(kernel, operator, backward, rung, replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
 
 
-PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_of_cases()]
+PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_products_in_boxes(), *_of_cases()]

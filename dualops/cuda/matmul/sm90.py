@@ -13,10 +13,10 @@ little to do: one loads, the others start products and wait for them. A block st
                                                            6   y = act(acc + bias), which is copied out of shared
                                                                memory while the next tile begins
 
-While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster make tiles above
-or beside one another: each loads a part of what they share and sends it to the others, so that L2 is asked for less.
-Results that can't be stored as boxes are stored element by element. The order of tiles keeps in L2 what blocks share
-(`schedule`).
+While consumers are at 6, the producer fills all stages with the next tile's slices. Blocks of a cluster make tiles
+above or beside one another: each loads a part of what they share and sends it to the others, so that L2 is asked for
+less. A result to which more is done than rounding, or that can't be stored as boxes, goes row by row. The order of
+tiles keeps in L2 what blocks share (`schedule`).
 
 The sum of a slice's products is float32, added up inside of the tensor cores. Bit-equal from run to run: an element is
 summed in one order, whichever block makes it.

@@ -57,6 +57,7 @@ class Block:
         self.index, self.rank, self.threads = index, rank, threads
         self.shared: dict[Any, Pointer] = {}
         self.shared_bytes = shared_bytes
+        self.running = threads  # that have not ended
         self.barrier = Barrier("syncthreads", threads)
         self.exchanges: dict[tuple[int, int], Exchange] = {}
         self.named: dict[int, Barrier] = {}
@@ -76,7 +77,11 @@ class Block:
         return barrier
 
     def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
-        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet."""
+        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet, and for
+        one of a block that has ended, whose memory may be another's.
+        """
+        if not self.running:
+            raise RuntimeError(f"mbarrier {index}: block {self.rank} of the cluster has ended")
         barrier = self.mbarriers.get((key, index))
         if barrier is None:
             raise RuntimeError(f"mbarrier {index}: used before it is initialised")
@@ -128,6 +133,7 @@ class Scheduler:
                 thread = self._take(self.ready)
                 thread.switch()
                 alive -= thread.dead
+                thread.block.running -= thread.dead
             elif self.in_flight:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)

@@ -5,8 +5,9 @@
     out.finish()
 
 Numbers are packed in pairs, put into boxes of shared memory by stmatrix, swizzled so that no two lanes of a store meet
-a bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written again
-when the copy before has read it. What has more to be done to it than rounding goes through shared memory as floats.
+a bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written
+again when the copy before has read it. What has more to be done to it than rounding goes through shared memory as
+floats.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from ..ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait_cta,
 )
-from ..ptx.warp import bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
-from .rows import FULL_WARP
+from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait
 
 
 class Barriers(NamedTuple):
@@ -48,7 +47,7 @@ class Pipeline(Namespace):
     next: Callable[..., Any]  # (i) -> i + 1; the compiler unrolls no loop that counts so
     acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
     wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
-    release: Callable[..., None]  # (barriers, i): my warp has read it
+    release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
 
 
 @cache
@@ -102,7 +101,6 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
     @verb
     def release(barriers, i):
         stage, lane = i32(u32(i) % STAGES), cuda.threadIdx.x % 32
-        bar_warp_sync(FULL_WARP)
         if cluster > 1:
             if lane < cluster:
                 mbarrier_arrive_cluster(barriers.empty, stage, u32(lane))
