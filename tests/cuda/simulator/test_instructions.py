@@ -28,6 +28,7 @@ from dualops.cuda.ptx.arithmetic import (
     mul_rn,
     mul_rn_f64,
     opaque_i32,
+    rcp_approx_ftz,
     sub_rn,
     sub_rn_f64,
 )
@@ -140,6 +141,17 @@ def _ex2():
         else:
             assert abs(result - exact) <= exact * 2**-22, x
     assert math.isnan(ex2_approx_ftz(NAN))
+
+
+@of("rcp_approx_ftz")
+def _rcp():
+    for x in [float(n) for n in NUMBERS if n] + [1.0, 3.0, -7.0, 2.0**125, 2.0**-126]:
+        x = struct.unpack("<f", struct.pack("<f", x))[0]
+        exact = 1 / x
+        if abs(exact) >= 2.0**-126 and abs(x) >= 2.0**-126:
+            assert abs(float(rcp_approx_ftz(x)) - exact) <= abs(exact) * 2**-23, x
+    assert rcp_approx_ftz(0.0) == INF and rcp_approx_ftz(-0.0) == -INF and rcp_approx_ftz(1e-45) == INF
+    assert rcp_approx_ftz(INF) == 0 and rcp_approx_ftz(3e38) == 0 and math.isnan(rcp_approx_ftz(NAN))
 
 
 @of("lg2_approx")
