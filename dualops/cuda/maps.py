@@ -83,6 +83,12 @@ class Maps:
         return [boxes.simulated(view) for boxes, view in zip(self.boxes, views)]
 
 
+def forget() -> None:
+    """Let go of all maps but those that captured graphs may read: the next calls make theirs anew."""
+    with _LOCK:
+        _KEPT.clear()
+
+
 _NUMBERS = count()
 _KEPT = Kept[Memory]()
 _LOCK = RLock()

@@ -3,13 +3,17 @@
 naive.py   a thread an element of the result; every operand comes from memory, and is loaded for one multiplication
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
 sm80.py    bfloat16 and float16 on tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
+sm90.py    the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
+           blocks of warpgroups with different work, in clusters that share what they load
 
-The last that can serves a problem: sm80 all of bfloat16 and float16 on compute capability 8.0 and later, simt the
+The last that can serves a problem: sm90 bfloat16 and float16 on compute capability 9.0 where boxes can be loaded (one
+of a matrix's axes contiguous, all else 16 bytes or a multiple apart), sm80 all else of these on 8.0 and later, simt the
 others.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
-launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`
-brings a factor of any layout into shared memory by way of registers; `gradient` has dz and dbias.
+launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
+and the choices of both directions; `loading` brings a factor of any layout into shared memory by way of registers;
+`gradient` has dz and dbias.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ def matmul(
 
     Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also what the activation came upon, which
     backward takes. Sums are float32 (float64 for float64), results are rounded once; float32 is never multiplied as
-    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. No memory beside the results.
+    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. No memory beside the results but three
+    tensor maps of 128 bytes, kept for the next call with these addresses.
     out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
     instead of the best. stream: a stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No

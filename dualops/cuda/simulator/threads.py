@@ -77,8 +77,8 @@ class Block:
         return barrier
 
     def mbarrier(self, key: Any, index: int, copies: bool = False) -> MBarrier:
-        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet, and for
-        one of a block that has ended, whose memory may be another's.
+        """The mbarrier that threads, or copies, arrive at. Raises RuntimeError for one that they cannot see yet, and
+        for one of a block that has ended, whose memory may be another's.
         """
         if not self.running:
             raise RuntimeError(f"mbarrier {index}: block {self.rank} of the cluster has ended")
