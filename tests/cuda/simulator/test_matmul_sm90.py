@@ -36,7 +36,7 @@ def only(request: pytest.FixtureRequest) -> Iterator[None]:
     """The rung has this Config alone, and plans are made anew."""
     operation = OPERATIONS["matmul"][0]
     with (
-        mock.patch.object(sm90_config, "TILES", ((request.param, 1.0),)),
+        mock.patch.object(sm90_config, "TILES", ((request.param, 1),)),
         mock.patch.multiple(operation, plans={}, families={}),
     ):
         yield
