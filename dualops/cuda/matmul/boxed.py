@@ -17,7 +17,7 @@ from ..tile.swizzle import Operand
 from .product import Axis, Product
 
 MULTIPLE = 8  # elements of 16 bits: 16 bytes
-MOST = 2**31 - 1  # of an axis, as coordinates have 32 bits
+MOST = 2**31 - 2**10  # of an axis, as coordinates have 32 bits, of a tile that begins in it
 MOST_BYTES = 2**40  # from an element to the next along an axis
 
 
