@@ -26,7 +26,7 @@ Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, f32, i32, kernel, u32
@@ -153,24 +153,26 @@ TILES = (
     (Sm80Config(2, 2, 32, 64, 32, 4, min_blocks=2), 0.7),
     (Sm80Config(2, 2, 32, 32, 32, 4, min_blocks=3), 0.5),
 )
-MOST_SUMS, MOST_BESIDE_WORDS = 128, 64  # of a thread, and of one that also has elements on their way
 
 
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for a product, best first, of those of which a SM has room for as many blocks as should be there.
-
-    Threads that copy through registers have less room for sums.
-    """
-    through_registers = any(each.vector == 1 for each in _readings(product, problem, metas))
-    most, room = MOST_BESIDE_WORDS if through_registers else MOST_SUMS, device.shared_memory_per_block
-    tiles = [
-        (config, speed)
-        for config, speed in TILES
-        if config.sums <= most and config.min_blocks * config.shared_bytes(problem.dtype) <= room
-    ]
+    """Tiles for a product, best first, of those that fit."""
+    readings = _readings(product, problem, metas)
+    tiles = [(config, speed) for config, speed in TILES if fits(config, readings, device)]
     return best_first(tiles, product, problem.dtype, device)
+
+
+def fits(config: Sm80Config, readings: Sequence[Reading], device: Device) -> bool:
+    """Whether an SM has room for as many blocks as should be there, and a thread for its sums.
+
+    It has less beside elements that it copies itself, and, where more registers are needed, beside many small copies.
+    """
+    narrowest = min(each.vector for each in readings)
+    crowded = narrowest == 1 or (narrowest < VECTORS[0] and device.takes_more_registers)
+    room = config.min_blocks * config.shared_bytes(DTYPES[0]) <= device.shared_memory_per_block
+    return room and config.sums <= (64 if crowded else 128)
 
 
 def _readings(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> list[Reading]:
