@@ -159,19 +159,18 @@ def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
     """Tiles for a product, best first, of those that fit."""
-    readings = _readings(product, problem, metas)
-    tiles = [(config, speed) for config, speed in TILES if fits(config, readings, device)]
+    found, readings = variant(product, problem), _readings(product, problem, metas)
+    tiles = [(config, speed) for config, speed in TILES if fits(config, found, readings, device)]
     return best_first(tiles, product, problem.dtype, device)
 
 
-def fits(config: Sm80Config, readings: Sequence[Reading], device: Device) -> bool:
+def fits(config: Sm80Config, found: Variant, readings: Sequence[Reading], device: Device) -> bool:
     """Whether an SM has room for as many blocks as should be there, and a thread for its sums.
 
-    It has less beside elements that it copies itself, and, where more registers are needed, beside many small copies.
+    It has less beside the places of many small copies, or of products that are summed up: else it would spill.
     """
-    narrowest = min(each.vector for each in readings)
-    crowded = narrowest == 1 or (narrowest < VECTORS[0] and device.takes_more_registers)
-    room = config.min_blocks * config.shared_bytes(DTYPES[0]) <= device.shared_memory_per_block
+    crowded = found.has_rounds or min(each.vector for each in readings) < VECTORS[0]
+    room = config.min_blocks * config.shared_bytes(found.dtype) <= device.shared_memory_per_block
     return room and config.sums <= (64 if crowded else 128)
 
 

@@ -20,8 +20,9 @@ from tests.cuda.compile.ptx import ptx_of
 
 CONFIGS = [config for config, _ in TILES]
 FORWARD = Variant("float16", "float32", "gelu", preactivation=True, batch_axes=2)
-BACKWARD = Variant("bfloat16", batch_axes=2, outer_axes=2)
-READINGS = [Reading(along, vector) for vector in (8, 4, 2) for along in ("depth", "row")]
+BACKWARD, SUMMED = Variant("bfloat16", batch_axes=2), Variant("bfloat16", batch_axes=2, outer_axes=2)
+WIDE = [Reading("depth", 8), Reading("row", 8), Reading("row", 8)]
+NARROW = [Reading(along, vector) for vector in (4, 2) for along in ("depth", "row")]
 BY_ELEMENTS = [Reading("row", 1), Reading("depth", 1)]
 
 
@@ -34,15 +35,16 @@ def builds() -> Iterator[Any]:
 
     Architectures and ways to read come in turns.
     """
-    archs, readings, by_elements = cycle(device.ARCHITECTURES), cycle(READINGS), cycle(BY_ELEMENTS)
+    archs, wide, narrow, by_elements = cycle(device.ARCHITECTURES), cycle(WIDE), cycle(NARROW), cycle(BY_ELEMENTS)
+    outs = cycle((8, 1, 8))
     for config in CONFIGS:
-        for variant, sides, out in ((FORWARD, readings, 8), (BACKWARD, readings, 1), (BACKWARD, by_elements, 8)):
+        for variant, sides in ((FORWARD, wide), (BACKWARD, wide), (SUMMED, narrow), (FORWARD, by_elements)):
             both = [next(sides), next(sides)]
-            here = [arch for arch in device.ARCHITECTURES if fits(config, both, device.known(arch))]
+            here = [arch for arch in device.ARCHITECTURES if fits(config, variant, both, device.known(arch))]
             if here:
                 arch = next(arch for arch in archs if arch in here)
                 words = (name_of(config), arch, *(f"{side.along}{side.vector}" for side in both))
-                yield pytest.param(config, variant, *both, out, arch, id="-".join(words))
+                yield pytest.param(config, variant, *both, next(outs), arch, id="-".join(words))
 
 
 @pytest.mark.parametrize(("config", "variant", "a", "b", "out", "arch"), list(builds()))
