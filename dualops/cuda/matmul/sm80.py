@@ -167,11 +167,15 @@ def configs(
 def fits(config: Sm80Config, found: Variant, readings: Sequence[Reading], device: Device) -> bool:
     """Whether an SM has room for as many blocks as should be there, and a thread for its sums.
 
-    It has less beside the places of many small copies, or of products that are summed up: else it would spill.
+    It has less beside elements that it copies itself, the places of many small copies, or products that are summed up:
+    else it would spill.
     """
-    crowded = found.has_rounds or min(each.vector for each in readings) < VECTORS[0]
+    narrowest = min(each.vector for each in readings)
+    if narrowest == 1 and config.stage // config.threads > 32:
+        return False
+    most = 64 if narrowest < VECTORS[0] or found.has_rounds else 128
     room = config.min_blocks * config.shared_bytes(found.dtype) <= device.shared_memory_per_block
-    return room and config.sums <= (64 if crowded else 128)
+    return room and config.sums <= most
 
 
 def _readings(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> list[Reading]:
