@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Namespace, i64, pointer, types, verb
+from ..backend import Namespace, i64, pointer, types, u32, verb
 from ..tile.storage import storage
 
 
@@ -296,6 +296,7 @@ class Axes(Namespace):
 
     type: Any  # Numba type of their sizes, and of an array's strides along them
     at: Callable[..., Any]  # (index, sizes, strides) -> where place number `index` begins
+    at_32: Callable[..., Any]  # the same for numbers below 2**32: a division of 64 bits is a call, and takes registers
 
 
 @cache
@@ -315,7 +316,21 @@ def axes_of(count: int) -> Axes:
             index = index // sizes[LAST - axis]
         return total
 
-    return Axes(type=types.UniTuple(i64, count), at=along_one if count == 1 else along_several)
+    @verb
+    def along_one_32(index, sizes, strides):
+        return i64(u32(index)) * strides[0]
+
+    @verb
+    def along_several_32(index, sizes, strides):
+        total, rest = i64(0), u32(index)
+        for axis in range(AXES):
+            size = u32(sizes[LAST - axis])
+            total += i64(rest % size) * strides[LAST - axis]
+            rest = rest // size
+        return total
+
+    at, at_32 = (along_one, along_one_32) if count == 1 else (along_several, along_several_32)
+    return Axes(type=types.UniTuple(i64, count), at=at, at_32=at_32)
 
 
 class ProductAxes(Namespace):

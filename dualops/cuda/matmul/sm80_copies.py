@@ -14,7 +14,7 @@ from ..backend import Namespace, cuda, i32, i64, u32, verb
 from ..tile.async_copies import copies
 from ..tile.warp_mma import FactorSlice, swizzled
 from .loading import Reading
-from .product import Factor, Variant
+from .product import Factor, Variant, product_axes
 
 
 class Terms(NamedTuple):
@@ -58,7 +58,7 @@ class SliceCopies(Namespace):
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> SliceCopies:
     """The verbs for slices of `rows` rows. Raises ValueError where threads can't share one."""
     slices = FactorSlice(reading.along, rows, config.block_k)
-    units, threads, OUTER_AXES = copies(reading.vector), config.threads, found.outer_axes
+    units, axes, threads = copies(reading.vector), product_axes(found), config.threads
     ALONG_DEPTH, VECTOR, PITCH, BOX = slices.along == "depth", units.vector, slices.pitch, slices.box
     LINE = slices.line // VECTOR  # copies of a line, which neighbouring threads share
     LINES = threads // LINE  # lines from a thread's copy to its next
@@ -78,14 +78,10 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
 
     @verb
     def coming(part, terms, t):
-        first, s = part.start, t
+        first, s = part.start, i64(t)
         if found.has_rounds:
-            # in 32 bits: a division of 64 is a call, which finds no registers beside the sums
-            r, s = u32(t) // u32(terms.slices), i64(u32(t) % u32(terms.slices))
-            for axis in range(OUTER_AXES):
-                size = u32(terms.outers[OUTER_AXES - 1 - axis])
-                first += i64(r % size) * part.x.outer[OUTER_AXES - 1 - axis]
-                r = r // size
+            first += axes.outer.at_32(u32(t) // u32(terms.slices), terms.outers, part.x.outer)
+            s = i64(u32(t) % u32(terms.slices))
         depth = i32(min(terms.K - s * slices.depth, i64(slices.depth))) - part.depth
         along, lines = (depth, part.rows) if ALONG_DEPTH else (part.rows, depth)
         return Coming(first + s * slices.depth * part.x.depth, units.there(along), i32(lines))

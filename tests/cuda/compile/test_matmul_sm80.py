@@ -14,7 +14,7 @@ from dualops.cuda import device
 from dualops.cuda.compile import compile_kernel
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
-from dualops.cuda.matmul.sm80 import TILES, build_product, fits
+from dualops.cuda.matmul.sm80 import TILES, Build, build_product, fits
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from tests.cuda.compile.ptx import ptx_of
 
@@ -36,21 +36,27 @@ def builds() -> Iterator[Any]:
     Architectures and ways to read come in turns.
     """
     archs, wide, narrow, by_elements = cycle(device.ARCHITECTURES), cycle(WIDE), cycle(NARROW), cycle(BY_ELEMENTS)
-    outs = cycle((8, 1, 8))
+    kinds = [
+        (FORWARD, wide, 8),
+        (BACKWARD, wide, 8),
+        (FORWARD, wide, 1),
+        (SUMMED, narrow, 1),
+        (FORWARD, by_elements, 8),
+    ]
     for config in CONFIGS:
-        for variant, sides in ((FORWARD, wide), (BACKWARD, wide), (SUMMED, narrow), (FORWARD, by_elements)):
-            both = [next(sides), next(sides)]
-            here = [arch for arch in device.ARCHITECTURES if fits(config, variant, both, device.known(arch))]
+        for variant, sides, out in kinds:
+            build = Build(variant, next(sides), next(sides), out)
+            here = [arch for arch in device.ARCHITECTURES if fits(config, build, device.known(arch))]
             if here:
                 arch = next(arch for arch in archs if arch in here)
-                words = (name_of(config), arch, *(f"{side.along}{side.vector}" for side in both))
-                yield pytest.param(config, variant, *both, next(outs), arch, id="-".join(words))
+                words = (f"{side.along}{side.vector}" for side in (build.a_reading, build.b_reading))
+                yield pytest.param(config, build, arch, id="-".join((name_of(config), arch, *words)))
 
 
-@pytest.mark.parametrize(("config", "variant", "a", "b", "out", "arch"), list(builds()))
-def test_a_config_keeps_its_sums_in_registers(config, variant, a, b, out, arch):
-    kernel = build_product(config, variant, a, b, out)
-    report = compile_kernel(kernel, arch, config.shared_bytes(variant.dtype)).report
+@pytest.mark.parametrize(("config", "build", "arch"), list(builds()))
+def test_a_config_keeps_its_sums_in_registers(config, build, arch):
+    shared_bytes = config.shared_bytes(build.variant.dtype)
+    report = compile_kernel(build_product(config, *build), arch, shared_bytes).report
     assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
     assert config.sums < report.registers <= 65536 // (config.threads * config.min_blocks), report
     assert report.static_shared == 0

@@ -328,7 +328,7 @@ def test_other_dtypes_are_left_to_others():
 BROKEN = {
     "the stage that is read is filled": ("            free = here\n", ""),
     "one stage is left out": ("if here < LAST else", "if here < LAST - STAGE else"),
-    "a slice late": ("coming = t + AHEAD\n", "coming = t + AHEAD - 1\n"),
+    "a slice late": ("coming = i32(t + AHEAD)\n", "coming = i32(t + AHEAD - 1)\n"),
     "the last slices not asked for": ("& (coming < slices)", "& (coming + 1 < slices)"),
     "one slice too few waited for": (
         "            cp_async_wait_group(PENDING)\n            cuda.syncthreads()\n            if t",
