@@ -203,7 +203,7 @@ def _cases() -> tuple[Case, ...]:
     compiled = {Tag.COMPILE}
     add("square2048", (2048, 2048, 2048), ("float64", "float32"), compiled)
     add("linear", (2048, 2048, 1024), half, compiled, **linear)
-    add("ragged", (2049, 2051, 1023), single, compiled, layout="tt", bias=True, activation="gelu")
+    add("ragged", (2049, 2051, 1023), both, compiled, layout="tt", bias=True, activation="gelu")
     add("small_tn", (64, 64, 512), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
     return tuple(cases)
 

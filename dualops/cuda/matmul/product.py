@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Namespace, i64, pointer, types, verb
+from ..backend import Namespace, i64, pointer, types, u32, verb
 from ..tile.storage import storage
 
 
@@ -146,9 +146,15 @@ def folded(given: Product) -> Product:
     # rows of a batch that all meet the same b
     batch, m = _absorbed(batch, given.m, lambda axis: axis.b == 0)
     outer, k = _absorbed(outer, k, lambda axis: True)
-    found = given._replace(batch=batch, outer=outer, m=m, k=k)
+    m, n, k = map(_in_place, (m, given.n, k))
+    found = given._replace(batch=batch, outer=outer, m=m, n=n, k=k)
     upright = found.m.y == 1 and found.n.y != 1 and not found.names[4]  # a bias goes along the columns
     return _transposed(found) if upright else found
+
+
+def _in_place(axis: Axis) -> Axis:
+    """An axis; one of a single place without its strides, along which nobody steps: they may be anything."""
+    return Axis(1) if axis.size == 1 else axis
 
 
 def _merged(axes: Iterable[Axis]) -> tuple[Axis, ...]:
@@ -296,6 +302,7 @@ class Axes(Namespace):
 
     type: Any  # Numba type of their sizes, and of an array's strides along them
     at: Callable[..., Any]  # (index, sizes, strides) -> where place number `index` begins
+    at_32: Callable[..., Any]  # the same for numbers below 2**32: a division of 64 bits is a call, and takes registers
 
 
 @cache
@@ -315,7 +322,21 @@ def axes_of(count: int) -> Axes:
             index = index // sizes[LAST - axis]
         return total
 
-    return Axes(type=types.UniTuple(i64, count), at=along_one if count == 1 else along_several)
+    @verb
+    def along_one_32(index, sizes, strides):
+        return i64(u32(index)) * strides[0]
+
+    @verb
+    def along_several_32(index, sizes, strides):
+        total, rest = i64(0), u32(index)
+        for axis in range(AXES):
+            size = u32(sizes[LAST - axis])
+            total += i64(rest % size) * strides[LAST - axis]
+            rest = rest // size
+        return total
+
+    at, at_32 = (along_one, along_one_32) if count == 1 else (along_several, along_several_32)
+    return Axes(type=types.UniTuple(i64, count), at=at, at_32=at_32)
 
 
 class ProductAxes(Namespace):

@@ -27,6 +27,7 @@ Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, builds, cuda, f32, i32, kernel, u32
@@ -36,7 +37,7 @@ from ..step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
 from ..tile.warp_mma import FactorSlice, fragments, warp_products
-from ..tile.warp_rows import ROWS, warp_rows
+from ..tile.warp_rows import COLUMNS, ROWS, warp_rows
 from . import tiled
 from .loading import Reading
 from .product import Product, Variant, argument_types, product_axes, variant
@@ -73,9 +74,9 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
         warp = cuda.threadIdx.x // 32
         my_m, my_n = warp // config.warps_n * config.warp_m, warp % config.warps_n * config.warp_n
         terms = Terms(K, (K + config.block_k - 1) // config.block_k, outers)
-        slices = rounds * terms.slices
-        a_part = a_copies.part(a, axes.batch.at(batch, batches, a.batch), m0, M)
-        b_part = b_copies.part(b, axes.batch.at(batch, batches, b.batch), n0, N)
+        slices = i32(rounds * terms.slices)
+        a_part = a_copies.part(a, axes.batch.at_32(batch, batches, a.batch), m0, M)
+        b_part = b_copies.part(b, axes.batch.at_32(batch, batches, b.batch), n0, N)
         a_words = cuda.local.array(a_copies.words, u32)
         b_words = cuda.local.array(b_copies.words, u32)
 
@@ -99,7 +100,7 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             a_side.read(a_frag, 0, smem, a_at, 0)
             b_side.read(b_frag, 0, smem, b_at, 0)
         for t in range(slices):
-            coming = t + AHEAD
+            coming = i32(t + AHEAD)
             a_slice, b_slice = a_copies.coming(a_part, terms, coming), b_copies.coming(b_part, terms, coming)
             for step in range(config.steps - 1):
                 a_side.read(a_frag, (step + 1) % 2, smem, i32(here + a_at), step + 1)
@@ -122,7 +123,7 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             sums.multiply(acc, a_frag, b_frag, 1)
 
         row_smem = cuda.shared.array(0, f32, alignment=128)
-        y_begin, z_begin = axes.batch.at(batch, batches, y.batch), axes.batch.at(batch, batches, z.batch)
+        y_begin, z_begin = axes.batch.at_32(batch, batches, y.batch), axes.batch.at_32(batch, batches, z.batch)
         results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
         values = cuda.local.array(rows.columns, f32)
         n = n0 + my_n + rows.column()
@@ -151,41 +152,54 @@ TILES = (
     (Sm80Config(2, 4, 64, 32, 32, 4), 0.8),
     (Sm80Config(2, 2, 64, 32, 32, 4, min_blocks=2), 0.7),
     (Sm80Config(2, 2, 32, 64, 32, 4, min_blocks=2), 0.7),
-    (Sm80Config(2, 2, 32, 32, 32, 4, min_blocks=3), 0.5),
+    (Sm80Config(2, 2, 32, 32, 32, 4, min_blocks=2), 0.5),
 )
-MOST_SUMS, MOST_BESIDE_WORDS = 128, 64  # of a thread, and of one that also has elements on their way
 
 
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for a product, best first, of those of which a SM has room for as many blocks as should be there.
-
-    Threads that copy through registers have less room for sums.
-    """
-    through_registers = any(each.vector == 1 for each in _readings(product, problem, metas))
-    most, room = MOST_BESIDE_WORDS if through_registers else MOST_SUMS, device.shared_memory_per_block
-    tiles = [
-        (config, speed)
-        for config, speed in TILES
-        if config.sums <= most and config.min_blocks * config.shared_bytes(problem.dtype) <= room
-    ]
+    """Tiles for a product, best first, of those that fit."""
+    build = _build_of(product, problem, metas)
+    tiles = [(config, speed) for config, speed in TILES if fits(config, build, device)]
     return best_first(tiles, product, problem.dtype, device)
 
 
-def _readings(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> list[Reading]:
-    """How a and b are read."""
-    return [reading(product, which, metas, p.dtype, VECTORS, whole=False) for which in "ab"]
+class Build(NamedTuple):
+    """What a kernel is built for beside its Config."""
+
+    variant: Variant
+    a_reading: Reading
+    b_reading: Reading
+    out: int
+
+
+def fits(config: Sm80Config, build: Build, device: Device) -> bool:
+    """Whether an SM has room for as many blocks as should be there, and a thread for its sums.
+
+    It has less beside elements that it copies or stores one by one, the places of many small copies, or products that
+    are summed up: else it would spill.
+    """
+    narrowest = min(build.a_reading.vector, build.b_reading.vector)
+    if narrowest == 1 and config.stage // config.threads > 32:
+        return False
+    roomy = narrowest == VECTORS[0] and build.out > 1 and not build.variant.has_rounds
+    shared_bytes = config.min_blocks * config.shared_bytes(build.variant.dtype)
+    return config.sums <= (128 if roomy else 64) and shared_bytes <= device.shared_memory_per_block
+
+
+def _build_of(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Build:
+    """What the kernel of a product is built for."""
+    found = variant(product, p)
+    a, b = (reading(product, which, metas, p.dtype, VECTORS, whole=False) for which in "ab")
+    return Build(found, a, b, writing(product, found, metas, COLUMNS))
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm80Config) -> list[Step]:
     """The launch that makes a product, if there is anything to make."""
     if not block_count(product, config):
         return []
-    found = variant(product, p)
-    out = writing(product, found, metas, config.columns(p.dtype))
-    build = build_product(config, found, *_readings(product, p, metas), out)
-    return [launch_of(product, build, config, p.dtype)]
+    return [launch_of(product, build_product(config, *_build_of(product, p, metas)), config, p.dtype)]
 
 
 RUNG = Rung("sm80", configs, product_steps)

@@ -78,9 +78,9 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
 
     @verb
     def coming(part, terms, t):
-        first, s = part.start, t
+        first, s = part.start, i64(t)
         if found.has_rounds:
-            first += axes.outer.at(i64(u32(t) // u32(terms.slices)), terms.outers, part.x.outer)
+            first += axes.outer.at_32(u32(t) // u32(terms.slices), terms.outers, part.x.outer)
             s = i64(u32(t) % u32(terms.slices))
         depth = i32(min(terms.K - s * slices.depth, i64(slices.depth))) - part.depth
         along, lines = (depth, part.rows) if ALONG_DEPTH else (part.rows, depth)
@@ -94,11 +94,12 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
     @verb
     def start(words, smem, at, part, coming, share):
         step, apart = (part.x.row, part.x.depth) if ALONG_DEPTH else (part.x.depth, part.x.row)
+        index = coming.first
         for i in range(COUNT):
             if i % config.shares == share:
                 there = coming.there if i * LINES < coming.lines else NONE
-                index = coming.first + i * LINES * step
                 units.start(words, i, smem, place_of(part, at, i), part.x.data, index, apart, there)
+            index += LINES * step
 
     @verb
     def end(words, smem, at, part):
