@@ -6,9 +6,10 @@ sm80.py    bfloat16 and float16 on tensor cores, fed by a ring of stages: limite
 sm90.py    the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
            blocks of warpgroups with different work, in clusters that share what they load
 
-The last that can serves a problem: sm90 bfloat16 and float16 on compute capability 9.0 where boxes can be loaded (one
-of a matrix's axes contiguous, all else 16 bytes or a multiple apart), sm80 all else of these on 8.0 and later, simt the
-others.
+sm90 serves products of bfloat16 and float16 on compute capability 9.0 that can be loaded and stored as boxes (an axis
+of each matrix contiguous, all else 16 bytes or a multiple apart), with one batch axis at most and nothing beside the
+product; simt all others. By name, `kernel="sm90"` also does products with bias and activation and of more axes, and
+`kernel="sm80"` all of these dtypes on 8.0 and later: in the simulator both are right, on a GPU that is to be seen.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
@@ -97,11 +98,25 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
+# what no GPU has shown to be right yet comes behind simt: it is done where it is asked for by its name
 forward = Operation(
-    SPEC, rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices)
+    SPEC,
+    rungs=(
+        sm90.forward_choices,
+        simt.forward_choices,
+        sm80.forward_choices,
+        sm90.other_forward_choices,
+        naive.forward_choices,
+    ),
 )
 backward = Operation(
     SPEC,
-    rungs=(sm90.backward_choices, sm80.backward_choices, simt.backward_choices, naive.backward_choices),
+    rungs=(
+        sm90.backward_choices,
+        simt.backward_choices,
+        sm80.backward_choices,
+        sm90.other_backward_choices,
+        naive.backward_choices,
+    ),
     backward=True,
 )

@@ -143,7 +143,7 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     return matmul_sm80
 
 
-# Tiles, and how fast they are beside the first
+# Tiles, and how fast they should be beside the first, by what they ask of L2 and of shared memory: not measured yet
 TILES = (
     (Sm80Config(2, 4, 64, 64, 64, 3), 1.0),
     (Sm80Config(2, 4, 64, 64, 32, 4), 0.95),

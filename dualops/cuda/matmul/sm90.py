@@ -34,7 +34,7 @@ from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
 from ..device import Device
 from ..maps import Mapped
-from ..plans import Choice
+from ..plans import Choice, Choices
 from ..step import Step
 from ..tile.boxes import Corner, begin_map, box_shape, box_tile
 from ..tile.epilogue import NEAR, box_output, output_box, row_output
@@ -273,11 +273,20 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
     return Boxed(product, a, b, others, Sm90Variant(same, a.major, b.major, len(others), out))
 
 
-def _configs(
-    product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
-) -> Iterator[tuple[Sm90Config, str]]:
-    if product.k.size and product.rounds and boxed(product, p, metas):
-        yield from configs(product, device)
+def _configs_of(proven: bool) -> Callable[..., Iterator[tuple[Sm90Config, str]]]:
+    """Tiles for products that a GPU has shown this rung to do right, or for the others.
+
+    Those are products with nothing done to them but rounding, stored as boxes, with one batch axis at most.
+    """
+
+    def found(
+        product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
+    ) -> Iterator[tuple[Sm90Config, str]]:
+        does = boxed(product, p, metas) if product.k.size and product.rounds else None
+        if does and proven == (does.found.out == 0 and does.found.others == 1):
+            yield from configs(product, device)
+
+    return found
 
 
 def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed:
@@ -296,20 +305,19 @@ def product_maps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], c
     return _boxed(product, p, metas).maps(config, metas) if config.tiles(product) else {}
 
 
-RUNG = Rung("sm90", _configs, product_steps, product_maps)
+PROVEN, OTHERS = (Rung("sm90", _configs_of(proven), product_steps, product_maps) for proven in (True, False))
 
 
-def _serves(problem: Problem, device: Device) -> bool:
-    return problem.dtype in TYPES and device.has_wgmma
+def _choices(forward: bool, rung: Rung) -> Choices:
+    """Tiles for products that can be loaded as boxes, best first; of a gradient, where all its products are so."""
+    choices = tiled.forward_choices if forward else tiled.backward_choices
+
+    def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+        if problem.dtype in TYPES and device.has_wgmma:
+            yield from choices(rung, problem, results, device)
+
+    return found
 
 
-def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for a product that can be loaded as boxes, best first."""
-    if _serves(problem, device):
-        yield from tiled.forward_choices(RUNG, problem, results, device)
-
-
-def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The best tiles for each of the gradient's products, if all can be loaded as boxes."""
-    if _serves(problem, device):
-        yield from tiled.backward_choices(RUNG, problem, results, device)
+forward_choices, backward_choices = _choices(True, PROVEN), _choices(False, PROVEN)
+other_forward_choices, other_backward_choices = _choices(True, OTHERS), _choices(False, OTHERS)
