@@ -83,6 +83,9 @@ def test_ptx(kernel, dtype):
         assert wide or kind_of(kernel.identity) in READ_WIDE
 
 
+HOPPERS_ALONE = {"dualops.cuda.matmul.sm90.build_product"}  # of what no other architecture has the instructions for
+
+
 def sample_for_others() -> Iterator[Any]:
     """(step, arch) for each build function, on the architectures in turns.
 
@@ -116,7 +119,7 @@ def test_every_build_function_and_architecture_is_in_a_sample():
     kinds = {kind_of(name) for operator in OPERATORS for name in compile_list(operator, ARCH)}
     assert {kind_of(str(param.id)) for param in BUILDS} == kinds
     others = [str(param.id).rpartition("-") for param in OTHER_BUILDS]
-    assert {kind for kind, _, _ in others} == kinds and {arch for _, _, arch in others} == set(OTHERS)
+    assert {kind for kind, _, _ in others} == kinds - HOPPERS_ALONE and {arch for _, _, arch in others} == set(OTHERS)
 
 
 def test_no_two_architectures_share_a_limit_by_mistake():

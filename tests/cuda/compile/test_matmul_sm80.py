@@ -31,9 +31,9 @@ def name_of(config: Sm80Config) -> str:
 
 
 def builds() -> Iterator[Any]:
-    """Each Config with all that can be beside a product, in both directions, and with elements that threads copy.
+    """Each Config with two of what can be beside a product: in both directions, and with elements that threads copy.
 
-    Architectures and ways to read come in turns.
+    These two, architectures and ways to read come in turns.
     """
     archs, wide, narrow, by_elements = cycle(device.ARCHITECTURES), cycle(WIDE), cycle(NARROW), cycle(BY_ELEMENTS)
     kinds = [
@@ -43,8 +43,8 @@ def builds() -> Iterator[Any]:
         (SUMMED, narrow, 1),
         (FORWARD, by_elements, 8),
     ]
-    for config in CONFIGS:
-        for variant, sides, out in kinds:
+    for number, config in enumerate(CONFIGS):
+        for variant, sides, out in (kinds[number % len(kinds)], kinds[(number + 2) % len(kinds)]):
             build = Build(variant, next(sides), next(sides), out)
             here = [arch for arch in device.ARCHITECTURES if fits(config, build, device.known(arch))]
             if here:
