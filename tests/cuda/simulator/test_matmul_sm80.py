@@ -259,7 +259,7 @@ def gap(length: int, vector: int) -> int:
         ("tt", 4, 1),
     ],
 )
-def test_ways_to_read(layout, a_vector, b_vector, order):
+def test_ways_to_read(layout, a_vector, b_vector):
     """Each factor either way round by 16, 8 and 4 bytes and through registers; more slices than stages."""
     sizes = (66, 38, 170) if layout[0] == "n" else (38, 66, 170)
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=True)

@@ -84,7 +84,7 @@ def test_what_comes_upon_a_product(only, order):
 
 
 @pytest.mark.parametrize("only", [ONE, SQUARE], indirect=True)
-def test_batches(only, order):
+def test_batches(only):
     """One batch axis, two, those that a or b is broadcast along, and a batch that is more rows."""
     for a, b in (((3,), (3,)), ((2, 1), (3,)), ((2, 3), (1, 3)), ((), (2,)), ((3,), ()), ((2, 1, 2), (2, 1, 2))):
         hold((24, 40, 72), "bfloat16", "nn" if len(a) == 2 else "tt", {}, a=a, b=b)
