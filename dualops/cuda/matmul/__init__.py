@@ -8,8 +8,9 @@ sm90.py    the same on Hopper: products of a warpgroup out of shared memory, whi
 
 sm90 serves products of bfloat16 and float16 on compute capability 9.0 that can be loaded and stored as boxes (an axis
 of each matrix contiguous, all else 16 bytes or a multiple apart), with one batch axis at most and nothing beside the
-product; simt all others. By name, `kernel="sm90"` also does products with bias and activation and of more axes, and
-`kernel="sm80"` all of these dtypes on 8.0 and later: in the simulator both are right, on a GPU that is to be seen.
+product; simt all others. In the simulator, `kernel="sm90"` also does products with bias and activation and of more
+axes; on a GPU these were wrong, and it does not. `kernel="sm80"` does all of these dtypes on 8.0 and later by its name:
+right in the simulator, on a GPU that is to be seen.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
@@ -98,7 +99,7 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-# what no GPU has shown to be right yet comes behind simt: it is done where it is asked for by its name
+# what no GPU has shown to be right yet comes behind simt
 forward = Operation(
     SPEC,
     rungs=(
