@@ -22,7 +22,7 @@ class Activation(Namespace):
 def activation(name: str | None, number: Any, *, short: bool = False) -> Activation:
     """Of "relu", "gelu" or "silu", or of None, in arithmetic of type f32 or f64.
 
-    short: values are rounded to 16 bits, and a tenth of the instructions makes them, without a branch.
+    short: values are rounded to 16 bits afterwards, so that gelu and silu may be short of float32 and have no branch.
     """
     if name is None:
         return Activation(value=_same, pull=_same_gradient)

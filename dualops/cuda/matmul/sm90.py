@@ -224,7 +224,7 @@ class Boxed(NamedTuple):
     found: Sm90Variant
 
     def name(self, which: str) -> str:
-        """What steps call the map of "y", "z", "a" or "b"."""
+        """What steps call the map of "y", "a" or "b"."""
         return f"{self.product.names[0]}: {which}_map"
 
     def maps(self, config: Sm90Config, metas: Mapping[str, ArrayMeta]) -> dict[str, Mapped]:
