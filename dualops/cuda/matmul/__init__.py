@@ -9,8 +9,8 @@ sm90.py    the same on Hopper: products of a warpgroup out of shared memory, whi
 sm90 serves products of bfloat16 and float16 on compute capability 9.0 that can be loaded and stored as boxes (an axis
 of each matrix contiguous, all else 16 bytes or a multiple apart), with one batch axis at most and nothing beside the
 product; simt all others. In the simulator, `kernel="sm90"` also does products with bias and activation and of more
-axes; on a GPU those with gelu were wrong, and it does none. `kernel="sm80"` does all of these dtypes on 8.0 and later by its name:
-right in the simulator, on a GPU that is to be seen.
+axes; on a GPU those with gelu were wrong, and it does none. `kernel="sm80"` does all of these dtypes on 8.0 and later
+by its name: right in the simulator, on a GPU that is to be seen.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
