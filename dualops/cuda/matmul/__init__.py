@@ -99,25 +99,12 @@ def matmul_backward(
     return backward(arrays, (*params, a_gradient, b_gradient, bias_gradient), out, kernel, stream)
 
 
-# what no GPU has shown to be right yet comes behind simt
 forward = Operation(
     SPEC,
-    rungs=(
-        sm90.forward_choices,
-        simt.forward_choices,
-        sm80.forward_choices,
-        sm90.other_forward_choices,
-        naive.forward_choices,
-    ),
+    rungs=(sm90.forward_choices, sm80.forward_choices, simt.forward_choices, naive.forward_choices),
 )
 backward = Operation(
     SPEC,
-    rungs=(
-        sm90.backward_choices,
-        simt.backward_choices,
-        sm80.backward_choices,
-        sm90.other_backward_choices,
-        naive.backward_choices,
-    ),
+    rungs=(sm90.backward_choices, sm80.backward_choices, simt.backward_choices, naive.backward_choices),
     backward=True,
 )

@@ -71,13 +71,16 @@ def _steps_by_boxes(size: int, stride: int) -> bool:
 
 
 def result_mapped(product: Product, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
-    """The map by which the result is stored in boxes; None if it can't be."""
+    """The map by which the result is stored in boxes; None if it can't be.
+
+    Nor if its rows are no multiple of 16 bytes: a row's last piece is stored as a whole, whatever lies behind the row.
+    """
     name, others = product.names[0], other_axes(product)
     if others is None or metas[name].pointer % 16:
         return None
     around = [(axis.size, axis.y) for axis in others[:2]]
     rows, columns = ((axis.size, axis.y) for axis in (product.m, product.n))
-    if not (columns[0] == 1 or columns[1] == 1) or not all(_steps_by_boxes(*axis) for axis in (rows, *around)):
+    if columns[0] % MULTIPLE or columns[1] != 1 or not all(_steps_by_boxes(*axis) for axis in (rows, *around)):
         return None
     sizes, strides = zip(*reversed(around), rows, columns, strict=True)
     return Mapped(name, metas[name].dtype, sizes, strides, (*(1 for _ in around), *box), 2 * box[1])

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import SIMULATED, Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
+from ..backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
 from ..device import Device
 from ..maps import Mapped
 from ..plans import Choice, Choices
@@ -273,21 +273,12 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
     return Boxed(product, a, b, others, Sm90Variant(same, a.major, b.major, len(others), out))
 
 
-def _configs_of(proven: bool) -> Callable[..., Iterator[tuple[Sm90Config, str]]]:
-    """Tiles for products that a GPU has shown this rung to do right, or for the others, in the simulator alone.
-
-    Those are products with nothing done to them but rounding, stored as boxes, with one batch axis at most. Results
-    that go row by row are right in the simulator, and on an H200 with bias and gelu they were not.
-    """
-
-    def found(
-        product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
-    ) -> Iterator[tuple[Sm90Config, str]]:
-        does = boxed(product, p, metas) if product.k.size and product.rounds else None
-        if does and (proven or SIMULATED) and proven == (does.found.out == 0 and does.found.others == 1):
-            yield from configs(product, device)
-
-    return found
+def _configs(
+    product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[tuple[Sm90Config, str]]:
+    """Tiles for a product that this rung does, best first."""
+    if product.k.size and product.rounds and boxed(product, p, metas):
+        yield from configs(product, device)
 
 
 def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed:
@@ -306,19 +297,18 @@ def product_maps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], c
     return _boxed(product, p, metas).maps(config, metas) if config.tiles(product) else {}
 
 
-PROVEN, OTHERS = (Rung("sm90", _configs_of(proven), product_steps, product_maps) for proven in (True, False))
+RUNG = Rung("sm90", _configs, product_steps, product_maps)
 
 
-def _choices(forward: bool, rung: Rung) -> Choices:
+def _choices(forward: bool) -> Choices:
     """Tiles for products that can be loaded as boxes, best first; of a gradient, where all its products are so."""
     choices = tiled.forward_choices if forward else tiled.backward_choices
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
         if problem.dtype in TYPES and device.has_wgmma:
-            yield from choices(rung, problem, results, device)
+            yield from choices(RUNG, problem, results, device)
 
     return found
 
 
-forward_choices, backward_choices = _choices(True, PROVEN), _choices(False, PROVEN)
-other_forward_choices, other_backward_choices = _choices(True, OTHERS), _choices(False, OTHERS)
+forward_choices, backward_choices = _choices(True), _choices(False)
