@@ -27,7 +27,9 @@ NBYTES = 128
 ADDRESS_MULTIPLE = 16  # of an array's first byte, and of its strides
 MOST_BOX = 256  # elements along an axis
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
+ROUNDED = "tfloat32"  # a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
 _TYPES = {
+    ROUNDED: "TFLOAT32",
     "float64": "FLOAT64",
     "float32": "FLOAT32",
     "float16": "FLOAT16",
@@ -56,7 +58,12 @@ class Boxes:
     @property
     def nbytes(self) -> int:
         """Of a box: what an mbarrier is told of each load."""
-        return prod(self.box) * itemsize(self.dtype)
+        return prod(self.box) * itemsize(self.element)
+
+    @property
+    def element(self) -> str:
+        """The dtype of the array."""
+        return "float32" if self.dtype == ROUNDED else self.dtype
 
     def encoded(self, address: int) -> bytes:
         """The map of the array at this address. Raises ValueError for an address that is no multiple of 16."""
@@ -73,9 +80,9 @@ class Boxes:
         """The map of a NumPy array of this dtype, shape and strides; a kernel gets its `address`."""
         given = array.dtype, array.shape, array.strides
         strides = tuple(stride * array.itemsize for stride in self.strides)
-        if given != (numpy_dtype(self.dtype), self.shape, strides):
+        if given != (numpy_dtype(self.element), self.shape, strides):
             raise ValueError(f"tensor map of {self.dtype} {self.shape}, strides {strides}: the array is {given}")
-        return TensorMap(array, self.box[::-1], self.span)
+        return TensorMap(array, self.box[::-1], self.span, rounds=self.dtype == ROUNDED)
 
     @cached_property
     def _prototype(self) -> tuple[Any, Lock]:
@@ -86,7 +93,7 @@ class Boxes:
         """Of cuTensorMapEncodeTiled, for an array at some address."""
         cu = driver.cu
         axes = range(len(self.shape) - 1, -1, -1)
-        nbytes = itemsize(self.dtype)
+        nbytes = itemsize(self.element)
         strides = [cu.cuuint64_t(max(self._stride(axis) * nbytes, ADDRESS_MULTIPLE)) for axis in [*axes][1:]]
         return (
             getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_TYPES[self.dtype]}"),
@@ -113,7 +120,7 @@ class Boxes:
             return f"expected a dtype of {', '.join(_TYPES)}"
         if not 2 <= rank <= 5 or not rank == len(self.strides) == len(self.box):
             return f"strides {self.strides}, box {self.box}, expected 2 to 5 axes and as many of each"
-        nbytes = itemsize(self.dtype)
+        nbytes = itemsize(self.element)
         for axis, (size, box) in enumerate(zip(self.shape, self.box, strict=True)):
             stride = self._stride(axis)
             if not 0 < size <= 2**32:

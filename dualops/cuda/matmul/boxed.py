@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...spec import ArrayMeta
+from ...spec.meta import itemsize
 from ..maps import Mapped
 from ..tile.swizzle import Operand
 from .product import Axis, Product
 
-MULTIPLE = 8  # elements of 16 bits: 16 bytes
+MULTIPLE = 16  # bytes
 MOST = 2**31 - 2**10  # of an axis, as coordinates have 32 bits, of a tile that begins in it
 MOST_BYTES = 2**40  # from an element to the next along an axis
 
@@ -54,20 +55,22 @@ def factor_boxes(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -
     name = product.names[2 if which == "a" else 3]
     if others is None or metas[name].pointer % 16:
         return None
+    nbytes = itemsize(metas[name].dtype)
     around = tuple((axis.size, getattr(axis, which)) for axis in others)
     steps = tuple(int(bool(size > 1 and stride > 0)) for size, stride in around)
     there = tuple((size if step else 1, stride) for (size, stride), step in zip(around, steps, strict=True))
     for major, along, lines in (("k", product.k, own), ("mn", own, product.k)):
         axes = ((lines.size, getattr(lines, which)), *there)
         contiguous = along.size == 1 or getattr(along, which) == 1
-        if contiguous and along.size <= MOST and all(_steps_by_boxes(size, stride) for size, stride in axes):
+        if contiguous and along.size <= MOST and all(_steps_by_boxes(*axis, nbytes) for axis in axes):
             return FactorBoxes(name, major, lines, along, there, steps)
     return None
 
 
-def _steps_by_boxes(size: int, stride: int) -> bool:
-    """Whether a map can have an axis, other than the contiguous one."""
-    return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES // 2 and stride % MULTIPLE == 0)
+def _steps_by_boxes(size: int, stride: int, nbytes: int) -> bool:
+    """Whether a map can have an axis of elements of so many bytes, other than the contiguous one."""
+    stride *= nbytes
+    return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES and stride % MULTIPLE == 0)
 
 
 def result_mapped(product: Product, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
@@ -78,15 +81,17 @@ def result_mapped(product: Product, metas: Mapping[str, ArrayMeta], box: tuple[i
     name, others = product.names[0], other_axes(product)
     if others is None or metas[name].pointer % 16:
         return None
+    nbytes = itemsize(metas[name].dtype)
     around = [(axis.size, axis.y) for axis in others[:2]]
     rows, columns = ((axis.size, axis.y) for axis in (product.m, product.n))
-    if columns[0] % MULTIPLE or columns[1] != 1 or not all(_steps_by_boxes(*axis) for axis in (rows, *around)):
+    whole = columns[0] * nbytes % MULTIPLE == 0 and columns[1] == 1
+    if not whole or not all(_steps_by_boxes(*axis, nbytes) for axis in (rows, *around)):
         return None
     sizes, strides = zip(*reversed(around), rows, columns, strict=True)
-    return Mapped(name, metas[name].dtype, sizes, strides, (*(1 for _ in around), *box), 2 * box[1])
+    return Mapped(name, metas[name].dtype, sizes, strides, (*(1 for _ in around), *box), nbytes * box[1])
 
 
-def tile_of(major: str, rows: int, depth: int) -> Operand:
-    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum."""
+def tile_of(major: str, rows: int, depth: int, nbytes: int = 2) -> Operand:
+    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum, of `nbytes` bytes."""
     lines, width = (rows, depth) if major == "k" else (depth, rows)
-    return Operand(lines, width, 2, min(128, 2 * width), major)
+    return Operand(lines, width, nbytes, min(128, nbytes * width), major)

@@ -36,6 +36,7 @@ from ..device import Device
 from ..maps import Mapped
 from ..plans import Choice, Choices
 from ..step import Step
+from ..tensor_map import ROUNDED
 from ..tile.boxes import Corner, begin_map, box_shape, box_tile
 from ..tile.epilogue import NEAR, box_output, output_box, row_output
 from ..tile.pipeline import pipeline
@@ -46,7 +47,9 @@ from ..tile.swizzle import Operand
 from ..tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from . import tiled
 from .boxed import MOST, FactorBoxes, factor_boxes, other_axes, result_mapped, tile_of
-from .product import Axis, Product, Result, Variant, variant
+from .parts import Ready, ready
+from .pieces import sums_of_pieces
+from .product import Axis, Product, Result, Variant, needs_tensor_cores, variant
 from .sm90_config import Sm90Config, configs
 from .tiled import Results, Rung, finishing, writing
 
@@ -61,6 +64,7 @@ class Sm90Variant(NamedTuple):
     b: str
     others: int  # axes of a factor's map beside its own two
     out: int  # elements of a row of the results that are stored at once; 0 where they are stored as boxes
+    split: bool = False  # factors are parts of float32 (`parts`)
 
 
 class Extent(NamedTuple):
@@ -116,7 +120,8 @@ def _other_axes(others: int) -> OtherAxes:
 
 def tiles_of(config: Sm90Config, a_major: str, b_major: str) -> tuple[Operand, Operand]:
     """A stage's tiles of a and b."""
-    return tile_of(a_major, config.block_m, config.block_k), tile_of(b_major, config.block_n, config.block_k)
+    depth, nbytes = config.block_k, config.itemsize
+    return tile_of(a_major, config.block_m, depth, nbytes), tile_of(b_major, config.block_n, depth, nbytes)
 
 
 @builds
@@ -127,12 +132,13 @@ def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
     a_tile = box_tile(a_operand, 0, found.others, cluster.of_a)
     b_tile = box_tile(b_operand, config.stages * a_operand.nbytes, found.others, cluster.of_b)
     pipe = pipeline(config.stages, config.stage_bytes, 4 * config.consumers, cluster.blocks)
-    mma = warpgroup_mma(product.dtype, a_operand, b_operand)
+    mma = warpgroup_mma(product.dtype, a_operand, b_operand, found.split)
+    pieces = sums_of_pieces(config.piece, pipe, mma, a_tile, b_tile)
     role, walk, axes = roles(config.consumers), schedule(config.group, cluster), _other_axes(found.others)
     result_axes = min(found.others, 2)
     boxes = box_output(product.dtype, config.block_n, config.output_at, config.store_n, result_axes)
-    finish = finishing(product, NEAR, max(found.out, 1), short=True).finish
-    rows = row_output(config.block_n, config.output_at, config.store_n // 2, finish)
+    finish = finishing(product, NEAR, max(found.out, 1), short=product.dtype in TYPES).finish
+    rows = row_output(config.block_n, config.output_at, config.itemsize * config.store_n // 4, finish)
     as_boxes = found.out == 0
 
     array = pointer(storage(product.dtype).element)
@@ -183,18 +189,21 @@ def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
             while tile < tiles:
                 at = walk.position(tile, m_blocks, n_blocks)
                 m0, n0 = i32(at.m_block * config.block_m) + ROWS * warpgroup, i32(at.n_block * config.block_n)
-                stage = pipe.wait(barriers, i)
-                mma.start(acc, smem, a_tile.at(stage), b_tile.at(stage), warpgroup)
-                last = u32(i + total - 1)
-                while i != last:
-                    i = pipe.next(i)
+                if config.piece:
+                    i = pieces.add_up(acc, smem, barriers, i, total, warpgroup)
+                else:
                     stage = pipe.wait(barriers, i)
-                    mma.add(acc, smem, a_tile.at(stage), b_tile.at(stage), warpgroup)
-                    mma.wait_but_one(acc)
-                    pipe.release(barriers, i - 1)
-                mma.wait(acc)
-                pipe.release(barriers, i)
-                i = pipe.next(i)
+                    mma.start(acc, smem, a_tile.at(stage), b_tile.at(stage), warpgroup)
+                    last = u32(i + total - 1)
+                    while i != last:
+                        i = pipe.next(i)
+                        stage = pipe.wait(barriers, i)
+                        mma.add(acc, smem, a_tile.at(stage), b_tile.at(stage), warpgroup)
+                        mma.wait_but_one(acc)
+                        pipe.release(barriers, i - 1)
+                    mma.wait(acc)
+                    pipe.release(barriers, i)
+                    i = pipe.next(i)
                 tile = u32(tile + walk.step())
 
                 others = axes.result(extent, at.batch)
@@ -230,13 +239,14 @@ class Boxed(NamedTuple):
     def maps(self, config: Sm90Config, metas: Mapping[str, ArrayMeta]) -> dict[str, Mapped]:
         """Its tensor maps, by those names."""
         dtype, tiles = self.found.product.dtype, tiles_of(config, self.a.major, self.b.major)
+        dtype = dtype if dtype in TYPES else ROUNDED
         sharing = (config.cluster.of_a, config.cluster.of_b)
         made = {
             self.name(which): factor.mapped(dtype, box_shape(tile, shared), tile.span, which)
             for which, factor, tile, shared in zip("ab", (self.a, self.b), tiles, sharing, strict=True)
         }
         if not self.found.out:
-            mapped = result_mapped(self.product, metas, output_box(config.block_n))
+            mapped = result_mapped(self.product, metas, output_box(config.block_n, config.itemsize))
             assert mapped is not None  # `boxed` found that it can be
             made[self.name("y")] = mapped
         return made
@@ -263,41 +273,65 @@ def boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed
     a, b, others = factor_boxes(product, "a", metas), factor_boxes(product, "b", metas), other_axes(product)
     if a is None or b is None or others is None or product.m.size > MOST or product.n.size > MOST:
         return None
+    if p.dtype not in TYPES and (a.major, b.major) != ("k", "k"):
+        return None
     found = variant(product, p)
     plain = not (found.has_bias or found.activation or found.preactivation)
-    if plain and result_mapped(product, metas, output_box(ROWS)) is not None:
+    if plain and result_mapped(product, metas, output_box(ROWS, p.itemsize)) is not None:
         out = 0
     else:
         out = writing(product, found, metas, NEAR)
     same = found._replace(batch_axes=1, outer_axes=0)  # of axes the kernel knows `others` alone
-    return Boxed(product, a, b, others, Sm90Variant(same, a.major, b.major, len(others), out))
+    split = p.dtype not in TYPES and p.precision == "3xtf32"
+    return Boxed(product, a, b, others, Sm90Variant(same, a.major, b.major, len(others), out, split))
+
+
+def _ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed | None]:
+    """The product on the copies of factors that tensor cores need, if this rung does it then."""
+    made = ready(product, p, metas)
+    return made, boxed(made.product, p, made.metas)
 
 
 def _configs(
     product: Product, p: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm90Config, str]]:
     """Tiles for a product that this rung does, best first."""
-    if product.k.size and product.rounds and boxed(product, p, metas):
-        yield from configs(product, device)
+    made, found = _ready(product, p, metas)
+    if product.k.size and product.rounds and found:
+        yield from configs(made.product, device, p.precision if p.dtype not in TYPES else None)
 
 
-def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Boxed:
-    found = boxed(product, p, metas)
+def _boxed(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> tuple[Ready, Boxed]:
+    made, found = _ready(product, p, metas)
     assert found is not None  # there was a Config for it
-    return found
+    return made, found
 
 
 def product_steps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> list[Step]:
-    """The launch that makes a product, if there is anything to make."""
-    return [_boxed(product, p, metas).step(config)] if config.tiles(product) else []
+    """The launches that make a product, if there is anything to make."""
+    if not config.tiles(product):
+        return []
+    made, found = _boxed(product, p, metas)
+    return [*(each.step() for each in made.copies), found.step(config)]
 
 
 def product_maps(product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
-    """The tensor maps of that launch."""
-    return _boxed(product, p, metas).maps(config, metas) if config.tiles(product) else {}
+    """The tensor maps of its launch."""
+    if not config.tiles(product):
+        return {}
+    made, found = _boxed(product, p, metas)
+    return found.maps(config, made.metas)
 
 
-RUNG = Rung("sm90", _configs, product_steps, product_maps)
+def product_workspace(
+    product: Product, p: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config
+) -> dict[str, ArrayMeta]:
+    """The copies."""
+    made = ready(product, p, metas)
+    return {each.name: made.metas[each.name] for each in made.copies} if config.tiles(product) else {}
+
+
+RUNG = Rung("sm90", _configs, product_steps, product_maps, product_workspace)
 
 
 def _choices(forward: bool) -> Choices:
@@ -305,7 +339,7 @@ def _choices(forward: bool) -> Choices:
     choices = tiled.forward_choices if forward else tiled.backward_choices
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-        if problem.dtype in TYPES and device.has_wgmma:
+        if (problem.dtype in TYPES or needs_tensor_cores(problem)) and device.has_wgmma:
             yield from choices(RUNG, problem, results, device)
 
     return found

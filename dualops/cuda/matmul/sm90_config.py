@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ..arrays import cdiv
 from ..device import Device
@@ -28,6 +29,8 @@ class Sm90Config:
     cluster: Cluster = ONE_BLOCK
     block_k: int = 64
     group: int = 8  # tiles above one another whose blocks run side by side
+    itemsize: int = 2
+    piece: int = 0  # slices whose sum the tensor cores make before it is added in float32 (`pieces`); 0: all
 
     @cached_property
     def block_m(self) -> int:
@@ -35,7 +38,7 @@ class Sm90Config:
 
     @cached_property
     def stage_bytes(self) -> int:
-        return 2 * self.block_k * (self.block_m + self.block_n)
+        return self.itemsize * self.block_k * (self.block_m + self.block_n)
 
     @cached_property
     def output_at(self) -> int:
@@ -44,7 +47,7 @@ class Sm90Config:
 
     @cached_property
     def shared_bytes(self) -> int:
-        return self.output_at + 2 * self.block_m * self.store_n
+        return self.output_at + self.itemsize * self.block_m * self.store_n
 
     def tiles(self, product: Product) -> int:
         """Tiles of a product, with those that clusters make beyond its edge."""
@@ -66,10 +69,37 @@ TILES = (
 )
 
 
-def configs(product: Product, device: Device) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for a product, best first: by the time of the busiest SM, whole tiles counted."""
+def _floats(*sizes: Any, block_k: int = 32, **options: Any) -> Sm90Config:
+    return Sm90Config(*sizes, block_k=block_k, itemsize=4, **options)
+
+
+# the same of "tf32", and of "3xtf32", where a step is half a number of the sum: not measured yet
+TF32_TILES = (
+    (_floats(2, 256, 4, 64), 24_600),
+    (_floats(2, 192, 5, 32), 19_200),
+    (_floats(2, 128, 6, 64), 14_000),
+    (_floats(2, 64, 8, 64), 6_800),
+    (_floats(1, 128, 8, 64), 6_600),
+    (_floats(1, 64, 10, 64), 5_200),
+    (_floats(1, 32, 12, 32), 5_400),
+)
+SPLIT_TILES = (
+    (_floats(2, 128, 3, 64, block_k=64, piece=1), 21_000),
+    (_floats(2, 192, 5, 32, piece=2), 28_800),
+    (_floats(2, 64, 8, 64, piece=2), 10_400),
+    (_floats(1, 128, 6, 64, piece=2), 9_900),
+    (_floats(1, 64, 10, 64, piece=2), 7_800),
+    (_floats(1, 32, 12, 32, piece=2), 8_100),
+)
+
+
+def configs(product: Product, device: Device, precision: str | None = None) -> Iterator[tuple[Sm90Config, str]]:
+    """Tiles for a product, best first: by the time of the busiest SM, whole tiles counted.
+
+    precision: that of float32; None for 16-bit factors.
+    """
     found = []
-    for config, step in TILES:
+    for config, step in {None: TILES, "tf32": TF32_TILES, "3xtf32": SPLIT_TILES}[precision]:
         tiles = config.tiles(product)
         if tiles <= MOST_TILES and config.shared_bytes + SLACK <= device.shared_memory_per_block:
             time = START + cdiv(tiles, device.sms) * product.rounds * product.k.size * step

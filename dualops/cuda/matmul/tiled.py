@@ -194,6 +194,10 @@ def _no_maps(*_: Any) -> dict[str, Mapped]:
     return {}
 
 
+def _no_workspace(*_: Any) -> dict[str, ArrayMeta]:
+    return {}
+
+
 class Rung(NamedTuple):
     """How a rung does one product."""
 
@@ -201,6 +205,7 @@ class Rung(NamedTuple):
     configs: Callable[..., Iterator[tuple[Any, str]]]  # (product, problem, metas, device): best first, with reasons
     steps: Callable[..., list[Step]]  # (product, problem, metas, config)
     maps: Callable[..., Mapping[str, Mapped]] = _no_maps  # (product, problem, metas, config): that its steps name
+    workspace: Callable[..., Mapping[str, ArrayMeta]] = _no_workspace  # likewise
 
 
 def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -209,7 +214,9 @@ def forward_choices(rung: Rung, problem: Problem, results: Mapping[str, ArrayMet
     product = forward_product(problem, metas)
     for config, reason in rung.configs(product, problem, metas, device):
         call = (product, problem, metas, config)
-        yield Choice(rung.name, config, reason, partial(rung.steps, *call), maps=rung.maps(*call))
+        yield Choice(
+            rung.name, config, reason, partial(rung.steps, *call), rung.workspace(*call), maps=rung.maps(*call)
+        )
 
 
 class GradientConfigs(NamedTuple):
@@ -230,12 +237,14 @@ def backward_choices(
     chosen = {name: found[0] for name, found in best.items() if found}
     reason = "; ".join(f"{name}: {found[1]}" for name, found in best.items() if found) or "sums of columns"
     steps = partial(_backward_steps, rung, problem, results, products, chosen)
-    sums = partial_sums(problem) if "dbias" in results else {}
+    workspace = gradient_workspace(problem) | (partial_sums(problem) if "dbias" in results else {})
     both = GradientConfigs(chosen.get("da"), chosen.get("db"))
     maps: dict[str, Mapped] = {}
     for name, product in products.items():
-        maps |= rung.maps(product, problem, metas, chosen[name])
-    yield Choice(rung.name, both, reason, steps, gradient_workspace(problem) | sums, maps=maps)
+        call = (product, problem, metas, chosen[name])
+        maps |= rung.maps(*call)
+        workspace |= rung.workspace(*call)
+    yield Choice(rung.name, both, reason, steps, workspace, maps=maps)
 
 
 def _backward_steps(

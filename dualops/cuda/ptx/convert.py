@@ -1,10 +1,11 @@
-"""Conversions between float32 and the 16-bit formats. A 32-bit word holds two 16-bit values, the lower one first."""
+"""Conversions between float32 and the shorter formats. A 32-bit word holds two 16-bit values, the lower one first."""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 
+from ..simulator import as_tf32
 from .asm import instruction
 
 # four bytes, and two, to write as one type and read as another
@@ -85,3 +86,9 @@ def f32_of_f16(x):
     """The float of these float16 bits, exactly."""
     _HALF[0] = x
     return np.float32(_F16[0])
+
+
+@instruction("(f32) -> u32", "cvt.rna.tf32.f32 {d}, {x};", section="9.7.9.22", pure=True)
+def tf32_of_f32(x):
+    """The bits of x rounded to 11 bits of mantissa, ties away from zero."""
+    return int(as_tf32(np.array([x], np.float32)).view(np.uint32)[0])

@@ -130,7 +130,7 @@ def st_shared_v4_f32(y, index, a, b, c, d):
 @instruction("(shared[i32], f32, f32) -> void", "st.shared.v2.f32 [{y}], {{a}, {b}};", section="9.7.9.11")
 def st_shared_v2_f32(y, index, a, b):
     """Write two floats to 8 bytes of shared memory."""
-    y.vector(index, 2)[:] = (a, b)
+    y.vector(index, 8 // y.itemsize).view(np.float32)[:] = (a, b)
 
 
 @instruction("(shared[i32], u32) -> void", "st.shared.b32 [{y}], {a};", section="9.7.9.11")

@@ -18,7 +18,7 @@ from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
 from .running import launch, order
 from .shared import Late, swizzled
-from .tensor_map import TensorMap, tensor_map_at
+from .tensor_map import TensorMap, as_tf32, tensor_map_at
 from .threads import current, exchange
 from .warpgroup import products
 
@@ -33,6 +33,7 @@ __all__ = [
     "Pointer",
     "Store",
     "TensorMap",
+    "as_tf32",
     "cuda",
     "current",
     "exchange",

@@ -17,12 +17,13 @@ class TensorMap:
     """Boxes of an array in global memory, whose last axis is contiguous.
 
     box: elements along each axis, the last axis first, as are coordinates. span: bytes of the swizzle, 16 for none.
+    rounds: whether loads round float32 to tf32.
     What a box has outside of the array is zeros when it is loaded, and is not stored. As long as somebody has the
     record, a kernel may use it by its `address`.
     """
 
-    def __init__(self, array: np.ndarray, box: Sequence[int], span: int):
-        self.array, self.box, self.span = array, tuple(box), span
+    def __init__(self, array: np.ndarray, box: Sequence[int], span: int, *, rounds: bool = False):
+        self.rounds, self.array, self.box, self.span = rounds, array, tuple(box), span
         self.nbytes = int(np.prod(self.box)) * array.itemsize
         self._place = np.zeros(2 * NBYTES, np.uint8)  # nobody reads it: for an address of its own
         self.address = -(-self._place.ctypes.data // NBYTES) * NBYTES
@@ -39,7 +40,7 @@ class TensorMap:
         """The bytes of a box."""
         box = np.zeros(self.box[::-1], self.array.dtype)
         inside, there = self._slices(coordinates)
-        box[there] = self.array[inside]
+        box[there] = as_tf32(self.array[inside]) if self.rounds else self.array[inside]
         return box.reshape(-1).view(np.uint8)
 
     def forget(self, coordinates: Sequence[int]) -> None:
@@ -67,6 +68,13 @@ class TensorMap:
             inside.append(slice(low, high))
             there.append(slice(low - int(first), high - int(first)))
         return tuple(inside), tuple(there)
+
+
+def as_tf32(numbers: np.ndarray) -> np.ndarray:
+    """float32 rounded to 11 bits of mantissa, ties away from zero."""
+    bits = np.ascontiguousarray(numbers).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(numbers), rounded, numbers)
 
 
 def tensor_map_at(address: int) -> TensorMap:

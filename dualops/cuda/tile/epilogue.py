@@ -20,7 +20,7 @@ from ..ptx.arithmetic import opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async, fence_proxy_tensormap
-from ..ptx.memory import st_shared_f32
+from ..ptx.memory import st_shared_f32, st_shared_v2_f32
 from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
@@ -41,24 +41,24 @@ class Output(Namespace):
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
 
-def output_box(columns: int) -> tuple[int, int]:
-    """Lines and elements of a line of the boxes in which a tile of so many columns of 16 bits is stored."""
-    return ROWS, min(columns, SPAN // 2)
+def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
+    """Lines and elements of a line of the boxes in which a tile of so many columns is stored."""
+    return ROWS, min(columns, SPAN // itemsize)
 
 
 @cache
 def box_output(dtype: str, columns: int, at: int, width: int, others: int) -> Output:
-    """For 16-bit results of `columns` columns a warpgroup, `width` of them at a time; its memory begins at byte `at`.
+    """For results of `columns` columns a warpgroup, `width` of them at a time; its memory begins at byte `at`.
 
     others: axes of the result beside rows and columns. Raises ValueError for a width that is no whole number of boxes.
     """
-    _, along = output_box(columns)
+    itemsize = 4 if dtype == "float32" else 2
+    _, along = output_box(columns, itemsize)
     if columns % width or width % along or along % 16:
         raise ValueError(f"{columns} columns, {width} at a time, expected whole boxes of {along} columns")
-    pair, put = PAIRS[dtype], stmatrix(4)
-    span, parts, boxes, steps = 2 * along, columns // width, width // along, along // 16
-    box_bytes, nbytes = ROWS * span, ROWS * width * 2
-    copy = _copy_out(others)
+    span, parts, boxes = itemsize * along, columns // width, width // along
+    box_bytes, nbytes = ROWS * span, ROWS * width * itemsize
+    copy, put = _copy_out(others), _put_pairs(along) if dtype == "float32" else _put_matrices(dtype, along)
 
     @verb
     def begin(tensor_map):
@@ -70,20 +70,12 @@ def box_output(dtype: str, columns: int, at: int, width: int, others: int) -> Ou
         tid = cuda.threadIdx.x % 128
         group = my_warpgroup()
         mine = at + group * nbytes
-        line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row that this lane brings the address of
-        flip = line >> 3 & span - 16
-        words = cuda.local.array(4, u32)
         for part in range(parts):
             if tid == 0:
                 cp_async_bulk_wait_group_read(0)
             bar_sync(1 + group, 128)
             for box in range(boxes):
-                for step in range(steps):
-                    for e in range(4):
-                        first = ((part * boxes + box) * steps + step) * 8 + 2 * e
-                        words[e] = pair(acc[first], acc[first + 1])
-                    place = (32 * step + tid % 32 // 16 * 16) ^ flip
-                    put(smem, i32(mine + box * box_bytes + line + place), words, 0)
+                put(smem, mine + box * box_bytes, acc, (part * boxes + box) * along // 2)
             fence_proxy_async()
             bar_sync(1 + group, 128)
             if tid == 0:
@@ -98,6 +90,43 @@ def box_output(dtype: str, columns: int, at: int, width: int, others: int) -> Ou
             cp_async_bulk_wait_group_read(0)
 
     return Output(nbytes=nbytes, begin=begin, store=store, finish=finish)
+
+
+def _put_matrices(dtype: str, along: int) -> Callable[..., None]:
+    """(smem, at, acc, first): a box of 16-bit results, of accumulators from `first` on."""
+    pair, store, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
+
+    @verb
+    def put(smem, at, acc, first):
+        tid = cuda.threadIdx.x % 128
+        line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row that this lane brings the address of
+        flip = line >> 3 & span - 16
+        words = cuda.local.array(4, u32)
+        for step in range(steps):
+            for e in range(4):
+                words[e] = pair(acc[first + 8 * step + 2 * e], acc[first + 8 * step + 2 * e + 1])
+            place = (32 * step + tid % 32 // 16 * 16) ^ flip
+            store(smem, i32(at + line + place), words, 0)
+
+    return put
+
+
+def _put_pairs(along: int) -> Callable[..., None]:
+    """The same of float32: each lane the two neighbours that it has of each row."""
+    span, eights = 4 * along, along // 8
+
+    @verb
+    def put(smem, at, acc, first):
+        tid = cuda.threadIdx.x % 128
+        line = i32((tid // 32 * 16 + tid % 32 // 4) * span)
+        flip = line >> 3 & span - 16  # eight rows further on it is the same
+        for j in range(eights):
+            place = (32 * j + 8 * (tid % 4)) ^ flip
+            for half in range(2):
+                e = first + 4 * j + 2 * half
+                st_shared_v2_f32(smem, i32(at + line + 8 * half * span + place), acc[e], acc[e + 1])
+
+    return put
 
 
 def _copy_out(others: int) -> Callable[..., None]:

@@ -19,7 +19,7 @@ from typing import Any
 from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
-from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_wait_group
+from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait_group
 from .rows import FULL_WARP
 from .swizzle import Operand, descriptor
 
@@ -44,14 +44,27 @@ def my_warpgroup():
     return shfl_idx_i32(i32(cuda.threadIdx.x // 128), 0, FULL_WARP)
 
 
+def parts_multiplied(steps: int) -> list[tuple[int, int]]:
+    """Of lines of parts, which steps of a meet which of b: of each four steps two are upper parts, two lower ones."""
+    upper = [step for step in range(steps) if step % 4 < 2]
+    lower = [step + 2 for step in upper]
+    return [*zip(lower, upper), *zip(upper, lower), *zip(upper, upper)]
+
+
 @cache
-def warpgroup_mma(dtype: str, a: Operand, b: Operand) -> WarpgroupMma:
-    """Of tiles of "bfloat16" or "float16"."""
+def warpgroup_mma(dtype: str, a: Operand, b: Operand, split: bool = False) -> WarpgroupMma:
+    """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
+
+    split: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product is
+    that of the numbers without lower times lower. What is small is added up first: it is exact beside what is small.
+    """
     n = b.lines if b.major == "k" else b.width
     size = n // 2
-    multiply = wgmma(n, INSTRUCTION_TYPES[dtype], a.major, b.major)
+    multiply = wgmma_tf32(n) if dtype == "float32" else wgmma(n, INSTRUCTION_TYPES[dtype], a.major, b.major)
     wait_group = wgmma_wait_group(n)
-    a_bits, b_bits, a_advance, b_advance, steps = a.bits, b.bits, a.advance, b.advance, b.steps
+    pairs = parts_multiplied(b.steps) if split else [(step, step) for step in range(b.steps)]
+    a_bits, b_bits, steps = a.bits, b.bits, len(pairs)
+    a_advance, b_advance = tuple(a.advance[of_a] for of_a, _ in pairs), tuple(b.advance[of_b] for _, of_b in pairs)
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
 
     @verb

@@ -1,0 +1,196 @@
+"""The pass before a product in tf32 on Hopper: copies of factors as its tensor cores take them.
+
+Products of a warpgroup read float32 along the sum alone, contiguous in boxes that begin at multiples of 16 bytes: a
+factor that does not lie so is transposed first. For "3xtf32" every factor is split first, into what tf32 keeps of its
+numbers and what it keeps of the rest (`tile.tf32`): a row of the copy has 16 upper parts and behind them their 16 lower
+ones, 128 bytes, then the next 16, so that a slice is loaded as any other is.
+
+    a slice [DEPTH, BLOCK] to shared memory, whatever its layout (`loading`)
+    its numbers, four steps of the sum a thread, rounded or split, to the copy
+
+What holds it up: memory, which is read once and written once, or twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import contiguous_strides
+from ..arrays import cdiv
+from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
+from ..step import Step
+from ..tile.shared import Shared
+from ..tile.storage import storage
+from ..tile.tf32 import parts, rounded
+from .boxed import factor_boxes
+from .loading import Reading, loader
+from .product import Axis, Factor, Product, axes_of
+from .tiled import reading
+
+DTYPE = "float32"
+DEPTH, BLOCK, THREADS = 32, 128, 256
+FOUR = 4  # numbers that a thread stores at once
+GROUP = 16  # steps of the sum whose upper parts lie before their lower ones
+
+
+class CopyVariant(NamedTuple):
+    """What the kernel is built for."""
+
+    axes: int  # of the factor beside rows and steps of the sum
+    reading: Reading
+    split: bool
+
+
+@builds
+def build_copy(found: CopyVariant) -> Kernel:
+    """matmul_k_major(copy, x, sizes, rows, K, pitch): x [sizes, rows, K] to copy [sizes, rows, pitch]."""
+    mem, axes = storage(DTYPE), axes_of(found.axes)
+    shared = Shared(DTYPE, THREADS)
+    tile = shared.tile(DEPTH, BLOCK)
+    load = loader(DTYPE, found.reading, tile, THREADS)
+    COUNT = DEPTH * BLOCK // THREADS  # numbers of a thread
+    LINE = DEPTH // FOUR  # threads that share a row
+    ROWS = THREADS // LINE
+    array = pointer(mem.element)
+    factor = types.NamedTuple((array, axes.type, types.UniTuple(i64, 1), i64, i64), Factor)
+
+    @kernel(array, factor, axes.type, i64, i64, i64, threads=THREADS)
+    def matmul_k_major(copy, x, sizes, rows, K, pitch):
+        smem = cuda.shared.array(shared.count, f32, alignment=16)
+        row_blocks, depth_blocks = (rows + BLOCK - 1) // BLOCK, (K + DEPTH - 1) // DEPTH
+        block = i64(cuda.blockIdx.x)
+        depth0, block = block % depth_blocks * DEPTH, block // depth_blocks
+        row0, matrix = block % row_blocks * BLOCK, block // row_blocks
+        share = load.share()
+        coming = cuda.local.array(COUNT, mem.number)
+        index = load.start(x, axes.at(matrix, sizes, x.batch) + depth0 * x.depth, row0, share)
+        rows_left, depth_left = i32(min(rows - row0, BLOCK)), i32(min(K - depth0, DEPTH))
+        load.fetch(coming, x, index, rows_left - share.row, depth_left - share.depth)
+        load.put(smem, 0, share, coming)
+        cuda.syncthreads()
+
+        depth, line = cuda.threadIdx.x % LINE * FOUR, cuda.threadIdx.x // LINE
+        k = depth0 + depth
+        first = (matrix * rows + row0 + line) * pitch
+        upper, lower = cuda.local.array(FOUR, mem.number), cuda.local.array(FOUR, mem.number)
+        for i in range(BLOCK // ROWS):
+            for c in range(FOUR):
+                number = smem[tile.place(depth + c, line + i * ROWS)]
+                if found.split:
+                    upper[c], lower[c] = parts(number)
+                else:
+                    upper[c] = rounded(number)
+            there = row0 + line + i * ROWS < rows
+            at = first + i * ROWS * pitch
+            if found.split:
+                place = k // GROUP * GROUP + k
+                mem.store_vector(copy, at + place, there & (place < pitch), upper, 0)
+                mem.store_vector(copy, at + place + GROUP, there & (place < pitch), lower, 0)
+            else:
+                mem.store_vector(copy, at + k, there & (k < pitch), upper, 0)
+
+    return matmul_k_major
+
+
+class KMajor(NamedTuple):
+    """A copy of a factor, and the launch that makes it."""
+
+    name: str
+    factor: Factor
+    sizes: tuple[int, ...]  # of the axes that the factor has beside its own two
+    rows: int
+    depth: int
+    pitch: int  # numbers from a row of the copy to the next
+    reading: Reading
+    split: bool
+
+    def meta(self, device: Any) -> ArrayMeta:
+        shape = (prod(self.sizes), self.rows, self.pitch)
+        return ArrayMeta(shape, DTYPE, contiguous_strides(shape), device, 0)
+
+    def step(self) -> Step:
+        found = CopyVariant(len(self.sizes), self.reading, self.split)
+        blocks = prod(self.sizes) * cdiv(self.rows, BLOCK) * cdiv(self.depth, DEPTH)
+        return Step(
+            build_copy(found), (blocks,), (self.name, self.factor, self.sizes, self.rows, self.depth, self.pitch)
+        )
+
+
+class Ready(NamedTuple):
+    """A product as the tensor cores take it, its arrays, and the copies that are made first."""
+
+    product: Product
+    metas: Mapping[str, ArrayMeta]
+    copies: tuple[KMajor, ...]
+
+
+def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready:
+    """The product in the place of which its rung does it: of 16-bit factors, itself."""
+    if p.dtype != DTYPE or not product.k.size:
+        return Ready(product, metas, ())
+    split = p.precision == "3xtf32"
+    copies = [copy_of(product, which, metas, split) for which in "ab" if split or not _is_k_major(product, which, metas)]
+    made = product._replace(k=product.k._replace(size=parts_depth(product.k.size))) if split else product
+    for which, copied in copies:
+        made = _with(made, which, copied)
+    there = {copied.name: copied.meta(metas[product.names[0]].device) for _, copied in copies}
+    return Ready(made, {**metas, **there}, tuple(copied for _, copied in copies))
+
+
+def parts_depth(K: int) -> int:
+    """Numbers of a row of parts."""
+    return 2 * cdiv(K, GROUP) * GROUP
+
+
+def _is_k_major(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> bool:
+    found = factor_boxes(product, which, metas)
+    return found is not None and found.major == "k"
+
+
+def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
+    """Those that a factor is not broadcast along."""
+    return [axis for axis in axes if axis.size > 1 and getattr(axis, which)]
+
+
+def copy_of(
+    product: Product, which: str, metas: Mapping[str, ArrayMeta], split: bool
+) -> tuple[str, KMajor]:
+    """The copy of factor "a" or "b"."""
+    rows = product.m if which == "a" else product.n
+    around = _own((*product.batch, *product.outer), which) or [Axis(1)]
+    name, K = product.names[2 if which == "a" else 3], product.k.size
+    row, depth, *steps = (getattr(axis, which) for axis in (rows, product.k, *around))
+    pitch = parts_depth(K) if split else cdiv(K, FOUR) * FOUR
+    return which, KMajor(
+        f"{product.names[0]}: {which} along the sum",
+        Factor(name, tuple(steps), (0,), row, depth),
+        tuple(axis.size for axis in around),
+        rows.size,
+        K,
+        pitch,
+        reading(product, which, metas, DTYPE, (FOUR,), whole=True),
+        split,
+    )
+
+
+def _with(product: Product, which: str, copied: KMajor) -> Product:
+    """The product with a copy in the place of factor "a" or "b"."""
+    step = copied.rows * copied.pitch
+    axes = []
+    for axis in (*product.outer[::-1], *product.batch[::-1]):
+        own = bool(_own((axis,), which))
+        axes.append(axis._replace(**{which: step if own else 0}))
+        step *= axis.size if own else 1
+    outer, batch = axes[: len(product.outer)], axes[len(product.outer) :]
+    names, rows = list(product.names), "m" if which == "a" else "n"
+    names[2 if which == "a" else 3] = copied.name
+    return product._replace(
+        names=tuple(names),
+        outer=tuple(outer[::-1]),
+        batch=tuple(batch[::-1]),
+        k=product.k._replace(**{which: 1}),
+        **{rows: getattr(product, rows)._replace(**{which: copied.pitch})},
+    )
