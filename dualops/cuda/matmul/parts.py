@@ -51,7 +51,7 @@ def build_copy(found: CopyVariant) -> Kernel:
     shared = Shared(DTYPE, THREADS)
     tile = shared.tile(DEPTH, BLOCK)
     load = loader(DTYPE, found.reading, tile, THREADS)
-    COUNT = DEPTH * BLOCK // THREADS  # numbers of a thread
+    SIZE, COUNT = shared.count, DEPTH * BLOCK // THREADS  # numbers of a block, and of a thread
     LINE = DEPTH // FOUR  # threads that share a row
     ROWS = THREADS // LINE
     array = pointer(mem.element)
@@ -59,7 +59,7 @@ def build_copy(found: CopyVariant) -> Kernel:
 
     @kernel(array, factor, axes.type, i64, i64, i64, threads=THREADS)
     def matmul_k_major(copy, x, sizes, rows, K, pitch):
-        smem = cuda.shared.array(shared.count, f32, alignment=16)
+        smem = cuda.shared.array(SIZE, f32, alignment=16)
         row_blocks, depth_blocks = (rows + BLOCK - 1) // BLOCK, (K + DEPTH - 1) // DEPTH
         block = i64(cuda.blockIdx.x)
         depth0, block = block % depth_blocks * DEPTH, block // depth_blocks
