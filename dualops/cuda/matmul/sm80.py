@@ -40,13 +40,13 @@ from ..tile.warp_mma import FactorSlice, fragments, warp_products
 from ..tile.warp_rows import COLUMNS, ROWS, warp_rows
 from . import tiled
 from .loading import Reading
-from .product import Product, Variant, argument_types, product_axes, variant
+from .product import Product, Variant, argument_types, needs_tensor_cores, product_axes, variant
 from .sm80_config import Sm80Config
 from .sm80_copies import Terms, slice_copies
 from .tiled import Results, Rung, best_first, block_count, block_order, finishing, launch_of, reading, writing
 
 DTYPES = ("bfloat16", "float16")
-VECTORS = (8, 4, 2)  # elements that a copy may have: 16, 8 or 4 bytes
+VECTORS = (8, 4, 2)  # elements of 16 bits that a copy may have: 16, 8 or 4 bytes
 
 
 @builds
@@ -59,9 +59,11 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     of_block = block_order(config.block_m, config.block_n)
     a_copies = slice_copies(variant, config, config.block_m, a_reading)
     b_copies = slice_copies(variant, config, config.block_n, b_reading)
-    a_side = fragments(FactorSlice(a_reading.along, config.block_m, config.block_k), config.warp_m, left=True)
-    b_side = fragments(FactorSlice(b_reading.along, config.block_n, config.block_k), config.warp_n, left=False)
-    sums, rows = warp_products(variant.dtype, config.warp_m, config.warp_n), warp_rows(config.warp_m, config.warp_n)
+    depth, itemsize = config.block_k, config.itemsize
+    a_side = fragments(FactorSlice(a_reading.along, config.block_m, depth, itemsize), config.warp_m, left=True)
+    b_side = fragments(FactorSlice(b_reading.along, config.block_n, depth, itemsize), config.warp_n, left=False)
+    sums = warp_products(variant.dtype, config.warp_m, config.warp_n, config.piece > 0)
+    rows = warp_rows(config.warp_m, config.warp_n)
     result = finishing(variant, rows.columns, out)
     AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices on their way, and while one is waited for
     STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
@@ -91,6 +93,8 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
             cp_async_commit()
 
         acc = sums.make()
+        if config.piece:
+            totals = sums.make()
         a_frag, b_frag = a_side.make(), b_side.make()
         a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # in a stage
         here, free = i32(0), i32(LAST)  # the stage that is read, and the one that is filled
@@ -121,6 +125,11 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
                 a_side.read(a_frag, 0, smem, i32(here + a_at), 0)
                 b_side.read(b_frag, 0, smem, i32(here + b_at), 0)
             sums.multiply(acc, a_frag, b_frag, 1)
+            if config.piece:
+                if ((t + 1) % config.piece == 0) | (t + 1 == slices):
+                    sums.add_to(totals, acc)
+        if config.piece:
+            sums.add_to(acc, totals)
 
         row_smem = cuda.shared.array(0, f32, alignment=128)
         y_begin, z_begin = axes.batch.at_32(batch, batches, y.batch), axes.batch.at_32(batch, batches, z.batch)
@@ -156,12 +165,36 @@ TILES = (
 )
 
 
+def _floats(*sizes: int, **options: int) -> Sm80Config:
+    return Sm80Config(*sizes, itemsize=4, **options)
+
+
+# the same of "tf32", and of "3xtf32", which is what a Config with pieces is for
+TF32_TILES = (
+    (_floats(2, 4, 64, 64, 32, 3), 1.0),
+    (_floats(2, 4, 64, 32, 32, 3), 0.9),
+    (_floats(2, 2, 64, 32, 32, 3), 0.7),
+    (_floats(2, 2, 32, 32, 32, 3, min_blocks=2), 0.5),
+)
+SPLIT_TILES = (
+    (_floats(2, 4, 64, 32, 32, 3, piece=1), 1.0),
+    (_floats(2, 4, 32, 32, 32, 3, piece=1), 0.8),
+    (_floats(2, 2, 32, 32, 32, 3, min_blocks=2, piece=1), 0.7),
+)
+
+
+def vectors_of(dtype: str) -> tuple[int, ...]:
+    """Elements that a copy may have, the most first."""
+    return tuple(2 * vector // storage(dtype).itemsize for vector in VECTORS)
+
+
 def configs(
     product: Product, problem: Problem, metas: Mapping[str, ArrayMeta], device: Device
 ) -> Iterator[tuple[Sm80Config, str]]:
     """Tiles for a product, best first, of those that fit."""
     build = _build_of(product, problem, metas)
-    tiles = [(config, speed) for config, speed in TILES if fits(config, build, device)]
+    table = {"tf32": TF32_TILES, "3xtf32": SPLIT_TILES}[problem.precision] if problem.dtype == "float32" else TILES
+    tiles = [(config, speed) for config, speed in table if fits(config, build, device)]
     return best_first(tiles, product, problem.dtype, device)
 
 
@@ -183,7 +216,7 @@ def fits(config: Sm80Config, build: Build, device: Device) -> bool:
     narrowest = min(build.a_reading.vector, build.b_reading.vector)
     if narrowest == 1 and config.stage // config.threads > 32:
         return False
-    roomy = narrowest == VECTORS[0] and build.out > 1 and not build.variant.has_rounds
+    roomy = narrowest == vectors_of(build.variant.dtype)[0] and build.out > 1 and not build.variant.has_rounds
     shared_bytes = config.min_blocks * config.shared_bytes(build.variant.dtype)
     return config.sums <= (128 if roomy else 64) and shared_bytes <= device.shared_memory_per_block
 
@@ -191,7 +224,7 @@ def fits(config: Sm80Config, build: Build, device: Device) -> bool:
 def _build_of(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Build:
     """What the kernel of a product is built for."""
     found = variant(product, p)
-    a, b = (reading(product, which, metas, p.dtype, VECTORS, whole=False) for which in "ab")
+    a, b = (reading(product, which, metas, p.dtype, vectors_of(p.dtype), whole=False) for which in "ab")
     return Build(found, a, b, writing(product, found, metas, COLUMNS))
 
 
@@ -206,7 +239,7 @@ RUNG = Rung("sm80", configs, product_steps)
 
 
 def _serves(problem: Problem, device: Device) -> bool:
-    return problem.dtype in DTYPES and device.has_mma_bf16
+    return (problem.dtype in DTYPES or needs_tensor_cores(problem)) and device.has_mma_bf16
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..tile.warp_mma import STEP
+from ..tile.warp_mma import STEP_BYTES
 from ..tile.warp_rows import COLUMNS, WarpRowsLayout
-
-ITEMSIZE = 2
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,8 @@ class Sm80Config:
     block_k: int  # steps of the sum in a slice
     num_stages: int
     min_blocks: int = 1
+    itemsize: int = 2
+    piece: int = 0  # slices whose sum the tensor cores make before it is added in float32 (`pieces`); 0: all
 
     @cached_property
     def warps(self) -> int:
@@ -41,13 +41,13 @@ class Sm80Config:
 
     @cached_property
     def sums(self) -> int:
-        """Of a thread."""
-        return self.warp_m * self.warp_n // 32
+        """Of a thread; twice as many where there are pieces."""
+        return self.warp_m * self.warp_n // 32 * (2 if self.piece else 1)
 
     @cached_property
     def steps(self) -> int:
         """Products along a slice."""
-        return self.block_k // STEP
+        return self.block_k * self.itemsize // STEP_BYTES
 
     @cached_property
     def shares(self) -> int:
@@ -66,7 +66,7 @@ class Sm80Config:
 
     def shared_bytes(self, dtype: str) -> int:
         """The ring, and in its place at the end the sums of all warps."""
-        return max(ITEMSIZE * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)
+        return max(self.itemsize * self.num_stages * self.stage, 4 * self.warps * WarpRowsLayout(self.warp_n).size)
 
     def columns(self, dtype: str) -> int:
         """Columns that a thread writes side by side."""

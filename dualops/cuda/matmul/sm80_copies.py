@@ -57,8 +57,9 @@ class SliceCopies(Namespace):
 @cache
 def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> SliceCopies:
     """The verbs for slices of `rows` rows. Raises ValueError where threads can't share one."""
-    slices = FactorSlice(reading.along, rows, config.block_k)
-    units, axes, threads = copies(reading.vector), product_axes(found), config.threads
+    slices = FactorSlice(reading.along, rows, config.block_k, config.itemsize)
+    units, axes, threads = copies(reading.vector, config.itemsize), product_axes(found), config.threads
+    SHIFT, FLIPS = slices.shift, slices.flips
     ALONG_DEPTH, VECTOR, PITCH, BOX = slices.along == "depth", units.vector, slices.pitch, slices.box
     LINE = slices.line // VECTOR  # copies of a line, which neighbouring threads share
     LINES = threads // LINE  # lines from a thread's copy to its next
@@ -71,7 +72,8 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
     def part(x, matrix, row, count):
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
-        place = i32(swizzled(column // u32(PITCH) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH), PITCH))
+        plain = column // u32(PITCH) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH)
+        place = i32(swizzled(plain, SHIFT, FLIPS))
         my_row, my_depth = (i32(line), i32(column)) if ALONG_DEPTH else (i32(column), i32(line))
         start = matrix + (row + my_row) * x.row + my_depth * x.depth
         return Part(x, start, place, my_depth, i32(i32(min(count - row, i64(rows))) - my_row))
@@ -88,7 +90,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
 
     @verb
     def place_of(part, at, i):
-        flip = 0 if SAME_BITS else i * (LINES * PITCH) >> 3 & PITCH - 8
+        flip = 0 if SAME_BITS else i * (LINES * PITCH) >> SHIFT & FLIPS
         return i32(((at + part.place) ^ flip) + i * (LINES * PITCH))
 
     @verb

@@ -112,6 +112,12 @@ def ld_shared_v4_b32(x, index):
     return tuple(_words(x, index).tolist())
 
 
+@instruction("(shared[i32]) -> u32", "ld.shared.b32 {d}, [{x}];", section="9.7.9.8")
+def ld_shared_b32(x, index):
+    """4 bytes of shared memory as a word."""
+    return int(x.vector(index, 4 // x.itemsize).view(np.uint32)[0])
+
+
 @instruction("(shared[i32]) -> (f64, f64)", "ld.shared.v2.f64 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
 def ld_shared_v2_f64(x, index):
     """Two adjacent doubles of shared memory."""

@@ -1,4 +1,4 @@
-"""How elements of 16 bits come from global to shared memory beside the threads that ask for them (sm_80 and later)."""
+"""How elements of 16 and 32 bits come from global to shared memory beside the threads that ask for them (sm_80 and later)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ..ptx.cp_async import (
     cp_async_wait_group as cp_async_wait_group,
 )
 from ..ptx.memory import st_shared_b32
-
-ITEMSIZE = 2
 
 
 class Copies(Namespace):
@@ -32,17 +30,19 @@ class Copies(Namespace):
 
 
 @cache
-def copies(vector: int) -> Copies:
-    """8, 4 or 2 elements, aligned and `apart` by 1, which copy themselves; or 1: two at a time, through registers."""
-    return _through_registers() if vector == 1 else _asynchronous(vector)
+def copies(vector: int, itemsize: int = 2) -> Copies:
+    """16, 8 or 4 bytes, aligned and of elements `apart` by 1, which copy themselves; or 1 element of 16 bits: two at a
+    time, through registers.
+    """
+    return _asynchronous(vector, itemsize) if vector * itemsize > 2 else _through_registers()
 
 
-def _asynchronous(vector: int) -> Copies:
-    copy = cp_async(ITEMSIZE * vector, True)
+def _asynchronous(vector: int, itemsize: int) -> Copies:
+    copy = cp_async(itemsize * vector, True)
 
     @verb
     def there(left):
-        return u32(i32(min(max(i32(left), i32(0)), i32(vector))) * ITEMSIZE)
+        return u32(i32(min(max(i32(left), i32(0)), i32(vector))) * itemsize)
 
     @verb
     def start(words, word, smem, at, x, index, apart, there):

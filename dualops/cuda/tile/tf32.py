@@ -16,8 +16,21 @@ def rounded(x):
 
 
 @verb
+def rounded_word(word):
+    """The same of a number's bits."""
+    return tf32_of_f32(f32_of_bits(word))
+
+
+@verb
 def parts(x):
-    """The upper part of x and the lower one, which is what rounding left.
+    """The upper part of x and the lower one, which is what rounding left."""
+    upper, lower = words_of_parts(x)
+    return f32_of_bits(upper), f32_of_bits(lower)
+
+
+@verb
+def words_of_parts(x):
+    """Their bits.
 
     An infinity is its sign's 1 and itself: the product of lower parts is left out, so that it meets upper parts alone,
     and neither a lower part that is 0 nor one of the other sign makes a NaN of it. A NaN likewise.
@@ -28,4 +41,4 @@ def parts(x):
         upper = upper & SIGN | ONE
     else:
         lower = tf32_of_f32(f32(x - f32_of_bits(upper)))
-    return f32_of_bits(upper), f32_of_bits(lower)
+    return upper, lower

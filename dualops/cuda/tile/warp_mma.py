@@ -1,11 +1,13 @@
-"""Products of a warp by mma.sync: slices of 16-bit factors in swizzled shared memory, their fragments, and sums.
+"""Products of a warp by mma.sync: slices of factors in swizzled shared memory, their fragments, and sums.
 
     slice = FactorSlice("depth", BLOCK_M, BLOCK_K)      what lies where
     a = fragments(slice, 64, left=True)                 how a warp reads 64 rows of it, 16 steps of the sum at a time
     products = warp_products("bfloat16", 64, 64)        acc [64, 64] += a [64, 16] @ b [16, 64]
 
+Factors have 16 bits, or are float32, which is multiplied as tf32, 8 steps at a time: 32 bytes of a row either way.
 Lines of a slice are what is contiguous in global memory: of `along` "depth" a row of a, or a column of b, by all of
-the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, as `ldmatrix` can transpose.
+the slice's steps; of "row" one step, by all rows. Either becomes fragments as it lies, as `ldmatrix` can transpose 16
+bits; of float32 a lane loads the words of lines along "row" one by one.
 Eight lines at the same place, which a matrix of `ldmatrix` is, meet no bank twice (`swizzle`), nor do the copies that
 fill neighbouring places. Which lane holds which element: `fragment`.
 """
@@ -18,13 +20,16 @@ from functools import cache, cached_property
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..ptx.arithmetic import f32_of_bits
 from ..ptx.ldmatrix import ldmatrix
-from ..ptx.mma import mma_m16n8k16
-from . import swizzle
+from ..ptx.memory import ld_shared_b32
+from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
+from .tf32 import rounded_word, words_of_parts
 
-STEP = 16  # steps of the sum that a product multiplies
+STEP_BYTES = 32  # of a row, that a product multiplies
+LINE_BYTES = 128  # of a box, at most
+MATRIX_BYTES = 16  # of a line of what `ldmatrix` loads
 MMA_TYPES = {"bfloat16": "bf16", "float16": "f16"}
-ITEMSIZE = 2
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,21 @@ class FactorSlice:
     along: str  # "depth" or "row": what is contiguous
     rows: int
     depth: int
+    itemsize: int = 2
 
     def __post_init__(self) -> None:
         if self.along not in ("depth", "row"):
             raise ValueError(f"along is {self.along!r}, expected 'depth' or 'row'")
-        if self.line % self.pitch or 2 * self.pitch not in (64, 128) or self.depth % (2 * STEP) or self.rows % STEP:
+        whole = self.itemsize * self.pitch in ((64, 128) if self.itemsize == 2 else (128,))
+        if self.line % self.pitch or not whole or self.depth % (2 * self.step) or self.rows % 16:
             told = f"{self.rows} rows by {self.depth} steps along {self.along}"
-            raise ValueError(
-                f"a slice of {told}, expected lines of 32 or of multiples of 64, and pairs of {STEP} steps"
-            )
+            wanted = "32 or of multiples of 64" if self.itemsize == 2 else "multiples of 32"
+            raise ValueError(f"a slice of {told}, expected lines of {wanted}, and pairs of {self.step} steps")
+
+    @cached_property
+    def step(self) -> int:
+        """Steps of the sum that a product multiplies."""
+        return STEP_BYTES // self.itemsize
 
     @cached_property
     def line(self) -> int:
@@ -60,7 +71,7 @@ class FactorSlice:
     @cached_property
     def pitch(self) -> int:
         """Elements of a line that lie in one box, and from a line of a box to the next."""
-        return min(self.line, 64)
+        return min(self.line, LINE_BYTES // self.itemsize)
 
     @cached_property
     def box(self) -> int:
@@ -71,9 +82,31 @@ class FactorSlice:
     def size(self) -> int:
         return self.rows * self.depth
 
+    @cached_property
+    def matrix(self) -> int:
+        """Elements of a line of a matrix, which change places with others of the line."""
+        return MATRIX_BYTES // self.itemsize
+
+    @cached_property
+    def shift(self) -> int:
+        """By the number of its line, moved by so many bits, a place changes, in the bits that `flips` has: as copies of
+        boxes swizzle. But float32 along "row" is read four lines at a time, of 8 numbers each, which `ldmatrix` is not.
+        """
+        return 3 if self.by_matrices else 2
+
+    @cached_property
+    def flips(self) -> int:
+        return self.pitch - self.matrix if self.by_matrices else 24
+
+    @cached_property
+    def by_matrices(self) -> bool:
+        """Whether fragments are read by `ldmatrix`."""
+        return self.itemsize == 2 or self.along == "depth"
+
     def place(self, line: int, column: int) -> int:
         """Where an element lies; plain arithmetic, for tests."""
-        return swizzle.place(line, column, self.lines, ITEMSIZE, ITEMSIZE * self.pitch) // ITEMSIZE
+        box, column = divmod(column, self.pitch)
+        return int(swizzled(box * self.box + line * self.pitch + column, self.shift, self.flips))
 
 
 class Fragments(Namespace):
@@ -89,11 +122,12 @@ class Fragments(Namespace):
 def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
     """The verbs for so many rows of a (left), or columns of b. Raises ValueError for rows that are no part of a box."""
     MATRICES, SIZE = rows // 16, rows // 16 * 4
-    ALONG_DEPTH, PITCH, BOX = factor.along == "depth", factor.pitch, factor.box
+    ALONG_DEPTH, PITCH, BOX, STEP = factor.along == "depth", factor.pitch, factor.box, factor.step
+    SHIFT, FLIPS, MATRIX = factor.shift, factor.flips, u32(factor.matrix)
     TOGETHER = min(rows, PITCH) // 16  # of along "row": matrices that a box has of them
     if rows % 16 or (not ALONG_DEPTH and (rows % PITCH and PITCH % rows)):
         raise ValueError(f"{rows} rows a warp, expected a multiple of 16 that fills boxes of {PITCH} or parts them")
-    load = ldmatrix(4, not ALONG_DEPTH)
+    load = ldmatrix(4, not ALONG_DEPTH and factor.by_matrices)
 
     @verb
     def make():
@@ -108,12 +142,19 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
         within = lane % u32(8)
         if ALONG_DEPTH:
             line = u32(row) + u32(8) * row_half + within
-            column = u32(8) * depth_half
+            column = MATRIX * depth_half
         else:
             line = u32(8) * depth_half + within
             column = u32(row) + u32(8) * row_half
         plain = (column // u32(PITCH)) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH)
-        return i32(swizzled(plain, PITCH))
+        return i32(swizzled(plain, SHIFT, FLIPS))
+
+    @verb
+    def start_of_words(row):
+        lane = u32(cuda.threadIdx.x) % u32(32)
+        line, column = lane % u32(4), u32(row) + lane // u32(4)
+        plain = (column // u32(PITCH)) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH)
+        return i32(swizzled(plain, SHIFT, FLIPS))
 
     @verb
     def read_along_depth(frag, half, smem, at, step):
@@ -130,26 +171,43 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
                 i32((at ^ (16 * (i % TOGETHER))) + (i // TOGETHER * BOX + step * (STEP * PITCH))),
             )
 
+    @verb
+    def read_words(frag, half, smem, at, step):
+        for i in range(MATRICES):
+            for word in range(4):
+                row_half, depth_half = (word % 2, word // 2) if left else (word // 2, word % 2)
+                place = (at ^ (16 * (i % TOGETHER) + 8 * row_half)) + (
+                    i // TOGETHER * BOX + (step * STEP + 4 * depth_half) * PITCH
+                )
+                frag[half * SIZE + 4 * i + word] = ld_shared_b32(smem, i32(place))
+
+    if not factor.by_matrices:
+        return Fragments(words=SIZE, make=make, start=start_of_words, read=read_words)
     read = read_along_depth if ALONG_DEPTH else read_along_row
     return Fragments(words=SIZE, make=make, start=start, read=read)
 
 
-def swizzled(place: Any, pitch: int) -> Any:
-    """`swizzle.swizzled` of a place in elements of 16 bits, in a box whose lines are `pitch` of them."""
-    return place ^ (place >> u32(3) & u32(pitch - 8))
+def swizzled(place: Any, shift: int, flips: int) -> Any:
+    """Where an element is that would be at `place`, see `FactorSlice.shift`."""
+    return place ^ (place >> u32(shift) & u32(flips))
 
 
 class WarpProducts(Namespace):
     """The sums of a warp, [rows, columns]: products of 16 rows and 8 columns, row after row of them."""
 
     make: Callable[..., Any]  # () -> acc, a local array of zeros
-    multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += a @ b, of a step
+    multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += a @ b, of a step; fragments may be changed
+    add_to: Callable[..., None]  # (totals, acc): totals += acc, acc = 0
 
 
 @cache
-def warp_products(dtype: str, rows: int, columns: int) -> WarpProducts:
-    """The verbs for factors of "bfloat16" or "float16", sums in float32."""
-    mma, M_TILES, N_TILES = mma_m16n8k16(MMA_TYPES[dtype]), rows // 16, columns // 8
+def warp_products(dtype: str, rows: int, columns: int, split: bool = False) -> WarpProducts:
+    """The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `split`, as two
+    parts each, without the product of the lower ones.
+    """
+    mma = mma_m16n8k8_tf32 if dtype == "float32" else mma_m16n8k16(MMA_TYPES[dtype])
+    M_TILES, N_TILES = rows // 16, columns // 8
+    A_WORDS, B_WORDS = 4 * M_TILES, 2 * N_TILES  # of a step
     ZERO = f32(0)
 
     @verb
@@ -160,9 +218,42 @@ def warp_products(dtype: str, rows: int, columns: int) -> WarpProducts:
         return acc
 
     @verb
-    def multiply(acc, a_frag, b_frag, half):
+    def add_to(totals, acc):
+        for e in range(len(acc)):
+            totals[e] += acc[e]
+            acc[e] = ZERO
+
+    @verb
+    def products(acc, a_frag, a_at, b_frag, b_at):
         for i in range(M_TILES):
             for j in range(N_TILES):
-                mma(acc, 4 * (i * N_TILES + j), a_frag, 4 * (half * M_TILES + i), b_frag, 2 * (half * N_TILES + j))
+                mma(acc, 4 * (i * N_TILES + j), a_frag, a_at + 4 * i, b_frag, b_at + 2 * j)
 
-    return WarpProducts(make=make, multiply=multiply)
+    @verb
+    def multiply(acc, a_frag, b_frag, half):
+        products(acc, a_frag, half * A_WORDS, b_frag, half * B_WORDS)
+
+    @verb
+    def multiply_rounded(acc, a_frag, b_frag, half):
+        a_at, b_at = half * A_WORDS, half * B_WORDS
+        for word in range(A_WORDS):
+            a_frag[a_at + word] = rounded_word(a_frag[a_at + word])
+        for word in range(B_WORDS):
+            b_frag[b_at + word] = rounded_word(b_frag[b_at + word])
+        products(acc, a_frag, a_at, b_frag, b_at)
+
+    @verb
+    def multiply_parts(acc, a_frag, b_frag, half):
+        a_lower, b_lower = cuda.local.array(A_WORDS, u32), cuda.local.array(B_WORDS, u32)
+        a_at, b_at = half * A_WORDS, half * B_WORDS
+        for word in range(A_WORDS):
+            a_frag[a_at + word], a_lower[word] = words_of_parts(f32_of_bits(a_frag[a_at + word]))
+        for word in range(B_WORDS):
+            b_frag[b_at + word], b_lower[word] = words_of_parts(f32_of_bits(b_frag[b_at + word]))
+        products(acc, a_lower, 0, b_frag, b_at)
+        products(acc, a_frag, a_at, b_lower, 0)
+        products(acc, a_frag, a_at, b_frag, b_at)
+
+    if dtype == "float32":
+        multiply = multiply_parts if split else multiply_rounded
+    return WarpProducts(make=make, multiply=multiply, add_to=add_to)
