@@ -171,15 +171,15 @@ def _floats(*sizes: int, **options: int) -> Sm80Config:
 
 # the same of "tf32", and of "3xtf32", which is what a Config with pieces is for
 TF32_TILES = (
-    (_floats(2, 4, 64, 64, 32, 3), 1.0),
-    (_floats(2, 4, 64, 32, 32, 3), 0.9),
-    (_floats(2, 2, 64, 32, 32, 3), 0.7),
-    (_floats(2, 2, 32, 32, 32, 3, min_blocks=2), 0.5),
+    (_floats(2, 4, 64, 64, 16, 4), 1.0),
+    (_floats(2, 4, 64, 32, 16, 4), 0.9),
+    (_floats(2, 2, 64, 32, 16, 4), 0.7),
+    (_floats(2, 2, 32, 32, 16, 5, min_blocks=2), 0.5),
 )
 SPLIT_TILES = (
-    (_floats(2, 4, 64, 32, 32, 3, piece=1), 1.0),
-    (_floats(2, 4, 32, 32, 32, 3, piece=1), 0.8),
-    (_floats(2, 2, 32, 32, 32, 3, min_blocks=2, piece=1), 0.7),
+    (_floats(2, 4, 64, 32, 16, 4, piece=2), 1.0),
+    (_floats(2, 4, 32, 32, 16, 5, piece=2), 0.8),
+    (_floats(2, 2, 32, 32, 16, 5, piece=2), 0.7),
 )
 
 
