@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .kept import Kept, Memory, Place, Streams
-from .tensor_map import NBYTES, Boxes, boxes_of
+from .tensor_map import NBYTES, ROUNDED as ROUNDED, Boxes, boxes_of
 from .words import write_words
 
 MOST = 1024  # calls' maps, 128 bytes each

@@ -126,12 +126,11 @@ def _op(x: np.ndarray, transposed: bool) -> np.ndarray:
 def _product(left: np.ndarray, right: np.ndarray, precision: str | None) -> np.ndarray:
     if precision is None or left.dtype != np.float32:
         return left @ right
-    upper_left, upper_right = as_tf32(left), as_tf32(right)
-    product = upper_left @ upper_right
-    if precision == "3xtf32":
-        # (A + a)(B + b) = AB + Ab + aB + ab, of which ab is below float32's last bit
-        product += upper_left @ as_tf32(right - upper_right) + as_tf32(left - upper_left) @ upper_right
-    return product
+    if precision == "tf32":
+        return as_tf32(left) @ as_tf32(right)
+    # (A + a)(B + b) = AB + Ab + aB + ab, of which ab is below float32's last bit
+    (upper_left, lower_left), (upper_right, lower_right) = tf32_parts(left), tf32_parts(right)
+    return upper_left @ upper_right + (upper_left @ lower_right + lower_left @ upper_right)
 
 
 def as_tf32(x: np.ndarray) -> np.ndarray:
@@ -139,6 +138,18 @@ def as_tf32(x: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(x).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x)
+
+
+def tf32_parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 numbers as sums of two of 11 bits, to a last bit of float32.
+
+    What has no such parts is its sign's 1 and itself. An infinity so meets the other factor's upper part alone, whose
+    sign and whose 0 are the factor's own: what is infinite or NaN as a float32 product is that here.
+    """
+    upper = as_tf32(x)
+    finite = np.isfinite(upper)
+    lower = as_tf32(np.where(finite, x - np.where(finite, upper, 0), upper))
+    return np.where(finite, upper, np.copysign(np.float32(1), upper)), lower
 
 
 def _sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

@@ -10,8 +10,12 @@ two broadcast as NumPy's do. K = 0 leaves act(bias).
 da and db lie as a and b do, and are summed over the batch axes that a or b was broadcast along. act is relu, gelu
 (Hendrycks & Gimpel 2016, arXiv:1606.08415: z * Phi(z), by the error function) or silu (z * sigmoid(z)).
 
-float32 is multiplied as float32 unless `precision` says otherwise: "tf32" rounds both factors to 11 bits of mantissa,
-"3xtf32" splits each in two such parts and leaves out the product of the lower ones.
+float32 is multiplied as float32 unless `precision` says otherwise; other dtypes are multiplied as they are. "tf32"
+rounds both factors to 11 bits of mantissa, "3xtf32" splits each in two such parts and leaves out the product of the
+lower ones. To round is not to cut off, as tensor cores do with float32 that nobody has rounded: in units of the last of
+the 11 bits rounding errs by 1/sqrt(12), to both sides, and cutting by as much around a mean of 1/2, so that a product's
+error is sqrt(2/12) = 0.4 after the one, and sqrt(2/12 + 1) = 1.1 after the other, in every sum, however long. That is
+2.7 times the baseline's, and the rule of accuracy allows 2.
 """
 
 from __future__ import annotations
@@ -173,6 +177,11 @@ def _cases() -> tuple[Case, ...]:
     add("m64n4096k4096", (64, 4096, 4096), **forward)
     add("batch16_1024", (1024, 1024, 1024), **forward, a=(16,), b=(16,))
     add("linear8192x4096x4096_plain", (8192, 4096, 4096), half, {Tag.COMPARE}, layout="nt", bias=True)
+    forward["dtypes"] = single
+    for layout in ("nn", "nt", "tn", "tt"):
+        add(f"tf32_square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout, precision="tf32")
+    for layout in ("nn", "nt"):
+        add(f"3xtf32_square4096_{layout}", (4096, 4096, 4096), **forward, layout=layout, precision="3xtf32")
     # every layout, whole tiles and ragged ones, and what a product meets beside its matrices, two by two
     exact, ragged = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
     add("m256n384k320", (256, 384, 320), FLOATS, exact)
@@ -186,6 +195,14 @@ def _cases() -> tuple[Case, ...]:
     add("m1n1000k1", (1, 1000, 1), FLOATS, ragged, activation="silu", return_preactivation=True)
     add("m7n3k20000", (7, 3, 20000), both, ragged, layout="nt", activation="gelu", bias=True)
     add("batch70000", (2, 3, 4), both, exact, a=(70000,), b=(70000,))  # more than a grid's second axis has
+    # float32 on tensor cores: factors that are loaded as they lie, and such as are copied first; long sums
+    for precision in PRECISIONS:
+        shape: dict[str, Any] = {"dtypes": single, "precision": precision}
+        add(f"{precision}_m256n128k160_nt", (256, 128, 160), tags=exact, layout="nt", **shape)
+        add(f"{precision}_m128n260k200_tn", (128, 260, 200), tags=exact, layout="tn", a=(3,), b=(3,), **shape)
+        add(f"{precision}_m257n130k71", (257, 130, 71), tags=ragged, a=(2,), bias=True, activation="gelu", **shape)
+        add(f"{precision}_m70n5k300_tt", (70, 5, 300), tags=ragged, layout="tt", a=(2,), b=(2,), bias=True, **shape)
+        add(f"{precision}_m7n3k20000", (7, 3, 20000), tags=exact, layout="nt", **shape)
     # nothing to do, or to add
     nothing = {Tag.TEST, Tag.EDGE, Tag.SIM}
     add("no_rows", (0, 5, 7), both, nothing, bias=True)
@@ -199,12 +216,17 @@ def _cases() -> tuple[Case, ...]:
     add("sim_tn", (10, 12, 8), ("float16", "float32"), simulated, layout="tn", a=(1, 2), b=(2, 1), activation="silu")
     add("sim_tt", (17, 9, 18), ("float64", "float16"), simulated, layout="tt", b=(2,), return_preactivation=True)
     add("sim_long", (3, 2, 300), single, simulated, backward=False)
+    add("sim_tf32", (12, 20, 24), single, simulated, layout="nt", b=(2,), activation="relu", precision="tf32")
+    add("sim_3xtf32", (12, 9, 20), single, simulated, layout="tn", bias=True, precision="3xtf32")
     # one of each kernel variant, for the offline compiler
     compiled = {Tag.COMPILE}
     add("square2048", (2048, 2048, 2048), ("float64", "float32"), compiled)
     add("linear", (2048, 2048, 1024), half, compiled, **linear)
     add("ragged", (2049, 2051, 1023), both, compiled, layout="tt", bias=True, activation="gelu")
     add("small_tn", (64, 64, 512), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
+    for precision in PRECISIONS:
+        add(f"{precision}_linear", (2048, 2048, 1024), single, compiled, **linear, precision=precision)
+        add(f"{precision}_ragged", (2049, 2051, 1023), single, compiled, layout="tt", precision=precision)
     return tuple(cases)
 
 

@@ -50,7 +50,8 @@ DIRECTIONS = [
 every_direction = pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: direction.name)
 
 
-# these do every problem of an operator; the others say by NotImplementedError which they do not
+# these do every problem of an operator, but those in a precision of tensor cores; the others say by NotImplementedError
+# which they do not
 GENERAL_RUNGS = ("naive", "simt")
 
 
@@ -68,12 +69,13 @@ def cases_on_rungs(tag: Tag) -> list[Any]:
 
 def rungs_of(direction: Direction, case: Case) -> list[str]:
     """The rungs that do a case whose arrays are dense, the general ones whatever they say."""
+    general = GENERAL_RUNGS if case.params.get("precision") is None else ()
     spec, device = direction.spec, devices.current()
     problem = absent_problem(spec, case, direction.backward)
     outputs = problem.outputs(direction.outputs)
     operation = OPERATIONS[spec.name][direction.backward]
     served = {choice.rung for choice in operation.choices(problem, outputs, device)}
-    return [rung for rung in spec.rungs if rung in served or rung in GENERAL_RUNGS]
+    return [rung for rung in spec.rungs if rung in served or rung in general]
 
 
 def shapes_of(direction: Direction, case: Case) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ import pytest
 
 from dualops import reference
 from dualops.reference import matmul_tiled
-from dualops.reference.matmul import as_tf32
+from dualops.reference.matmul import as_tf32, tf32_parts
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.matmul import ACTIVATIONS, shapes_of
 from dualops.spec.meta import FLOATS, numpy_dtype
@@ -182,6 +182,28 @@ def test_precisions():
     assert error["3xtf32"] < 4 * error[None] < 4e-5
     half = {name: array.astype(np.float16) for name, array in x.items()}
     assert np.array_equal(matmul(**half, precision="tf32"), matmul(**half))  # float16 is exact in tf32
+
+
+def test_parts_of_tf32():
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    upper, lower = tf32_parts(x)
+    assert np.array_equal(upper, as_tf32(upper)) and np.array_equal(lower, as_tf32(lower))
+    assert (np.abs(upper + lower - x) / np.abs(x)).max() <= 2.0**-23
+    assert (np.abs(lower) / np.abs(x)).max() <= 2.0**-11
+    of_strange = tf32_parts(np.array([np.inf, -np.inf, np.nan], np.float32))
+    assert [part[:2].tolist() for part in of_strange] == [[1, -1], [np.inf, -np.inf]] and np.isnan(of_strange[1][2])
+
+
+def test_what_is_infinite_in_float32_is_so_in_3xtf32():
+    """Also where the other factor is exact in tf32, or its parts have different signs."""
+    infinity = np.float32(np.inf)
+    for number in (2.0, -3.0, 1 + 2.0**-10 - 2.0**-20, infinity, -infinity, 0.0, np.nan):
+        for sign in (1, -1):
+            a, b = np.array([[sign * infinity]], np.float32), np.array([[number]], np.float32)
+            with np.errstate(invalid="ignore"):
+                expected = a * b
+            for left, right in ((a, b), (b, a)):
+                assert np.array_equal(matmul(left, right, precision="3xtf32"), expected, equal_nan=True)
 
 
 # --- invariants ----------------------------------------------------------------------------------

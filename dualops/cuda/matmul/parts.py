@@ -132,7 +132,9 @@ def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready
     if p.dtype != DTYPE or not product.k.size:
         return Ready(product, metas, ())
     split = p.precision == "3xtf32"
-    copies = [copy_of(product, which, metas, split) for which in "ab" if split or not _is_k_major(product, which, metas)]
+    copies = [
+        copy_of(product, which, metas, split) for which in "ab" if split or not _is_k_major(product, which, metas)
+    ]
     made = product._replace(k=product.k._replace(size=parts_depth(product.k.size))) if split else product
     for which, copied in copies:
         made = _with(made, which, copied)
@@ -155,9 +157,7 @@ def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
     return [axis for axis in axes if axis.size > 1 and getattr(axis, which)]
 
 
-def copy_of(
-    product: Product, which: str, metas: Mapping[str, ArrayMeta], split: bool
-) -> tuple[str, KMajor]:
+def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], split: bool) -> tuple[str, KMajor]:
     """The copy of factor "a" or "b"."""
     rows = product.m if which == "a" else product.n
     around = _own((*product.batch, *product.outer), which) or [Axis(1)]

@@ -92,9 +92,7 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
                 b_copies.end(b_words, smem, t * STAGE + B_AT, b_part)
             cp_async_commit()
 
-        acc = sums.make()
-        if config.piece:
-            totals = sums.make()
+        acc, totals = sums.make(), sums.make()  # totals: of pieces, where there are any
         a_frag, b_frag = a_side.make(), b_side.make()
         a_at, b_at = a_side.start(my_m), i32(b_side.start(my_n) + B_AT)  # in a stage
         here, free = i32(0), i32(LAST)  # the stage that is read, and the one that is filled
@@ -125,9 +123,8 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
                 a_side.read(a_frag, 0, smem, i32(here + a_at), 0)
                 b_side.read(b_frag, 0, smem, i32(here + b_at), 0)
             sums.multiply(acc, a_frag, b_frag, 1)
-            if config.piece:
-                if ((t + 1) % config.piece == 0) | (t + 1 == slices):
-                    sums.add_to(totals, acc)
+            if config.piece and ((t + 1) % config.piece == 0) | (t + 1 == slices):
+                sums.add_to(totals, acc)
         if config.piece:
             sums.add_to(acc, totals)
 

@@ -33,10 +33,9 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ..backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, pointer, types, u8, u32, verb
 from ..device import Device
-from ..maps import Mapped
+from ..maps import ROUNDED, Mapped
 from ..plans import Choice, Choices
 from ..step import Step
-from ..tensor_map import ROUNDED
 from ..tile.boxes import Corner, begin_map, box_shape, box_tile
 from ..tile.epilogue import NEAR, box_output, output_box, row_output
 from ..tile.pipeline import pipeline

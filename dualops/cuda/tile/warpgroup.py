@@ -55,8 +55,9 @@ def parts_multiplied(steps: int) -> list[tuple[int, int]]:
 def warpgroup_mma(dtype: str, a: Operand, b: Operand, split: bool = False) -> WarpgroupMma:
     """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
-    split: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product is
-    that of the numbers without lower times lower. What is small is added up first: it is exact beside what is small.
+    split: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
+    is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
+    as many roundings again, twice.
     """
     n = b.lines if b.major == "k" else b.width
     size = n // 2
