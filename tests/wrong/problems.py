@@ -145,6 +145,12 @@ def _products_in_boxes() -> Iterator[Problem]:
     for config, params in ((two_blocks, {}), (one_block, {"activation": "relu"})):
         case = Case("boxes" if config is two_blocks else "rows", "bfloat16", shapes, params)
         yield Problem("matmul_sm90", "matmul", False, "sm90", case, configs=((sm90_config, {"TILES": ((config, 1),)}),))
+    # parts of float32 in pieces of three slices, of which the last has two; their copies, in two blocks along each axis
+    in_pieces = Sm90Config(1, 32, 2, 32, block_k=32, itemsize=4, piece=3)
+    case = Case("pieces", "float32", {"a": (136, 72), "b": (72, 40)}, {"precision": "3xtf32"})
+    for kernel in ("matmul_sm90", "matmul_k_major"):
+        tiles = {"SPLIT_TILES": ((in_pieces, 1),)}
+        yield Problem(kernel, "matmul", False, "sm90", case, configs=((sm90_config, tiles),))
 
 
 # of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked

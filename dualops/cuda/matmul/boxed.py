@@ -92,6 +92,9 @@ def result_mapped(product: Product, metas: Mapping[str, ArrayMeta], box: tuple[i
 
 
 def tile_of(major: str, rows: int, depth: int, nbytes: int = 2) -> Operand:
-    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum. nbytes: of an element."""
+    """A factor's tile in shared memory: so many of its rows (of b: columns), and steps of the sum.
+
+    nbytes: of an element.
+    """
     lines, width = (rows, depth) if major == "k" else (depth, rows)
     return Operand(lines, width, nbytes, min(128, nbytes * width), major)
