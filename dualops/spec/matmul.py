@@ -216,17 +216,18 @@ def _cases() -> tuple[Case, ...]:
     add("sim_tn", (10, 12, 8), ("float16", "float32"), simulated, layout="tn", a=(1, 2), b=(2, 1), activation="silu")
     add("sim_tt", (17, 9, 18), ("float64", "float16"), simulated, layout="tt", b=(2,), return_preactivation=True)
     add("sim_long", (3, 2, 300), single, simulated, backward=False)
-    add("sim_tf32", (12, 20, 24), single, simulated, layout="nt", b=(2,), activation="relu", precision="tf32")
-    add("sim_3xtf32", (12, 9, 20), single, simulated, layout="tn", bias=True, precision="3xtf32")
+    floats: dict[str, Any] = {"dtypes": single, "tags": simulated}
+    add("sim_tf32", (12, 20, 20), **floats, layout="nt", b=(2,), activation="relu", backward=False, precision="tf32")
+    add("sim_3xtf32", (12, 9, 20), **floats, layout="tn", bias=True, precision="3xtf32")
     # one of each kernel variant, for the offline compiler
     compiled = {Tag.COMPILE}
     add("square2048", (2048, 2048, 2048), ("float64", "float32"), compiled)
     add("linear", (2048, 2048, 1024), half, compiled, **linear)
     add("ragged", (2049, 2051, 1023), both, compiled, layout="tt", bias=True, activation="gelu")
     add("small_tn", (64, 64, 512), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
-    for precision in PRECISIONS:
-        add(f"{precision}_linear", (2048, 2048, 1024), single, compiled, **linear, precision=precision)
-        add(f"{precision}_ragged", (2049, 2051, 1023), single, compiled, layout="tt", precision=precision)
+    few: dict[str, Any] = {"dtypes": single, "tags": compiled, "backward": False}
+    add("tf32_tn", (4096, 4096, 1024), **few, layout="tn", precision="tf32")
+    add("3xtf32_linear", (4096, 4096, 1024), **few, **linear, precision="3xtf32")
     return tuple(cases)
 
 

@@ -86,10 +86,10 @@ TF32_TILES = (
 SPLIT_TILES = (
     (_floats(2, 128, 3, 64, block_k=64, piece=1), 21_000),
     (_floats(2, 192, 5, 32, piece=2), 28_800),
-    (_floats(2, 64, 8, 64, piece=2), 10_400),
-    (_floats(1, 128, 6, 64, piece=2), 9_900),
-    (_floats(1, 64, 10, 64, piece=2), 7_800),
-    (_floats(1, 32, 12, 32, piece=2), 8_100),
+    (_floats(2, 64, 8, 64, piece=2), 11_500),
+    (_floats(1, 128, 6, 64, piece=2), 12_000),
+    (_floats(1, 64, 10, 64, piece=2), 8_500),
+    (_floats(1, 32, 12, 32, piece=2), 8_500),
 )
 
 

@@ -18,7 +18,8 @@ def compile_list(operator: str, arch: str) -> dict[str, tuple[Step, str]]:
     steps = {}
     for case in OPERATORS[operator].tagged(Tag.COMPILE):
         for operation in OPERATIONS[operator]:
-            for step in every_step(operation, case, device.known(arch)):
+            wanted = case.backward or not operation.backward
+            for step in every_step(operation, case, device.known(arch)) if wanted else ():
                 steps.setdefault(step.kernel.identity, (step, case.dtype))
     return steps
 

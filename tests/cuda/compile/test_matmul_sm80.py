@@ -14,11 +14,12 @@ from dualops.cuda import device
 from dualops.cuda.compile import compile_kernel
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
-from dualops.cuda.matmul.sm80 import TILES, Build, build_product, fits
+from dualops.cuda.matmul.sm80 import SPLIT_TILES, TF32_TILES, TILES, Build, build_product, fits
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from tests.cuda.compile.ptx import ptx_of
 
 CONFIGS = [config for config, _ in TILES]
+FLOATS = [config for config, _ in (*TF32_TILES, *SPLIT_TILES)]
 FORWARD = Variant("float16", "float32", "gelu", preactivation=True, batch_axes=2)
 BACKWARD, SUMMED = Variant("bfloat16", batch_axes=2), Variant("bfloat16", batch_axes=2, outer_axes=2)
 WIDE = [Reading("depth", 8), Reading("row", 8), Reading("row", 8)]
@@ -53,7 +54,25 @@ def builds() -> Iterator[Any]:
                 yield pytest.param(config, build, arch, id="-".join((name_of(config), arch, *words)))
 
 
-@pytest.mark.parametrize(("config", "build", "arch"), list(builds()))
+def float_builds() -> Iterator[Any]:
+    """Each Config of float32 with one of what can be beside a product, which come in turns, too."""
+    linear, summed = FORWARD._replace(dtype="float32"), SUMMED._replace(dtype="float32")
+    wide, archs = (Reading("depth", 4), Reading("row", 4)), cycle(device.ARCHITECTURES)
+    kinds = (
+        Build(linear, *wide, 4),
+        Build(summed, Reading("row", 4), Reading("depth", 2), 4),
+        Build(linear, Reading("row", 1), Reading("depth", 1), 1),
+    )
+    for number, config in enumerate(FLOATS):
+        build = kinds[number % 3] if config.sums <= 64 else kinds[0]
+        here = [arch for arch in device.ARCHITECTURES if fits(config, build, device.known(arch))]
+        arch = next(arch for arch in archs if arch in here)
+        words = (f"{side.along}{side.vector}" for side in (build.a_reading, build.b_reading))
+        kind = "3xtf32" if config.piece else "tf32"
+        yield pytest.param(config, build, arch, id="-".join((kind, name_of(config), arch, *words)))
+
+
+@pytest.mark.parametrize(("config", "build", "arch"), [*builds(), *float_builds()])
 def test_a_config_keeps_its_sums_in_registers(config, build, arch):
     shared_bytes = config.shared_bytes(build.variant.dtype)
     report = compile_kernel(build_product(config, *build), arch, shared_bytes).report

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import device as devices
-from dualops.cuda.backend import cuda, f32, u16
+from dualops.cuda.backend import cuda, f32, u16, u32
 from dualops.cuda.device import known
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.loading import Reading
@@ -23,7 +23,7 @@ from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm80_copies import slice_copies
 from dualops.cuda.matmul.tiled import reading
 from dualops.cuda.step import prepare
-from dualops.cuda.tile.fragment import accumulator, left_16bit, right_16bit
+from dualops.cuda.tile.fragment import accumulator, left_16bit, left_tf32, right_16bit, right_tf32
 from dualops.cuda.tile.warp_mma import FactorSlice, fragments
 from dualops.cuda.tile.warp_rows import WarpRowsLayout, warp_rows
 from dualops.spec import OPERATORS, ArrayMeta, Case
@@ -35,6 +35,7 @@ from .asynchronous import run
 
 SPEC = OPERATORS["matmul"]
 CONFIGS = [config for config, _ in sm80.TILES]
+OF_TF32, OF_PARTS = ([config for config, _ in tiles] for tiles in (sm80.TF32_TILES, sm80.SPLIT_TILES))
 SMALL = CONFIGS[-1]
 DENSE = Layout.dense(2)
 SHIFTED = Layout((0, 1), (0, 3), misalignment=1)
@@ -48,9 +49,9 @@ def padded(gap: int) -> Layout:
 # --- slices in shared memory -------------------------------------------------------------------------
 
 SLICES = [
-    FactorSlice(along, rows, config.block_k)
+    FactorSlice(along, rows, config.block_k, config.itemsize)
     for along in ("depth", "row")
-    for config in CONFIGS
+    for config in (*CONFIGS, *OF_TF32, *OF_PARTS)
     for rows in {config.block_m, config.block_n}
 ]
 every_slice = pytest.mark.parametrize("slices", sorted(set(SLICES), key=str), ids=str)
@@ -74,21 +75,31 @@ def test_every_element_of_a_slice_has_a_place_of_its_own(slices):
 @every_slice
 def test_eight_lines_of_a_matrix_meet_no_bank_twice(slices):
     for first in range(0, slices.lines, 8):
-        for column in range(0, slices.line, 8):
-            addresses = [2 * slices.place(first + line, column) for line in range(8)]
+        for column in range(0, slices.line, slices.matrix):
+            addresses = [slices.itemsize * slices.place(first + line, column) for line in range(8)]
             assert all(address % 16 == 0 for address in addresses)
-            assert wavefronts(addresses, 16) == 1
+            assert not slices.by_matrices or wavefronts(addresses, 16) == 1
+
+
+@pytest.mark.parametrize("rows", sorted({slices.rows for slices in SLICES if not slices.by_matrices}))
+def test_words_of_four_lines_meet_no_bank_twice(rows):
+    """Of float32 along rows a lane loads element [lane % 4, lane // 4] of four steps and eight rows."""
+    slices = FactorSlice("row", rows, 16, 4)
+    for first in range(0, slices.lines, 4):
+        for column in range(0, slices.line, 8):
+            places = [slices.place(first + lane % 4, column + lane // 4) for lane in range(32)]
+            assert wavefronts([4 * place for place in places], 4) == 1
 
 
 @every_slice
-@pytest.mark.parametrize("vector", [8, 4, 2])
-def test_neighbouring_copies_meet_no_bank_twice(slices, vector):
+@pytest.mark.parametrize("nbytes", [16, 8, 4])
+def test_neighbouring_copies_meet_no_bank_twice(slices, nbytes):
     """Eight threads that copy 16 bytes each, sixteen of 8 and 32 of 4: what is written to shared memory at once."""
-    at_once = 64 // vector
+    at_once, vector = 128 // nbytes, nbytes // slices.itemsize
     units = [(line, column) for line in range(slices.lines) for column in range(0, slices.line, vector)]
     for first in range(0, len(units), at_once):
-        addresses = [2 * slices.place(*unit) for unit in units[first : first + at_once]]
-        assert wavefronts(addresses, 2 * vector) == 1
+        addresses = [slices.itemsize * slices.place(*unit) for unit in units[first : first + at_once]]
+        assert wavefronts(addresses, nbytes) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,6 +110,11 @@ def test_neighbouring_copies_meet_no_bank_twice(slices, vector):
         (("depth", 64, 96), "a slice of 64 rows by 96 steps along depth, expected lines of 32"),
         (("row", 96, 32), "a slice of 96 rows by 32 steps along row, expected lines of 32"),
         (("row", 64, 48), "a slice of 64 rows by 48 steps along row, expected lines of 32"),
+        (
+            ("depth", 64, 48, 4),
+            "a slice of 64 rows by 48 steps along depth, expected lines of 16 or of multiples of 32",
+        ),
+        (("row", 48, 16, 4), "a slice of 48 rows by 16 steps along row, expected lines of multiples of 32"),
     ],
 )
 def test_a_slice_that_no_swizzle_has(given, told):
@@ -114,7 +130,9 @@ def test_rows_that_are_no_part_of_a_box():
 
 
 def test_a_slice_that_threads_cannot_share():
-    with pytest.raises(ValueError, match=r"96 threads can't share FactorSlice\(along='depth', rows=64, depth=32\)"):
+    with pytest.raises(
+        ValueError, match=r"96 threads can't share FactorSlice\(along='depth', rows=64, depth=32, itemsize=2\)"
+    ):
         slice_copies(Variant("bfloat16"), Sm80Config(3, 1, 32, 32, 32, 3), 64, Reading("depth", 8))
 
 
@@ -127,20 +145,26 @@ def test_a_slice_that_threads_cannot_share():
         (FactorSlice("row", 64, 32), 32),
         (FactorSlice("row", 256, 64), 64),
         (FactorSlice("row", 256, 32), 128),
+        (FactorSlice("depth", 64, 16, 4), 32),
+        (FactorSlice("depth", 128, 32, 4), 64),
+        (FactorSlice("row", 64, 16, 4), 32),
+        (FactorSlice("row", 128, 32, 4), 64),
     ],
     ids=str,
 )
 def test_a_lane_loads_what_it_owns(slices, rows, left):
     """Of the warp's last rows, every step."""
-    side, numbers = fragments(slices, rows, left), np.zeros(slices.size, np.uint16)
+    kind, halves = {2: u16, 4: u32}[slices.itemsize], 4 // slices.itemsize
+    side, numbers = fragments(slices, rows, left), np.zeros(slices.size, f"u{slices.itemsize}")
     for row in range(slices.rows):
         for step in range(slices.depth):
             line, column = (row, step) if slices.along == "depth" else (step, row)
             numbers[slices.place(line, column)] = slices.depth * row + step
-    first, steps, words = slices.rows - rows, slices.depth // 16, side.words
+    first, steps, words = slices.rows - rows, slices.depth // slices.step, side.words
+    of_left, of_right = (left_16bit, right_16bit) if halves == 2 else (left_tf32, right_tf32)
 
     def loads(y):
-        smem, frag = cuda.shared.array(slices.size, u16, alignment=128), side.make()
+        smem, frag = cuda.shared.array(slices.size, kind, alignment=128), side.make()
         if cuda.threadIdx.x == 0:
             for i in range(slices.size):
                 smem[i] = numbers[i]
@@ -154,15 +178,14 @@ def test_a_lane_loads_what_it_owns(slices, rows, left):
     y = np.zeros(32 * steps * words, np.int64)
     run(loads, y)
     found = y.reshape(32, steps, words)
-    for lane, step, word, half in np.ndindex(32, steps, words, 2):
-        element = 2 * word + half
-        if left:  # 16 rows have eight elements
-            row, depth = left_16bit(lane, element % 8)
-            row += 16 * (element // 8)
-        else:  # 8 columns have four
-            depth, row = right_16bit(lane, element % 4)
-            row += 8 * (element // 4)
-        expected = slices.depth * (first + row) + 16 * step + depth
+    for lane, step, word, half in np.ndindex(32, steps, words, halves):
+        if left:  # 16 rows have four words
+            row, depth = of_left(lane, halves * (word % 4) + half)
+            row += 16 * (word // 4)
+        else:  # 8 columns have two
+            depth, row = of_right(lane, halves * (word % 2) + half)
+            row += 8 * (word // 2)
+        expected = slices.depth * (first + row) + slices.step * step + depth
         assert found[lane, step, word] >> 16 * half & 0xFFFF == expected, (lane, step, word, half)
 
 
@@ -222,9 +245,18 @@ def launch(config: Sm80Config, *arrays: np.ndarray, out: np.ndarray, by: Any = s
     prepare(step, list(metas), devices.current())([*given.values(), out])
 
 
-def hold(config: Sm80Config, dtype: str, sizes: tuple[int, int, int], layout: str, a: Layout, b: Layout, y: Layout):
+def hold(
+    config: Sm80Config,
+    dtype: str,
+    sizes: tuple[int, int, int],
+    layout: str,
+    a: Layout,
+    b: Layout,
+    y: Layout,
+    **params: Any,
+) -> None:
     shapes, transposes = shapes_of(*sizes, layout=layout, bias=True)
-    case = Case("config", dtype, shapes, {**transposes, "activation": "relu"})
+    case = Case("config", dtype, shapes, {**transposes, "activation": "relu", **params})
     check(SPEC, case, partial(launch, config), layouts={"a": a, "b": b}, out_layout=y, ways=("given",))
 
 
@@ -237,6 +269,23 @@ def test_configs(config, layout, order):
     """A ragged tile and two slices, the second ragged, 16 bytes at a time."""
     sizes = (config.block_m - 5, config.block_n - 8, config.block_k + 13)
     hold(config, "bfloat16", sizes, layout, padded(-sum(sizes) % 8 + 8), padded(8), DENSE)
+
+
+@pytest.mark.parametrize(
+    ("precision", "config", "layout", "a", "b"),
+    [
+        ("tf32", OF_TF32[2], "tn", padded(2), padded(8)),
+        ("tf32", OF_TF32[3], "nn", STEPPED, padded(4)),
+        ("3xtf32", OF_PARTS[1], "nt", padded(2), DENSE),
+        ("3xtf32", OF_PARTS[2], "tt", SHIFTED, padded(4)),
+    ],
+    ids=lambda value: f"{value.block_m}x{value.block_n}" if isinstance(value, Sm80Config) else None,
+)
+def test_float32(precision, config, layout, a, b, order):
+    """A ragged tile; two pieces and more slices than stages where the tile is small."""
+    depth = 45 if config.block_m > 64 else config.block_k * (config.num_stages + 2) + 5
+    sizes = (config.block_m - 5, config.block_n - 8, depth)
+    hold(config, "float32", sizes, layout, a, b, DENSE, precision=precision)
 
 
 def gap(length: int, vector: int) -> int:

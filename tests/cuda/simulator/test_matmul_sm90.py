@@ -31,12 +31,20 @@ ABOVE, BESIDE = Sm90Config(2, 128, 3, 128, Cluster(2, 1), group=2), Sm90Config(1
 SQUARE = Sm90Config(1, 64, 2, 64, Cluster(2, 2), group=4)
 
 
+FLOATS = Sm90Config(1, 64, 2, 64, block_k=32, itemsize=4)
+FLOATS_ABOVE = Sm90Config(2, 96, 3, 32, Cluster(2, 1), block_k=32, group=2, itemsize=4)
+PIECES = Sm90Config(1, 32, 3, 32, block_k=64, itemsize=4, piece=1)
+PIECES_ABOVE = Sm90Config(2, 64, 2, 64, Cluster(1, 2), block_k=32, itemsize=4, piece=3)
+TABLES = {False: ("TILES",), True: ("TF32_TILES", "SPLIT_TILES")}  # by whether a Config has floats
+
+
 @pytest.fixture
 def only(request: pytest.FixtureRequest) -> Iterator[None]:
     """The rung has this Config alone, and plans are made anew."""
     operation = OPERATIONS["matmul"][0]
+    tables = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
-        mock.patch.object(sm90_config, "TILES", ((request.param, 1),)),
+        mock.patch.multiple(sm90_config, **tables),
         mock.patch.multiple(operation, plans={}, families={}),
     ):
         yield
@@ -76,6 +84,55 @@ def test_tiles(only, sizes, layout, dtype, order):
     hold(sizes, dtype, layout, {**places, "out": BESIDE_THEM}, bias=True, activation="relu")
 
 
+@pytest.mark.parametrize(
+    ("only", "sizes", "layout", "precision"),
+    [
+        (FLOATS, (72, 72, 100), "nt", "tf32"),
+        (FLOATS, (65, 130, 71), "nn", "tf32"),
+        (FLOATS_ABOVE, (136, 100, 36), "tn", "tf32"),
+        (PIECES, (72, 40, 131), "tt", "3xtf32"),
+        (PIECES_ABOVE, (72, 132, 60), "nt", "3xtf32"),
+        (PIECES_ABOVE, (65, 61, 35), "nn", "3xtf32"),
+    ],
+    indirect=["only"],
+    ids=lambda value: value.replace(" ", "") if isinstance(value, str) else None,
+)
+def test_float32(only, sizes, layout, precision, order):
+    """Factors as they lie and copied along the sum, results as boxes and, of rows that are odd, one by one."""
+    if sizes[1] % 4 == 0:
+        hold(sizes, "float32", layout, {}, precision=precision)
+    else:
+        places = {"a": BESIDE_THEM, "b": ROWS_OF_16_BYTES, "out": BESIDE_THEM}
+        hold(sizes, "float32", layout, places, precision=precision, bias=True, activation="relu")
+
+
+@pytest.mark.parametrize(
+    ("only", "precision", "batches"),
+    [(FLOATS, "tf32", ((2, 2), (1, 2))), (PIECES, "3xtf32", ((2, 1), (2,)))],
+    indirect=["only"],
+    ids=["tf32", "3xtf32"],
+)
+def test_batches_of_copies(only, precision, batches):
+    """A copy has the axes that its factor has, not those that it is broadcast along."""
+    hold((24, 40, 20), "float32", "tn", {}, a=batches[0], b=batches[1], precision=precision)
+
+
+@pytest.mark.parametrize("rung", ["sm80", "sm90"])
+def test_what_is_infinite_in_float32(rung):
+    """And what is NaN: beside numbers that tf32 has, and such as are split in parts of two signs."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((24, 12), (12, 40)))
+    a[2], b[:, 3] = a[2] * np.float32(1.1), b[:, 3] * np.float32(1.1)
+    a[3, 5], a[7, 2], b[4, 6], b[5, 7], b[5, 8] = np.inf, np.nan, -np.inf, np.inf, 0.0
+    with np.errstate(invalid="ignore"):
+        expected = a @ b
+    for precision in ("tf32", "3xtf32"):
+        found = dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
+        strange = ~np.isfinite(expected)
+        assert np.array_equal(found[strange], expected[strange], equal_nan=True)
+        assert np.isfinite(found[~strange]).all()
+
+
 @pytest.mark.parametrize("only", [TWO, BESIDE], indirect=True)
 def test_what_comes_upon_a_product(only, order):
     for activation in ("gelu", "silu"):
@@ -113,6 +170,21 @@ def test_what_it_does_not_do(a, b):
 
 def test_what_it_is_chosen_for():
     assert plan("matmul", of((256, 64)), of((64, 512))).choice.rung == "sm90"
+
+
+def test_float32_in_a_precision_of_tensor_cores():
+    a, b, beside = of((256, 64), "float32"), of((64, 512), "float32"), of((7, 5), "float32")
+    for precision in ("tf32", "3xtf32"):
+        found = plan("matmul", a, b, precision=precision).choice
+        assert found.rung == "sm90"
+        copied = ["y: b along the sum"] if precision == "tf32" else ["y: a along the sum", "y: b along the sum"]
+        assert list(found.workspace) == copied
+        for rung in ("naive", "simt"):
+            with pytest.raises(NotImplementedError, match=f"rung {rung} does not do"):
+                dualops.cuda.matmul(a, b, precision=precision, kernel=rung)
+    assert plan("matmul", beside, of((5, 7), "float32"), precision="tf32").choice.rung == "sm90"
+    assert not plan("matmul", a, of((512, 64), "float32"), transpose_b=True, precision="tf32").choice.workspace
+    assert plan("matmul", a, b).choice.rung == "simt"
 
 
 def test_a_plan_says_its_maps():
