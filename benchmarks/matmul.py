@@ -1,11 +1,13 @@
 """matmul: its asv class and its peers: cuBLAS, as torch calls it, float32 as float32, and QuACK.
 
 Where there is an activation, everybody is given its expression: torch.compile fuses it with what else is not cuBLAS's.
+Beside tf32 cuBLAS uses tf32, too; beside 3xtf32, which it has not, it multiplies float32 as float32.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -17,19 +19,40 @@ from .tree import spec
 
 def eager(problem: spec.Problem) -> Contestant:
     """torch.matmul, which is cuBLAS, with torch's own kernels for what comes upon it."""
-    return with_autograd("torch eager", problem, _forward(problem))
+    return _in_its_precision(problem, with_autograd("torch eager", problem, _forward(problem)))
 
 
 def compiled(problem: spec.Problem) -> Contestant:
     """The same through torch.compile, which leaves the product to cuBLAS and fuses the rest."""
     torch = import_module("torch")
     torch.compiler.reset()
-    return with_autograd("torch.compile", problem, torch.compile(_forward(problem), dynamic=False))
+    made = with_autograd("torch.compile", problem, torch.compile(_forward(problem), dynamic=False))
+    return _in_its_precision(problem, made)
+
+
+def _in_its_precision(problem: spec.Problem, made: Contestant) -> Contestant:
+    """The same, whose calls may use tf32 where that is the problem's; afterwards torch's setting is what it was."""
+    if problem.dtype != "float32" or problem.precision != "tf32":
+        return made
+    settings = import_module("torch").backends.cuda.matmul
+
+    def allowed(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(**arrays: Any) -> Any:
+            before, settings.allow_tf32 = settings.allow_tf32, True
+            try:
+                return function(**arrays)
+            finally:
+                settings.allow_tf32 = before
+
+        return call
+
+    return made._replace(forward=allowed(made.forward), backward=made.backward and allowed(made.backward))
 
 
 def _forward(problem: spec.Problem) -> Any:
     torch = import_module("torch")
-    if torch.backends.cuda.matmul.allow_tf32 or problem.precision is not None:
+    if torch.backends.cuda.matmul.allow_tf32:
         raise NotImplementedError("cuBLAS is compared in float32 arithmetic: torch.backends.cuda.matmul.allow_tf32")
     functional = torch.nn.functional
     activations = {None: lambda z: z, "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}

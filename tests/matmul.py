@@ -10,7 +10,7 @@ import numpy as np
 
 from dualops.reference.matmul import _op, _slopes, _sum_to
 from dualops.spec import Case, Problem
-from dualops.spec.matmul import ACTIVATIONS, shapes_of
+from dualops.spec.matmul import ACTIVATIONS, PRECISIONS, shapes_of
 from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
@@ -32,6 +32,8 @@ def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[s
     params: dict[str, Any] = {**transposes, "return_preactivation": bool(rng.integers(2))}
     if rng.random() < 0.5:
         params["activation"] = str(rng.choice(ACTIVATIONS))
+    if rng.random() < 0.25:
+        params["precision"] = str(rng.choice(PRECISIONS))  # of float32; other dtypes don't ask for it
     return shapes, params
 
 

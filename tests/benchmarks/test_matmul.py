@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -108,10 +107,34 @@ def test_torch_computes_what_the_spec_says(layout: str, direction: str) -> None:
         assert accuracy.passed, accuracy.message
 
 
+@pytest.mark.parametrize("precision", [None, "tf32", "3xtf32"])
+@pytest.mark.parametrize("peer", ["eager", "compiled"])
+def test_torch_uses_tf32_where_that_is_asked_for(peer: str, precision: str | None, monkeypatch: Any) -> None:
+    """While it is called, forward and backward."""
+    settings, seen = torch.backends.cuda.matmul, []
+    forward = matmul._forward
+
+    def watched(problem: spec.Problem) -> Any:
+        made = forward(problem)
+
+        def call(**arrays: Any) -> Any:
+            seen.append(settings.allow_tf32)
+            return made(**arrays)
+
+        return call
+
+    monkeypatch.setattr(matmul, "_forward", watched)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    made = prepared("matmul", toy("nn", ((), ()), precision=precision))
+    contestant = getattr(matmul, peer)(made.problem)
+    for direction in ("forward", "backward"):
+        accuracy = made.check(contestant, direction)
+        assert accuracy.passed or precision == "tf32", accuracy.message
+    assert set(seen) == {precision == "tf32"} and not settings.allow_tf32
+
+
 def test_torch_is_refused_where_it_would_use_tf32() -> None:
     case, settings = toy("nn", ((), ())), torch.backends.cuda.matmul
-    with pytest.raises(NotImplementedError, match="float32 arithmetic"):
-        matmul.eager(bind(OPERATOR, replace(case, params={"precision": "tf32"})))
     settings.allow_tf32 = True
     try:
         with pytest.raises(NotImplementedError, match="allow_tf32"):

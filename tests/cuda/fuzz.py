@@ -97,13 +97,15 @@ def trials(direction: Direction, seed: int, count: int, max_elements: int) -> It
             layouts |= {output.like: without_broadcast(layouts[output.like]) for output in direction.outputs}
         if way == "allocated" and not direction.backward:
             layouts |= {name: without_broadcast(layouts[name]) for name in spec.updates.values() if name in layouts}
+        general = GENERAL_RUNGS if case.params.get("precision") else ()  # have no tensor cores
+        rungs = [rung for rung in spec.rungs if rung not in general]
         out_layout = None
         if way == "given":
             out_layout = random_layout(shapes[first.name], rng, contiguous_last=first.contiguous_last, broadcast=False)
         yield Trial(
             direction,
             case,
-            rung=str(rng.choice(spec.rungs)) if rng.random() < 0.5 else None,
+            rung=str(rng.choice(rungs)) if rng.random() < 0.5 else None,
             layouts=layouts,
             out_layout=out_layout,
             special=bool(rng.random() < 0.4),
