@@ -138,13 +138,20 @@ def _norm_rows() -> Iterator[Problem]:
 
 
 def _products_in_boxes() -> Iterator[Problem]:
-    """Two tiles for each block of a cluster, stored as boxes; and for a block, row by row. Each fills a stage anew."""
-    shapes = {"a": (136, 136), "b": (136, 128)}
-    two_blocks = Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2)
-    one_block = Sm90Config(1, 64, 2, 64)
-    for config, params in ((two_blocks, {}), (one_block, {"activation": "relu"})):
-        case = Case("boxes" if config is two_blocks else "rows", "bfloat16", shapes, params)
-        yield Problem("matmul_sm90", "matmul", False, "sm90", case, configs=((sm90_config, {"TILES": ((config, 1),)}),))
+    """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; and a sum that two
+    blocks make. Each fills a stage anew.
+    """
+    in_boxes = {"a": (136, 136), "b": (136, 128), "bias": (128,)}, {"return_preactivation": True, "activation": "relu"}
+    in_rows = {"a": (136, 136), "b": (124, 136)}, {"activation": "relu", "transpose_b": True}
+    long = {"a": (64, 392), "b": (392, 64)}, {}
+    for name, config, (shapes, params) in (
+        ("boxes", Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2), in_boxes),
+        ("rows", Sm90Config(1, 64, 2, 64), in_rows),
+        ("a sum of two blocks", Sm90Config(1, 64, 2, 64, splits=2), long),
+    ):
+        instead = (sm90_config, {"TILES": ((config, 1),), "LEAST_SPLIT": 1})
+        kernel = "matmul_sm90_split" if config.splits > 1 else "matmul_sm90"
+        yield Problem(kernel, "matmul", False, "sm90", Case(name, "bfloat16", shapes, params), configs=(instead,))
 
 
 # of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked

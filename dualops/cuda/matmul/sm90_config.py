@@ -9,6 +9,7 @@ from functools import cached_property
 from ..arrays import cdiv
 from ..device import Device
 from ..tile.boxes import Cluster
+from ..tile.epilogue import output_box
 from ..tile.warpgroup import ROWS
 from .product import Product
 
@@ -19,7 +20,10 @@ ONE_BLOCK = Cluster()
 
 @dataclass(frozen=True)
 class Sm90Config:
-    """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns."""
+    """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns.
+
+    Either clusters make neighbouring tiles, or their blocks split a tile's sum.
+    """
 
     consumers: int
     block_n: int
@@ -28,6 +32,7 @@ class Sm90Config:
     cluster: Cluster = ONE_BLOCK
     block_k: int = 64
     group: int = 8  # tiles above one another whose blocks run side by side
+    splits: int = 1  # blocks that share a tile's sum
 
     @cached_property
     def block_m(self) -> int:
@@ -43,8 +48,20 @@ class Sm90Config:
         return self.stages * self.stage_bytes
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def places(self) -> int:
+        """Boxes of a warpgroup's result that are on their way at once."""
+        return self.store_n // output_box(self.block_n)[1]
+
+    @cached_property
+    def bias_at(self) -> int:
+        """Where the bias begins, a row of floats for each warpgroup."""
         return self.output_at + 2 * self.block_m * self.store_n
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        if self.splits > 1:
+            return self.output_at + 4 * self.block_m * self.block_n
+        return self.bias_at + 4 * self.consumers * self.block_n
 
     def tiles(self, product: Product) -> int:
         """Tiles of a product, with those that clusters make beyond its edge."""
@@ -55,6 +72,8 @@ class Sm90Config:
 
 # Tiles; picoseconds for a step of the sum, and for what comes before and after a sum. H200, 2026-11-22, bfloat16
 START = 2_500_000
+MEET = 1_500_000  # what the blocks that share a sum take to meet
+LEAST_SPLIT = 256  # steps of a sum that a block has at least
 TILES = (
     (Sm90Config(2, 256, 4, 128), 12_300),  # 4096^3 in clusters of two, whichever way: 1 to 5 % slower
     (Sm90Config(2, 192, 5, 64), 9_600),
@@ -63,6 +82,11 @@ TILES = (
     (Sm90Config(1, 128, 8, 128), 3_300),
     (Sm90Config(1, 64, 10, 64), 2_600),
     (Sm90Config(1, 32, 12, 32), 2_700),  # in clusters of four that share a's tiles: twice as long
+    (Sm90Config(1, 128, 8, 128, splits=4), 3_300),
+    (Sm90Config(1, 64, 10, 64, splits=2), 2_600),
+    (Sm90Config(1, 64, 10, 64, splits=4), 2_600),
+    (Sm90Config(2, 128, 5, 128, splits=2), 7_000),
+    (Sm90Config(1, 256, 4, 128, splits=8), 6_500),
 )
 
 
@@ -70,9 +94,14 @@ def configs(product: Product, device: Device) -> Iterator[tuple[Sm90Config, str]
     """Tiles for a product, best first: by the time of the busiest SM, whole tiles counted."""
     found = []
     for config, step in TILES:
-        tiles = config.tiles(product)
-        if tiles <= MOST_TILES and config.shared_bytes + SLACK <= device.shared_memory_per_block:
-            time = START + cdiv(tiles, device.sms) * product.rounds * product.k.size * step
-            found.append((time, config, f"{config.block_m} x {config.block_n} a block, {tiles} tiles"))
+        tiles, told = config.tiles(product), f"{config.block_m} x {config.block_n} a block"
+        if tiles > MOST_TILES or config.shared_bytes + SLACK > device.shared_memory_per_block:
+            continue
+        rounds, depth = cdiv(tiles * config.splits, device.sms), product.rounds * product.k.size // config.splits
+        if config.splits == 1:
+            found.append((START + rounds * depth * step, config, f"{told}, {tiles} tiles"))
+        elif product.rounds == 1 and depth >= LEAST_SPLIT:
+            told = f"{told}, {tiles} tiles, {config.splits} blocks add up each"
+            found.append((rounds * (START + MEET + depth * step), config, told))
     for _, config, reason in sorted(found, key=lambda each: each[0]):
         yield config, reason

@@ -29,6 +29,7 @@ matmul = partial(dualops.cuda.matmul, kernel="sm90")
 ONE, TWO, WIDE = Sm90Config(1, 64, 2, 64), Sm90Config(2, 128, 2, 64), Sm90Config(2, 256, 2, 128)
 ABOVE, BESIDE = Sm90Config(2, 128, 3, 128, Cluster(2, 1), group=2), Sm90Config(1, 32, 3, 32, Cluster(1, 4))
 SQUARE = Sm90Config(1, 64, 2, 64, Cluster(2, 2), group=4)
+HALVES, THIRDS = Sm90Config(1, 64, 2, 64, splits=2), Sm90Config(2, 64, 2, 64, splits=3)
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def only(request: pytest.FixtureRequest) -> Iterator[None]:
     operation = OPERATIONS["matmul"][0]
     with (
         mock.patch.object(sm90_config, "TILES", ((request.param, 1),)),
+        mock.patch.object(sm90_config, "LEAST_SPLIT", 1),
         mock.patch.multiple(operation, plans={}, families={}),
     ):
         yield
@@ -65,6 +67,8 @@ def hold(sizes: tuple[int, int, int], dtype: str, layout: str, places: dict[str,
         (SQUARE, (200, 136, 136), "tn", "bfloat16"),
         (SQUARE, (136, 128, 72), "tt", "float16"),
         (WIDE, (136, 272, 72), "nt", "bfloat16"),
+        (HALVES, (72, 136, 328), "nn", "bfloat16"),
+        (THIRDS, (136, 72, 456), "nt", "float16"),
     ],
     indirect=["only"],
     ids=lambda value: value.replace(" ", "") if isinstance(value, str) else None,
