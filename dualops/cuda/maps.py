@@ -9,8 +9,9 @@ read (`kept`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import count
+from operator import itemgetter
 from struct import unpack
 from threading import RLock
 from typing import Any, NamedTuple
@@ -50,11 +51,11 @@ class Written(NamedTuple):
 class Latest(NamedTuple):
     """What the latest call of a plan had."""
 
-    key: tuple[int, ...]
+    key: Hashable
     streams: Streams
     written: Written
 
-    def serves(self, key: tuple[int, ...], streams: Streams) -> bool:
+    def serves(self, key: Hashable, streams: Streams) -> bool:
         """Whether a call like it, on its library's own stream, needs no more than it had."""
         alike = self.key == key and self.streams == streams and _KEPT.get(key) is self.written
         return alike and streams.home == streams.handle and not streams.captured
@@ -68,6 +69,7 @@ class Maps:
         self.number = next(_NUMBERS)
         self.boxes = [each.boxes for each in wanted]
         self.places = [names.index(each.array) for each in wanted]
+        self.own = itemgetter(*self.places)  # a tuple, since nobody has but one map
         self.latest: Latest | None = None
 
     def written(self, addresses: Sequence[int], place: Place, streams: Streams) -> Written:
@@ -75,14 +77,15 @@ class Maps:
 
         Whoever launches holds on to it until that is done. The GPU of `place` must be current.
         """
-        key = (self.number, *(addresses[which] for which in self.places))
+        own = self.own(addresses)
+        key = (self.number, own)
         latest = self.latest
         if latest is not None and latest.serves(key, streams):
             return latest.written
         with _LOCK:
             found = _KEPT.get(key)
             if found is None or not found.memory.is_written(streams):
-                found = self._write(key[1:], place, streams)
+                found = self._write(own, place, streams)
             _KEPT.keep(key, found, streams, MOST)
         found.memory.used_on(streams)
         self.latest = Latest(key, streams, found)

@@ -76,7 +76,7 @@ def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
         if cuda.threadIdx.x == 0:
             pipe.init(barriers)
         begin_maps((a_map, b_map), 1)
-        begin_maps(output.maps(to), 3)
+        output.begin(to, 3)
         pipe.start()
         tile, i = walk.first(), u32(0)
         if warpgroup == config.consumers:

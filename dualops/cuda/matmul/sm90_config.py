@@ -70,24 +70,27 @@ class Sm90Config:
         return product.batches * cdiv(rows, high) * high * cdiv(columns, wide) * wide
 
 
-# Tiles; picoseconds for a step of the sum, and for what comes before and after a sum. H200, 2026-11-22, bfloat16
-START = 2_500_000
-MEET = 1_500_000  # what the blocks that share a sum take to meet
-LEAST_SPLIT = 256  # steps of a sum that a block has at least
+# Tiles; picoseconds for a step of the sum. H200, 2026-11-22, bfloat16, where every SM has a tile
 TILES = (
-    (Sm90Config(2, 256, 4, 128), 12_300),  # 4096^3 in clusters of two, whichever way: 1 to 5 % slower
-    (Sm90Config(2, 192, 5, 64), 9_600),
-    (Sm90Config(2, 128, 6, 128), 7_000),
-    (Sm90Config(2, 64, 8, 64), 3_400),
-    (Sm90Config(1, 128, 8, 128), 3_300),
-    (Sm90Config(1, 64, 10, 64), 2_600),
-    (Sm90Config(1, 32, 12, 32), 2_700),  # in clusters of four that share a's tiles: twice as long
-    (Sm90Config(1, 128, 8, 128, splits=4), 3_300),
-    (Sm90Config(1, 64, 10, 64, splits=2), 2_600),
-    (Sm90Config(1, 64, 10, 64, splits=4), 2_600),
-    (Sm90Config(2, 128, 5, 128, splits=2), 7_000),
-    (Sm90Config(1, 256, 4, 128, splits=8), 6_500),
+    (Sm90Config(2, 256, 4, 128), 10_300),  # 4096^3 in clusters of two, whichever way: 1 to 4 % slower
+    (Sm90Config(2, 192, 5, 64), 8_200),
+    (Sm90Config(2, 128, 6, 128), 5_900),
+    (Sm90Config(2, 64, 8, 64), 3_500),
+    (Sm90Config(1, 128, 8, 128), 3_500),
+    (Sm90Config(1, 64, 10, 64), 2_400),
+    (Sm90Config(1, 32, 12, 32), 1_900),  # in clusters of four that share a's tiles: twice as long
+    (Sm90Config(1, 128, 8, 128, splits=2), 3_500),
+    (Sm90Config(1, 64, 10, 64, splits=2), 2_400),
+    (Sm90Config(1, 64, 10, 64, splits=4), 2_400),
 )
+START, TILE = 2_600_000, 1_000_000  # what a launch takes, and what comes before and after a tile's sum
+MEET = 500_000  # what the blocks that share a sum take to meet
+LEAST_SPLIT = 256  # steps of a sum that a block has at least
+
+
+def _clusters_at_once(device: Device, blocks: int) -> int:
+    """Of so many blocks: an SM may be left over of each group in which a cluster has to be."""
+    return max(1, device.sms // blocks - (device.sms // 32 if blocks > 2 else 0))
 
 
 def configs(product: Product, device: Device) -> Iterator[tuple[Sm90Config, str]]:
@@ -97,11 +100,13 @@ def configs(product: Product, device: Device) -> Iterator[tuple[Sm90Config, str]
         tiles, told = config.tiles(product), f"{config.block_m} x {config.block_n} a block"
         if tiles > MOST_TILES or config.shared_bytes + SLACK > device.shared_memory_per_block:
             continue
-        rounds, depth = cdiv(tiles * config.splits, device.sms), product.rounds * product.k.size // config.splits
+        depth = product.rounds * product.k.size // config.splits
         if config.splits == 1:
-            found.append((START + rounds * depth * step, config, f"{told}, {tiles} tiles"))
+            time = START + cdiv(tiles, device.sms) * (TILE + depth * step)
+            found.append((time, config, f"{told}, {tiles} tiles"))
         elif product.rounds == 1 and depth >= LEAST_SPLIT:
-            told = f"{told}, {tiles} tiles, {config.splits} blocks add up each"
-            found.append((rounds * (START + MEET + depth * step), config, told))
+            at_once = _clusters_at_once(device, config.splits)
+            time = START + cdiv(tiles, at_once) * (TILE + MEET + depth * step)
+            found.append((time, config, f"{told}, {tiles} tiles, {config.splits} blocks add up each"))
     for _, config, reason in sorted(found, key=lambda each: each[0]):
         yield config, reason

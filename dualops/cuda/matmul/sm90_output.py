@@ -7,9 +7,9 @@ memory, and from there while the next part, or tile, is under way. Results that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, verb
+from ..tile.boxes import begin_maps
 from ..tile.epilogue import NEAR, BoxOutput, box_output, row_output
 from ..tile.storage import storage
 from ..tile.warpgroup import my_warpgroup
@@ -21,17 +21,17 @@ from .tiled import finishing
 
 
 class Output(Namespace):
-    """The verbs, by all threads of the warpgroups that multiply."""
+    """The verbs, but for `begin` by all threads of the warpgroups that multiply."""
 
-    maps: Callable[..., tuple[Any, ...]]  # (to): those that are used
+    begin: Callable[..., None]  # (to, warp): by all threads of the block; see `begin_maps`
     start: Callable[..., None]  # (floats, to, n0, N): before a tile's sum; floats: all shared memory as an array of f32
     store: Callable[..., None]  # (smem, floats, to, acc, corner, M, N): after it
     finish: Callable[..., None]  # (): after the last
 
 
 @verb
-def _no_maps(to):
-    return ()
+def _nothing(to, warp):
+    pass
 
 
 @verb
@@ -53,12 +53,11 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
     results = 1 + product.preactivation  # of each part
 
     @verb
-    def one_map(to):
-        return (to.y_map,)
-
-    @verb
-    def two_maps(to):
-        return (to.y_map, to.z_map)
+    def begin(to, warp):
+        if product.preactivation:
+            begin_maps((to.y_map, to.z_map), warp)
+        else:
+            begin_maps((to.y_map,), warp)
 
     @verb
     def start(floats, to, n0, N):
@@ -82,8 +81,7 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
             boxes.store(smem, to.y_map, values, corner, part, results * part + (results - 1))
             part = boxes.next(part)
 
-    maps = two_maps if product.preactivation else one_map
-    return Output(maps=maps, start=start, store=store, finish=boxes.finish)
+    return Output(begin=begin, start=start, store=store, finish=boxes.finish)
 
 
 class BiasRow(Namespace):
@@ -128,4 +126,4 @@ def row_results(config: Sm90Config, found: Sm90Variant) -> Output:
     def store(smem, floats, to, acc, corner, M, N):
         rows.store(floats, acc, corner, M, results_of(to, corner, N))
 
-    return Output(maps=_no_maps, start=_no_start, store=store, finish=_no_finish)
+    return Output(begin=_nothing, start=_no_start, store=store, finish=_no_finish)

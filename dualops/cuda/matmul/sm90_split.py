@@ -64,13 +64,13 @@ def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
                 b_others = axes.factor(extent, extent.b_steps, at.batch, 0)
                 corners = (Corner(m0, k0, a_others), Corner(n0, k0, b_others))
                 slices.load(smem, barriers, (a_map, b_map), corners, u32(0), u32(end - begin))
+            sums.meet()
         else:
             role.consume()
             acc = slices.fragment()  # [64, BLOCK_N]
             slices.multiply(acc, smem, barriers, warpgroup, u32(0), u32(end - begin))
             sums.put(floats, acc)
-        sums.meet()
-        if warpgroup < config.consumers:
+            sums.meet()
             corner = Corner(m0 + ROWS * warpgroup, n0, axes.result(extent, at.batch))
             sums.finish(floats, corner, M, results_of(to, corner, N))
         sums.meet()
