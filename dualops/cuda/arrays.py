@@ -18,7 +18,7 @@ import numpy as np
 from ..spec import ArrayMeta
 from ..spec.meta import check_plain, contiguous_strides, extent, in_elements, itemsize, numpy_dtype
 from .backend import SIMULATED, cuda
-from .driver import current_device, device_of_address
+from .driver import current_device, device_of_address, is_capturing
 
 NUMBERS = (int, float)  # on the host, as a launch passes them on
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -79,6 +79,10 @@ class Adapter(Protocol):
 
     def current_device(self) -> int:
         """The GPU that is current in this thread, if any is."""
+        ...
+
+    def is_capturing(self, handle: int) -> bool:
+        """Whether the library's current stream of the current GPU, this one, is being captured."""
         ...
 
 
@@ -156,6 +160,9 @@ class TorchAdapter:
     def stream(self, array: Any) -> int:
         return self.raw_stream(array.get_device())
 
+    def is_capturing(self, handle: int) -> bool:
+        return self.torch.cuda.is_current_stream_capturing()
+
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         if handle != (self.stream(array) if home is None else home):
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
@@ -215,6 +222,9 @@ class InterfaceAdapter:
 
     def current_device(self) -> int:
         return current_device()
+
+    def is_capturing(self, handle: int) -> bool:
+        return is_capturing(handle)
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))
@@ -290,6 +300,9 @@ class NumpyAdapter:
 
     def current_device(self) -> int:
         return 0
+
+    def is_capturing(self, handle: int) -> bool:
+        return False
 
     def pointers(self, arrays: Sequence[Any]) -> tuple[int, ...]:
         return tuple(map(self.pointer, arrays))

@@ -11,7 +11,6 @@ context of the arrays' GPU is current:
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -114,6 +113,9 @@ def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:
         _done(cu.cuMemcpyDtoDAsync(target, source, nbytes, handle))
 
 
+_SPARE: dict[int, list[Any]] = {}  # events of marks that are gone, by GPU
+
+
 class Mark:
     """A place in a stream's work. It is made where its GPU, `index`, is current; everything else goes from anywhere."""
 
@@ -121,7 +123,10 @@ class Mark:
 
     def __init__(self, handle: int, index: int):
         self.index, self.over = index, False
-        self.event = _done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        try:
+            self.event = _SPARE.setdefault(index, []).pop()
+        except IndexError:
+            self.event = _done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         _done(cu.cuEventRecord(self.event, handle))
 
     def is_over(self) -> bool:
@@ -139,10 +144,11 @@ class Mark:
         """Let what is launched on a stream of its GPU, the current one, from now on wait for it."""
         _done(cu.cuStreamWaitEvent(handle, self.event, 0))
 
-    def __del__(self) -> None:
-        if self.event is not None and not sys.is_finalizing():
-            with suppress(RuntimeError), away(self.index) or nullcontext():
-                cu.cuEventDestroy(self.event)
+    def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
+        if self.event is not None:
+            spare.setdefault(self.index, []).append(
+                self.event
+            )  # the next mark records it anew, whether this one is over or not
 
 
 def handle_of(stream: Any) -> int:

@@ -13,6 +13,7 @@ safe, without ever waiting for the GPU:
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from .arrays import Adapter
@@ -46,6 +47,11 @@ def streams_of(adapter: Adapter, array: Any, handle: int | None) -> Streams:
     return Streams(home, handle, not SIMULATED and is_capturing(handle))
 
 
+@cache
+def _allocator(adapter: Adapter, device: str) -> Any:
+    return adapter.allocator("int64", device)
+
+
 class Memory:
     """Arrays of 64-bit words on a device, that kernels read from call to call. See the module's docstring."""
 
@@ -54,7 +60,7 @@ class Memory:
         `written`. The GPU of `place` must be current.
         """
         self.place, self.streams = place, streams
-        make = place.adapter.allocator("int64", place.name)
+        make = _allocator(place.adapter, place.name)
         self.arrays = [make((count,), (1,)) for count in words]
         self.mark: Mark | None = None
         if streams.home != streams.handle and not streams.captured:

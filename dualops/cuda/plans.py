@@ -186,11 +186,12 @@ class Plan:
             if stream is not None:
                 for array in workspace:
                     adapter.used_on(array, handle)
-        memory = None  # of the maps: nobody frees it before everything is launched
+        maps = None  # nobody frees them before everything is launched
         if self.maps is not None:
             home = handle if stream is None else adapter.stream(arrays[0])
-            memory = self.maps.memory(pointers, self.family.place, Streams(home, handle, is_capturing(handle)))
-            pointers += self.maps.addresses(memory)
+            captured = adapter.is_capturing(handle) if handle == home else is_capturing(handle)
+            maps = self.maps.written(pointers, self.family.place, Streams(home, handle, captured))
+            pointers += maps.addresses
         for launch in self.launches:
             launch(pointers, handle)
         return results

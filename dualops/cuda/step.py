@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import addressof, c_uint64
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..spec import ArrayMeta
-from . import simulator
-from .backend import SIMULATED, Kernel, f32, f64, i32, types
+from . import driver, simulator
+from .backend import SIMULATED, Kernel, f32, f64, types
 from .compile import binary
 from .device import Device
-from .sizes import Size, concrete
+from .sizes import concrete
 
 Argument = str | int | float | tuple[Any, ...]
 
@@ -50,45 +52,63 @@ class Launcher:
     """A step's kernel on the GPU. Called with a grid and arguments, it gives the function that launches it so."""
 
     def __init__(self, step: Step, names: Sequence[str | None], device: Device):
-        from cuda.core import LaunchConfig, launch
-
-        self.step, self.config, self.launch = step, LaunchConfig, launch
-        shared_bytes, cluster = concrete(step.shared_bytes), step.kernel.cluster
-        self.function, self.casts = load(step.kernel, device.arch, shared_bytes)
-        self.options = {"block": step.kernel.threads, "shmem_size": shared_bytes}
-        if cluster > 1:
-            self.options["cluster"] = cluster
-        self.most_blocks = _resident_blocks(self.function, step, self.options) if step.resident else None
+        self.step = step
+        self.shared_bytes, self.cluster = concrete(step.shared_bytes), step.kernel.cluster
+        function, self.kinds = load(step.kernel, device.arch, self.shared_bytes)
+        self.handle = driver.cu.CUfunction(int(function.handle))
+        self.most_blocks = _resident_blocks(function, step, self.shared_bytes) if step.resident else None
         self.places = _places(step, names)
-        self.typed_places = [(i, which, self.casts[i]) for i, which in self.places if self.casts[i] is not int]
-        self.typed = [(i, cast) for i, cast in enumerate(self.casts) if cast is not int]
 
     def numbers(self) -> tuple[tuple[Any, ...], list[Any]]:
         """The step's grid and arguments, these without their tuples; of a traced call some are sizes."""
         blocks, *rest = self.step.grid
         if self.most_blocks is not None:
             blocks = min(blocks, self.most_blocks)
-        args = [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
-        for i, cast in self.typed:
-            args[i] = args[i] if isinstance(args[i], Size) else cast(args[i])
-        self.untyped = [(i, cast) for i, cast in self.typed if isinstance(args[i], Size)]
-        return (blocks // self.step.kernel.cluster, *rest), args
+        whole = blocks // self.cluster * self.cluster
+        return (whole, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
     def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
-        launch, config, function = self.launch, self.config(grid=grid, **self.options), self.function
-        places, typed_places = self.places, self.typed_places
-        for i, cast in self.untyped:
-            args[i] = cast(args[i])
+        """The driver finds each argument in 8 bytes, which are written anew for each launch, by their address."""
+        count = len(args)
+        words = (c_uint64 * (2 * count))(*(_word(value, kind) for value, kind in zip(args, self.kinds, strict=True)))
+        addresses = addressof(words) + 8 * count
+        words[count:] = [*range(addressof(words), addresses, 8)]
+        single, runs = _runs([place for place in self.places if self.kinds[place[0]] not in (f32, f64)])
+        floats = [(i, which, self.kinds[i]) for i, which in self.places if self.kinds[i] in (f32, f64)]
+        launch, function, lock = driver.cu.cuLaunchKernelEx, self.handle, Lock()
+        configs: dict[int, Any] = {}  # by stream
 
         def run(pointers: Sequence[int], handle: int) -> None:
-            own = args.copy()
-            for i, which in places:
-                own[i] = pointers[which]
-            for i, which, cast in typed_places:
-                own[i] = cast(pointers[which])
-            launch(_stream(handle), config, function, *own)
+            config = configs.get(handle)
+            if config is None:
+                config = configs[handle] = self._config(grid, handle)
+            with lock:
+                for i, which in single:
+                    words[i] = pointers[which]
+                for own, given in runs:
+                    words[own] = pointers[given]
+                for i, which, kind in floats:
+                    words[i] = _word(pointers[which], kind)
+                (error,) = launch(config, function, addresses, 0)
+            if error:
+                raise RuntimeError(f"{self.step.kernel.name}: the CUDA driver answered {error.name} to its launch")
 
         return run
+
+    def _config(self, grid: tuple[int, ...], handle: int) -> Any:
+        """What the driver is told beside the kernel and its arguments."""
+        cu = driver.cu
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.step.kernel.threads, 1, 1
+        config.sharedMemBytes, config.hStream = self.shared_bytes, cu.CUstream(handle)
+        if self.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = self.cluster
+            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config
 
 
 class SimulatedLauncher:
@@ -133,6 +153,18 @@ def _places(step: Step, names: Sequence[str | None]) -> list[tuple[int, int]]:
     return [(i, names.index(arg)) for i, arg in flattened if isinstance(arg, str) and arg in names]
 
 
+def _runs(places: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[slice, slice]]]:
+    """The places of single arguments, and of those that lie beside one another in both lists."""
+    found: list[list[tuple[int, int]]] = []
+    for i, which in places:
+        if found and found[-1][-1] == (i - 1, which - 1):
+            found[-1].append((i, which))
+        else:
+            found.append([(i, which)])
+    slices = [tuple(slice(first, last + 1) for first, last in zip(r[0], r[-1])) for r in found if len(r) > 1]
+    return [r[0] for r in found if len(r) == 1], [(own, given) for own, given in slices]
+
+
 def _simulated(value: Any, kind: Any, name: str | None) -> Any:
     """An argument as it would reach the compiled kernel: a Python int, a typed float, or memory."""
     if isinstance(value, np.ndarray):
@@ -141,15 +173,15 @@ def _simulated(value: Any, kind: Any, name: str | None) -> Any:
     return typed[kind](value) if kind in typed else value
 
 
-def _resident_blocks(function: Any, step: Step, options: dict[str, Any]) -> int:
+def _resident_blocks(function: Any, step: Step, shared_bytes: int) -> int:
     """Blocks of a kernel that the current GPU runs at once."""
     from cuda.core import Device as CoreDevice, LaunchConfig
 
-    here, cluster = CoreDevice(), step.kernel.cluster
+    here, threads, cluster = CoreDevice(), step.kernel.threads, step.kernel.cluster
     if cluster > 1:
-        config = LaunchConfig(grid=1, **options)
+        config = LaunchConfig(grid=1, block=threads, shmem_size=shared_bytes, cluster=cluster)
         return function.occupancy.max_active_clusters(config, stream=here.default_stream) * cluster
-    each = function.occupancy.max_active_blocks_per_multiprocessor(options["block"], options["shmem_size"])
+    each = function.occupancy.max_active_blocks_per_multiprocessor(threads, shared_bytes)
     return each * here.properties.multiprocessor_count
 
 
@@ -181,31 +213,26 @@ def flat(array: np.ndarray, name: str) -> simulator.Pointer:
     return simulator.Pointer(np.lib.stride_tricks.as_strided(words, (extent,), (words.itemsize,)), name)
 
 
-def _cast(kind: Any) -> Callable[[Any], Any]:
-    """What makes a scalar one that cuda.core passes as `kind`; a Python int is 64 bits wide there, and a pointer."""
-    return {f32: np.float32, f64: np.float64, i32: np.int32}.get(kind, int)
+def _word(value: Any, kind: Any) -> int:
+    """The 8 bytes in which the driver finds an argument, in their first ones if it has fewer."""
+    if kind is f32:
+        return int(np.float32(value).view(np.uint32))
+    return int(np.float64(value).view(np.uint64)) if kind is f64 else int(value)
 
 
 @cache
-def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Callable[[Any], Any]]]:
-    """The kernel on the GPU, as cuda.core has it, and what casts its arguments."""
-    from cuda.bindings import driver
+def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Any]]:
+    """The kernel on the GPU, as cuda.core has it, and the types of its arguments."""
     from cuda.core import ObjectCode
 
+    cu = driver.cu
     made = binary(kernel, arch, shared_bytes)
     function = ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
     if shared_bytes > 48 * 1024 or made.report.static_shared + shared_bytes > 48 * 1024:
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        handle = driver.CUkernel(int(function.handle))
-        for index in range(driver.cuDeviceGetCount()[1]):
-            (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, handle, index)
-            if error != driver.CUresult.CUDA_SUCCESS:
+        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        handle = cu.CUkernel(int(function.handle))
+        for index in range(cu.cuDeviceGetCount()[1]):
+            (error,) = cu.cuKernelSetAttribute(attribute, shared_bytes, handle, index)
+            if error != cu.CUresult.CUDA_SUCCESS:
                 raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
-    return function, [_cast(kind) for kind in leaves(kernel.argtypes)]
-
-
-@cache
-def _stream(handle: int) -> Any:
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle)
+    return function, [*leaves(kernel.argtypes)]

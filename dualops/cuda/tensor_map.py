@@ -26,6 +26,7 @@ from .simulator import TensorMap
 NBYTES = 128
 ADDRESS_MULTIPLE = 16  # of an array's first byte, and of its strides
 MOST_BOX = 256  # elements along an axis
+MOST_KNOWN = 256  # addresses for which an encoded map of the same boxes is remembered
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
 ROUNDED = (
     "tfloat32"  # a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
@@ -73,10 +74,16 @@ class Boxes:
             raise ValueError(
                 f"tensor map of {self.dtype} {self.shape}: address is {address:#x}, expected a multiple of 16"
             )
+        if (known := self._known.get(address)) is not None:
+            return known
         prototype, lock = self._prototype
         with lock:
             _done(driver.cu.cuTensorMapReplaceAddress(prototype, address))
-            return ctypes.string_at(prototype.getPtr(), NBYTES)
+            made = ctypes.string_at(prototype.getPtr(), NBYTES)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[address] = made
+        return made
 
     def simulated(self, array: np.ndarray) -> TensorMap:
         """The map of a NumPy array of this dtype, shape and strides; a kernel gets its `address`."""
@@ -85,6 +92,11 @@ class Boxes:
         if given != (numpy_dtype(self.element), self.shape, strides):
             raise ValueError(f"tensor map of {self.dtype} {self.shape}, strides {strides}: the array is {given}")
         return TensorMap(array, self.box[::-1], self.span, rounds=self.dtype == ROUNDED)
+
+    @cached_property
+    def _known(self) -> dict[int, bytes]:
+        """What was encoded, by address."""
+        return {}
 
     @cached_property
     def _prototype(self) -> tuple[Any, Lock]:

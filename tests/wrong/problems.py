@@ -138,19 +138,25 @@ def _norm_rows() -> Iterator[Problem]:
 
 
 def _products_in_boxes() -> Iterator[Problem]:
-    """Two tiles for each block of a cluster, stored as boxes; and for a block, row by row. Each fills a stage anew."""
-    shapes = {"a": (136, 136), "b": (136, 128)}
-    two_blocks = Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2)
-    one_block = Sm90Config(1, 64, 2, 64)
-    for config, params in ((two_blocks, {}), (one_block, {"activation": "relu"})):
-        case = Case("boxes" if config is two_blocks else "rows", "bfloat16", shapes, params)
-        yield Problem("matmul_sm90", "matmul", False, "sm90", case, configs=((sm90_config, {"TILES": ((config, 1),)}),))
-    # parts of float32 in pieces of three slices, of which the last has two; their copies, in two blocks along each axis
+    """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
+    blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
+    """
+    in_boxes = {"a": (136, 136), "b": (136, 128), "bias": (128,)}, {"return_preactivation": True, "activation": "relu"}
+    in_rows = {"a": (136, 136), "b": (124, 136)}, {"activation": "relu", "transpose_b": True}
+    long = {"a": (64, 392), "b": (392, 64)}, {}
+    for name, config, (shapes, params) in (
+        ("boxes", Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2), in_boxes),
+        ("rows", Sm90Config(1, 64, 2, 64), in_rows),
+        ("a sum of two blocks", Sm90Config(1, 64, 2, 64, splits=2), long),
+    ):
+        instead = (sm90_config, {"TILES": ((config, 1),), "LEAST_SPLIT": 1})
+        kernel = "matmul_sm90_split" if config.splits > 1 else "matmul_sm90"
+        yield Problem(kernel, "matmul", False, "sm90", Case(name, "bfloat16", shapes, params), configs=(instead,))
     in_pieces = Sm90Config(1, 32, 2, 32, block_k=32, itemsize=4, piece=3)
     case = Case("pieces", "float32", {"a": (136, 72), "b": (72, 40)}, {"precision": "3xtf32"})
     for kernel in ("matmul_sm90", "matmul_k_major"):
-        tiles = {"SPLIT_TILES": ((in_pieces, 1),)}
-        yield Problem(kernel, "matmul", False, "sm90", case, configs=((sm90_config, tiles),))
+        instead = (sm90_config, {"PARTS_TILES": ((in_pieces, 1),)})
+        yield Problem(kernel, "matmul", False, "sm90", case, configs=(instead,))
 
 
 # of kernels whose blocks meet, a SIM case each, with these shapes instead: more than one tile of whatever is walked

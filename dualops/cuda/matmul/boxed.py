@@ -73,17 +73,17 @@ def _steps_by_boxes(size: int, stride: int, nbytes: int) -> bool:
     return size == 1 or bool(size <= MOST and 0 < stride < MOST_BYTES and stride % MULTIPLE == 0)
 
 
-def result_mapped(product: Product, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
-    """The map by which the result is stored in boxes; None if it can't be.
+def result_mapped(product: Product, which: str, metas: Mapping[str, ArrayMeta], box: tuple[int, int]) -> Mapped | None:
+    """The map by which result "y" or "z" is stored in boxes; None if it can't be.
 
     Nor if its rows are no multiple of 16 bytes: a row's last piece is stored as a whole, whatever lies behind the row.
     """
-    name, others = product.names[0], other_axes(product)
+    name, others = product.names["yz".index(which)], other_axes(product)
     if others is None or metas[name].pointer % 16:
         return None
     nbytes = itemsize(metas[name].dtype)
-    around = [(axis.size, axis.y) for axis in others[:2]]
-    rows, columns = ((axis.size, axis.y) for axis in (product.m, product.n))
+    around = [(axis.size, getattr(axis, which)) for axis in others[:2]]
+    rows, columns = ((axis.size, getattr(axis, which)) for axis in (product.m, product.n))
     whole = columns[0] * nbytes % MULTIPLE == 0 and columns[1] == 1
     if not whole or not all(_steps_by_boxes(*axis, nbytes) for axis in (rows, *around)):
         return None

@@ -41,7 +41,7 @@ class CopyVariant(NamedTuple):
 
     axes: int  # of the factor beside rows and steps of the sum
     reading: Reading
-    split: bool
+    with_parts: bool  # or else numbers rounded once
 
 
 @builds
@@ -79,13 +79,13 @@ def build_copy(found: CopyVariant) -> Kernel:
         for i in range(BLOCK // ROWS):
             for c in range(FOUR):
                 number = smem[tile.place(depth + c, line + i * ROWS)]
-                if found.split:
+                if found.with_parts:
                     upper[c], lower[c] = parts(number)
                 else:
                     upper[c] = rounded(number)
             there = row0 + line + i * ROWS < rows
             at = first + i * ROWS * pitch
-            if found.split:
+            if found.with_parts:
                 place = k // GROUP * GROUP + k
                 mem.store_vector(copy, at + place, there & (place < pitch), upper, 0)
                 mem.store_vector(copy, at + place + GROUP, there & (place < pitch), lower, 0)
@@ -105,14 +105,14 @@ class KMajor(NamedTuple):
     depth: int
     pitch: int  # numbers from a row of the copy to the next
     reading: Reading
-    split: bool
+    with_parts: bool  # or else numbers rounded once
 
     def meta(self, device: Any) -> ArrayMeta:
         shape = (prod(self.sizes), self.rows, self.pitch)
         return ArrayMeta(shape, DTYPE, contiguous_strides(shape), device, 0)
 
     def step(self) -> Step:
-        found = CopyVariant(len(self.sizes), self.reading, self.split)
+        found = CopyVariant(len(self.sizes), self.reading, self.with_parts)
         blocks = prod(self.sizes) * cdiv(self.rows, BLOCK) * cdiv(self.depth, DEPTH)
         return Step(
             build_copy(found), (blocks,), (self.name, self.factor, self.sizes, self.rows, self.depth, self.pitch)
@@ -131,11 +131,13 @@ def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready
     """The product in the place of which its rung does it: of 16-bit factors, itself."""
     if p.dtype != DTYPE or not product.k.size:
         return Ready(product, metas, ())
-    split = p.precision == "3xtf32"
+    with_parts = p.precision == "3xtf32"
     copies = [
-        copy_of(product, which, metas, split) for which in "ab" if split or not _is_k_major(product, which, metas)
+        copy_of(product, which, metas, with_parts)
+        for which in "ab"
+        if with_parts or not _is_k_major(product, which, metas)
     ]
-    made = product._replace(k=product.k._replace(size=parts_depth(product.k.size))) if split else product
+    made = product._replace(k=product.k._replace(size=parts_depth(product.k.size))) if with_parts else product
     for which, copied in copies:
         made = _with(made, which, copied)
     there = {copied.name: copied.meta(metas[product.names[0]].device) for _, copied in copies}
@@ -157,13 +159,13 @@ def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
     return [axis for axis in axes if axis.size > 1 and getattr(axis, which)]
 
 
-def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], split: bool) -> tuple[str, KMajor]:
+def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], with_parts: bool) -> tuple[str, KMajor]:
     """The copy of factor "a" or "b"."""
     rows = product.m if which == "a" else product.n
     around = _own((*product.batch, *product.outer), which) or [Axis(1)]
     name, K = product.names[2 if which == "a" else 3], product.k.size
     row, depth, *steps = (getattr(axis, which) for axis in (rows, product.k, *around))
-    pitch = parts_depth(K) if split else cdiv(K, FOUR) * FOUR
+    pitch = parts_depth(K) if with_parts else cdiv(K, FOUR) * FOUR
     return which, KMajor(
         f"{product.names[0]}: {which} along the sum",
         Factor(name, tuple(steps), (0,), row, depth),
@@ -172,7 +174,7 @@ def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], split:
         K,
         pitch,
         reading(product, which, metas, DTYPE, (FOUR,), whole=True),
-        split,
+        with_parts,
     )
 
 

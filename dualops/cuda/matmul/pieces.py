@@ -9,49 +9,32 @@ so for fp8).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-from ..backend import Namespace, f32, u32, verb
-from ..tile.boxes import BoxTile
+from ..backend import f32, u32, verb
 from ..tile.pipeline import Pipeline
 from ..tile.warpgroup import WarpgroupMma
 
 
-class Pieces(Namespace):
-    """The verb of a warpgroup."""
-
-    # (acc, smem, barriers, i, slices, part) -> the number behind the last filling: acc = the sum of so many slices,
-    # from filling i on; part: as `WarpgroupMma.start` has it
-    add_up: Callable[..., Any]
-
-
-@cache
-def sums_of_pieces(piece: int, pipe: Pipeline, mma: WarpgroupMma, a_tile: BoxTile, b_tile: BoxTile) -> Pieces:
-    """For pieces of so many slices."""
-    ZERO, PIECE, size = f32(0), u32(piece), mma.size
+def in_pieces(piece: int, pipe: Pipeline, mma: WarpgroupMma, multiply: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb `sm90_slices.Slices.multiply`, for pieces of so many slices, each of which `multiply` adds up."""
+    ZERO, PIECE = f32(0), u32(piece)
 
     @verb
-    def add_up(acc, smem, barriers, i, slices, part):
-        for e in range(size):
+    def multiply_pieces(acc, smem, barriers, part, i, count):
+        for e in range(mma.size):
             acc[e] = ZERO
         sums = mma.fragment()  # of a piece
-        end = u32(i + slices)
-        while i != end:
-            last = u32(i + min(PIECE, u32(end - i)) - 1)
-            stage = pipe.wait(barriers, i)
-            mma.start(sums, smem, a_tile.at(stage), b_tile.at(stage), part)
-            while i != last:
+        left = u32(count)
+        while left > 0:
+            size = u32(min(PIECE, left))
+            left = u32(left - size)
+            i = multiply(sums, smem, barriers, part, i, size)
+            if left > 0:
+                pipe.release(barriers, i)
                 i = pipe.next(i)
-                stage = pipe.wait(barriers, i)
-                mma.add(sums, smem, a_tile.at(stage), b_tile.at(stage), part)
-                mma.wait_but_one(sums)
-                pipe.release(barriers, i - 1)
-            mma.wait(sums)
-            pipe.release(barriers, i)
-            i = pipe.next(i)
-            for e in range(size):
+            for e in range(mma.size):
                 acc[e] += sums[e]
         return i
 
-    return Pieces(add_up=add_up)
+    return multiply_pieces

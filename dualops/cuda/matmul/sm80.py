@@ -173,7 +173,7 @@ TF32_TILES = (
     (_floats(2, 2, 64, 32, 16, 4), 0.7),
     (_floats(2, 2, 32, 32, 16, 5, min_blocks=2), 0.5),
 )
-SPLIT_TILES = (
+PARTS_TILES = (
     (_floats(2, 4, 64, 32, 16, 4, piece=2), 1.0),
     (_floats(2, 4, 32, 32, 16, 5, piece=2), 0.8),
     (_floats(2, 2, 32, 32, 16, 5, piece=2), 0.7),
@@ -190,7 +190,7 @@ def configs(
 ) -> Iterator[tuple[Sm80Config, str]]:
     """Tiles for a product, best first, of those that fit."""
     build = _build_of(product, problem, metas)
-    table = {"tf32": TF32_TILES, "3xtf32": SPLIT_TILES}[problem.precision] if problem.dtype == "float32" else TILES
+    table = {"tf32": TF32_TILES, "3xtf32": PARTS_TILES}[problem.precision] if problem.dtype == "float32" else TILES
     tiles = [(config, speed) for config, speed in table if fits(config, build, device)]
     return best_first(tiles, product, problem.dtype, device)
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..arrays import cdiv
 from ..device import Device
 from ..tile.boxes import Cluster
+from ..tile.epilogue import output_box
 from ..tile.warpgroup import ROWS
 from .product import Product
 
@@ -20,7 +21,10 @@ ONE_BLOCK = Cluster()
 
 @dataclass(frozen=True)
 class Sm90Config:
-    """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns."""
+    """A block's tile has 64 rows for each of `consumers` warpgroups, and block_n columns.
+
+    Either clusters make neighbouring tiles, or their blocks split a tile's sum.
+    """
 
     consumers: int
     block_n: int
@@ -29,7 +33,8 @@ class Sm90Config:
     cluster: Cluster = ONE_BLOCK
     block_k: int = 64
     group: int = 8  # tiles above one another whose blocks run side by side
-    itemsize: int = 2
+    splits: int = 1  # blocks that share a tile's sum
+    itemsize: int = 2  # bytes of a number of the factors, and of the results
     piece: int = 0  # slices whose sum the tensor cores make before it is added in float32 (`pieces`); 0: all
 
     @cached_property
@@ -46,8 +51,20 @@ class Sm90Config:
         return self.stages * self.stage_bytes
 
     @cached_property
-    def shared_bytes(self) -> int:
+    def places(self) -> int:
+        """Boxes of a warpgroup's result that are on their way at once."""
+        return self.store_n // output_box(self.block_n, self.itemsize)[1]
+
+    @cached_property
+    def bias_at(self) -> int:
+        """Where the bias begins, a row of floats for each warpgroup."""
         return self.output_at + self.itemsize * self.block_m * self.store_n
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        if self.splits > 1:
+            return self.output_at + 4 * self.block_m * self.block_n
+        return self.bias_at + 4 * self.consumers * self.block_n
 
     def tiles(self, product: Product) -> int:
         """Tiles of a product, with those that clusters make beyond its edge."""
@@ -56,16 +73,18 @@ class Sm90Config:
         return product.batches * cdiv(rows, high) * high * cdiv(columns, wide) * wide
 
 
-# Tiles; picoseconds for a step of the sum, and for what comes before and after a sum. H200, 2026-11-22, bfloat16
-START = 2_500_000
+# Tiles; picoseconds for a step of the sum. H200, 2026-11-22, bfloat16, where every SM has a tile
 TILES = (
-    (Sm90Config(2, 256, 4, 128), 12_300),  # 4096^3 in clusters of two, whichever way: 1 to 5 % slower
-    (Sm90Config(2, 192, 5, 64), 9_600),
-    (Sm90Config(2, 128, 6, 128), 7_000),
-    (Sm90Config(2, 64, 8, 64), 3_400),
-    (Sm90Config(1, 128, 8, 128), 3_300),
-    (Sm90Config(1, 64, 10, 64), 2_600),
-    (Sm90Config(1, 32, 12, 32), 2_700),  # in clusters of four that share a's tiles: twice as long
+    (Sm90Config(2, 256, 4, 128), 10_300),  # 4096^3 in clusters of two, whichever way: 1 to 4 % slower
+    (Sm90Config(2, 192, 5, 64), 8_200),
+    (Sm90Config(2, 128, 6, 128), 5_900),
+    (Sm90Config(2, 64, 8, 64), 3_500),
+    (Sm90Config(1, 128, 8, 128), 3_500),
+    (Sm90Config(1, 64, 10, 64), 2_400),
+    (Sm90Config(1, 32, 12, 32), 1_900),  # in clusters of four that share a's tiles: twice as long
+    (Sm90Config(1, 128, 8, 128, splits=2), 3_500),
+    (Sm90Config(1, 64, 10, 64, splits=2), 2_400),
+    (Sm90Config(1, 64, 10, 64, splits=4), 2_400),
 )
 
 
@@ -75,22 +94,34 @@ def _floats(*sizes: Any, block_k: int = 32, **options: Any) -> Sm90Config:
 
 # the same of "tf32", and of "3xtf32", where a step is half a number of the sum: not measured yet
 TF32_TILES = (
-    (_floats(2, 256, 4, 64), 24_600),
-    (_floats(2, 192, 5, 32), 19_200),
-    (_floats(2, 128, 6, 64), 14_000),
-    (_floats(2, 64, 8, 64), 6_800),
-    (_floats(1, 128, 8, 64), 6_600),
-    (_floats(1, 64, 10, 64), 5_200),
-    (_floats(1, 32, 12, 32), 5_400),
+    (_floats(2, 256, 4, 64), 20_600),
+    (_floats(2, 192, 5, 32), 16_400),
+    (_floats(2, 128, 6, 64), 11_800),
+    (_floats(2, 64, 8, 64), 7_000),
+    (_floats(1, 128, 8, 64), 7_000),
+    (_floats(1, 64, 10, 64), 4_800),
+    (_floats(1, 32, 12, 32), 3_800),
+    (_floats(1, 128, 8, 64, splits=2), 7_000),
+    (_floats(1, 64, 10, 64, splits=4), 4_800),
 )
-SPLIT_TILES = (
-    (_floats(2, 128, 3, 64, block_k=64, piece=1), 21_000),
-    (_floats(2, 192, 5, 32, piece=2), 28_800),
-    (_floats(2, 64, 8, 64, piece=2), 11_500),
-    (_floats(1, 128, 6, 64, piece=2), 12_000),
-    (_floats(1, 64, 10, 64, piece=2), 8_500),
-    (_floats(1, 32, 12, 32, piece=2), 8_500),
+PARTS_TILES = (
+    (_floats(2, 128, 3, 64, block_k=64, piece=1), 18_000),
+    (_floats(2, 192, 5, 32, piece=2), 25_000),
+    (_floats(2, 64, 8, 64, piece=2), 11_000),
+    (_floats(1, 128, 6, 64, piece=2), 11_500),
+    (_floats(1, 64, 10, 64, piece=2), 8_000),
+    (_floats(1, 32, 12, 32, piece=2), 7_000),
+    (_floats(1, 128, 6, 64, piece=2, splits=2), 11_500),
+    (_floats(1, 64, 10, 64, piece=2, splits=4), 8_000),
 )
+START, TILE = 2_600_000, 1_000_000  # what a launch takes, and what comes before and after a tile's sum
+MEET = 500_000  # what the blocks that share a sum take to meet
+LEAST_SPLIT = 256  # steps of a sum that a block has at least
+
+
+def _clusters_at_once(device: Device, blocks: int) -> int:
+    """Of so many blocks: an SM may be left over of each group in which a cluster has to be."""
+    return max(1, device.sms // blocks - (device.sms // 32 if blocks > 2 else 0))
 
 
 def configs(product: Product, device: Device, precision: str | None = None) -> Iterator[tuple[Sm90Config, str]]:
@@ -99,10 +130,17 @@ def configs(product: Product, device: Device, precision: str | None = None) -> I
     precision: that of float32; None for 16-bit factors.
     """
     found = []
-    for config, step in {None: TILES, "tf32": TF32_TILES, "3xtf32": SPLIT_TILES}[precision]:
-        tiles = config.tiles(product)
-        if tiles <= MOST_TILES and config.shared_bytes + SLACK <= device.shared_memory_per_block:
-            time = START + cdiv(tiles, device.sms) * product.rounds * product.k.size * step
-            found.append((time, config, f"{config.block_m} x {config.block_n} a block, {tiles} tiles"))
+    for config, step in {None: TILES, "tf32": TF32_TILES, "3xtf32": PARTS_TILES}[precision]:
+        tiles, told = config.tiles(product), f"{config.block_m} x {config.block_n} a block"
+        if tiles > MOST_TILES or config.shared_bytes + SLACK > device.shared_memory_per_block:
+            continue
+        depth = product.rounds * product.k.size // config.splits
+        if config.splits == 1:
+            time = START + cdiv(tiles, device.sms) * (TILE + depth * step)
+            found.append((time, config, f"{told}, {tiles} tiles"))
+        elif product.rounds == 1 and depth >= LEAST_SPLIT:
+            at_once = _clusters_at_once(device, config.splits)
+            time = START + cdiv(tiles, at_once) * (TILE + MEET + depth * step)
+            found.append((time, config, f"{told}, {tiles} tiles, {config.splits} blocks add up each"))
     for _, config, reason in sorted(found, key=lambda each: each[0]):
         yield config, reason

@@ -105,6 +105,24 @@ def ld_shared_v4_f32(x, index):
 
 
 @instruction(
+    "(shared[i32], i32) -> (f32, f32, f32, f32)",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, {x}, {rank}; "
+    "ld.shared::cluster.v4.f32 {{d0}, {d1}, {d2}, {d3}}, [there]; }",
+    section="9.7.9.8",
+)
+def ld_shared_cluster_v4_f32(x, index, rank):
+    """Four adjacent floats of the same array in block `rank` of the cluster."""
+    thread = current()
+    if rank != thread.block.rank and not thread.in_cluster:
+        raise RuntimeError(f"ld.shared of block {rank} of the cluster before barrier.cluster.wait: it may not run yet")
+    block = thread.block.cluster[rank]
+    if not block.running:
+        raise RuntimeError(f"ld.shared: block {rank} of the cluster has ended")
+    four = block.shared_array(x.key, x.size, x.data.dtype).vector(index, 4)
+    return four[0], four[1], four[2], four[3]
+
+
+@instruction(
     "(shared[i32]) -> (u32, u32, u32, u32)", "ld.shared.v4.b32 {{d0}, {d1}, {d2}, {d3}}, [{x}];", section="9.7.9.8"
 )
 def ld_shared_v4_b32(x, index):

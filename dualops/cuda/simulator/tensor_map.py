@@ -50,8 +50,14 @@ class TensorMap:
         part[...] = np.full(part.size * part.itemsize, 0xFF, np.uint8).view(part.dtype).reshape(part.shape)
 
     def store(self, coordinates: Sequence[int], data: np.ndarray) -> None:
-        """Write a box of bytes."""
+        """Write a box of bytes.
+
+        Raises IndexError where rows are no multiple of 16 bytes: a GPU then writes zeros behind them.
+        """
         inside, there = self._slices(coordinates)
+        if self.array.shape[-1] * self.array.itemsize % 16:
+            told = f"rows of {self.array.shape[-1] * self.array.itemsize} bytes"
+            raise IndexError(f"a box stored to {told}, expected a multiple of 16: zeros are written behind them")
         self.array[inside] = data.view(self.array.dtype).reshape(self.box[::-1])[there]
 
     def add(self, coordinates: Sequence[int], data: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, i32, u16, verb
+from ..backend import Namespace, cuda, i32, u16, verb
 from ..ptx.fences import fence_proxy_tensormap
 from ..ptx.tma import cp_async_bulk_tensor
 from ..ptx.warp import cluster_ctarank
@@ -75,9 +75,13 @@ class BoxTile(Namespace):
 
 
 @verb
-def begin_map(tensor_map):
-    """Before this block's first use of a map; by the thread that uses it."""
-    fence_proxy_tensormap(tensor_map)
+def begin_maps(maps, warp):
+    """Before this block's first use of a tuple of maps: by all threads; a barrier must follow. Warps from number `warp`
+    on, in a block that has so many, take one each, since a map takes as long to fetch as any memory.
+    """
+    for number in range(len(maps)):
+        if cuda.threadIdx.x == 32 * (warp + number):
+            fence_proxy_tensormap(maps[number])
 
 
 def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:

@@ -1,25 +1,29 @@
 """From a warpgroup's accumulators to memory, through shared memory: as boxes, or row by row.
 
-    out = box_output("bfloat16", columns, at=0, width=128, others=1)
-    out.store(smem, y_map, acc, Corner(m0, n0, (batch,)))         acc [64, columns], of every warpgroup its own
-    out.finish()
+    boxes = box_output("bfloat16", columns, at=0, places=2, others=1)      acc [64, columns], of every warpgroup its own
+    part = i32(0)
+    while part < boxes.parts:
+        boxes.take(values, acc, part)                                      values [64, boxes.columns], to be changed
+        boxes.acquire()
+        boxes.store(smem, y_map, values, Corner(m0, n0, (batch,)), part, part)
+        part = boxes.next(part)
 
-Numbers are packed in pairs, put into boxes of shared memory by stmatrix, swizzled so that no two lanes of a store meet
-a bank, and copied from there while the warpgroup goes on. `width` columns at a time: the place of a part is written
-again when the copy before has read it. What has more to be done to it than rounding goes through shared memory as
-floats.
+A part is packed in pairs, put into a box of shared memory by stmatrix, swizzled so that no two lanes of a store meet a
+bank, and copied from there while the warpgroup goes on. There is room for `places` of them. What can't be stored as
+boxes goes through shared memory as floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
-from ..ptx.arithmetic import opaque_i32
+from ..ptx.arithmetic import opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
-from ..ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from ..ptx.fences import fence_proxy_async
 from ..ptx.memory import st_shared_f32, st_shared_v2_f32
 from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
@@ -32,12 +36,18 @@ SPAN = 128  # bytes of a box's line, at most
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
-class Output(Namespace):
-    """How a warpgroup's tile gets to memory."""
+class BoxOutput(Namespace):
+    """How a warpgroup's tile gets to memory as boxes, a part of so many columns after the other."""
 
+    parts: int
+    columns: int  # of a part
+    size: int  # numbers of a part that a thread has
     nbytes: int  # of shared memory, for each warpgroup
-    begin: Callable[..., None]  # (tensor_map): before it is used; by all threads of the warpgroup
-    store: Callable[..., None]  # (smem, tensor_map, acc, corner)
+    fragment: Callable[..., Any]  # () -> a local array for a part
+    take: Callable[..., None]  # (values, acc, part): a part of the accumulators
+    acquire: Callable[..., None]  # (): a place is free, and what the warpgroup wrote to shared memory is there
+    store: Callable[..., None]  # (smem, tensor_map, values, corner, part, number): into place number % places
+    next: Callable[..., Any]  # (part) -> part + 1; the compiler unrolls no loop that counts so
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
 
@@ -47,68 +57,87 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 
 
 @cache
-def box_output(dtype: str, columns: int, at: int, width: int, others: int) -> Output:
-    """For results of `columns` columns a warpgroup, `width` of them at a time; its memory begins at byte `at`.
+def box_output(dtype: str, columns: int, at: int, places: int, others: int) -> BoxOutput:
+    """For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
 
-    others: axes of the result beside rows and columns. Raises ValueError for a width that is no whole number of boxes.
+    others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. Raises ValueError
+    for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
-    if columns % width or width % along or along % 16:
-        raise ValueError(f"{columns} columns, {width} at a time, expected whole boxes of {along} columns")
-    span, parts, boxes = itemsize * along, columns // width, width // along
-    box_bytes, nbytes = ROWS * span, ROWS * width * itemsize
-    copy, put = _copy_out(others), _put_pairs(along) if dtype == "float32" else _put_matrices(dtype, along)
+    if columns % along or along % 16:
+        raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
+    put, copy = _put_pairs(along) if dtype == "float32" else _put_matrices(dtype, along), _copy_out(others)
+    span, parts, size = itemsize * along, columns // along, along // 2
+    box_bytes, most_pending = ROWS * span, places - 1
 
     @verb
-    def begin(tensor_map):
+    def fragment():
+        return cuda.local.array(size, f32)
+
+    @verb
+    def take(values, acc, part):
+        for p in range(parts):  # of registers, each is known by its number
+            if p == part:
+                for e in range(size):
+                    values[e] = opaque_f32(acc[p * size + e])  # arithmetic on all parts would be made at once
+
+    @verb
+    def acquire():
         if cuda.threadIdx.x % 128 == 0:
-            fence_proxy_tensormap(tensor_map)
+            cp_async_bulk_wait_group_read(most_pending)
+        bar_sync(1 + my_warpgroup(), 128)
 
     @verb
-    def store(smem, tensor_map, acc, corner):
-        tid = cuda.threadIdx.x % 128
-        group = my_warpgroup()
-        mine = at + group * nbytes
-        for part in range(parts):
-            if tid == 0:
-                cp_async_bulk_wait_group_read(0)
-            bar_sync(1 + group, 128)
-            for box in range(boxes):
-                put(smem, mine + box * box_bytes, acc, (part * boxes + box) * along // 2)
-            fence_proxy_async()
-            bar_sync(1 + group, 128)
-            if tid == 0:
-                for box in range(boxes):
-                    column = corner.depth + (part * boxes + box) * along
-                    copy(tensor_map, i32(column), i32(corner.row), corner.others, smem, i32(mine + box * box_bytes))
-                cp_async_bulk_commit_group()
+    def store(smem, tensor_map, values, corner, part, number):
+        tid, group = cuda.threadIdx.x % 128, my_warpgroup()
+        place = i32(at + (group * places + i32(u32(number) % u32(places))) * box_bytes)
+        put(smem, place, values)
+        fence_proxy_async()
+        bar_sync(1 + group, 128)
+        if tid == 0:
+            copy(tensor_map, i32(corner.depth + part * along), i32(corner.row), corner.others, smem, place)
+            cp_async_bulk_commit_group()
+
+    @verb
+    def next_of(part):
+        return opaque_i32(part + 1)
 
     @verb
     def finish():
         if cuda.threadIdx.x % 128 == 0:
             cp_async_bulk_wait_group_read(0)
 
-    return Output(nbytes=nbytes, begin=begin, store=store, finish=finish)
+    return BoxOutput(
+        parts=parts,
+        columns=along,
+        size=size,
+        nbytes=box_bytes * places,
+        fragment=fragment,
+        take=take,
+        acquire=acquire,
+        store=store,
+        next=next_of,
+        finish=finish,
+    )
 
 
 def _put_matrices(dtype: str, along: int) -> Callable[..., None]:
-    """(smem, at, acc, first): a box of 16-bit results, of accumulators from `first` on."""
-    pair, store, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
+    """(smem, at, values): a part of 16-bit results to a box."""
+    pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
-    def put(smem, at, acc, first):
+    def put_matrices(smem, at, values):
         tid = cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row that this lane brings the address of
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)
         for step in range(steps):
             for e in range(4):
-                words[e] = pair(acc[first + 8 * step + 2 * e], acc[first + 8 * step + 2 * e + 1])
-            place = (32 * step + tid % 32 // 16 * 16) ^ flip
-            store(smem, i32(at + line + place), words, 0)
+                words[e] = pair(values[8 * step + 2 * e], values[8 * step + 2 * e + 1])
+            put(smem, i32(at + line + ((32 * step + tid % 32 // 16 * 16) ^ flip)), words, 0)
 
-    return put
+    return put_matrices
 
 
 def _put_pairs(along: int) -> Callable[..., None]:
@@ -116,17 +145,17 @@ def _put_pairs(along: int) -> Callable[..., None]:
     span, eights = 4 * along, along // 8
 
     @verb
-    def put(smem, at, acc, first):
+    def put_pairs(smem, at, values):
         tid = cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 32 // 4) * span)
         flip = line >> 3 & span - 16  # eight rows further on it is the same
         for j in range(eights):
             place = (32 * j + 8 * (tid % 4)) ^ flip
             for half in range(2):
-                e = first + 4 * j + 2 * half
-                st_shared_v2_f32(smem, i32(at + line + 8 * half * span + place), acc[e], acc[e + 1])
+                e = 4 * j + 2 * half
+                st_shared_v2_f32(smem, i32(at + line + 8 * half * span + place), values[e], values[e + 1])
 
-    return put
+    return put_pairs
 
 
 def _copy_out(others: int) -> Callable[..., None]:
@@ -144,6 +173,21 @@ def _copy_out(others: int) -> Callable[..., None]:
     return {1: one, 2: two}[others]
 
 
+@cache
+def place_of(width: int) -> Callable[..., Any]:
+    """The verb (row, column) -> where a float of a tile of this width is in shared memory.
+
+    Fours of a row change places so that neighbouring rows meet different banks.
+    """
+    flips = min(width // 4, 8) - 1
+
+    @verb
+    def place(row, column):
+        return row * width + (column ^ (row & flips) * 4)
+
+    return place
+
+
 class RowOutput(Namespace):
     """The same accumulators as neighbours of a row, which a verb of the operator takes on from there."""
 
@@ -156,14 +200,9 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
     each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. Rows from M on are left out;
     columns beyond the result's are the verb's concern.
     """
-    num, pairs = numbers(f32), width // 8
+    num, pairs, place = numbers(f32), width // 8, place_of(width)
     parts, items, groups = columns // width, ROWS * width // NEAR // 128, width // NEAR
-    flips, first_at, size = min(width // 4, 8) - 1, at // 4, ROWS * width
-
-    @verb
-    def place(row, column):
-        """Where a number is: fours of a row change places so that neighbouring rows meet different banks."""
-        return row * width + (column ^ (row & flips) * 4)
+    first_at, size = at // 4, ROWS * width
 
     @verb
     def store(smem, acc, corner, M, results):

@@ -203,8 +203,8 @@ class WarpProducts(Namespace):
 
 
 @cache
-def warp_products(dtype: str, rows: int, columns: int, split: bool = False) -> WarpProducts:
-    """The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `split`, as two
+def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> WarpProducts:
+    """The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `parts`, as two
     parts each, without the product of the lower ones.
     """
     mma = mma_m16n8k8_tf32 if dtype == "float32" else mma_m16n8k16(MMA_TYPES[dtype])
@@ -257,5 +257,5 @@ def warp_products(dtype: str, rows: int, columns: int, split: bool = False) -> W
         products(acc, a_frag, a_at, b_frag, b_at)
 
     if dtype == "float32":
-        multiply = multiply_parts if split else multiply_rounded
+        multiply = multiply_parts if parts else multiply_rounded
     return WarpProducts(make=make, multiply=multiply, add_to=add_to)

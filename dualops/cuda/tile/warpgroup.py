@@ -52,10 +52,10 @@ def parts_multiplied(steps: int) -> list[tuple[int, int]]:
 
 
 @cache
-def warpgroup_mma(dtype: str, a: Operand, b: Operand, split: bool = False) -> WarpgroupMma:
+def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> WarpgroupMma:
     """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
-    split: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
+    parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
     is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
     as many roundings again, twice.
     """
@@ -63,7 +63,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, split: bool = False) -> Wa
     size = n // 2
     multiply = wgmma_tf32(n) if dtype == "float32" else wgmma(n, INSTRUCTION_TYPES[dtype], a.major, b.major)
     wait_group = wgmma_wait_group(n)
-    pairs = parts_multiplied(b.steps) if split else [(step, step) for step in range(b.steps)]
+    pairs = parts_multiplied(b.steps) if parts else [(step, step) for step in range(b.steps)]
     a_bits, b_bits, steps = a.bits, b.bits, len(pairs)
     a_advance, b_advance = tuple(a.advance[of_a] for of_a, _ in pairs), tuple(b.advance[of_b] for _, of_b in pairs)
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0

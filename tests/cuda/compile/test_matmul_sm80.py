@@ -14,12 +14,12 @@ from dualops.cuda import device
 from dualops.cuda.compile import compile_kernel
 from dualops.cuda.matmul.loading import Reading
 from dualops.cuda.matmul.product import Variant
-from dualops.cuda.matmul.sm80 import SPLIT_TILES, TF32_TILES, TILES, Build, build_product, fits
+from dualops.cuda.matmul.sm80 import PARTS_TILES, TF32_TILES, TILES, Build, build_product, fits
 from dualops.cuda.matmul.sm80_config import Sm80Config
 from tests.cuda.compile.ptx import ptx_of
 
 CONFIGS = [config for config, _ in TILES]
-FLOATS = [config for config, _ in (*TF32_TILES, *SPLIT_TILES)]
+FLOATS = [config for config, _ in (*TF32_TILES, *PARTS_TILES)]
 FORWARD = Variant("float16", "float32", "gelu", preactivation=True, batch_axes=2)
 BACKWARD, SUMMED = Variant("bfloat16", batch_axes=2), Variant("bfloat16", batch_axes=2, outer_axes=2)
 WIDE = [Reading("depth", 8), Reading("row", 8), Reading("row", 8)]

@@ -23,6 +23,7 @@ from dualops.cuda.ptx.mbarrier import (
     mbarrier_wait,
     mbarrier_wait_cta,
 )
+from dualops.cuda.ptx.memory import ld_shared_cluster_v4_f32
 from dualops.cuda.ptx.warp import (
     bar_arrive,
     bar_sync,
@@ -207,6 +208,43 @@ def _remote_store() -> None:
         run(sends, y, early, blocks=2, cluster=2)
         assert y.tolist() == [0, 100, 10, 110, 1, 101, 11, 111]
         assert np.isnan(early).all()
+
+
+@of("ld_shared_cluster_v4_f32")
+def _remote_load() -> None:
+    def loads(y):
+        tid, rank = cuda.threadIdx.x, cluster_ctarank()
+        mine = cuda.shared.array(8, f32, alignment=16)
+        if tid < 8:
+            mine[tid] = f32(10 * rank + tid)
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
+        if tid < 2:  # fours of the block beside this one
+            four = ld_shared_cluster_v4_f32(mine, 4 * tid, 1 - rank)
+            for e in range(4):
+                y[8 * rank + 4 * tid + e] = four[e]
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
+
+    y = np.zeros(16)
+    run(loads, y, blocks=2, cluster=2)
+    assert y.tolist() == [*range(10, 18), *range(8)]
+
+    def too_early(y):
+        ld_shared_cluster_v4_f32(cuda.shared.array(4, f32, alignment=16), 0, 1 - cluster_ctarank())
+
+    def too_late(y):
+        mine = cuda.shared.array(4, f32, alignment=16)
+        barrier_cluster_arrive()
+        barrier_cluster_wait()
+        if cluster_ctarank() == 0:
+            simulator.current().scheduler.pause()  # the other block ends
+            ld_shared_cluster_v4_f32(mine, 0, 1)
+
+    with pytest.raises(RuntimeError, match=r"before barrier\.cluster\.wait"):
+        run(too_early, y, blocks=2, cluster=2)
+    with pytest.raises(RuntimeError, match="block 1 of the cluster has ended"):
+        run(too_late, y, blocks=2, cluster=2)
 
 
 @of("bar_warp_sync")

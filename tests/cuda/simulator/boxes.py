@@ -207,6 +207,25 @@ def _stores() -> None:
                 value = source.reshape(box)[within] if inside else 0
                 expected = before[place] + value if add else value if inside else before[place]
                 assert array[place] == expected, (shape, add, place)
+    _refused_store()
+
+
+def _refused_store() -> None:
+    """Rows of 24 bytes, with a gap of 8 behind them, into which a GPU would write zeros."""
+    record = TensorMap(array_of(4, 8)[:, :6], (4, 4), 16)
+
+    def store(y):
+        smem = cuda.shared.array(64, u8, alignment=128)
+        for i in range(64):
+            smem[i] = 0
+        fence_proxy_async()
+        fence_proxy_tensormap(record.address)
+        cp_async_bulk_tensor_store(2)(record.address, 4, 0, smem, 0)
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group(0)
+
+    with pytest.raises(IndexError, match="a box stored to rows of 24 bytes, expected a multiple of 16"):
+        run(store, np.zeros(1), threads=1)
 
 
 @of(

@@ -27,6 +27,7 @@ from dualops.cuda.ptx.arithmetic import (
     max_f64,
     mul_rn,
     mul_rn_f64,
+    opaque_f32,
     opaque_i32,
     rcp_approx_ftz,
     sub_rn,
@@ -225,6 +226,12 @@ def _bits():
 def _opaque():
     for x in (0, -1, 7, np.int64(2**31 - 1), -(2**31)):
         assert opaque_i32(x) == x and type(opaque_i32(x)) is int
+
+
+@of("opaque_f32")
+def _opaque_number():
+    for x in NUMBERS + EDGES:
+        assert same(opaque_f32(np.float32(x)), np.float32(x))
 
 
 @of("bits_of_f64")

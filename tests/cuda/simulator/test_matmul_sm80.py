@@ -35,7 +35,7 @@ from .asynchronous import run
 
 SPEC = OPERATORS["matmul"]
 CONFIGS = [config for config, _ in sm80.TILES]
-OF_TF32, OF_PARTS = ([config for config, _ in tiles] for tiles in (sm80.TF32_TILES, sm80.SPLIT_TILES))
+OF_TF32, OF_PARTS = ([config for config, _ in tiles] for tiles in (sm80.TF32_TILES, sm80.PARTS_TILES))
 SMALL = CONFIGS[-1]
 DENSE = Layout.dense(2)
 SHIFTED = Layout((0, 1), (0, 3), misalignment=1)

@@ -29,13 +29,13 @@ matmul = partial(dualops.cuda.matmul, kernel="sm90")
 ONE, TWO, WIDE = Sm90Config(1, 64, 2, 64), Sm90Config(2, 128, 2, 64), Sm90Config(2, 256, 2, 128)
 ABOVE, BESIDE = Sm90Config(2, 128, 3, 128, Cluster(2, 1), group=2), Sm90Config(1, 32, 3, 32, Cluster(1, 4))
 SQUARE = Sm90Config(1, 64, 2, 64, Cluster(2, 2), group=4)
-
-
+HALVES, THIRDS = Sm90Config(1, 64, 2, 64, splits=2), Sm90Config(2, 64, 2, 64, splits=3)
 FLOATS = Sm90Config(1, 64, 2, 64, block_k=32, itemsize=4)
 FLOATS_ABOVE = Sm90Config(2, 96, 3, 32, Cluster(2, 1), block_k=32, group=2, itemsize=4)
 PIECES = Sm90Config(1, 32, 3, 32, block_k=64, itemsize=4, piece=1)
 PIECES_ABOVE = Sm90Config(2, 64, 2, 64, Cluster(1, 2), block_k=32, itemsize=4, piece=3)
-TABLES = {False: ("TILES",), True: ("TF32_TILES", "SPLIT_TILES")}  # by whether a Config has floats
+PIECES_OF_HALVES = Sm90Config(1, 32, 2, 32, block_k=32, splits=2, itemsize=4, piece=2)
+TABLES = {False: ("TILES",), True: ("TF32_TILES", "PARTS_TILES")}  # by whether a Config has floats
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def only(request: pytest.FixtureRequest) -> Iterator[None]:
     operation = OPERATIONS["matmul"][0]
     tables = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
-        mock.patch.multiple(sm90_config, **tables),
+        mock.patch.multiple(sm90_config, LEAST_SPLIT=1, **tables),
         mock.patch.multiple(operation, plans={}, families={}),
     ):
         yield
@@ -73,6 +73,8 @@ def hold(sizes: tuple[int, int, int], dtype: str, layout: str, places: dict[str,
         (SQUARE, (200, 136, 136), "tn", "bfloat16"),
         (SQUARE, (136, 128, 72), "tt", "float16"),
         (WIDE, (136, 272, 72), "nt", "bfloat16"),
+        (HALVES, (72, 136, 328), "nn", "bfloat16"),
+        (THIRDS, (136, 72, 456), "nt", "float16"),
     ],
     indirect=["only"],
     ids=lambda value: value.replace(" ", "") if isinstance(value, str) else None,
@@ -93,6 +95,7 @@ def test_tiles(only, sizes, layout, dtype, order):
         (PIECES, (72, 40, 131), "tt", "3xtf32"),
         (PIECES_ABOVE, (72, 132, 60), "nt", "3xtf32"),
         (PIECES_ABOVE, (65, 61, 35), "nn", "3xtf32"),
+        (PIECES_OF_HALVES, (65, 40, 75), "tn", "3xtf32"),
     ],
     indirect=["only"],
     ids=lambda value: value.replace(" ", "") if isinstance(value, str) else None,

@@ -1,0 +1,114 @@
+"""What matmul's sm90 kernels are built for, and launched with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, i32, i64, pointer, types, u32, verb
+from ..tile.storage import storage
+from .product import Result, Variant
+from .tiled import Results
+
+
+class Sm90Variant(NamedTuple):
+    """What a kernel is built for beside its Config. a, b: the contiguous axis of each factor, "k" or "mn"."""
+
+    product: Variant
+    a: str
+    b: str
+    others: int  # axes of a factor's map beside its own two
+    out: int  # elements of a row of the results that are stored at once; 0 where they are stored as boxes
+    parts: bool = False  # factors are parts of float32 (`parts`)
+
+    @property
+    def short(self) -> bool:
+        """Whether results have 16 bits."""
+        return self.product.dtype != "float32"
+
+    @property
+    def result_axes(self) -> int:
+        """Axes of the results beside rows and columns, as their maps have them."""
+        return min(self.others, 2)
+
+
+class Extent(NamedTuple):
+    """How large a product is. steps of a factor: 1 along the map's other axes that it has, 0 where it is broadcast."""
+
+    batches: Any
+    inner: Any  # of these, how many lie along the inner batch axis
+    rounds: Any  # products of matrices that an element is the sum of
+    M: Any
+    N: Any
+    K: Any
+    a_steps: tuple[Any, ...]
+    b_steps: tuple[Any, ...]
+
+
+class OtherAxes(Namespace):
+    """Coordinates along a map's axes beside rows and columns."""
+
+    factor: Callable[..., Any]  # (extent, steps, batch, r) -> a tuple of them, in product number r
+    result: Callable[..., Any]  # (extent, batch) -> a tuple
+
+
+def other_coordinates(others: int) -> OtherAxes:
+    @verb
+    def one(extent, steps, batch, r):
+        return (i32(batch) * steps[0],)
+
+    @verb
+    def one_of_result(extent, batch):
+        return (i32(batch),)
+
+    @verb
+    def three(extent, steps, batch, r):
+        inner, outer = i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner))
+        return (inner * steps[0], outer * steps[1], i32(r) * steps[2])
+
+    @verb
+    def two_of_result(extent, batch):
+        return (i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner)))
+
+    if others == 1:
+        return OtherAxes(factor=one, result=one_of_result)
+    return OtherAxes(factor=three, result=two_of_result)
+
+
+class To(NamedTuple):
+    """Where a product goes: its maps, or arrays with their strides, and what is added to every row."""
+
+    y_map: Any
+    z_map: Any
+    y: Any
+    z: Any
+    bias: Any
+    bias_stride: Any
+
+
+def _to_type(product: Variant, result_axes: int) -> Any:
+    array = pointer(storage(product.dtype).element)
+    result = types.NamedTuple((array, types.UniTuple(i64, result_axes), i64, i64), Result)
+    bias = pointer(storage(product.bias_dtype or product.dtype).element)
+    return types.NamedTuple((i64, i64, result, result, bias, i64), To)
+
+
+def argument_types(found: Sm90Variant) -> tuple[Any, ...]:
+    """Of a_map, b_map, to and extent."""
+    extent = types.NamedTuple((*[i32] * 6, *[types.UniTuple(i32, found.others)] * 2), Extent)
+    return (i64, i64, _to_type(found.product, found.result_axes), extent)
+
+
+@verb
+def results_of(to, corner, N):
+    """Where results go row by row, of the matrix in which a tile begins at `corner`."""
+    return Results(to.y, to.z, _begin(to.y, corner.others), _begin(to.z, corner.others), to.bias, to.bias_stride, N)
+
+
+@verb
+def _begin(result, coordinates):
+    """Where the matrix with these coordinates along the batch axes begins."""
+    at = i64(0)
+    for axis in range(len(coordinates)):
+        at += coordinates[axis] * result.batch[axis]
+    return at

@@ -1,0 +1,129 @@
+"""What matmul's sm90 rung does with a tile's sums: y = act(sum + bias), rounded, to memory.
+
+Sums of a warpgroup, [64, BLOCK_N], go a part of their columns after the other: from registers to boxes of shared
+memory, and from there while the next part, or tile, is under way. Results that can't be stored as boxes go row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..backend import Namespace, cuda, f32, i32, i64, verb
+from ..tile.boxes import begin_maps
+from ..tile.epilogue import NEAR, BoxOutput, box_output, row_output
+from ..tile.storage import storage
+from ..tile.warpgroup import my_warpgroup
+from .activations import activation
+from .product import Variant
+from .sm90_arguments import Sm90Variant, results_of
+from .sm90_config import Sm90Config
+from .tiled import finishing
+
+
+class Output(Namespace):
+    """The verbs, but for `begin` by all threads of the warpgroups that multiply."""
+
+    begin: Callable[..., None]  # (to, warp): by all threads of the block; see `begin_maps`
+    start: Callable[..., None]  # (floats, to, n0, N): before a tile's sum; floats: all shared memory as an array of f32
+    store: Callable[..., None]  # (smem, floats, to, acc, corner, M, N): after it
+    finish: Callable[..., None]  # (): after the last
+
+
+@verb
+def _nothing(to, warp):
+    pass
+
+
+@verb
+def _no_start(floats, to, n0, N):
+    pass
+
+
+@verb
+def _no_finish():
+    pass
+
+
+def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
+    """For results that are stored as boxes."""
+    product = found.product
+    boxes = box_output(product.dtype, config.block_n, config.output_at, config.places, found.result_axes)
+    bias = bias_row(config, product, boxes)
+    act = activation(product.activation, f32, short=found.short)
+    results = 1 + product.preactivation  # of each part
+
+    @verb
+    def begin(to, warp):
+        if product.preactivation:
+            begin_maps((to.y_map, to.z_map), warp)
+        else:
+            begin_maps((to.y_map,), warp)
+
+    @verb
+    def start(floats, to, n0, N):
+        if product.has_bias:
+            bias.load(floats, to, n0, N)
+
+    @verb
+    def store(smem, floats, to, acc, corner, M, N):
+        values = boxes.fragment()
+        part = i32(0)
+        while part < boxes.parts:
+            boxes.acquire()
+            boxes.take(values, acc, part)
+            if product.has_bias:
+                bias.add(values, floats, part)
+            if product.preactivation:
+                boxes.store(smem, to.z_map, values, corner, part, results * part)
+                boxes.acquire()
+            for e in range(boxes.size):
+                values[e] = act.value(values[e])
+            boxes.store(smem, to.y_map, values, corner, part, results * part + (results - 1))
+            part = boxes.next(part)
+
+    return Output(begin=begin, start=start, store=store, finish=boxes.finish)
+
+
+class BiasRow(Namespace):
+    """A tile's part of the bias, in shared memory, of every warpgroup its own."""
+
+    load: Callable[..., None]  # (floats, to, n0, N): of the tile whose columns begin at n0
+    add: Callable[..., None]  # (values, floats, part): to a part of the sums; after the warpgroup has met
+
+
+def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> BiasRow:
+    """The verbs. While a tile's sum is made nobody reads it: the parts of the tile before have met since."""
+    mem = storage(product.bias_dtype or product.dtype)
+    first, columns = config.bias_at // 4, config.block_n
+
+    @verb
+    def load(floats, to, n0, N):
+        mine = i32(first + my_warpgroup() * columns)
+        for c in range(0, columns, 128):
+            column = i32(c + cuda.threadIdx.x % 128)
+            if column < columns:
+                n = i64(n0 + column)
+                floats[mine + column] = f32(mem.load(to.bias, n * to.bias_stride)) if n < N else f32(0)
+
+    @verb
+    def add(values, floats, part):
+        column = i32(first + my_warpgroup() * columns + part * boxes.columns + 2 * (cuda.threadIdx.x % 4))
+        for pair in range(boxes.columns // 8):
+            for e in range(2):
+                own = floats[column + 8 * pair + e]
+                values[4 * pair + e] += own
+                values[4 * pair + 2 + e] += own
+
+    return BiasRow(load=load, add=add)
+
+
+def row_results(config: Sm90Config, found: Sm90Variant) -> Output:
+    """For results of which `found.out` elements of a row are stored at once."""
+    finish = finishing(found.product, NEAR, found.out, short=found.short).finish
+    rows = row_output(config.block_n, config.output_at, config.store_n * config.itemsize // 4, finish)
+
+    @verb
+    def store(smem, floats, to, acc, corner, M, N):
+        rows.store(floats, acc, corner, M, results_of(to, corner, N))
+
+    return Output(begin=_nothing, start=_no_start, store=store, finish=_no_finish)

@@ -1,0 +1,79 @@
+"""How matmul's sm90 kernels make a tile's sum: one thread loads slices along it, warpgroups multiply them.
+
+A stage of the pipeline has a slice of a, [BLOCK_M, BLOCK_K], and one of b, [BLOCK_K, BLOCK_N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Namespace, i32, u32, verb
+from ..tile.boxes import Corner, box_tile
+from ..tile.pipeline import Pipeline, pipeline
+from ..tile.swizzle import Operand
+from ..tile.warpgroup import warpgroup_mma
+from .boxed import tile_of
+from .pieces import in_pieces
+from .sm90_arguments import Sm90Variant
+from .sm90_config import Sm90Config
+
+
+class Slices(Namespace):
+    """The verbs. `i`: number of the next filling of a stage, `count`: slices, at least one; both u32."""
+
+    pipe: Pipeline
+    fragment: Callable[..., Any]  # () -> a local array for sums [64, BLOCK_N]
+    # (smem, barriers, maps, corners, i, count) -> i + count: a's and b's map and where each begins; by one thread
+    load: Callable[..., Any]
+    # (acc, smem, barriers, part, i, count) -> i + count - 1, which the caller releases: acc = a @ b, of a's rows the
+    # 64 * part-th and 63 more
+    multiply: Callable[..., Any]
+
+
+def tiles_of(config: Sm90Config, a_major: str, b_major: str) -> tuple[Operand, Operand]:
+    """A stage's tiles of a and b."""
+    depth, nbytes = config.block_k, config.itemsize
+    return tile_of(a_major, config.block_m, depth, nbytes), tile_of(b_major, config.block_n, depth, nbytes)
+
+
+def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
+    """The verbs."""
+    a_operand, b_operand = tiles_of(config, found.a, found.b)
+    a_tile = box_tile(a_operand, 0, found.others, config.cluster.of_a)
+    b_tile = box_tile(b_operand, config.stages * a_operand.nbytes, found.others, config.cluster.of_b)
+    pipe = pipeline(config.stages, config.stage_bytes, 4 * config.consumers, config.cluster.blocks)
+    mma = warpgroup_mma(found.product.dtype, a_operand, b_operand, found.parts)
+
+    @verb
+    def load(smem, barriers, maps, corners, i, count):
+        end = u32(i + count)
+        a_corner, b_corner = corners
+        k0 = i32(0)
+        while i != end:
+            stage = pipe.acquire(barriers, i)
+            a_at = Corner(a_corner.row, i32(a_corner.depth + k0), a_corner.others)
+            b_at = Corner(b_corner.row, i32(b_corner.depth + k0), b_corner.others)
+            a_tile.load(smem, stage, maps[0], a_at, barriers.full)
+            b_tile.load(smem, stage, maps[1], b_at, barriers.full)
+            i = pipe.next(i)
+            k0 = i32(k0 + config.block_k)
+        return i
+
+    @verb
+    def multiply(acc, smem, barriers, part, i, count):
+        stage = pipe.wait(barriers, i)
+        mma.start(acc, smem, a_tile.at(stage), b_tile.at(stage), part)
+        last = u32(i + count - 1)
+        while i != last:
+            i = pipe.next(i)
+            stage = pipe.wait(barriers, i)
+            mma.add(acc, smem, a_tile.at(stage), b_tile.at(stage), part)
+            mma.wait_but_one(acc)
+            pipe.release(barriers, i - 1)
+        mma.wait(acc)
+        return i
+
+    if config.piece:
+        multiply = in_pieces(config.piece, pipe, mma, multiply)
+    return Slices(pipe=pipe, fragment=mma.fragment, load=load, multiply=multiply)

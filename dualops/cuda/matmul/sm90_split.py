@@ -1,0 +1,78 @@
+"""matmul on Hopper's tensor cores where few tiles are long sums: the blocks of a cluster make a part of a sum each.
+
+    producer, one thread                       consumers, a warpgroup for each 64 rows of the tile
+    loads this block's share of the slices     1   acc [64, BLOCK_N] = their sum
+                                               2   acc to shared memory
+    --- everybody in the cluster meets ---
+                                               3   a share of the tile's rows: sum of all blocks' acc, in their order
+                                               4   y = act(sum + bias), row by row
+    --- everybody meets again: nobody's memory is read any more ---
+
+One launch, and no memory beside the results: the parts go from SM to SM. Bit-equal from run to run; a sum that is split
+is rounded otherwise than one that is not, so a row's last bits depend on how many rows there are.
+
+Shared memory: stages * 2 * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M * BLOCK_N for the sums.
+"""
+
+from __future__ import annotations
+
+from ..backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
+from ..tile.boxes import Corner, begin_maps
+from ..tile.cluster_sums import cluster_sums
+from ..tile.epilogue import NEAR
+from ..tile.roles import roles
+from ..tile.schedule import schedule
+from ..tile.warpgroup import ROWS, my_warpgroup
+from .sm90_arguments import Sm90Variant, argument_types, other_coordinates, results_of
+from .sm90_config import Sm90Config
+from .sm90_slices import slices_of
+from .tiled import finishing
+
+
+@builds
+def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
+    """matmul_sm90_split(a_map, b_map, to, extent), one product of matrices a batch."""
+    product = found.product
+    slices = slices_of(config, found)
+    pipe, role = slices.pipe, roles(config.consumers)
+    walk, axes = schedule(config.group, config.cluster), other_coordinates(found.others)
+    finish = finishing(product, NEAR, found.out, short=found.short).finish
+    sums = cluster_sums(config.block_n, config.output_at, config.splits, finish)
+
+    @kernel(*argument_types(found), threads=role.threads, cluster=config.splits)
+    def matmul_sm90_split(a_map, b_map, to, extent):
+        smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
+        barriers = pipe.barriers()
+        M, N = extent.M, extent.N
+        m_blocks = (M + (config.block_m - 1)) // config.block_m
+        n_blocks = (N + (config.block_n - 1)) // config.block_n
+        count = u32((extent.K + (config.block_k - 1)) // config.block_k)
+        tile, rank = u32(cuda.blockIdx.x) // u32(config.splits), u32(cuda.blockIdx.x) % u32(config.splits)
+        begin, end = u32(count * rank) // u32(config.splits), u32(count * (rank + 1)) // u32(config.splits)
+        at = walk.position(tile, m_blocks, n_blocks)
+        m0, n0 = i32(at.m_block * config.block_m), i32(at.n_block * config.block_n)
+        warpgroup = my_warpgroup()
+        if cuda.threadIdx.x == 0:
+            pipe.init(barriers)
+        begin_maps((a_map, b_map), 1)
+        pipe.start()
+        if warpgroup == config.consumers:
+            role.produce()
+            if cuda.threadIdx.x % 128 == 0:
+                k0 = i32(begin * config.block_k)
+                a_others = axes.factor(extent, extent.a_steps, at.batch, 0)
+                b_others = axes.factor(extent, extent.b_steps, at.batch, 0)
+                corners = (Corner(m0, k0, a_others), Corner(n0, k0, b_others))
+                slices.load(smem, barriers, (a_map, b_map), corners, u32(0), u32(end - begin))
+            sums.meet()
+        else:
+            role.consume()
+            acc = slices.fragment()  # [64, BLOCK_N]
+            slices.multiply(acc, smem, barriers, warpgroup, u32(0), u32(end - begin))
+            sums.put(floats, acc)
+            sums.meet()
+            corner = Corner(m0 + ROWS * warpgroup, n0, axes.result(extent, at.batch))
+            sums.finish(floats, corner, M, results_of(to, corner, N))
+        sums.meet()
+
+    return matmul_sm90_split
