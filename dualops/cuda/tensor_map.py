@@ -32,7 +32,6 @@ ROUNDED = (
     "tfloat32"  # a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
 )
 _TYPES = {
-    ROUNDED: "TFLOAT32",
     "float64": "FLOAT64",
     "float32": "FLOAT32",
     "float16": "FLOAT16",
@@ -40,6 +39,7 @@ _TYPES = {
     "int64": "INT64",
     "int32": "INT32",
     "uint8": "UINT8",
+    ROUNDED: "TFLOAT32",
 }
 _SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 

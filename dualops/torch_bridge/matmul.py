@@ -48,8 +48,8 @@ def matmul(
     CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is there to be read
     and compared with, not to be fast.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient and,
-    on a CUDA device, for float32 with a precision.
+    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient and
+    for float32 with a precision on a CUDA device that has no tensor cores for it, below 8.0.
 
     >>> import torch
     >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [-5.0]]), activation="relu")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda import driver
-from dualops.cuda.tensor_map import Boxes, boxes_of
+from dualops.cuda.tensor_map import ROUNDED, Boxes, boxes_of
 
 
 class Names:
@@ -77,6 +77,18 @@ def test_what_the_driver_is_asked(asked):
 def test_spans(span, name, asked):
     Boxes("float32", (8, 64), (64, 1), (8, span // 4), span).encoded(64)
     assert asked.encoded[0][8] == f"CU_TENSOR_MAP_SWIZZLE_{name}"
+
+
+def test_loads_that_round_to_tf32(asked):
+    """Of a float32 array, in the simulator as a GPU does it."""
+    boxes = Boxes(ROUNDED, (8, 64), (64, 1), (8, 32), 128)
+    boxes.encoded(64)
+    assert asked.encoded[0][0] == "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32" and asked.encoded[0][4] == [256]
+    assert boxes.nbytes == 8 * 32 * 4
+    array = np.full((8, 64), 1 + 2.0**-11 + 2.0**-12, np.float32)
+    assert set(boxes.simulated(array).load((0, 0)).view(np.float32)) == {np.float32(1 + 2.0**-10)}
+    plain = Boxes("float32", (8, 64), (64, 1), (8, 32), 128).simulated(array)
+    assert set(plain.load((0, 0)).view(np.float32)) == {array[0, 0]}
 
 
 def test_a_stride_that_nobody_takes_is_a_multiple_of_16(asked):

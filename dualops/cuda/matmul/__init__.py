@@ -2,15 +2,20 @@
 
 naive.py   a thread an element of the result; every operand comes from memory, and is loaded for one multiplication
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
-sm80.py    bfloat16 and float16 on tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
+sm80.py    tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
 sm90.py    the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
            blocks of warpgroups with different work, in clusters that share what they load
+
+Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for.
 
 sm90 serves products of bfloat16 and float16 on compute capability 9.0 that can be loaded and stored as boxes (an axis
 of each matrix contiguous, all else 16 bytes or a multiple apart), with one batch axis at most and nothing beside the
 product; simt all others. In the simulator, `kernel="sm90"` also does products with bias and activation and of more
 axes; on a GPU those with gelu were wrong, and it does none. `kernel="sm80"` does all of these dtypes on 8.0 and later
 by its name: right in the simulator, on a GPU that is to be seen.
+
+float32 in "tf32" or "3xtf32" is what sm90 and sm80 alone do: sm90 with any layout, as it copies what does not lie along
+the sum first (`parts`), and up to two batch axes; sm80 with all else. `pieces` says how long sums stay exact.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
@@ -48,13 +53,17 @@ def matmul(
     a [..., M, K] ([..., K, M] with transpose_a), b [..., K, N] ([..., N, K] with transpose_b): device arrays of one
     library and dtype (float64, float32, float16, bfloat16), of any non-negative strides, the axes before the last two
     broadcasting; a transposed view is as good as the transposed array. bias [N] of that dtype or float32 (float64 for
-    float64). activation: None, "relu", "gelu" (by the error function) or "silu". precision: None; "tf32" and "3xtf32",
-    which float32 may ask for, need tensor cores, and no rung has them yet.
+    float64). activation: None, "relu", "gelu" (by the error function) or "silu".
+    precision, of float32 alone: None; "tf32", which rounds the factors to 11 bits of mantissa (to nearest: raw float32
+    would be cut off by tensor cores); "3xtf32", which splits each in two such parts, with an error like float32's:
+    infinities and NaN are where float32 has them, but numbers from 2**128 - 2**116 on count as infinite, and of those
+    below 2**-113 the last bits are lost. Both need tensor cores (8.0 and later).
 
     Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also what the activation came upon, which
     backward takes. Sums are float32 (float64 for float64), results are rounded once; float32 is never multiplied as
-    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. No memory beside the results but three
-    tensor maps of 128 bytes, kept for the next call with these addresses.
+    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. Memory beside the results: four tensor maps of 128
+    bytes, kept for the next call with these addresses, and on Hopper a copy of each factor that does not lie along the
+    sum, for "tf32", or of both, twice as large, for "3xtf32"; `dualops.cuda.plan` says which.
     out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
     instead of the best. stream: a stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
@@ -91,8 +100,8 @@ def matmul_backward(
     what they were.
     Returns those of da, db and dbias that are wanted (dbias where there is a bias), each of the shape, dtype and order
     of axes of its input, summed over what that was broadcast along. Bit-equal from run to run: no atomics. Beside the
-    results there is dz, as large as dy, where there is an activation or dpreactivation, and a row of sums for every 512
-    rows of dy where there is a bias.
+    results there is dz, as large as dy, where there is an activation or dpreactivation, a row of sums for every 512
+    rows of dy where there is a bias, and the copies of factors that each product needs as `matmul` does.
     """
     arrays = (a, b, dy, bias, preactivation, dpreactivation)
     params = (transpose_a, transpose_b, activation, precision, return_preactivation)

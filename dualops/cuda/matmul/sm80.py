@@ -1,4 +1,4 @@
-"""matmul of 16-bit factors on tensor cores, by mma.sync: any layout and strides, on Ampere and what came after it.
+"""matmul on tensor cores, by mma.sync: any layout and strides, on Ampere and what came after it.
 
 simt is held up by what CUDA cores multiply. A tensor core multiplies [16, 16] by [16, 8] at one instruction of a warp,
 so that it is now the factors that must come in time: several slices of them are on their way to shared memory at any
@@ -18,9 +18,13 @@ as it does in memory, by rows of a or by steps of the sum: what loads fragments 
 Stages are swizzled, so that it meets no bank twice. A layout that 16-byte copies can't read is copied by 8 or 4 bytes,
 or else by threads, through registers. Products are exact, sums float32.
 
+Factors have 16 bits, or are float32 in a `precision`, whose steps are 8. Their fragments are rounded to tf32, or split
+in two parts, in registers, before step 7; nothing is written beside the result. Of two parts, three products are added
+up, and every PIECE slices acc to another float32 sum: tensor cores round toward zero, so that long sums drift.
+
 What holds it up: mma.sync, which reaches about 60 % of what Hopper's tensor cores do for wgmma.
 
-Shared memory: 2 * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP_M * WARP_N / 32 numbers of acc,
+Shared memory: ITEMSIZE * STAGES * BLOCK_K * (BLOCK_M + BLOCK_N) bytes. Registers: WARP_M * WARP_N / 32 numbers of acc,
 (WARP_M + WARP_N) / 2 words of fragments, and about 50 more.
 """
 

@@ -1,4 +1,4 @@
-"""matmul on Hopper's tensor cores: 16-bit factors that can be loaded as boxes.
+"""matmul on Hopper's tensor cores: factors that can be loaded as boxes, of 16 bits, or float32 in a `precision`.
 
 Products of a warpgroup (wgmma) read both factors from shared memory and run beside the threads, so that threads have
 little to do: one loads, the others start products and wait for them. A block stays on its SM and makes one tile
@@ -21,8 +21,14 @@ row. Where a result has fewer tiles than the GPU has SMs, the sum of each is spl
 The sum of a slice's products is float32, added up inside of the tensor cores. Bit-equal from run to run: an element is
 summed in one order, whichever block makes it.
 
-Shared memory: stages * 2 * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 2 * BLOCK_M * STORE_N for the result on its way.
-Registers: BLOCK_N / 2 of acc and about 60; the producer's warpgroup gives its own to the consumers.
+float32 is multiplied as tf32, 32 steps of the sum in the place of 64, and along the sum alone: a factor that does not
+lie so, or can't be loaded as boxes, is copied first (`parts`). "tf32": products look at the first 11 bits of mantissa
+and would cut off the rest; loads round it away on their way, at no cost. "3xtf32": every factor is copied first, as its
+numbers' two parts side by side, and a slice is three products of parts. Sums are made of pieces (`pieces`).
+
+Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and ITEMSIZE * BLOCK_M * STORE_N for the result
+on its way. Registers: BLOCK_N / 2 of acc, as many again where there are pieces, and about 60; the producer's warpgroup
+gives its own to the consumers.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from dualops.cuda.ptx.convert import (
     f32_of_f16,
     pack_bf16x2,
     pack_f16x2,
+    tf32_of_f32,
     unpack_bf16x2,
     unpack_f16x2,
 )
@@ -50,6 +51,7 @@ from dualops.cuda.ptx.memory import (
     ld_global_once_v4_b32,
     ld_global_v2_f64,
     ld_global_v4_b32,
+    ld_shared_b32,
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
@@ -279,6 +281,20 @@ def _float16():
     _half(f16_of_f32, f32_of_f16, pack_f16x2, unpack_f16x2, f16_bits, f16_value, F16_TIES)
 
 
+@of("tf32_of_f32")
+def _tf32():
+    step = 2.0**-10
+    for x, rounded in (
+        (1 + 0.49 * step, 1),
+        (1 + 0.5 * step, 1 + step),
+        (-1 - 1.5 * step, -1 - 2 * step),
+        (3.4e38, INF),
+    ):
+        assert tf32_of_f32(np.float32(x)) == struct.unpack("<I", struct.pack("<f", rounded))[0]
+    assert [tf32_of_f32(np.float32(x)) for x in (INF, -INF, -0.0)] == [0x7F800000, 0xFF800000, 0x80000000]
+    assert tf32_of_f32(np.float32(NAN)) & 0x7FFFE000 > 0x7F800000
+
+
 def _half(narrow: Any, widen: Any, pack: Any, unpack: Any, bits: Any, value: Any, ties: list[float]) -> None:
     numbers = NUMBERS + EDGES + ties
     for x in numbers:
@@ -347,12 +363,13 @@ def _doubles():
     assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
 
 
-@of("ld_shared_v4_f32", "ld_shared_v2_f64", "ld_shared_v4_b32")
+@of("ld_shared_v4_f32", "ld_shared_v2_f64", "ld_shared_v4_b32", "ld_shared_b32")
 def _shared():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         shared = aligned(16, dtype)
         words = struct.unpack("<4I", shared[each : 2 * each].tobytes())
         assert ld_shared_v4_b32(Pointer(shared, "s"), each) == words
+        assert ld_shared_b32(Pointer(shared, "s"), each + each // 4) == words[1]
     assert ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
     assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
 
@@ -369,6 +386,9 @@ def _shared_stores():
     assert floats[2:5].tolist() == [3, 0.25, 0.5] and doubles[6:].tolist() == [7, 0.3]
     st_shared_v2_f32(Pointer(floats, "s"), 8, -0.5, NAN)
     assert floats[7:9].tolist() == [2.0**-149, -0.5] and np.isnan(floats[9]) and floats[10] == 11
+    in_bytes = aligned(16, np.uint8)
+    st_shared_v2_f32(Pointer(in_bytes, "s"), 8, -0.5, 2.5)
+    assert in_bytes[8:].view(np.float32).tolist() == [-0.5, 2.5] and in_bytes[:8].tolist() == [*range(1, 9)]
     halves, words = aligned(4, np.uint16), aligned(2, np.uint32)
     st_shared_b32(Pointer(halves, "s"), 2, 0x12345678)
     st_shared_b32(Pointer(words, "s"), 1, 0x12345678)
