@@ -288,7 +288,7 @@ def _tf32():
         (1 + 0.49 * step, 1),
         (1 + 0.5 * step, 1 + step),
         (-1 - 1.5 * step, -1 - 2 * step),
-        (3.4e38, INF),
+        (3.4025e38, INF),
     ):
         assert tf32_of_f32(np.float32(x)) == struct.unpack("<I", struct.pack("<f", rounded))[0]
     assert [tf32_of_f32(np.float32(x)) for x in (INF, -INF, -0.0)] == [0x7F800000, 0xFF800000, 0x80000000]
