@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import contiguous_strides
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
+from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types, u32
 from ..step import Step
 from ..tile.shared import Shared
 from ..tile.storage import storage
-from ..tile.tf32 import parts, rounded
+from ..tile.tf32 import rounded_word, store_four, words_of_parts
 from .boxed import factor_boxes
 from .loading import Reading, loader
 from .product import Axis, Factor, Product, axes_of
@@ -75,22 +75,22 @@ def build_copy(found: CopyVariant) -> Kernel:
         depth, line = cuda.threadIdx.x % LINE * FOUR, cuda.threadIdx.x // LINE
         k = depth0 + depth
         first = (matrix * rows + row0 + line) * pitch
-        upper, lower = cuda.local.array(FOUR, mem.number), cuda.local.array(FOUR, mem.number)
+        upper, lower = cuda.local.array(FOUR, u32), cuda.local.array(FOUR, u32)
         for i in range(BLOCK // ROWS):
             for c in range(FOUR):
                 number = smem[tile.place(depth + c, line + i * ROWS)]
                 if found.with_parts:
-                    upper[c], lower[c] = parts(number)
+                    upper[c], lower[c] = words_of_parts(number)
                 else:
-                    upper[c] = rounded(number)
+                    upper[c] = rounded_word(number)
             there = row0 + line + i * ROWS < rows
             at = first + i * ROWS * pitch
             if found.with_parts:
                 place = k // GROUP * GROUP + k
-                mem.store_vector(copy, at + place, there & (place < pitch), upper, 0)
-                mem.store_vector(copy, at + place + GROUP, there & (place < pitch), lower, 0)
+                store_four(copy, at + place, there & (place < pitch), upper)
+                store_four(copy, at + place + GROUP, there & (place < pitch), lower)
             else:
-                mem.store_vector(copy, at + k, there & (k < pitch), upper, 0)
+                store_four(copy, at + k, there & (k < pitch), upper)
 
     return matmul_k_major
 

@@ -1,7 +1,7 @@
 """Wide accesses to global and shared memory. An index counts elements of the array; addresses must be aligned.
 
 Stores are the first to leave L2 (.cs), as results are not read again soon: on an H200, norms and softmax of 32768 rows
-gain 4 to 10 % by it. Loads are kept in L1, though most data is read once: past it (.L1::no_allocate), rows of 4096 take
+gain 4 to 10 % by it. Those named "kept" are for what the next kernel reads. Loads are kept in L1, though most data is read once: past it (.L1::no_allocate), rows of 4096 take
 up to 4 % longer. Loads named "once" do pass it: those of Lion and rope, which walk several arrays at once and are 2 %
 faster so, and those of tiles that go on to shared memory.
 """
@@ -80,6 +80,17 @@ def st_global_v2_b32(y, index, keep, a, b):
 )
 def st_global_v4_b32(y, index, keep, a, b, c, d):
     """Write four words to 16 bytes if `keep` is not zero; first to leave L2, as it will not be read again soon."""
+    if keep:
+        _words(y, index)[:] = (a, b, c, d)
+
+
+@instruction(
+    "(global[i64], i32, u32, u32, u32, u32) -> void",
+    _PREDICATED % "@p st.global.v4.b32 [{y}], {{a}, {b}, {c}, {d}};",
+    section="9.7.9.11",
+)
+def st_global_kept_v4_b32(y, index, keep, a, b, c, d):
+    """As st_global_v4_b32, but it stays in L2 as long as anything does."""
     if keep:
         _words(y, index)[:] = (a, b, c, d)
 

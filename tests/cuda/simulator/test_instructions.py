@@ -55,6 +55,7 @@ from dualops.cuda.ptx.memory import (
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
+    st_global_kept_v4_b32,
     st_global_v2_b32,
     st_global_v2_f64,
     st_global_v4_b32,
@@ -323,7 +324,7 @@ def aligned(count: int, dtype: Any, offset: int = 0) -> np.ndarray:
     return array
 
 
-@of("ld_global_v4_b32", "ld_global_once_v4_b32", "st_global_v4_b32")
+@of("ld_global_v4_b32", "ld_global_once_v4_b32", "st_global_v4_b32", "st_global_kept_v4_b32")
 def _words():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         x, y = aligned(32, dtype), aligned(32, dtype)
@@ -331,11 +332,12 @@ def _words():
         for load in (ld_global_v4_b32, ld_global_once_v4_b32):
             assert load(Pointer(x, "x"), each, 1, 0) == words
             assert load(Pointer(x, "x"), 10**9, 0, 77) == (77,) * 4  # nothing is read
-        st_global_v4_b32(Pointer(y, "y"), 3 * each, 1, *words)
-        assert y[3 * each : 4 * each].tobytes() == struct.pack("<4I", *words)
-        before = y.tobytes()
-        st_global_v4_b32(Pointer(y, "y"), -(10**9), 0, 1, 2, 3, 4)
-        assert y.tobytes() == before
+        for place, store in ((3, st_global_v4_b32), (1, st_global_kept_v4_b32)):
+            store(Pointer(y, "y"), place * each, 1, *words)
+            assert y[place * each : (place + 1) * each].tobytes() == struct.pack("<4I", *words)
+            before = y.tobytes()
+            store(Pointer(y, "y"), -(10**9), 0, 1, 2, 3, 4)
+            assert y.tobytes() == before
 
 
 @of("ld_global_once_v2_b32", "st_global_v2_b32")
