@@ -1,9 +1,9 @@
 """Wide accesses to global and shared memory. An index counts elements of the array; addresses must be aligned.
 
 Stores are the first to leave L2 (.cs), as results are not read again soon: on an H200, norms and softmax of 32768 rows
-gain 4 to 10 % by it. Those named "kept" are for what the next kernel reads. Loads are kept in L1, though most data is read once: past it (.L1::no_allocate), rows of 4096 take
-up to 4 % longer. Loads named "once" do pass it: those of Lion and rope, which walk several arrays at once and are 2 %
-faster so, and those of tiles that go on to shared memory.
+gain 4 to 10 % by it. Those named "kept" are of what the next kernel reads. Loads are kept in L1, though most data is
+read once: past it (.L1::no_allocate), rows of 4096 take up to 4 % longer. Loads named "once" do pass it: those of Lion
+and rope, which walk several arrays at once and are 2 % faster so, and those of tiles that go on to shared memory.
 """
 
 from __future__ import annotations
