@@ -63,7 +63,7 @@ def _tiles(build: Callable[..., Any], product: Product, p: Problem, metas: Metas
 def _boxes(build: Callable[..., Any], product: Product, p: Problem, metas: Metas, config: Sm90Config) -> list[Step]:
     """A kernel of the maps of a, b and y and M, N, K, a block a tile."""
     args = (*sm90.product_maps(product, p, metas, config), product.m.size, product.n.size, product.k.size)
-    return [Step(build(config), (block_count(product, config),), args, config.shared_bytes)]
+    return [Step(build(config), (config.tiles(product),), args, config.shared_bytes)]
 
 
 # --- all steps -----------------------------------------------------------------------------------
