@@ -209,8 +209,8 @@ class StepProblem(Problem):
 # tiles as small as they go
 SMALL_STEPS: dict[str, Any] = {
     "thread_an_element": None,
-    "shared_tiles": TilesConfig(lanes=8, rows=1, near=1, groups=1, block_k=8),
-    "register_tiles": TilesConfig(lanes=8, rows=2, near=4, groups=2, block_k=8),
+    "shared_tiles": TilesConfig(lanes=8, rows=1, columns=1, block_k=8),
+    "register_tiles": TilesConfig(lanes=8, rows=2, columns=8, block_k=8),
     "tensor_cores": Sm80Config(1, 2, 32, 32, block_k=32, num_stages=1),
     "copies_ahead": Sm80Config(1, 2, 32, 32, block_k=32, num_stages=2),
     "boxes": Sm90Config(2, 128, 2, 64),
@@ -230,12 +230,12 @@ def small_steps() -> Iterator[None]:
 
 
 def _steps() -> Iterator[Problem]:
-    """Two tiles beside one another, and a slice more than stages are filled twice."""
+    """Of each kernel, on a product that fills every stage more than twice and whose tile has two parts to be stored."""
+    sizes = {"shared_tiles": (8, 16, 24), "copies_ahead": (24, 40, 136), "boxes": (72, 72, 264), "roles": (40, 72, 264)}
     kernels = {"shared_tiles": "tiles", "copies_ahead": "warps", "boxes": "boxes", "roles": "roles"}
-    for name, kernel in kernels.items():
-        M, N, K = (8, 16, 24) if name == "shared_tiles" else (72, 136, 5 * SMALL_STEPS[name].block_k)
+    for name, (M, N, K) in sizes.items():
         case = Case(name, "bfloat16", {"a": (M, K), "b": (K, N)})
-        yield StepProblem(f"matmul_{kernel}", "matmul", False, name, case)
+        yield StepProblem(f"matmul_{kernels[name]}", "matmul", False, name, case)
 
 
 LADDER = [*_steps()]

@@ -32,7 +32,7 @@ from ...tile.boxes import Cluster
 from .. import naive, sm90, tiled
 from ..product import Product, variant
 from ..sm80_config import Sm80Config
-from ..sm90_config import SLACK, Sm90Config
+from ..sm90_config import Sm90Config
 from ..tiled import MOST_BLOCKS, Rung, block_count
 from .tiles import DTYPE, TilesConfig, build_tiles
 from .warpgroups import build_boxes, build_roles
@@ -105,12 +105,12 @@ STEPS: dict[str, LadderStep] = {
     "thread_an_element": LadderStep("a thread an element: all comes from memory", None, _elements),
     "shared_tiles": LadderStep(
         "a block a tile: what it loads to shared memory is used 32 times",
-        TilesConfig(lanes=32, rows=1, near=1, groups=1, block_k=32),
+        TilesConfig(lanes=32, rows=1, columns=1, block_k=32),
         partial(_tiles, build_tiles),
     ),
     "register_tiles": LadderStep(
         "a thread a tile: what it reads from shared memory is used 8 times",
-        TilesConfig(lanes=16, rows=8, near=4, groups=2, block_k=16),
+        TilesConfig(lanes=16, rows=8, columns=8, block_k=16),
         partial(_tiles, build_tiles),
     ),
     "tensor_cores": LadderStep(

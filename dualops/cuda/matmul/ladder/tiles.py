@@ -21,12 +21,11 @@ DTYPE = "bfloat16"  # of a, b and y in all steps
 
 @dataclass(frozen=True)
 class TilesConfig:
-    """A block of lanes x lanes threads, which make rows x columns of the result each."""
+    """A block of lanes x lanes threads, which make rows x columns of the result each, all side by side."""
 
     lanes: int
-    rows: int  # side by side
-    near: int  # columns side by side
-    groups: int  # of such columns
+    rows: int
+    columns: int
     block_k: int  # steps of the sum in a slice
 
     @cached_property
@@ -39,7 +38,7 @@ class TilesConfig:
 
     @cached_property
     def block_n(self) -> int:
-        return self.lanes * self.near * self.groups
+        return self.lanes * self.columns
 
     def shared_bytes(self, dtype: str) -> int:
         return slices(self).nbytes
@@ -74,8 +73,8 @@ def build_tiles(config: TilesConfig) -> Kernel:
     tile = slices(config)
     a_load = by_vectors(DTYPE, True, tile.a, config.threads)
     b_load = by_vectors(DTYPE, True, tile.b, config.threads)
-    product = mma_ab(f32, tile.a, tile.b, config.rows, config.near, config.lanes)
-    out, of_block = group(DTYPE, config.near), block_order(config.block_m, config.block_n)
+    product = mma_ab(f32, tile.a, tile.b, config.rows, config.columns, config.lanes)
+    out, of_block = group(DTYPE, config.columns), block_order(config.block_m, config.block_n)
 
     @kernel(*[pointer(u16)] * 3, *[i64] * 3, threads=config.threads)
     def matmul_tiles(y, a, b, M, N, K):
@@ -90,10 +89,8 @@ def build_tiles(config: TilesConfig) -> Kernel:
             product.add(acc, smem)
             cuda.syncthreads()
 
-        m = m0 + cuda.threadIdx.x // config.lanes * config.rows
+        m, n = m0 + cuda.threadIdx.x // config.lanes * config.rows, n0 + product.column(0)
         for i in range(config.rows):
-            for c in range(0, product.columns, config.near):
-                n = n0 + product.column(c)
-                out.store(y, (m + i) * N + n, (m + i < M) & (n < N), acc, i * product.columns + c)
+            out.store(y, (m + i) * N + n, (m + i < M) & (n < N), acc, i * config.columns)
 
     return matmul_tiles
