@@ -10,7 +10,7 @@ from dualops.cuda import device
 from dualops.cuda.matmul.ladder import STEPS, run_step
 from dualops.spec import OPERATORS, Case
 from tests.checks import check
-from tests.cuda.gpu.library import NUMBA, TORCH, same_bits, tensor
+from tests.cuda.gpu.library import TORCH, same_bits, tensor
 from tests.problems import values
 
 SPEC = OPERATORS["matmul"]
@@ -37,10 +37,6 @@ def test_step(name, sizes):
 
 def test_what_the_first_step_does_beside():
     check(SPEC, case_of(33, 17, 70), partial(run_step, "thread_an_element"), library=TORCH)
-
-
-def test_numba_device_arrays(name):
-    check(SPEC, case_of(136, 264, 200), partial(run_step, name), library=NUMBA)
 
 
 def test_a_hundred_runs_give_the_same_bits(name):
