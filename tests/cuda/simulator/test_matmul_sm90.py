@@ -42,7 +42,7 @@ TABLES = {False: ("TILES",), True: ("TF32_TILES", "PARTS_TILES")}  # by whether 
 def only(request: pytest.FixtureRequest) -> Iterator[None]:
     """The rung has this Config alone, and plans are made anew."""
     operation = OPERATIONS["matmul"][0]
-    tables = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
+    tables: dict[str, Any] = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
         mock.patch.multiple(sm90_config, LEAST_SPLIT=1, **tables),
         mock.patch.multiple(operation, plans={}, families={}),
