@@ -13,12 +13,15 @@ from ...tile.boxes import Corner, begin_maps, box_tile
 from ...tile.epilogue import box_output
 from ...tile.roles import roles
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
+from ..product import Variant
+from ..sm90_arguments import Sm90Variant
 from ..sm90_config import Sm90Config
 from ..sm90_slices import slices_of, tiles_of
 from ..tiled import block_order
 from .tiles import DTYPE
 
-MAJORS = ("k", "mn")  # a is read by rows, [M, K], b too, [K, N]
+# a is read by rows, [M, K], b too, [K, N]
+FACTORS = Sm90Variant(Variant(DTYPE), "k", "mn", others=1, out=0)
 
 
 class BlockTile(Namespace):
@@ -73,8 +76,8 @@ def build_boxes(config: Sm90Config) -> Kernel:
     4      acc [64, BLOCK_N] += a [64, BLOCK_K] @ b [BLOCK_K, BLOCK_N], out of shared memory; wait for that
     5  y = acc, through shared memory, as boxes
     """
-    tile, slices = block_tile(config), slices_of(config, DTYPE, *MAJORS, 1)
-    a, b = tiles_of(config, *MAJORS)
+    tile, slices = block_tile(config), slices_of(config, FACTORS)
+    a, b = tiles_of(config, FACTORS.a, FACTORS.b)
     a_tile, b_tile = box_tile(a, 0, 1), box_tile(b, config.stages * a.nbytes, 1)
     pipe, mma = slices.pipe, warpgroup_mma(DTYPE, a, b)
 
@@ -117,7 +120,7 @@ def build_roles(config: Sm90Config) -> Kernel:
                                                 4       wait until the product before is over; its stage is free
                                                 5   y = acc, through shared memory, as boxes
     """
-    tile, slices, role = block_tile(config), slices_of(config, DTYPE, *MAJORS, 1), roles(config.consumers)
+    tile, slices, role = block_tile(config), slices_of(config, FACTORS), roles(config.consumers)
     pipe = slices.pipe
 
     @kernel(*[i64] * 6, threads=role.threads)
