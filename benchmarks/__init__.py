@@ -6,7 +6,7 @@
     environment                asv's environment: a commit's checkout on the path of the running interpreter
     comparison                 python -m benchmarks run: dualops beside its peers, in one process
     scaling_run                python -m benchmarks scaling: attention's time and memory against length
-    ladder_run, profiler       python -m benchmarks ladder: the steps of softmax's page, timed and profiled
+    ladder_run, profiler       python -m benchmarks ladder: the steps of a page, timed and profiled
     training_run                python -m benchmarks training: a Llama of a billion parameters, beside eager
     recorded, plot, scaling_plot, training_plot, ladder_table
                                 python -m benchmarks plot: tables, pictures, from committed JSON alone

@@ -2,7 +2,7 @@
 
 python -m benchmarks run OPERATOR [--peers] [--slow-peers] [--case NAME ...] [--json FILE]
 python -m benchmarks scaling [--up-to S] [--json FILE]
-python -m benchmarks ladder softmax [--json FILE]
+python -m benchmarks ladder OPERATOR [--json FILE]
 python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
 python -m benchmarks host [--json FILE]
 python -m benchmarks plot
@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from . import ladder_table
 from .tree import ROOT, spec
 
 
@@ -64,7 +65,7 @@ def scaling(arguments: argparse.Namespace) -> int:
 
 
 def ladder(arguments: argparse.Namespace) -> int:
-    """Time and profile softmax's ladder; 1 where a step is wrong or nothing can be timed."""
+    """Time and profile an operator's ladder; 1 where a step is wrong or nothing can be timed."""
     try:
         from . import ladder_run
         from .comparison import save
@@ -72,17 +73,17 @@ def ladder(arguments: argparse.Namespace) -> int:
     except ImportError as missing:
         print(f"python -m benchmarks ladder needs torch: {missing}", file=sys.stderr)
         return 1
-    show = partial(print, flush=True)
+    show, chosen = partial(print, flush=True), ladder_run.LADDERS[arguments.operator]
     try:
         if arguments.once:
-            show(", ".join(ladder_run.launch_once()))
+            show(", ".join(ladder_run.launch_once(chosen)))
             return 0
-        found = ladder_run.run(show)
+        found = ladder_run.run(chosen, show)
     except (NotImplementedError, WrongResult) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    there = [point.who for point in found if point.columns == ladder_run.COUNTED and point.seconds is not None]
-    content = ladder_run.document(found, ladder_run.counters(there, show))
+    there = [point.who for point in found if point.case == chosen.page.counted and point.seconds is not None]
+    content = ladder_run.document(chosen, found, ladder_run.counters(chosen, there, show))
     if arguments.json:
         save(arguments.json, content)
     return 0
@@ -132,7 +133,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import host_table, ladder_table, plot as drawing, scaling_plot, training_plot
+    from . import host_table, plot as drawing, scaling_plot, training_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -175,9 +176,15 @@ def plot(arguments: argparse.Namespace) -> int:
     if costs.exists():
         page = arguments.every_case.read_text()
         arguments.every_case.write_text(drawing.fill(page, host_table.table(costs), *host_table.MARKERS))
-    page, steps = arguments.softmax_page, ladder_table.tables(arguments.ladder / f"{arguments.machine}.json")
-    page.write_text(drawing.fill(page.read_text(), steps, *ladder_table.MARKERS))
-    print(page)
+    for operator in ladder_table.PAGES:
+        steps = ladder_table.recorded(operator, arguments.machine, arguments.ladder)
+        page = arguments.pages / operator / "README.md"
+        page.write_text(drawing.fill(page.read_text(), ladder_table.tables(operator, steps), *ladder_table.MARKERS))
+        print(page)
+        if steps.exists():
+            target = arguments.docs / ladder_table.picture_name(operator)
+            ladder_table.picture(steps, target)
+            print(target)
     return 0
 
 
@@ -200,8 +207,8 @@ def main(words: Sequence[str] | None = None) -> int:
     lengths.add_argument("--up-to", type=int, default=16384, metavar="S", help="the longest; default: 16384")
     lengths.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     lengths.set_defaults(command=scaling)
-    steps = commands.add_parser("ladder", help="time the steps of softmax's ladder, and count what they do")
-    steps.add_argument("operator", choices=["softmax"])
+    steps = commands.add_parser("ladder", help="time the steps of an operator's ladder, and count what they do")
+    steps.add_argument("operator", choices=[*ladder_table.PAGES])
     steps.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     steps.add_argument("--once", action="store_true", help="only launch each kernel once, for a profiler that watches")
     steps.set_defaults(command=ladder)
@@ -219,8 +226,9 @@ def main(words: Sequence[str] | None = None) -> int:
     pages = ROOT / "dualops" / "cuda"
     page = pages / "flash_attention" / "README.md"
     plotter.add_argument("--page", type=Path, default=page, help="whose table of attention against length is filled")
-    page = pages / "softmax" / "README.md"
-    plotter.add_argument("--softmax-page", type=Path, default=page, help="whose tables of softmax's ladder are filled")
+    plotter.add_argument(
+        "--pages", type=Path, default=pages, help="an operator's page below it has its ladder's tables"
+    )
     plotter.add_argument("--peer-results", type=Path, default=ROOT / "benchmarks" / "peer_results")
     plotter.add_argument("--scaling", type=Path, default=ROOT / "benchmarks" / "scaling")
     plotter.add_argument("--training", type=Path, default=ROOT / "benchmarks" / "training")

@@ -1,112 +1,141 @@
-"""softmax's ladder on a GPU: what each step gains, and the counters that say why.
+"""An operator's ladder on a GPU: what each step gains, and the counters that say why.
 
-    python -m benchmarks ladder softmax --json benchmarks/ladder/h200.json
+    python -m benchmarks ladder softmax --json benchmarks/ladder/softmax/h200.json
 
-Times: every step, and the production kernels above them, on 32768 rows of bfloat16, in bursts as in `timing.py`, beside
-the time of a plain kernel that moves the same bytes. Each result is first held against float64 truth. Counters: this
-program runs itself under Nsight Compute, which counts one launch of each at 4096 columns (`profiler.py`); where that is
-not to be had, the reason is kept in their place. `python -m benchmarks plot` puts both on the page.
+Times: every step, and the production kernels above them, in bursts as in `timing.py`, beside what they are held
+against: a plain kernel that moves the same bytes, or cuBLAS, right before each of them. Each result is first held
+against float64 truth. Counters: this program runs itself under Nsight Compute, which counts one launch of each
+(`profiler.py`); where that is not to be had, the reason is kept in their place. `python -m benchmarks plot` puts both
+on the operator's page.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
-from typing import Any
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 
 from .cases import find, require_gpu
 from .comparison import commit, duration
 from .contestant import Contestant, dualops_contestant
-from .ladder_table import COUNTERS
+from .ladder_table import PAGES, Page
+from .matmul import eager
 from .profiler import NoCounters, Profiled, profile, version
 from .timing import burst
 from .tree import ROOT, spec
-from .work import Work
+from .work import Work, bind
 from .workload import Workload, WrongResult
 
-OPERATOR = spec.OPERATORS["softmax"]
-ROWS, COLUMNS, COUNTED = 32768, (1024, 4096, 16384), 4096
-PRODUCTION = {"rows.py": "simt", "ring.py": "sm90"}  # whose rung serves such rows
-METRICS = tuple(counter.metric for counter in COUNTERS)
+
+class Ladder(NamedTuple):
+    """What is timed of an operator."""
+
+    operator: spec.Spec
+    production: Mapping[str, str]  # kernels above the steps: what they are called, and their rungs
+    against: Callable[[Workload], Callable[[], float]]  # what times what kernels are held against, in seconds
+
+    @property
+    def page(self) -> Page:
+        return PAGES[self.operator.name]
+
+    def case(self, name: str) -> spec.Case:
+        return {case.id: case for case in self.operator.cases}[name]
+
+
+def streaming(workload: Workload) -> Callable[[], float]:
+    """A plain kernel that moves the bytes of the case, timed once."""
+    from dualops.cuda.roof import stream_roof
+
+    work = Work.of(workload.operator, workload.case, "forward")
+    seconds = stream_roof(work.bytes_read, work.bytes_written)
+    return lambda: seconds
+
+
+def cublas(workload: Workload) -> Callable[[], float]:
+    """torch.matmul, timed anew each time: the chip's clock falls as it gets warm."""
+    theirs = eager(bind(workload.operator, workload.case))
+    return lambda: burst(workload.call(theirs, "forward"))
+
+
+LADDERS = {
+    "softmax": Ladder(spec.OPERATORS["softmax"], {"rows.py": "simt", "ring.py": "sm90"}, streaming),
+    "matmul": Ladder(spec.OPERATORS["matmul"], {"sm90.py": "sm90"}, cublas),
+}
 
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel on rows of one length; seconds a call."""
+    """One kernel on one case; seconds a call."""
 
     who: str
-    columns: int
-    roof: float  # seconds that the same bytes take a plain kernel
+    case: str
+    roof: float  # seconds of what it is held against
     seconds: float | None = None
     failure: str | None = None
 
 
-def case_of(columns: int) -> spec.Case:
-    return spec.Case(f"rows{ROWS}x{columns}", "bfloat16", {"x": (ROWS, columns)})
-
-
-def contestants(case: spec.Case) -> list[Contestant]:
+def contestants(ladder: Ladder, case: spec.Case) -> list[Contestant]:
     """The steps, from the first to the last, and the production kernels."""
-    from dualops.cuda.softmax.ladder import STEPS, run_step
+    steps = import_module(f"dualops.cuda.{ladder.operator.name}.ladder")
+    found = [Contestant(name, partial(steps.run_step, name)) for name in steps.STEPS]
+    for name, rung in ladder.production.items():
+        found.append(dualops_contestant(ladder.operator, case, rung)._replace(name=name))
+    return found
 
-    steps = [Contestant(name, partial(run_step, name)) for name in STEPS]
-    return steps + [dualops_contestant(OPERATOR, case, rung)._replace(name=name) for name, rung in PRODUCTION.items()]
 
-
-def run(show: Callable[[str], None]) -> list[Point]:
+def run(ladder: Ladder, show: Callable[[str], None]) -> list[Point]:
     """Time everything, showing each line as it comes. Raises WrongResult if a kernel is wrong."""
     require_gpu()
     found = []
     with torch.no_grad():
-        for columns in COLUMNS:
-            for point in timed(columns):
+        for name in ladder.page.cases:
+            for point in timed(ladder, ladder.case(name)):
                 show(line(point))
                 found.append(point)
     return found
 
 
-def timed(columns: int) -> Iterator[Point]:
-    """Every kernel on rows of this length."""
-    from dualops.cuda.roof import stream_roof
-
-    case = case_of(columns)
-    work = Work.of(OPERATOR, case, "forward")
-    roof = stream_roof(work.bytes_read, work.bytes_written)
-    workload = Workload(OPERATOR, case, find(OPERATOR.name).sample)
-    for contestant in contestants(case):
+def timed(ladder: Ladder, case: spec.Case) -> Iterator[Point]:
+    """Every kernel on this case."""
+    workload = Workload(ladder.operator, case, find(ladder.operator.name).sample)
+    against = ladder.against(workload)
+    for contestant in contestants(ladder, case):
         try:
             accuracy = workload.check(contestant, "forward")
         except NotImplementedError as error:
-            yield Point(contestant.name, columns, roof, failure=str(error))
+            yield Point(contestant.name, case.id, against(), failure=str(error))
             continue
         if not accuracy.passed:
             raise WrongResult(f"{contestant.name} {case.id}: {accuracy.message}")
         torch.cuda.empty_cache()  # everybody gets fresh memory, as in `comparison`
-        yield Point(contestant.name, columns, roof, burst(workload.call(contestant, "forward")))
+        yield Point(contestant.name, case.id, against(), burst(workload.call(contestant, "forward")))
 
 
 def line(point: Point) -> str:
-    """` 4096  vectors         133.3 µs   98% of the roof`."""
-    start = f"{point.columns:6}  {point.who:13}"
+    """`rows32768x4096-bfloat16  vectors                 133.3 µs   98%`."""
+    start = f"{point.case:24} {point.who:18}"
     if point.seconds is None:
-        return f"{start}  {point.failure}"
-    return f"{start} {duration(point.seconds):>11}  {point.roof / point.seconds:4.0%} of the roof"
+        return f"{start} {point.failure}"
+    return f"{start} {duration(point.seconds):>11}  {point.roof / point.seconds:4.0%}"
 
 
-def launch_once(device: str = "cuda") -> list[str]:
-    """Launch every kernel once, for a profiler that watches; returns the names of those that do such rows."""
+def launch_once(ladder: Ladder, device: str = "cuda") -> list[str]:
+    """Launch every kernel once, for a profiler that watches; returns the names of those that do the case."""
     require_gpu()
-    x = torch.randn(ROWS, COUNTED, device=device).to(torch.bfloat16)
-    y = torch.empty_like(x)
+    case = ladder.case(ladder.page.counted)
+    arrays = {
+        name: torch.randn(shape, device=device).to(getattr(torch, case.dtype)) for name, shape in case.shapes.items()
+    }
     done = []
-    for contestant in contestants(case_of(COUNTED)):
+    for contestant in contestants(ladder, case):
         try:
-            contestant.forward(x=x, out=y)
+            contestant.forward(**arrays)
         except NotImplementedError:
             continue
         done.append(contestant.name)
@@ -114,34 +143,34 @@ def launch_once(device: str = "cuda") -> list[str]:
     return done
 
 
-def counters(names: list[str], show: Callable[[str], None]) -> dict[str, Any]:
-    """What the profiler counts of one launch each; `names` are those who do rows of COUNTED elements, in order."""
-    content: dict[str, Any] = {"rows": ROWS, "columns": COUNTED, "profiler": version(), "failure": None, "kernels": []}
-    command = [sys.executable, "-m", "benchmarks", "ladder", OPERATOR.name, "--once"]
+def counters(ladder: Ladder, names: list[str], show: Callable[[str], None]) -> dict[str, Any]:
+    """What the profiler counts of one launch each; `names` are those who do the case that it watches, in order."""
+    content: dict[str, Any] = {"case": ladder.page.counted, "profiler": version(), "failure": None, "kernels": []}
+    metrics = [counter.metric for counter in ladder.page.counters]
+    command = [sys.executable, "-m", "benchmarks", "ladder", ladder.operator.name, "--once"]
     try:
-        found = profile(command, OPERATOR.name, METRICS)
+        found = profile(command, ladder.operator.name, metrics)
         if len(found) != len(names):
             raise NoCounters(f"ncu saw {len(found)} kernels, expected {len(names)}: {', '.join(names)}")
     except NoCounters as reason:
         show(f"no counters: {reason}")
         return {**content, "failure": str(reason)}
     for name, launch in zip(names, found):
-        show(told(name, launch))
+        show(told(name, launch, metrics))
     return {**content, "kernels": [{"who": name, **launch._asdict()} for name, launch in zip(names, found)]}
 
 
-def told(name: str, launch: Profiled) -> str:
-    """A line with the counters in the order of METRICS."""
-    values = [launch.metrics.get(metric) for metric in METRICS]
-    return f"{name:13} " + "  ".join("–" if value is None else f"{value:.4g}" for value in values)
+def told(name: str, launch: Profiled, metrics: Iterable[str]) -> str:
+    """A line with the counters in the order of `metrics`."""
+    values = [launch.metrics.get(metric) for metric in metrics]
+    return f"{name:18} " + "  ".join("–" if value is None else f"{value:.4g}" for value in values)
 
 
-def document(points: Iterable[Point], counted: dict[str, Any]) -> dict[str, Any]:
+def document(ladder: Ladder, points: Iterable[Point], counted: dict[str, Any]) -> dict[str, Any]:
     """What `--json` writes, and `python -m benchmarks plot` reads."""
     return {
-        "operator": OPERATOR.name,
-        "dtype": "bfloat16",
-        "rows": ROWS,
+        "operator": ladder.operator.name,
+        "dtype": ladder.case(ladder.page.counted).dtype,
         "date": date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

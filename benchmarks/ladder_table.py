@@ -1,19 +1,21 @@
-"""The tables of `python -m benchmarks ladder` for softmax's page, from its JSON alone."""
+"""What `python -m benchmarks ladder` found, as tables and a picture for an operator's page, from its JSON alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .plot import markdown
-from .tree import spec
+from .tree import ROOT, spec
+from .work import bind
 
+FOLDER = ROOT / "benchmarks" / "ladder"
 MARKERS = "<!-- ladder:begin -->", "<!-- ladder:end -->"
 SECTOR, LANES = 32, 32  # bytes of a sector, threads of a warp
+BUSY = "sm__pipe_{}_cycles_active.avg.pct_of_peak_sustained_active"
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-COMMAND = "python -m benchmarks ladder softmax --json benchmarks/ladder/h200.json"
 
 
 class Counter(NamedTuple):
@@ -26,49 +28,140 @@ class Counter(NamedTuple):
     factor: float = 1.0
 
 
-COUNTERS = (
-    Counter("dram__bytes_read.sum", "read from memory, sizes of x", "sizes of x"),
-    Counter("dram__bytes_write.sum", "written to memory, sizes of x", "sizes of x"),
-    Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "memory busy", "percent", ".0f"),
-    Counter("lts__t_sectors_srcunit_tex_op_read.sum", "read from L2, sizes of x", "sizes of x", factor=SECTOR),
-    Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio", "sectors a load", "one", ".1f"),
-    Counter("smsp__inst_executed.sum", "instructions an element", "elements", ".1f", LANES),
-    Counter("smsp__issue_active.avg.per_cycle_active", "instructions a cycle, of one scheduler", "one"),
+class Page(NamedTuple):
+    """What an operator's tables say."""
+
+    cases: tuple[str, ...]  # what is timed, by the spec's names
+    counted: str  # what the profiler watches
+    column: Callable[[spec.Problem], str]  # what a case is called
+    told: Callable[[spec.Problem], str]  # what is timed, on what
+    share: str  # what a share is of, as a sentence's end
+    counters: tuple[Counter, ...]
+    units: Callable[[spec.Problem], Mapping[str, float]]  # beside "one" and "percent"
+
+
+# --- the operators -------------------------------------------------------------------------------
+
+ISSUED = "instructions a cycle, of one scheduler"
+FROM_L2 = "lts__t_sectors_srcunit_tex_op_read.sum"
+INSTRUCTIONS, ISSUES = "smsp__inst_executed.sum", "smsp__issue_active.avg.per_cycle_active"
+TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
+CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
+WAITS = (
     Counter(STALLED.format("long_scoreboard"), "cycles for memory, between two instructions of a warp", "one", ".1f"),
     Counter(STALLED.format("barrier"), "cycles at barriers, between two instructions of a warp", "one", ".1f"),
-    Counter("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", "turns of shared memory, a row", "rows", ".1f"),
-    Counter("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "of them for bank conflicts", "rows", ".1f"),
+)
+ROOM = (
     Counter("sm__warps_active.avg.pct_of_peak_sustained_active", "warps there, of the most", "percent", ".0f"),
     Counter("launch__registers_per_thread", "registers a thread", "one", ".0f"),
 )
 
+SOFTMAX = Page(
+    cases=tuple(f"rows32768x{columns}-bfloat16" for columns in (1024, 4096, 16384)),
+    counted="rows32768x4096-bfloat16",
+    column=lambda p: f"{p.N} columns",
+    told=lambda p: f"{p.M} rows of {p.dtype}",
+    share="a plain kernel needs that reads and writes as many bytes",
+    counters=(
+        Counter("dram__bytes_read.sum", "read from memory, sizes of x", "sizes of x"),
+        Counter("dram__bytes_write.sum", "written to memory, sizes of x", "sizes of x"),
+        Counter("dram__throughput.avg.pct_of_peak_sustained_elapsed", "memory busy", "percent", ".0f"),
+        Counter(FROM_L2, "read from L2, sizes of x", "sizes of x", factor=SECTOR),
+        Counter("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio", "sectors a load", "one", ".1f"),
+        Counter(INSTRUCTIONS, "instructions an element", "elements", ".1f", LANES),
+        Counter(ISSUES, ISSUED, "one"),
+        *WAITS,
+        Counter(TURNS, "turns of shared memory, a row", "rows", ".1f"),
+        Counter(CONFLICTS, "of them for bank conflicts", "rows", ".1f"),
+        *ROOM,
+    ),
+    units=lambda p: {"rows": p.M, "elements": p.M * p.N, "sizes of x": p.nbytes("x")},
+)
 
-def tables(source: Path) -> str:
-    """Times and counters as Markdown; where nothing was recorded, how to."""
+MATMUL = Page(
+    cases=("square1024-bfloat16", "square4096-bfloat16", "square8192_nn-bfloat16"),
+    counted="square4096-bfloat16",
+    column=lambda p: f"M = N = K = {p.M}",
+    told=lambda p: p.dtype,
+    share="cuBLAS needs, which was timed right before",
+    counters=(
+        Counter(
+            "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "tensor cores busy", "percent", ".0f"
+        ),
+        Counter("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active", "CUDA cores busy", "percent", ".0f"),
+        Counter("dram__bytes_read.sum", "read from memory, sizes of a and b", "sizes of a and b"),
+        Counter(FROM_L2, "read from L2, sizes of a and b", "sizes of a and b", ".1f", SECTOR),
+        Counter(INSTRUCTIONS, "instructions, a thousand multiplications", "thousands", ".3g", LANES),
+        Counter(ISSUES, ISSUED, "one"),
+        *WAITS,
+        Counter(TURNS, "turns of shared memory, a thousand multiplications", "thousands", ".3g"),
+        Counter(CONFLICTS, "of them for bank conflicts", "thousands", ".3g"),
+        *ROOM,
+    ),
+    units=lambda p: {"thousands": p.M * p.N * p.K / 1e3, "sizes of a and b": p.nbytes("a", "b")},
+)
+
+PAGES = {"softmax": SOFTMAX, "matmul": MATMUL}
+
+
+def recorded(operator: str, machine: str, folder: Path = FOLDER) -> Path:
+    """Where the figures of a ladder on a machine are kept."""
+    return folder / operator / f"{machine}.json"
+
+
+def command(operator: str) -> str:
+    """What makes the file for the H200."""
+    target = recorded(operator, "h200").relative_to(ROOT)
+    return f"python -m benchmarks ladder {operator} --json {target}"
+
+
+def problem(operator: str, case_id: str) -> spec.Problem:
+    """The case of that name. Raises KeyError where there is none."""
+    found = spec.OPERATORS[operator]
+    return bind(found, {case.id: case for case in found.cases}[case_id])
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def tables(operator: str, source: Path) -> str:
+    """Picture, times and counters as Markdown; where nothing was recorded, how to."""
     if not source.exists():
-        return f"Nothing has been recorded yet. On a GPU: `{COMMAND}`, then `python -m benchmarks plot`."
-    content = json.loads(source.read_text())
+        return f"Nothing has been recorded yet. On a GPU: `{command(operator)}`, then `python -m benchmarks plot`."
+    content, page = json.loads(source.read_text()), PAGES[operator]
+    counted = content["counters"]
+    of_counters = problem(operator, counted["case"])
     lines = [
-        f"{content['rows']} rows of {content['dtype']} on one {content['gpu']}, {content['date']}, commit "
-        f"`{content['commit'][:8]}`: the time of a call,",
-        "and which share of it a plain kernel needs that reads and writes as many bytes.",
+        f"![the share of each step, by size](../../../docs/{picture_name(operator)})",
+        "",
+        f"{page.told(of_counters)} on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`: "
+        "the time of a call,",
+        f"and which share of it {page.share}.",
         "",
         *times(content),
         "",
     ]
-    counted = content["counters"]
     if counted["failure"]:
         return "\n".join([*lines, f"Counters: none were recorded. {counted['failure']}"])
-    told = f"Counted in one launch of each at {counted['columns']} columns, by Nsight Compute {counted['profiler']}:"
+    column = page.column(of_counters)
+    told = f"Counted in one launch of each at {column}, by Nsight Compute {counted['profiler']}:"
     return "\n".join([*lines, told, "", *counts(content)])
 
 
+def columns(content: Mapping[str, Any]) -> dict[str, str]:
+    """What each case that was timed is called, by its name."""
+    operator = content["operator"]
+    names = dict.fromkeys(point["case"] for point in content["points"])
+    return {name: PAGES[operator].column(problem(operator, name)) for name in names}
+
+
 def times(content: Mapping[str, Any]) -> list[str]:
-    """A row for each kernel, a column for each length: `0.133 ms, 98%`."""
-    points = {(point["who"], point["columns"]): point for point in content["points"]}
-    names, lengths = (list(dict.fromkeys(key[part] for key in points)) for part in (0, 1))
-    rows = [[f"`{name}`", *(cell(points.get((name, length))) for length in lengths)] for name in names]
-    return markdown(["", *(f"{length} columns" for length in lengths)], rows)
+    """A row for each kernel, a column for each case: `0.133 ms, 98%`."""
+    points = {(point["who"], point["case"]): point for point in content["points"]}
+    told = columns(content)
+    names = dict.fromkeys(who for who, _ in points)
+    rows = [[f"`{name}`", *(cell(points.get((name, case))) for case in told)] for name in names]
+    return markdown(["", *told.values()], rows)
 
 
 def cell(point: Mapping[str, Any] | None) -> str:
@@ -79,15 +172,46 @@ def cell(point: Mapping[str, Any] | None) -> str:
 
 
 def counts(content: Mapping[str, Any]) -> list[str]:
-    """A row for each counter, a column for each kernel."""
-    counted = content["counters"]
-    elements = counted["rows"] * counted["columns"]
-    nbytes = elements * spec.meta.itemsize(content["dtype"])
-    units = {"one": 1, "percent": 1, "rows": counted["rows"], "elements": elements, "sizes of x": nbytes}
+    """A row for each counter that any kernel has, a column for each kernel."""
+    counted, page = content["counters"], PAGES[content["operator"]]
+    units = {"one": 1, "percent": 1, **page.units(problem(content["operator"], counted["case"]))}
     rows = []
-    for counter in COUNTERS:
+    for counter in page.counters:
         values = [kernel["metrics"].get(counter.metric) for kernel in counted["kernels"]]
+        if all(value is None for value in values):
+            continue
         sign = "%" if counter.unit == "percent" else ""
         scale = counter.factor / units[counter.unit]
         rows.append([counter.label, *("–" if v is None else f"{v * scale:{counter.form}}{sign}" for v in values)])
     return markdown(["", *(f"`{kernel['who']}`" for kernel in counted["kernels"])], rows)
+
+
+# --- the picture ---------------------------------------------------------------------------------
+
+
+def picture_name(operator: str) -> str:
+    return f"{operator}_ladder.png"
+
+
+def picture(source: Path, target: Path) -> None:
+    """Draw the points of the JSON file `source`: a bar for each step and case, as high as its share."""
+    from matplotlib.figure import Figure
+
+    content = json.loads(source.read_text())
+    told, names = columns(content), list(dict.fromkeys(point["who"] for point in content["points"]))
+    figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    wide = 0.8 / len(told)
+    for place, (case, column) in enumerate(told.items()):
+        points = [point for point in content["points"] if point["case"] == case and point["seconds"] is not None]
+        at = [names.index(point["who"]) + (place - (len(told) - 1) / 2) * wide for point in points]
+        axes.bar(at, [100 * point["roof"] / point["seconds"] for point in points], wide, label=column)
+    axes.set_xticks(range(len(names)), names, rotation=20, ha="right")
+    axes.axhline(100, color="#222222", linewidth=1)
+    axes.grid(axis="y", alpha=0.4)
+    axes.set_axisbelow(True)
+    axes.set_ylabel("%")
+    axes.legend(loc="upper left", fontsize=9)
+    axes.set_title(f"Of a call's time, what {PAGES[content['operator']].share}", fontsize=11)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=100, pil_kwargs={"optimize": True})

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import exp, log
 from pathlib import Path
@@ -36,19 +36,20 @@ def size(png: bytes) -> tuple[int, int]:
     return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
 
 
-def test_the_script_draws_every_picture_and_they_are_the_committed_ones_in_size(tmp_path):
-    printed = python(str(ROOT / "docs" / "draw_attention.py"), str(tmp_path)).split()
-    assert [Path(line).name for line in printed] == list(draw.PICTURES)
-    for name in draw.PICTURES:
-        drawn, committed = (tmp_path / name).read_bytes(), (ROOT / "docs" / name).read_bytes()
-        assert drawn.startswith(PNG) and len(drawn) <= MOST_BYTES
-        assert size(drawn) == size(committed)
-        assert len(committed) <= MOST_BYTES
+def hold_pictures(written: Sequence[str], pictures: Iterable[str], operator: str) -> None:
+    """What a script wrote are these pictures, those that are committed have their sizes, and the page shows them."""
+    page = (ROOT / "dualops" / "cuda" / operator / "README.md").read_text()
+    assert [Path(place).name for place in written] == list(pictures)
+    for place in map(Path, written):
+        drawn, committed = place.read_bytes(), (ROOT / "docs" / place.name).read_bytes()
+        assert drawn.startswith(PNG) and size(drawn) == size(committed)
+        assert max(len(drawn), len(committed)) <= MOST_BYTES
+        assert f"](../../../docs/{place.name})" in page
 
 
-def test_every_picture_is_on_the_page():
-    page = (ROOT / "dualops" / "cuda" / "flash_attention" / "README.md").read_text()
-    assert [name for name in draw.PICTURES if f"](../../../docs/{name})" not in page] == []
+def test_the_script_draws_every_picture_of_the_page(tmp_path):
+    written = python(str(ROOT / "docs" / "draw_attention.py"), str(tmp_path)).split()
+    hold_pictures(written, draw.PICTURES, "flash_attention")
 
 
 class TestOnlineSoftmax:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from docs import draw_softmax as draw
-from tests.test_pictures import MOST_BYTES, PNG, ROOT, python, size
+from tests.test_pictures import ROOT, hold_pictures, python
 
 PAGE = ROOT / "dualops" / "cuda" / "softmax" / "README.md"
 # the script, as it is run by hand, and then what it asks the kernels
@@ -30,16 +29,11 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the script wrote, and what it asked the kernels."""
     folder = tmp_path_factory.mktemp("pictures")
     *written, told = python("-c", ASK, str(folder)).splitlines()
-    return {"folder": folder, "written": [Path(path).name for path in written], **json.loads(told)}
+    return {"written": written, **json.loads(told)}
 
 
 def test_every_picture_is_drawn_and_the_committed_one_in_size(drawn):
-    assert drawn["written"] == list(draw.PICTURES)
-    for name in draw.PICTURES:
-        made, committed = (Path(folder, name).read_bytes() for folder in (drawn["folder"], ROOT / "docs"))
-        assert made.startswith(PNG) and size(made) == size(committed)
-        assert max(len(made), len(committed)) <= MOST_BYTES
-        assert f"](../../../docs/{name})" in PAGE.read_text()
+    hold_pictures(drawn["written"], draw.PICTURES, "softmax")
 
 
 def test_who_reads_what(drawn):

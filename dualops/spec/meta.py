@@ -115,6 +115,12 @@ class ArrayMeta(NamedTuple):
         return True
 
     @property
+    def is_row_major(self) -> bool:
+        """Whether its elements lie one after another, row by row; an axis of size 1 may have any stride."""
+        dense = contiguous_strides(self.shape)
+        return all(size == 1 or mine == own for size, mine, own in zip(self.shape, self.strides, dense, strict=True))
+
+    @property
     def overlaps_itself(self) -> bool:
         """Whether two elements may share a place: some axis steps no further than the axes inside it reach."""
         if 0 in self.shape:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ import torch
 import dualops.cuda.roof
 from benchmarks import ladder_run, ladder_table, profiler, workload
 from benchmarks.__main__ import main
+from benchmarks.cases import find
 from benchmarks.contestant import Contestant
-from benchmarks.ladder_run import METRICS, Point, line
+from benchmarks.ladder_run import Point, line
+from benchmarks.ladder_table import MATMUL, PAGES, SOFTMAX
 from benchmarks.plot import fill
 from benchmarks.profiler import NoCounters, parse, profile
 from benchmarks.tree import ROOT, spec
 
 from .test_peers import referee
 
+METRICS = [counter.metric for counter in SOFTMAX.counters]
 HEAD = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
     '"CC","Section Name","Metric Name","Metric Unit","Metric Value"'
@@ -148,29 +153,33 @@ def test_without_a_profiler(monkeypatch: pytest.MonkeyPatch):
 def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Rows of 8 and 16 elements, NumPy for kernels, of which one does not do 16; gives the names of those timed."""
     timed: list[str] = []
+    cases = tuple(spec.Case(f"rows4x{columns}", "bfloat16", {"x": (4, columns)}) for columns in (8, 16))
+    operator = replace(spec.OPERATORS["softmax"], cases=cases)
+    page = ladder_table.PAGES["softmax"]._replace(cases=tuple(case.id for case in cases), counted=cases[1].id)
 
     def refuses(**given: torch.Tensor) -> Any:
         if given["x"].shape[1] > 8:
             raise NotImplementedError("no such rows")
         return softmax(**given)
 
-    def softmax(out: Any = None, **given: torch.Tensor) -> Any:
-        (result,) = referee(ladder_run.OPERATOR, ladder_run.case_of(8)).forward(**given)
-        return result if out is None else out.copy_(result)
+    def softmax(**given: torch.Tensor) -> Any:
+        (result,) = referee(operator, cases[0]).forward(**given)
+        return result
 
     def seconds(call: Any) -> float:
         call()
         timed.append("burst")
         return 4e-3
 
-    monkeypatch.setattr(ladder_run, "ROWS", 4)
-    monkeypatch.setattr(ladder_run, "COLUMNS", (8, 16))
-    monkeypatch.setattr(ladder_run, "COUNTED", 16)
+    find("softmax")  # its suite is made of the operator that there is
+    monkeypatch.setitem(spec.OPERATORS, "softmax", operator)
+    monkeypatch.setitem(ladder_table.PAGES, "softmax", page)
+    monkeypatch.setitem(ladder_run.LADDERS, "softmax", ladder_run.LADDERS["softmax"]._replace(operator=operator))
     monkeypatch.setattr(ladder_run, "Workload", partial(workload.Workload, device="cpu"))
     monkeypatch.setattr(workload, "ROTATION_BYTES", 1)
     monkeypatch.setattr(ladder_run, "require_gpu", lambda: None)
     monkeypatch.setattr(
-        ladder_run, "contestants", lambda case: [Contestant("tree", softmax), Contestant("vectors", refuses)]
+        ladder_run, "contestants", lambda *_: [Contestant("tree", softmax), Contestant("vectors", refuses)]
     )
     monkeypatch.setattr(ladder_run, "burst", seconds)
     monkeypatch.setattr(dualops.cuda.roof, "stream_roof", lambda read, written: 1e-6 * (read + written))
@@ -178,48 +187,64 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return timed
 
 
-def test_the_contestants_are_the_steps_and_the_production_kernels():
-    from dualops.cuda.softmax.ladder import STEPS
-
-    names = [contestant.name for contestant in ladder_run.contestants(ladder_run.case_of(1024))]
-    assert names == [*STEPS, "rows.py", "ring.py"]
+def of(operator: str) -> ladder_run.Ladder:
+    return ladder_run.LADDERS[operator]
 
 
-def test_what_is_timed_is_what_people_run():
-    cases = {case.id: dict(case.shapes) for case in ladder_run.OPERATOR.tagged(spec.Tag.BENCH)}
-    for columns in ladder_run.COLUMNS:
-        case = ladder_run.case_of(columns)
-        assert cases[case.id] == case.shapes
+@pytest.mark.parametrize(("operator", "production"), [("softmax", ["rows.py", "ring.py"]), ("matmul", ["sm90.py"])])
+def test_the_contestants_are_the_steps_and_the_production_kernels(operator: str, production: list[str]):
+    steps = import_module(f"dualops.cuda.{operator}.ladder").STEPS
+    ladder = of(operator)
+    names = [contestant.name for contestant in ladder_run.contestants(ladder, ladder.case(ladder.page.counted))]
+    assert names == [*steps, *production]
+
+
+@pytest.mark.parametrize("operator", ladder_table.PAGES)
+def test_what_is_timed_is_what_people_run(operator: str):
+    """BENCH and COMPARE cases, of which one is watched by the profiler."""
+    ladder = of(operator)
+    found = {case.id for tag in (spec.Tag.BENCH, spec.Tag.COMPARE) for case in ladder.operator.tagged(tag)}
+    assert {*ladder.page.cases} <= found and ladder.page.counted in ladder.page.cases
+    assert ladder_run.LADDERS.keys() == ladder_table.PAGES.keys()
 
 
 def test_everybody_is_timed_beside_the_roof(toy: list[str]):
     shown: list[str] = []
-    found = ladder_run.run(shown.append)
+    found = ladder_run.run(of("softmax"), shown.append)
     assert len(shown) == len(found) == 4 and len(toy) == 3
-    roofs = {8: 1e-6 * 2 * 4 * 8 * 2, 16: 1e-6 * 2 * 4 * 16 * 2}  # read and written, two bytes each
+    roofs = {"rows4x8-bfloat16": 1e-6 * 2 * 4 * 8 * 2, "rows4x16-bfloat16": 1e-6 * 2 * 4 * 16 * 2}  # in and out
     for point in found:
-        refused = (point.who, point.columns) == ("vectors", 16)
+        refused = (point.who, point.case) == ("vectors", "rows4x16-bfloat16")
         assert (point.seconds, point.failure) == ((None, "no such rows") if refused else (4e-3, None))
-        assert point.roof == pytest.approx(roofs[point.columns])
+        assert point.roof == pytest.approx(roofs[point.case])
+
+
+def test_cublas_is_timed_before_each_step(toy: list[str]):
+    """On the CPU it is torch's product of whatever is there."""
+    case = spec.Case("small", "bfloat16", {"a": (4, 8), "b": (8, 2)})
+    ours = workload.Workload(spec.OPERATORS["matmul"], case, find("matmul").sample, "cpu")
+    against = of("matmul").against(ours)
+    assert not toy
+    assert (against(), against()) == (4e-3, 4e-3) and len(toy) == 2
 
 
 def test_a_wrong_step_stops_the_run_before_it_is_timed(toy: list[str], monkeypatch: pytest.MonkeyPatch):
-    right = ladder_run.contestants(ladder_run.case_of(8))[0].forward
+    right = ladder_run.contestants(of("softmax"), of("softmax").operator.cases[0])[0].forward
     wrong = Contestant("tree", lambda **given: 1.01 * right(**given))
-    monkeypatch.setattr(ladder_run, "contestants", lambda case: [wrong])
+    monkeypatch.setattr(ladder_run, "contestants", lambda *_: [wrong])
     with pytest.raises(workload.WrongResult, match="tree rows4x8-bfloat16: "):
-        ladder_run.run(lambda text: None)
+        ladder_run.run(of("softmax"), lambda text: None)
     assert not toy
 
 
 def test_a_line_reads_well():
-    assert " ".join(line(Point("vectors", 4096, 1.2e-4, 1.5e-4)).split()) == "4096 vectors 150.0 µs 80% of the roof"
-    assert line(Point("vectors", 4096, 1.2e-4, failure="no such rows")).endswith("vectors        no such rows")
+    assert " ".join(line(Point("vectors", "rows", 1.2e-4, 1.5e-4)).split()) == "rows vectors 150.0 µs 80%"
+    assert line(Point("vectors", "rows", 1.2e-4, failure="no such rows")).endswith("vectors            no such rows")
 
 
 def test_under_a_profiler_each_is_launched_once(toy: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    assert ladder_run.launch_once(device="cpu") == ["tree"]
+    assert ladder_run.launch_once(of("softmax"), device="cpu") == ["tree"]
 
 
 def test_the_command_writes_times_and_counters(toy: list[str], ncu: Any, tmp_path: Path):
@@ -228,10 +253,10 @@ def test_the_command_writes_times_and_counters(toy: list[str], ncu: Any, tmp_pat
     assert main(["ladder", "softmax", "--json", str(target)]) == 0
     assert "-m benchmarks ladder softmax --once" in calls.read_text()
     content = json.loads(target.read_text())
-    assert (content["gpu"], content["dtype"], content["rows"], len(content["points"])) == ("a toy", "bfloat16", 4, 4)
+    assert (content["gpu"], content["dtype"], len(content["points"])) == ("a toy", "bfloat16", 4)
     (kernel,) = content["counters"]["kernels"]
     assert (kernel["who"], kernel["kernel"], kernel["metrics"]) == ("tree", KERNEL, dict.fromkeys(METRICS, 64.0))
-    assert ladder_table.tables(target).startswith("4 rows of bfloat16 on one a toy, ")
+    assert "\n4 rows of bfloat16 on one a toy, " in ladder_table.tables("softmax", target)
 
 
 def test_without_counters_the_times_are_kept(toy: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -240,70 +265,108 @@ def test_without_counters_the_times_are_kept(toy: list[str], monkeypatch: pytest
     assert main(["ladder", "softmax", "--json", str(target)]) == 0
     content = json.loads(target.read_text())
     assert content["counters"]["failure"] == "ncu saw 0 kernels, expected 1: tree"
-    assert "Counters: none were recorded. ncu saw 0 kernels" in ladder_table.tables(target)
+    assert "Counters: none were recorded. ncu saw 0 kernels" in ladder_table.tables("softmax", target)
 
 
 def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for words in (["ladder", "softmax"], ["ladder", "softmax", "--once"]):
+    for words in (["ladder", "softmax"], ["ladder", "matmul", "--once"]):
         assert main(words) == 1
         assert "benchmarks need a GPU" in capsys.readouterr().err
 
 
 # --- the tables ----------------------------------------------------------------------------------
 
-RECORDED: dict[str, Any] = {
-    "operator": "softmax",
-    "dtype": "bfloat16",
-    "rows": 100,
-    "date": "1970-01-09",
-    "gpu": "NVIDIA H200",
-    "torch": "2.11",
-    "commit": "f" * 40,
-    "points": [
-        {"who": who, "columns": columns, "roof": 1e-4, "seconds": seconds, "failure": None}
-        for who, seconds32, seconds64 in (("tree", 4e-4, 2e-4), ("vectors", None, 1e-4))
-        for columns, seconds in ((32, seconds32), (64, seconds64))
-    ],
-    "counters": {
-        "rows": 100,
-        "columns": 64,
-        "profiler": "2025.3.1.0",
-        "failure": None,
-        "kernels": [
-            {"who": "tree", "metrics": dict.fromkeys(METRICS, 6400.0)},
-            {"who": "vectors", "metrics": {"launch__registers_per_thread": 31.0, "dram__bytes_read.sum": None}},
+CASES = {"softmax": SOFTMAX.cases[:2], "matmul": MATMUL.cases[:2]}
+
+
+def recorded(operator: str) -> dict[str, Any]:
+    """As if two steps had been timed on two cases; the second of each does not do the other."""
+    first, second = CASES[operator]
+    return {
+        "operator": operator,
+        "dtype": "bfloat16",
+        "date": "1970-01-09",
+        "gpu": "NVIDIA H200",
+        "torch": "2.11",
+        "commit": "f" * 40,
+        "points": [
+            {"who": who, "case": case, "roof": 1e-4, "seconds": seconds, "failure": None}
+            for who, of_first, of_second in (("one", 4e-4, 2e-4), ("other", None, 1e-4))
+            for case, seconds in ((first, of_first), (second, of_second))
         ],
+        "counters": {
+            "case": second,
+            "profiler": "2025.3.1.0",
+            "failure": None,
+            "kernels": [
+                {"who": "one", "metrics": {counter.metric: 6400.0 for counter in PAGES[operator].counters}},
+                {"who": "other", "metrics": {"launch__registers_per_thread": 31.0, "dram__bytes_read.sum": None}},
+            ],
+        },
+    }
+
+
+def rows_of(text: str) -> dict[str, list[str]]:
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return {label: values for label, *values in cells}
+
+
+# 32768 rows of 4096 elements of two bytes; 4096**3 multiplications of two matrices of 4096 x 4096
+EXPECTED: dict[str, dict[str, float]] = {
+    "softmax": {
+        "read from memory, sizes of x": 6400 / 2**28,
+        "read from L2, sizes of x": 32 * 6400 / 2**28,
+        "instructions an element": 32 * 6400 / 2**27,
+        "turns of shared memory, a row": 6400 / 2**15,
+    },
+    "matmul": {
+        "read from memory, sizes of a and b": 6400 / 2**26,
+        "instructions, a thousand multiplications": 32 * 6400 / 2**36 * 1000,
     },
 }
 
 
-def test_the_tables(tmp_path: Path):
+@pytest.mark.parametrize("operator", PAGES)
+def test_the_tables(operator: str, tmp_path: Path):
     source = tmp_path / "h200.json"
-    source.write_text(json.dumps(RECORDED))
-    text = ladder_table.tables(source)
-    assert "100 rows of bfloat16 on one NVIDIA H200, 1970-01-09, commit `ffffffff`" in text
+    source.write_text(json.dumps(recorded(operator)))
+    text, forms = ladder_table.tables(operator, source), {one.label: one.form for one in PAGES[operator].counters}
+    assert "bfloat16 on one NVIDIA H200, 1970-01-09, commit `ffffffff`" in text
     assert "by Nsight Compute 2025.3.1.0" in text
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    rows = {label: values for label, *values in cells}
-    assert rows["`tree`"] == ["0.4 ms, 25%", "0.2 ms, 50%"] and rows["`vectors`"] == ["–", "0.1 ms, 100%"]
-    # 100 rows of 64 elements of two bytes are 12800 bytes
-    expected = {
-        "read from memory, sizes of x": ["0.50", "–"],
-        "read from L2, sizes of x": ["16.00", "–"],
-        "memory busy": ["6400%", "–"],
-        "instructions an element": ["32.0", "–"],
-        "turns of shared memory, a row": ["64.0", "–"],
-        "registers a thread": ["6400", "31"],
-    }
-    assert {label: rows[label] for label in expected} == expected
-    assert {counter.label for counter in ladder_table.COUNTERS} <= rows.keys()
+    rows = rows_of(text)
+    assert rows["`one`"] == ["0.4 ms, 25%", "0.2 ms, 50%"] and rows["`other`"] == ["–", "0.1 ms, 100%"]
+    assert rows["registers a thread"] == ["6400", "31"] and rows["warps there, of the most"] == ["6400%", "–"]
+    for label, value in EXPECTED[operator].items():
+        assert rows[label] == [f"{value:{forms[label]}}", "–"], label
+    assert forms.keys() <= rows.keys()
+
+
+def test_a_counter_that_no_kernel_has_is_no_row(tmp_path: Path):
+    content = recorded("matmul")
+    content["counters"]["kernels"].pop(0)
+    (tmp_path / "h200.json").write_text(json.dumps(content))
+    rows = rows_of(ladder_table.tables("matmul", tmp_path / "h200.json"))
+    assert "registers a thread" in rows and "tensor cores busy" not in rows
+
+
+@pytest.mark.parametrize("operator", PAGES)
+def test_the_picture(operator: str, tmp_path: Path):
+    source, target = tmp_path / "h200.json", tmp_path / "ladder.png"
+    source.write_text(json.dumps(recorded(operator)))
+    ladder_table.picture(source, target)
+    assert target.read_bytes().startswith(b"\x89PNG")
 
 
 def test_nothing_recorded(tmp_path: Path):
-    assert ladder_table.COMMAND in ladder_table.tables(tmp_path / "h200.json")
+    for operator in PAGES:
+        assert ladder_table.command(operator) in ladder_table.tables(operator, tmp_path / "h200.json")
+    assert ladder_table.command("softmax").endswith("--json benchmarks/ladder/softmax/h200.json")
 
 
-def test_the_page_shows_what_is_recorded():
-    page = (ROOT / "dualops" / "cuda" / "softmax" / "README.md").read_text()
-    assert fill(page, ladder_table.tables(ROOT / "benchmarks" / "ladder" / "h200.json"), *ladder_table.MARKERS) == page
+@pytest.mark.parametrize("operator", PAGES)
+def test_the_page_shows_what_is_recorded(operator: str):
+    page = (ROOT / "dualops" / "cuda" / operator / "README.md").read_text()
+    source = ladder_table.recorded(operator, "h200")
+    assert fill(page, ladder_table.tables(operator, source), *ladder_table.MARKERS) == page
+    assert (ROOT / "docs" / ladder_table.picture_name(operator)).exists() == source.exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plot
+from benchmarks import ladder_table, plot
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
@@ -219,13 +219,15 @@ class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
         places = {name: name for name in ("results", "scaling", "training", "ladder", "host", "docs")}
         places |= {"peer-results": "peers", "readme": "README.md", "every-case": "all.md"}
-        places |= {"page": "page.md", "softmax-page": "softmax.md"}
+        places |= {"page": "page.md", "pages": "pages"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
     def pages(self, tree: Path) -> None:
         for name in ("README.md", "all.md"):
             (tree / name).write_text(f"# dualops\n{plot.BEGIN}\n{plot.END}\n")
-        (tree / "softmax.md").write_text("# Page\n<!-- ladder:begin -->\n<!-- ladder:end -->\n")
+        for operator in ladder_table.PAGES:
+            (tree / "pages" / operator).mkdir(parents=True)
+            (tree / "pages" / operator / "README.md").write_text("# Page\n<!-- ladder:begin -->\n<!-- ladder:end -->\n")
 
     def test_plot_fills_the_pages_and_draws(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
@@ -242,7 +244,9 @@ class TestCommand:
         assert "softmax.png" in drawn
         assert "flash_attention.png" not in drawn  # it has no row length
         assert "flash_attention_scaling.png" not in drawn  # nothing was recorded
-        assert "Nothing has been recorded yet" in (tree / "softmax.md").read_text()
+        for operator in ladder_table.PAGES:
+            assert "Nothing has been recorded yet" in (tree / "pages" / operator / "README.md").read_text()
+            assert ladder_table.picture_name(operator) not in drawn
 
     def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
         self.pages(tree)

@@ -10,7 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # Numba reads it when it is first imported, here and in the other processes
 
 from tests.wrong.mutants import Told, judged
-from tests.wrong.problems import PROBLEMS
+from tests.wrong.problems import LADDER, PROBLEMS
+
+ALL = [*PROBLEMS, *LADDER]
 
 
 def main() -> int:
@@ -18,7 +20,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", default="", help="a part of the kernels' names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; as many as there are cores")
     options = parser.parse_args()
-    places = [place for place, problem in enumerate(PROBLEMS) if options.name in problem.kernel]
+    places = [place for place, problem in enumerate(ALL) if options.name in problem.kernel]
     wrong, all_told = [], Told("", 0, 0, ())
     with ProcessPoolExecutor(options.jobs) as pool:
         for told in pool.map(judged_at, places):
@@ -31,7 +33,7 @@ def main() -> int:
 
 def judged_at(place: int) -> Told:
     """The mutants of one problem."""
-    return judged(PROBLEMS[place])
+    return judged(ALL[place])
 
 
 if __name__ == "__main__":

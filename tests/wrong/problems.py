@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest import mock
 
 from dualops.cuda import norm
 from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.matmul import sm90_config
+from dualops.cuda.matmul import ladder, sm90_config
+from dualops.cuda.matmul.ladder.tiles import TilesConfig
+from dualops.cuda.matmul.sm80_config import Sm80Config
 from dualops.cuda.matmul.sm90_config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
@@ -190,3 +193,54 @@ def _of_cases() -> Iterator[Problem]:
 
 
 PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_products_in_boxes(), *_of_cases()]
+
+
+# --- the ladders -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepProblem(Problem):
+    """One call of a step of matmul's ladder, which no rung of the operator launches."""
+
+    def run(self) -> None:
+        check(OPERATORS[self.operator], self.case, partial(ladder.run_step, self.rung), ways=("given",))
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        with small_steps():
+            yield
+
+
+# tiles as small as they go
+SMALL_STEPS: dict[str, Any] = {
+    "thread_an_element": None,
+    "shared_tiles": TilesConfig(lanes=8, rows=1, columns=1, block_k=8),
+    "register_tiles": TilesConfig(lanes=8, rows=2, columns=8, block_k=8),
+    "tensor_cores": Sm80Config(1, 2, 32, 32, block_k=32, num_stages=1),
+    "copies_ahead": Sm80Config(1, 2, 32, 32, block_k=32, num_stages=2),
+    "boxes": Sm90Config(2, 128, 2, 64),
+    "roles": Sm90Config(1, 128, 2, 64),
+    "persistent": Sm90Config(1, 64, 2, 64),
+    "clusters": Sm90Config(1, 64, 2, 64, Cluster(2, 1), group=2),
+}
+
+
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """Inside the with statement, the steps of matmul's ladder have small tiles."""
+    small = {name: step._replace(config=SMALL_STEPS[name]) for name, step in ladder.STEPS.items()}
+    kept = mock.patch.multiple(ladder.forward, plans={}, families={})
+    with mock.patch.dict(ladder.STEPS, small), kept:
+        yield
+
+
+def _steps() -> Iterator[Problem]:
+    """Of each kernel, on a product that fills every stage more than twice and whose tile has two parts to be stored."""
+    sizes = {"shared_tiles": (8, 16, 24), "copies_ahead": (24, 40, 136), "boxes": (72, 72, 264), "roles": (40, 72, 264)}
+    kernels = {"shared_tiles": "tiles", "copies_ahead": "warps", "boxes": "boxes", "roles": "roles"}
+    for name, (M, N, K) in sizes.items():
+        case = Case(name, "bfloat16", {"a": (M, K), "b": (K, N)})
+        yield StepProblem(f"matmul_{kernels[name]}", "matmul", False, name, case)
+
+
+LADDER = [*_steps()]

@@ -1,12 +1,13 @@
-"""The pass before a product in tf32 on Hopper: copies of factors as its tensor cores take them.
+"""The pass before a product on Hopper: copies of factors that its tensor cores can't take as they lie.
 
-Products of a warpgroup read float32 along the sum alone, contiguous in boxes that begin at multiples of 16 bytes: a
-factor that does not lie so is transposed first. For "3xtf32" every factor is split first, into what tf32 keeps of its
-numbers and what it keeps of the rest (`tile.tf32`): a row of the copy has 16 upper parts and behind them their 16 lower
-ones, 128 bytes, then the next 16, so that a slice is loaded as any other is.
+Copies of boxes begin at multiples of 16 bytes, which of 4097 rows of 4097 numbers few do. So a factor of 16 bits whose
+rows lie otherwise is copied first, if each number of it is multiplied often enough. float32 is read along the sum
+alone: a factor that is not contiguous so is transposed first. For "3xtf32" every factor is split first, into what tf32
+keeps of its numbers and what it keeps of the rest (`tile.tf32`): a row of the copy has 16 upper parts and behind them
+their 16 lower ones, 128 bytes, then the next 16, so that a slice is loaded as any other is.
 
     a slice [DEPTH, BLOCK] to shared memory, whatever its layout (`loading`)
-    its numbers, four steps of the sum a thread, rounded or split, to the copy
+    its numbers, 16 bytes a thread, as they are, rounded or split, to the copy
 
 What holds it up: memory, which is read once and written once, or twice.
 """
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import contiguous_strides
 from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types, u32
+from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
 from ..step import Step
 from ..tile.shared import Shared
 from ..tile.storage import storage
-from ..tile.tf32 import rounded_word, store_four, words_of_parts
+from ..tile.tf32 import parts, rounded
 from .boxed import factor_boxes
 from .loading import Reading, loader
 from .product import Axis, Factor, Product, axes_of
@@ -32,27 +33,29 @@ from .tiled import reading
 
 DTYPE = "float32"
 DEPTH, BLOCK, THREADS = 32, 128, 256
-FOUR = 4  # numbers that a thread stores at once
+OFTEN = 256  # that a number of 16 bits is multiplied, at least, where its factor is copied
 GROUP = 16  # steps of the sum whose upper parts lie before their lower ones
 
 
 class CopyVariant(NamedTuple):
     """What the kernel is built for."""
 
+    dtype: str
     axes: int  # of the factor beside rows and steps of the sum
     reading: Reading
-    with_parts: bool  # or else numbers rounded once
+    with_parts: bool  # or else numbers of float32 rounded once
 
 
 @builds
 def build_copy(found: CopyVariant) -> Kernel:
     """matmul_k_major(copy, x, sizes, rows, K, pitch): x [sizes, rows, K] to copy [sizes, rows, pitch]."""
-    mem, axes = storage(DTYPE), axes_of(found.axes)
-    shared = Shared(DTYPE, THREADS)
+    mem, axes = storage(found.dtype), axes_of(found.axes)
+    shared = Shared("float32", THREADS)
     tile = shared.tile(DEPTH, BLOCK)
-    load = loader(DTYPE, found.reading, tile, THREADS)
+    load = loader(found.dtype, found.reading, tile, THREADS)
     SIZE, COUNT = shared.count, DEPTH * BLOCK // THREADS  # numbers of a block, and of a thread
-    LINE = DEPTH // FOUR  # threads that share a row
+    VECTOR, ROUNDED = mem.vector, found.dtype == DTYPE
+    LINE = DEPTH // VECTOR  # threads that share a row
     ROWS = THREADS // LINE
     array = pointer(mem.element)
     factor = types.NamedTuple((array, axes.type, types.UniTuple(i64, 1), i64, i64), Factor)
@@ -72,25 +75,25 @@ def build_copy(found: CopyVariant) -> Kernel:
         load.put(smem, 0, share, coming)
         cuda.syncthreads()
 
-        depth, line = cuda.threadIdx.x % LINE * FOUR, cuda.threadIdx.x // LINE
+        depth, line = cuda.threadIdx.x % LINE * VECTOR, cuda.threadIdx.x // LINE
         k = depth0 + depth
         first = (matrix * rows + row0 + line) * pitch
-        upper, lower = cuda.local.array(FOUR, u32), cuda.local.array(FOUR, u32)
+        upper, lower = cuda.local.array(VECTOR, mem.number), cuda.local.array(VECTOR, mem.number)
         for i in range(BLOCK // ROWS):
-            for c in range(FOUR):
+            for c in range(VECTOR):
                 number = smem[tile.place(depth + c, line + i * ROWS)]
                 if found.with_parts:
-                    upper[c], lower[c] = words_of_parts(number)
+                    upper[c], lower[c] = parts(number)
                 else:
-                    upper[c] = rounded_word(number)
+                    upper[c] = rounded(number) if ROUNDED else number
             there = row0 + line + i * ROWS < rows
             at = first + i * ROWS * pitch
             if found.with_parts:
                 place = k // GROUP * GROUP + k
-                store_four(copy, at + place, there & (place < pitch), upper)
-                store_four(copy, at + place + GROUP, there & (place < pitch), lower)
+                mem.store_kept(copy, at + place, there & (place < pitch), upper, 0)
+                mem.store_kept(copy, at + place + GROUP, there & (place < pitch), lower, 0)
             else:
-                store_four(copy, at + k, there & (k < pitch), upper)
+                mem.store_kept(copy, at + k, there & (k < pitch), upper, 0)
 
     return matmul_k_major
 
@@ -105,14 +108,15 @@ class KMajor(NamedTuple):
     depth: int
     pitch: int  # numbers from a row of the copy to the next
     reading: Reading
-    with_parts: bool  # or else numbers rounded once
+    with_parts: bool
+    dtype: str
 
     def meta(self, device: Any) -> ArrayMeta:
         shape = (prod(self.sizes), self.rows, self.pitch)
-        return ArrayMeta(shape, DTYPE, contiguous_strides(shape), device, 0)
+        return ArrayMeta(shape, self.dtype, contiguous_strides(shape), device, 0)
 
     def step(self) -> Step:
-        found = CopyVariant(len(self.sizes), self.reading, self.with_parts)
+        found = CopyVariant(self.dtype, len(self.sizes), self.reading, self.with_parts)
         blocks = prod(self.sizes) * cdiv(self.rows, BLOCK) * cdiv(self.depth, DEPTH)
         return Step(
             build_copy(found), (blocks,), (self.name, self.factor, self.sizes, self.rows, self.depth, self.pitch)
@@ -128,14 +132,14 @@ class Ready(NamedTuple):
 
 
 def ready(product: Product, p: Problem, metas: Mapping[str, ArrayMeta]) -> Ready:
-    """The product in the place of which its rung does it: of 16-bit factors, itself."""
-    if p.dtype != DTYPE or not product.k.size:
+    """The product in the place of which its rung does it."""
+    if not product.k.size:
         return Ready(product, metas, ())
-    with_parts = p.precision == "3xtf32"
+    with_parts = p.precision == "3xtf32" and p.dtype == DTYPE
     copies = [
-        copy_of(product, which, metas, with_parts)
+        copy_of(product, which, metas, p.dtype, with_parts)
         for which in "ab"
-        if with_parts or not _is_k_major(product, which, metas)
+        if with_parts or _needs_copy(product, which, metas, p.dtype)
     ]
     made = product._replace(k=product.k._replace(size=parts_depth(product.k.size))) if with_parts else product
     for which, copied in copies:
@@ -149,9 +153,12 @@ def parts_depth(K: int) -> int:
     return 2 * cdiv(K, GROUP) * GROUP
 
 
-def _is_k_major(product: Product, which: str, metas: Mapping[str, ArrayMeta]) -> bool:
+def _needs_copy(product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str) -> bool:
+    """Whether a factor is copied first, though its numbers stay one each."""
     found = factor_boxes(product, which, metas)
-    return found is not None and found.major == "k"
+    if dtype == DTYPE:
+        return found is None or found.major != "k"
+    return found is None and min(product.m.size, product.n.size) >= OFTEN
 
 
 def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
@@ -159,13 +166,16 @@ def _own(axes: tuple[Axis, ...], which: str) -> list[Axis]:
     return [axis for axis in axes if axis.size > 1 and getattr(axis, which)]
 
 
-def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], with_parts: bool) -> tuple[str, KMajor]:
+def copy_of(
+    product: Product, which: str, metas: Mapping[str, ArrayMeta], dtype: str, with_parts: bool
+) -> tuple[str, KMajor]:
     """The copy of factor "a" or "b"."""
+    vector = storage(dtype).vector
     rows = product.m if which == "a" else product.n
     around = _own((*product.batch, *product.outer), which) or [Axis(1)]
     name, K = product.names[2 if which == "a" else 3], product.k.size
     row, depth, *steps = (getattr(axis, which) for axis in (rows, product.k, *around))
-    pitch = parts_depth(K) if with_parts else cdiv(K, FOUR) * FOUR
+    pitch = parts_depth(K) if with_parts else cdiv(K, vector) * vector
     return which, KMajor(
         f"{product.names[0]}: {which} along the sum",
         Factor(name, tuple(steps), (0,), row, depth),
@@ -173,8 +183,9 @@ def copy_of(product: Product, which: str, metas: Mapping[str, ArrayMeta], with_p
         rows.size,
         K,
         pitch,
-        reading(product, which, metas, DTYPE, (FOUR,), whole=True),
+        reading(product, which, metas, dtype, (vector,), whole=True),
         with_parts,
+        dtype,
     )
 
 

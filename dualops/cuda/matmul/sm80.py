@@ -41,7 +41,7 @@ from ..step import Step
 from ..tile.async_copies import cp_async_commit, cp_async_wait_group
 from ..tile.storage import storage
 from ..tile.warp_mma import FactorSlice, fragments, warp_products
-from ..tile.warp_rows import COLUMNS, ROWS, warp_rows
+from ..tile.warp_rows import COLUMNS, warp_output
 from . import tiled
 from .loading import Reading
 from .product import Product, Variant, argument_types, needs_tensor_cores, product_axes, variant
@@ -67,11 +67,9 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
     a_side = fragments(FactorSlice(a_reading.along, config.block_m, depth, itemsize), config.warp_m, left=True)
     b_side = fragments(FactorSlice(b_reading.along, config.block_n, depth, itemsize), config.warp_n, left=False)
     sums = warp_products(variant.dtype, config.warp_m, config.warp_n, config.piece > 0)
-    rows = warp_rows(config.warp_m, config.warp_n)
-    result = finishing(variant, rows.columns, out)
+    output = warp_output(config.warp_m, config.warp_n, finishing(variant, COLUMNS, out).finish)
     AHEAD, PENDING = config.num_stages - 1, config.num_stages - 2  # slices on their way, and while one is waited for
     STAGE, LAST, B_AT = config.stage, AHEAD * config.stage, config.b_at
-    M_TILES = config.warp_m // ROWS
 
     @kernel(*argument_types(variant), threads=config.threads, min_blocks=config.min_blocks)
     def matmul_sm80(y, z, a, b, bias, bias_stride, batches, outers, B, rounds, M, N, K):
@@ -135,20 +133,7 @@ def build_product(config: Sm80Config, variant: Variant, a_reading: Reading, b_re
         row_smem = cuda.shared.array(0, f32, alignment=128)
         y_begin, z_begin = axes.batch.at_32(batch, batches, y.batch), axes.batch.at_32(batch, batches, z.batch)
         results = Results(y, z, y_begin, z_begin, bias, bias_stride, N)
-        values = cuda.local.array(rows.columns, f32)
-        n = n0 + my_n + rows.column()
-        i = i32(0)
-        while i < M_TILES:
-            rows.put(row_smem, acc, i)
-            row = rows.row()
-            while row < ROWS:
-                m = m0 + my_m + (i * ROWS + row)
-                if m < M:
-                    rows.take(values, row_smem, row)
-                    result.finish(values, results, m, n)
-                row = i32(row + rows.apart)
-            rows.release()
-            i = i32(i + 1)
+        output.store(row_smem, acc, m0 + my_m, n0 + my_n, M, results)
 
     return matmul_sm80
 

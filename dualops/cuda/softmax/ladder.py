@@ -19,7 +19,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem, softmax as SPEC
-from ...spec.meta import contiguous_strides
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..device import Device
 from ..launch import Choice, Operation
@@ -283,7 +282,7 @@ STEPS: dict[str, LadderStep] = {
 def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """The steps that do the problem. None does another axis than the last, or rows that are not side by side."""
     metas, dtype, M, N = (results["y"], problem.arrays["x"]), problem.dtype, problem.M, problem.N
-    if problem.axis != len(metas[0].shape) - 1 or not all(map(_contiguous, metas)):
+    if problem.axis != len(metas[0].shape) - 1 or not all(meta.is_row_major for meta in metas):
         return
     aligned = N % storage(dtype).vector == 0 and all(meta.pointer % 16 == 0 for meta in metas)
     for name, (idea, configure, launch) in STEPS.items():
@@ -294,12 +293,6 @@ def choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) 
 
 def _one_launch(launch: Callable[..., Step], *args: Any) -> list[Step]:
     return [launch(*args)]
-
-
-def _contiguous(meta: ArrayMeta) -> bool:
-    """Whether its elements lie one after another; an axis of size 1 may have any stride."""
-    dense = contiguous_strides(meta.shape)
-    return all(size == 1 or mine == own for size, mine, own in zip(meta.shape, meta.strides, dense, strict=True))
 
 
 # the steps are rungs of an operation of its own, with softmax's validator, plans and errors

@@ -30,6 +30,7 @@ from ..ptx.memory import (
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
+    st_global_kept_v4_b32,
     st_global_v2_f64,
     st_global_v4_b32,
 )
@@ -47,6 +48,7 @@ class Storage(Namespace):
     rounded: Callable[..., Any]  # (number) -> number, as it is after a store and a load
     load_vector: Callable[..., None]  # (frag, at, x, index, keep, fill): 16 bytes to frag[at : at + vector]
     store_vector: Callable[..., None]  # (y, index, keep, frag, at)
+    store_kept: Callable[..., None]  # store_vector of what is read again soon: of 16 and 32 bits it stays in L2
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
     load_once: Callable[..., None]  # load_vector, past L1
 
@@ -131,6 +133,7 @@ def _float64() -> Storage:
         rounded=_same,
         load_vector=loading(ld_global_v2_f64),
         store_vector=store_vector,
+        store_kept=store_vector,
         load_shared=load_shared,
         load_once=loading(ld_global_once_v2_f64),
     )
@@ -148,17 +151,20 @@ def _float32() -> Storage:
 
         return load_vector
 
-    @verb
-    def store_vector(y, index, keep, frag, at):
-        st_global_v4_b32(
-            y,
-            index,
-            i32(keep),
-            bits_of_f32(frag[at]),
-            bits_of_f32(frag[at + 1]),
-            bits_of_f32(frag[at + 2]),
-            bits_of_f32(frag[at + 3]),
-        )
+    def storing(store_words: Any) -> Callable[..., None]:
+        @verb
+        def store_vector(y, index, keep, frag, at):
+            store_words(
+                y,
+                index,
+                i32(keep),
+                bits_of_f32(frag[at]),
+                bits_of_f32(frag[at + 1]),
+                bits_of_f32(frag[at + 2]),
+                bits_of_f32(frag[at + 3]),
+            )
+
+        return store_vector
 
     @verb
     def load_shared(frag, at, smem, index):
@@ -173,7 +179,8 @@ def _float32() -> Storage:
         store=_store_element,
         rounded=_same,
         load_vector=loading(ld_global_v4_b32),
-        store_vector=store_vector,
+        store_vector=storing(st_global_v4_b32),
+        store_kept=storing(st_global_kept_v4_b32),
         load_shared=load_shared,
         load_once=loading(ld_global_once_v4_b32),
     )
@@ -203,17 +210,20 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
 
         return load_vector
 
-    @verb
-    def store_vector(y, index, keep, frag, at):
-        st_global_v4_b32(
-            y,
-            index,
-            i32(keep),
-            pack(frag[at], frag[at + 1]),
-            pack(frag[at + 2], frag[at + 3]),
-            pack(frag[at + 4], frag[at + 5]),
-            pack(frag[at + 6], frag[at + 7]),
-        )
+    def storing(store_words: Any) -> Callable[..., None]:
+        @verb
+        def store_vector(y, index, keep, frag, at):
+            store_words(
+                y,
+                index,
+                i32(keep),
+                pack(frag[at], frag[at + 1]),
+                pack(frag[at + 2], frag[at + 3]),
+                pack(frag[at + 4], frag[at + 5]),
+                pack(frag[at + 6], frag[at + 7]),
+            )
+
+        return store_vector
 
     @verb
     def load_shared(frag, at, smem, index):
@@ -232,7 +242,8 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         store=store,
         rounded=rounded,
         load_vector=loading(ld_global_v4_b32),
-        store_vector=store_vector,
+        store_vector=storing(st_global_v4_b32),
+        store_kept=storing(st_global_kept_v4_b32),
         load_shared=load_shared,
         load_once=loading(ld_global_once_v4_b32),
     )

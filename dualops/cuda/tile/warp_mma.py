@@ -239,9 +239,9 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> W
     def multiply_rounded(acc, a_frag, b_frag, half):
         a_at, b_at = half * A_WORDS, half * B_WORDS
         for word in range(A_WORDS):
-            a_frag[a_at + word] = rounded_word(f32_of_bits(a_frag[a_at + word]))
+            a_frag[a_at + word] = rounded_word(a_frag[a_at + word])
         for word in range(B_WORDS):
-            b_frag[b_at + word] = rounded_word(f32_of_bits(b_frag[b_at + word]))
+            b_frag[b_at + word] = rounded_word(b_frag[b_at + word])
         products(acc, a_frag, a_at, b_frag, b_at)
 
     @verb

@@ -99,3 +99,36 @@ def warp_rows(rows: int, width: int) -> WarpRows:
         bar_warp_sync(FULL_WARP)
 
     return WarpRows(columns=COLUMNS, apart=32 // THREADS, row=row, column=column, put=put, take=take, release=release)
+
+
+class WarpOutput(Namespace):
+    """The same sums row by row, which a verb of the operator takes on from there (`epilogue.RowOutput` for a warp)."""
+
+    store: Callable[..., None]  # (smem, acc, m0, n0, M, results): the warp's first row and column of the result's
+
+
+@cache
+def warp_output(rows: int, width: int, finish: Callable[..., None]) -> WarpOutput:
+    """For sums [rows, width]. finish(values, results, m, n): COLUMNS numbers of row m, from column n on. Rows from M on
+    are left out; columns beyond the result's are the verb's concern.
+    """
+    lines, M_TILES = warp_rows(rows, width), rows // ROWS
+
+    @verb
+    def store(smem, acc, m0, n0, M, results):
+        values = cuda.local.array(COLUMNS, f32)
+        n = n0 + lines.column()
+        i = i32(0)
+        while i < M_TILES:
+            lines.put(smem, acc, i)
+            row = lines.row()
+            while row < ROWS:
+                m = m0 + (i * ROWS + row)
+                if m < M:
+                    lines.take(values, smem, row)
+                    finish(values, results, m, n)
+                row = i32(row + lines.apart)
+            lines.release()
+            i = i32(i + 1)
+
+    return WarpOutput(store=store)

@@ -49,8 +49,13 @@ def test_each_config(config, found):
     assert not report.stack_bytes and not report.spill_bytes, report
 
 
-@pytest.mark.parametrize(("along", "vector", "with_parts"), list(product(("depth", "row"), (4, 1), (False, True))))
-def test_copies(along, vector, with_parts):
-    report = compile_kernel(build_copy(CopyVariant(2, Reading(along, vector), with_parts)), "sm_90a", 0).report
+COPIES = [("float32", *each) for each in product(("depth", "row"), (4, 1), (False, True))]
+COPIES += [("bfloat16", "depth", 1, False), ("float16", "row", 8, False)]
+
+
+@pytest.mark.parametrize(("dtype", "along", "vector", "with_parts"), COPIES)
+def test_copies(dtype, along, vector, with_parts):
+    found = CopyVariant(dtype, 2, Reading(along, vector), with_parts)
+    report = compile_kernel(build_copy(found), "sm_90a", 0).report
     assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
     assert report.registers <= 64  # four blocks of 256 threads wait for memory on an SM

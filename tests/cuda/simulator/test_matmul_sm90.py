@@ -12,7 +12,7 @@ import pytest
 
 import dualops.cuda
 from dualops.cuda.launch import OPERATIONS, plan
-from dualops.cuda.matmul import sm90_config
+from dualops.cuda.matmul import parts, sm90_config
 from dualops.cuda.matmul.sm90_config import Sm90Config
 from dualops.cuda.tile.boxes import Cluster
 from dualops.spec import OPERATORS, Case
@@ -42,7 +42,7 @@ TABLES = {False: ("TILES",), True: ("TF32_TILES", "PARTS_TILES")}  # by whether 
 def only(request: pytest.FixtureRequest) -> Iterator[None]:
     """The rung has this Config alone, and plans are made anew."""
     operation = OPERATIONS["matmul"][0]
-    tables = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
+    tables: dict[str, Any] = dict.fromkeys(TABLES[request.param.itemsize == 4], ((request.param, 1),))
     with (
         mock.patch.multiple(sm90_config, LEAST_SPLIT=1, **tables),
         mock.patch.multiple(operation, plans={}, families={}),
@@ -150,6 +150,15 @@ def test_batches(only):
         hold((24, 40, 72), "bfloat16", "nn" if len(a) == 2 else "tt", {}, a=a, b=b)
 
 
+@pytest.mark.parametrize("only", [ONE], indirect=True)
+def test_factors_that_are_copied(only, order, monkeypatch):
+    """Those whose rows are no multiple of 16 bytes, or lie beside them."""
+    monkeypatch.setattr(parts, "OFTEN", 1)
+    hold((72, 75, 73), "bfloat16", "nn", {}, bias=True)
+    hold((40, 33, 41), "float16", "tt", {}, a=(2, 1), b=(3,), activation="relu")
+    hold((40, 32, 48), "bfloat16", "nt", {"a": BESIDE_THEM})
+
+
 def of(shape: tuple[int, ...], dtype: str = "bfloat16") -> np.ndarray:
     return np.ones(shape, numpy_dtype(dtype))
 
@@ -173,6 +182,9 @@ def test_what_it_does_not_do(a, b):
 
 def test_what_it_is_chosen_for():
     assert plan("matmul", of((256, 64)), of((64, 512))).choice.rung == "sm90"
+    found = plan("matmul", of((257, 65)), of((65, 512))).choice
+    assert found.rung == "sm90" and list(found.workspace) == ["y: a along the sum"]
+    assert found.workspace["y: a along the sum"].shape == (1, 257, 72)
 
 
 def test_float32_in_a_precision_of_tensor_cores():
