@@ -5,6 +5,8 @@ d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: 
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -77,4 +79,5 @@ class _Lane:
     __slots__ = ("a", "b", "d", "results")
 
     def __init__(self, d, a, b):
-        self.d, self.a, self.b, self.results = d, a, b, None
+        self.d, self.a, self.b = d, a, b
+        self.results: Any = None
