@@ -5,8 +5,6 @@ d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: 
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
@@ -61,7 +59,7 @@ def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
     """The lanes' registers are brought together; who goes on first computes for all of them."""
     mine = _Lane(d.some(d_index, 4), a.some(a_index, 4), b.some(b_index, 2))
     lanes = exchange(name, mine, 0xFFFFFFFF)
-    if mine.results is None:
+    if not mine.results:
         a_words = np.array([lane.a for lane in lanes], np.uint32)
         b_words = np.array([lane.b for lane in lanes], np.uint32)
         rows, columns = (part.astype(np.float64) for part in factors(a_words, b_words))
@@ -69,8 +67,8 @@ def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
         before = before.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
         after = (rows @ columns + before).astype(np.float32)
         for lane, results in zip(lanes, after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4), strict=True):
-            lane.results = results
-    d.put(d_index, list(mine.results))
+            lane.results = list(results)
+    d.put(d_index, mine.results)
 
 
 class _Lane:
@@ -79,5 +77,4 @@ class _Lane:
     __slots__ = ("a", "b", "d", "results")
 
     def __init__(self, d, a, b):
-        self.d, self.a, self.b = d, a, b
-        self.results: Any = None
+        self.d, self.a, self.b, self.results = d, a, b, []
