@@ -34,9 +34,10 @@ help:
 demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo
 
-# four processes on two cores, the longest first; what each says comes when it is done
+# four processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
+# torch's own would wait for one another
 test: $(call ready,test)
-	$(MAKE) --jobs=2 --output-sync=target test-simulator test-compile test-torch test-cpu
+	OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-simulator test-compile test-cpu test-torch
 
 test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)

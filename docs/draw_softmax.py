@@ -75,9 +75,9 @@ def reads(step: Step) -> Reads:
             seen.append((simulator.current().tid, index, 1))
             return super().__getitem__(index)
 
-        def vector(self, index: int, count: int) -> np.ndarray:
+        def first(self, index: int, count: int) -> int:
             seen.append((simulator.current().tid, index, count))
-            return super().vector(index, count)
+            return super().first(index, count)
 
     x = flat(np.random.default_rng(0).standard_normal((M, N), np.float32), "x")
     arrays = {"x": Watched(x.data, "x"), "y": flat(np.empty((M, N), np.float32), "y")}

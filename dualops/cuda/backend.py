@@ -31,7 +31,8 @@ f32, f64 = types.float32, types.float64
 i32, i64, u64, u32, u16, u8 = types.int32, types.int64, types.uint64, types.uint32, types.uint16, types.uint8
 if SIMULATED:
     f32, f64 = map(simulator.Float, ("float32", "float64"))
-    i32, i64, u64, u32, u16, u8 = map(simulator.Integer, ("int32", "int64", "uint64", "uint32", "uint16", "uint8"))
+    i32, i64 = map(simulator.Signed, ("int32", "int64"))
+    u64, u32, u16, u8 = map(simulator.Unsigned, ("uint64", "uint32", "uint16", "uint8"))
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -19,14 +19,14 @@ _SINGLE, _DOUBLE = _WORD.view(np.float32), _LONG.view(np.float64)
 @instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.22", pure=True)
 def ex2_approx_ftz(x):
     """2 ** x, relative error 2**-22.5, denormals flushed to zero."""
-    result = np.exp2(np.float32(x))
+    result = np.exp2(x if type(x) is np.float32 else np.float32(x))
     return result if abs(result) >= _TINY or result != result else np.float32(0)
 
 
 @instruction("(f32) -> f32", "rcp.approx.ftz.f32 {d}, {x};", section="9.7.3.15", pure=True)
 def rcp_approx_ftz(x):
     """1 / x, to 1 ulp; denormals are taken and given as zeros."""
-    x = np.float32(x)
+    x = x if type(x) is np.float32 else np.float32(x)
     with np.errstate(divide="ignore"):
         result = np.float32(1) / (x if abs(x) >= _TINY or x != x else np.copysign(np.float32(0), x))
     return result if abs(result) >= _TINY or result != result else np.copysign(np.float32(0), result)
@@ -35,7 +35,7 @@ def rcp_approx_ftz(x):
 @instruction("(f32) -> f32", "lg2.approx.f32 {d}, {x};", section="9.7.3.21", pure=True)
 def lg2_approx(x):
     """log2(x); -inf for 0, NaN for negative x."""
-    return np.log2(np.float32(x))
+    return np.log2(x if type(x) is np.float32 else np.float32(x))
 
 
 def _larger(a, b):
@@ -48,12 +48,16 @@ def _larger(a, b):
 @instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f32(a, b):
     """The larger; of a number and a NaN, the number."""
+    if type(a) is type(b) is np.float32:
+        return _larger(a, b)
     return _larger(np.float32(a), np.float32(b))
 
 
 @instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f64(a, b):
     """The larger; of a number and a NaN, the number."""
+    if type(a) is type(b) is np.float64:
+        return _larger(a, b)
     return _larger(np.float64(a), np.float64(b))
 
 

@@ -58,7 +58,7 @@ from dataclasses import replace
 from functools import wraps
 from itertools import product
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -148,31 +148,34 @@ _KINDS |= {"i64": np.int64, "u64": np.uint64}
 
 def _checked(record: Instruction) -> Any:
     """The twin, which refuses fragments and immediates that can't be compiled, and indices outside of a fragment."""
-    special = [
-        (operand, record.parameters.index(operand.name))
+    places = {operand: record.parameters.index(operand.name) for operand in record.operands}
+    immediates = [(operand, places[operand]) for operand in record.operands if isinstance(operand, Immediate)]
+    fragments = [
+        (operand, places[operand], _KINDS[operand.of], operand.count, operand.indexed)
         for operand in record.operands
-        if isinstance(operand, Fragment | Immediate)
+        if isinstance(operand, Fragment)
     ]
-    if not special:
+    if not immediates and not fragments:
         return record.twin
+    run = record.twin
 
-    @wraps(record.twin)
+    @wraps(run)
     def twin(*args: Any) -> Any:
-        for operand, place in special:
-            if isinstance(operand, Immediate):
-                operand.check(record.name, args[place])
-            else:
-                _check_fragment(record.name, operand, args[place], args[place + 1] if operand.indexed else 0)
-        return record.twin(*args)
+        for immediate, place in immediates:
+            immediate.check(record.name, args[place])
+        for fragment, place, kind, count, indexed in fragments:
+            array, index = args[place], args[place + 1] if indexed else 0
+            if not (isinstance(array, Local) and array.kind is kind and 0 <= index <= len(array.values) - count):
+                _refuse(record.name, fragment, array, index)
+        return run(*args)
 
     return twin
 
 
-def _check_fragment(instruction: str, fragment: Fragment, array: Any, index: int) -> None:
+def _refuse(instruction: str, fragment: Fragment, array: Any, index: int) -> NoReturn:
     kind = _KINDS[fragment.of]
     if not isinstance(array, Local) or array.kind is not kind:
         told = f"a local array of {array.kind.__name__}" if isinstance(array, Local) else repr(array)
         raise TypeError(f"{instruction}: {fragment.name} is {told}, expected a local array of {kind.__name__}")
-    if not 0 <= index <= len(array.values) - fragment.count:
-        told = f"{fragment.count} from {index} on, of {len(array.values)}"
-        raise IndexError(f"{instruction}: {fragment.name} is elements {told}")
+    told = f"{fragment.count} from {index} on, of {len(array.values)}"
+    raise IndexError(f"{instruction}: {fragment.name} is elements {told}")

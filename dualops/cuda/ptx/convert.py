@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import ml_dtypes
 import numpy as np
 
@@ -15,13 +17,20 @@ _BF16, _F16 = _HALF.view(ml_dtypes.bfloat16), _HALF.view(np.float16)
 
 
 def _word(low, high, two):
-    two[0], two[1] = np.float32(low), np.float32(high)
+    two[0] = low if type(low) is np.float32 else np.float32(low)
+    two[1] = high if type(high) is np.float32 else np.float32(high)
     return _WORD.item()
 
 
-def _halves(word, two):
-    _WORD[0] = word
-    return np.float32(two[0]), np.float32(two[1])
+@cache
+def _floats(number):
+    """What each 16 bits are, as floats."""
+    return list(np.arange(1 << 16, dtype=np.uint16).view(number).astype(np.float32))
+
+
+def _halves(word, number):
+    word, floats = int(word), _floats(number)
+    return floats[word & 0xFFFF], floats[word >> 16]
 
 
 @instruction("(f32, f32) -> u32", "cvt.rn.bf16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
@@ -44,7 +53,7 @@ def pack_f16x2(low, high):
 )
 def unpack_bf16x2(word):
     """The two bfloat16 of a word as floats, exactly."""
-    return _halves(word, _TWO_BF16)
+    return _halves(word, ml_dtypes.bfloat16)
 
 
 @instruction(
@@ -55,20 +64,20 @@ def unpack_bf16x2(word):
 )
 def unpack_f16x2(word):
     """The two float16 of a word as floats, exactly."""
-    return _halves(word, _TWO_F16)
+    return _halves(word, np.float16)
 
 
 @instruction("(f32) -> u16", "cvt.rn.bf16.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def bf16_of_f32(x):
     """The bits of x rounded to bfloat16."""
-    _BF16[0] = np.float32(x)
+    _BF16[0] = x if type(x) is np.float32 else np.float32(x)
     return _HALF.item()
 
 
 @instruction("(f32) -> u16", "cvt.rn.f16.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def f16_of_f32(x):
     """The bits of x rounded to float16."""
-    _F16[0] = np.float32(x)
+    _F16[0] = x if type(x) is np.float32 else np.float32(x)
     return _HALF.item()
 
 
@@ -77,15 +86,13 @@ def f16_of_f32(x):
 )
 def f32_of_bf16(x):
     """The float whose upper half these bits are."""
-    _HALF[0] = x
-    return np.float32(_BF16[0])
+    return _floats(ml_dtypes.bfloat16)[x]
 
 
 @instruction("(u16) -> f32", "cvt.f32.f16 {d}, {x};", section="9.7.9.22", pure=True)
 def f32_of_f16(x):
     """The float of these float16 bits, exactly."""
-    _HALF[0] = x
-    return np.float32(_F16[0])
+    return _floats(np.float16)[x]
 
 
 @instruction("(f32) -> u32", "cvt.rna.tf32.f32 {d}, {x};", section="9.7.9.22", pure=True)

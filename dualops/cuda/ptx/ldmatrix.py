@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from struct import Struct
 
 from ..simulator import current, exchange
 from .asm import family, instruction
+
+ROW = Struct("8H")  # of a matrix
 
 
 @family(count=(1, 2, 4), trans=(False, True))
@@ -29,7 +31,7 @@ def ldmatrix(count, trans=False):
     def load(to, to_index, x, index):
         """One to four matrices."""
         lane = current().lane
-        mine = x.vector(index, 16 // x.itemsize).view(np.uint16).tolist() if lane < 8 * count else None
+        mine = ROW.unpack_from(x.bytes, x.first(index, 16 // x.itemsize) * x.itemsize) if lane < 8 * count else None
         rows = exchange(name, mine, 0xFFFFFFFF)
         line, first = lane // 4, 2 * (lane % 4)
         for m in range(count):

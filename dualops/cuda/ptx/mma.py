@@ -5,12 +5,10 @@ d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: 
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import ml_dtypes
 import numpy as np
 
-from ..simulator import current, exchange
+from ..simulator import exchange
 from .asm import family, instruction
 
 
@@ -59,19 +57,24 @@ def mma_m16n8k8_tf32(d, d_index, a, a_index, b, b_index):
 
 def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
     """The lanes' registers are brought together; who goes on first computes for all of them."""
-    mine = SimpleNamespace(
-        d=[d[d_index + i] for i in range(4)],
-        a=[a[a_index + i] for i in range(4)],
-        b=[b[b_index + i] for i in range(2)],
-        results=None,
-    )
+    mine = _Lane(d.some(d_index, 4), a.some(a_index, 4), b.some(b_index, 2))
     lanes = exchange(name, mine, 0xFFFFFFFF)
-    if mine.results is None:
-        a_words, b_words = (np.array([getattr(lane, part) for lane in lanes], np.uint32) for part in "ab")
+    if not mine.results:
+        a_words = np.array([lane.a for lane in lanes], np.uint32)
+        b_words = np.array([lane.b for lane in lanes], np.uint32)
         rows, columns = (part.astype(np.float64) for part in factors(a_words, b_words))
-        before = np.array([lane.d for lane in lanes]).reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+        before = np.array([lane.d for lane in lanes], np.float32)
+        before = before.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
         after = (rows @ columns + before).astype(np.float32)
         for lane, results in zip(lanes, after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4), strict=True):
-            lane.results = results
-    for i, value in enumerate(lanes[current().lane].results):
-        d[d_index + i] = value
+            lane.results = list(results)
+    d.put(d_index, mine.results)
+
+
+class _Lane:
+    """What a lane brings, and what it gets."""
+
+    __slots__ = ("a", "b", "d", "results")
+
+    def __init__(self, d, a, b):
+        self.d, self.a, self.b, self.results = d, a, b, []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..simulator import current, exchange
 from .asm import family, instruction
+from .ldmatrix import ROW
 
 
 @family(count=(1, 2, 4), trans=(False, True))
@@ -29,13 +28,12 @@ def stmatrix(count, trans=False):
     def store(y, index, values, values_index):
         """One to four matrices."""
         lane = current().lane
-        row = y.vector(index, 16 // y.itemsize).view(np.uint16) if lane < 8 * count else None
+        at = y.first(index, 16 // y.itemsize) * y.itemsize if lane < 8 * count else None
         lanes = exchange(name, [int(values[values_index + m]) for m in range(count)], 0xFFFFFFFF)
-        if row is None:
+        if at is None:
             return
         m, line = divmod(lane, 8)
-        for k in range(8):
-            source, half = (4 * k + line // 2, line % 2) if trans else (4 * line + k // 2, k % 2)
-            row[k] = lanes[source][m] >> 16 * half & 0xFFFF
+        places = [(4 * k + line // 2, line % 2) if trans else (4 * line + k // 2, k % 2) for k in range(8)]
+        ROW.pack_into(y.bytes, at, *[lanes[source][m] >> 16 * half & 0xFFFF for source, half in places])
 
     return store

@@ -16,7 +16,7 @@ from .asm import instruction
 )
 def shfl_bfly_f32(x, distance, mask):
     """The value that lane `lane ^ distance` brings; every lane of `mask` must come."""
-    return _from_lane(np.float32(x), distance, mask)
+    return _from("shfl.sync.bfly", x if type(x) is np.float32 else np.float32(x), current().lane ^ distance, mask)
 
 
 @instruction(
@@ -28,7 +28,7 @@ def shfl_bfly_f32(x, distance, mask):
 )
 def shfl_bfly_f64(x, distance, mask):
     """The same for a double, as two words."""
-    return _from_lane(np.float64(x), distance, mask)
+    return _from("shfl.sync.bfly", x if type(x) is np.float64 else np.float64(x), current().lane ^ distance, mask)
 
 
 @instruction(
@@ -43,10 +43,6 @@ def shfl_idx_i32(x, source, mask):
     Of what is the same in all lanes, the number of a warpgroup say, it makes what the assembler knows to be so.
     """
     return int(_from("shfl.sync.idx", x, source, mask))
-
-
-def _from_lane(x, distance, mask):
-    return _from("shfl.sync.bfly", x, current().lane ^ distance, mask)
 
 
 def _from(name, x, source, mask):

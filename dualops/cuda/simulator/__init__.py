@@ -13,7 +13,7 @@ ask it who is running and wait for other threads.
 """
 
 from .bulk import Store, stores
-from .dialect import Float, Integer, cuda
+from .dialect import Float, Signed, Unsigned, cuda
 from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
 from .running import launch, order
@@ -26,13 +26,14 @@ __all__ = [
     "WARP",
     "Deadlock",
     "Float",
-    "Integer",
     "Late",
     "Local",
     "MBarrier",
     "Pointer",
+    "Signed",
     "Store",
     "TensorMap",
+    "Unsigned",
     "as_tf32",
     "cuda",
     "current",

@@ -16,11 +16,12 @@ class Pointer:
     `name` is said when an access goes astray; `key` finds the same shared array in another block of the cluster.
     """
 
-    __slots__ = ("address", "data", "itemsize", "key", "name", "size")
+    __slots__ = ("address", "bytes", "data", "itemsize", "key", "name", "size")
 
     def __init__(self, data: np.ndarray, name: str, key: Any = None):
         self.data, self.name, self.size, self.key = data, name, data.size, key
         self.address, self.itemsize = data.ctypes.data, data.itemsize
+        self.bytes = data.view(np.uint8).data
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < self.size:
@@ -34,13 +35,18 @@ class Pointer:
 
     def vector(self, index: int, count: int) -> np.ndarray:
         """`count` adjacent elements, whose address must be a multiple of their size, as a view."""
-        index = int(index)  # a NumPy int would make the address wrap
+        first = self.first(index, count)
+        return self.data[first : first + count]
+
+    def first(self, index: int, count: int) -> int:
+        """The first of them, a Python int."""
+        if type(index) is not int:
+            index = int(index)  # a NumPy int would make the address wrap
         if index < 0 or index + count > self.size:
             self.astray(f"accessed as {count} elements", index)
-        width = count * self.itemsize
-        if (self.address + index * self.itemsize) % width:
-            raise IndexError(f"{self.name}[{index}] is not aligned to {width} bytes")
-        return self.data[index : index + count]
+        if (self.address + index * self.itemsize) % (count * self.itemsize):
+            raise IndexError(f"{self.name}[{index}] is not aligned to {count * self.itemsize} bytes")
+        return index
 
     def astray(self, what: str, index: int) -> NoReturn:
         raise _astray(self.name, what, index, self.size)
@@ -73,6 +79,14 @@ class Local:
             except IndexError:
                 pass
         raise _astray("local array", "written", index, len(self.values))
+
+    def some(self, index: int, count: int) -> list[Any]:
+        """So many elements, which are there."""
+        return self.values[index : index + count]
+
+    def put(self, index: int, values: list[Any]) -> None:
+        """Write elements, which are there and of the array's kind."""
+        self.values[index : index + len(values)] = values
 
 
 def _astray(name: str, what: str, index: int, size: int) -> IndexError:

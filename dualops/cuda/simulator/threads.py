@@ -9,8 +9,8 @@ from contextvars import copy_context
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-import greenlet
 import numpy as np
+from greenlet import getcurrent, greenlet
 
 from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
 from .memory import Pointer
@@ -25,13 +25,14 @@ class Dim3(NamedTuple):
     z: int = 1
 
 
-class Thread(greenlet.greenlet):
+class Thread(greenlet):
     """One CUDA thread."""
 
     def __init__(self, run: Callable[[], None], scheduler: Scheduler, block: Block, index: Dim3, tid: int):
         super().__init__(run, parent=scheduler.host)
         self.scheduler, self.block, self.threadIdx, self.tid = scheduler, block, index, tid
         self.warp, self.lane = divmod(tid, WARP)
+        self.bit = 1 << self.lane  # in a mask of lanes
         self.gr_context = copy_context()  # NumPy's errstate with it
         self.waiting: Event | None = None  # what it waits for now
         self.in_cluster = False  # it knows that every block of the cluster runs
@@ -44,8 +45,8 @@ class Thread(greenlet.greenlet):
 
 def current() -> Thread:
     """The thread that is running."""
-    thread = greenlet.getcurrent()
-    if not isinstance(thread, Thread):
+    thread = getcurrent()
+    if type(thread) is not Thread:
         raise RuntimeError("this can be called only by a thread of a simulated kernel")
     return thread
 
@@ -118,7 +119,7 @@ class Scheduler:
     """
 
     def __init__(self, order: str, seed: int):
-        self.host = greenlet.getcurrent()
+        self.host = getcurrent()
         self.reverse = order == "reversed"
         self.lots = random.Random(seed) if order == "shuffled" else None
         self.ready: deque[Thread] = deque()
@@ -130,10 +131,11 @@ class Scheduler:
         alive = len(threads)
         while alive:
             if self.ready:
-                thread = self._take(self.ready)
-                thread.switch()
-                alive -= thread.dead
-                thread.block.running -= thread.dead
+                self.running = self._take(self.ready)
+                self.running.switch()
+                if self.running.dead:  # another one perhaps than was switched to
+                    alive -= 1
+                    self.running.block.running -= 1
             elif self.in_flight:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
@@ -158,7 +160,12 @@ class Scheduler:
             thread = current()
             thread.waiting = event
             event.waiters.append(thread)
-            self.host.switch()
+            ready = self.ready
+            if ready and self.lots is None and ready[0].waiting is not None:  # has begun: the way by the host is longer
+                self.running = ready.popleft()
+                self.running.switch()
+            else:
+                self.host.switch()
             thread.waiting = None
 
     def fire(self, event: Event) -> None:
@@ -188,7 +195,7 @@ def _ranges(tids: Sequence[int]) -> str:
 def exchange(name: str, value: Any, mask: int) -> list[Any]:
     """Meet the lanes of `mask` in this thread's warp; returns 32 values, those of absent lanes None."""
     thread = current()
-    if not mask >> thread.lane & 1:
+    if not mask & thread.bit:
         raise RuntimeError(f"{name}: lane {thread.lane} calls with a member mask {mask:#010x} that leaves it out")
     meetings = thread.block.exchanges
     key = (thread.warp, mask)
@@ -202,7 +209,7 @@ def exchange(name: str, value: Any, mask: int) -> list[Any]:
     if meeting.name != name:
         raise RuntimeError(f"lane {thread.lane} is at {name}, other lanes of its warp wait at {meeting.name}")
     meeting.values[thread.lane] = value
-    meeting.missing &= ~(1 << thread.lane)
+    meeting.missing &= ~thread.bit
     if meeting.missing:
         thread.scheduler.wait(meeting.event)
     else:

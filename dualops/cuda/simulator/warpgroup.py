@@ -81,6 +81,15 @@ class Watched(Local):
         self.watch.touched = self.watch.unit.fences
         super().__setitem__(index, value)
 
+    def some(self, index: int, count: int) -> list[Any]:
+        self.watch.touched = self.watch.unit.fences
+        return super().some(index, count)
+
+    def put(self, index: int, values: list[Any]) -> None:
+        self.watch.check_write()
+        self.watch.touched = self.watch.unit.fences
+        super().put(index, values)
+
 
 class Products:
     """A thread's part in the products of its warpgroup."""

@@ -38,6 +38,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches do nothing, for tests of what is kept of a call, refused or given back, whatever was computed."""
+    monkeypatch.setattr(simulator, "launch", lambda *_, **__: None)
+
+
+@pytest.fixture
 def forgotten() -> Iterator[None]:
     """lion keeps nothing from test to test."""
     for kept in (forward.plans, forward.families, of_lists.ready, of_lists.bounds):

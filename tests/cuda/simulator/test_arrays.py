@@ -49,7 +49,7 @@ def as_given(results: list[Any]) -> Any:
 
 
 @every_direction
-def test_masked_arrays_and_matrices_are_refused(direction, no_more_launches):
+def test_masked_arrays_and_matrices_are_refused(direction, nothing_runs, no_more_launches):
     case, arrays = small(direction)
     results = several(call(direction.function(), direction.inputs, arrays, **case.params))  # its plan is kept
     no_more_launches()
@@ -66,7 +66,7 @@ def test_masked_arrays_and_matrices_are_refused(direction, no_more_launches):
 
 
 @every_direction
-def test_results_are_not_written_to_read_only_arrays(direction, no_more_launches):
+def test_results_are_not_written_to_read_only_arrays(direction, nothing_runs, no_more_launches):
     case, arrays = small(direction)
     results = several(call(getattr(reference, direction.name), direction.inputs, arrays, **case.params))
     out = list(map(np.zeros_like, results))

@@ -99,7 +99,7 @@ def test_a_plan_is_for_the_variables_of_its_call(kind):
         "score_mod": (functions[kind], lambda score, b, h, i, j: slope),
         "mask_mod": lambda b, h, i, j: (i >= j) | (table[0] > 1),
     }
-    arrays = RNG.standard_normal((4, 1, 1, 3, 4)).astype(np.float32)
+    arrays = RNG.standard_normal((4, 1, 1, 3, 4))
     q, k, v, do = arrays
     plans, seen = [], []
     for value in (0.5, 2.0, 0.5, 2.0, 2.0):
