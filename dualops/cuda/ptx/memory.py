@@ -108,7 +108,7 @@ def st_global_v4_b32(y, index, keep, a, b, c, d):
 def st_global_kept_v4_b32(y, index, keep, a, b, c, d):
     """As st_global_v4_b32, but it stays in L2 as long as anything does."""
     if keep:
-        _words(y, index)[:] = (a, b, c, d)
+        _FOUR_WORDS.pack_into(y.bytes, y.first(index, 16 // y.itemsize) * y.itemsize, a, b, c, d)
 
 
 @instruction(
