@@ -33,7 +33,7 @@ def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[s
     if rng.random() < 0.5:
         params["activation"] = str(rng.choice(ACTIVATIONS))
     if rng.random() < 0.25:
-        params["precision"] = str(rng.choice(PRECISIONS))  # of float32; other dtypes don't ask for it
+        params["precision"] = str(rng.choice(PRECISIONS))  # of float32
     return shapes, params
 
 

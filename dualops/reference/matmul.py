@@ -31,7 +31,7 @@ def matmul(
     a [..., M, K] ([..., K, M] with transpose_a), b [..., K, N] ([..., N, K] with transpose_b) of one dtype (float64,
     float32, float16, bfloat16), the axes before the last two broadcasting; bias [N] of that dtype or float32 (float64
     for float64). activation: None, "relu", "gelu" (exact, by the error function) or "silu". precision: None, "tf32" or
-    "3xtf32", how float32 is multiplied; other dtypes are multiplied as they are.
+    "3xtf32", how float32 is multiplied (float64 as it is, 16 bits have none).
 
     Returns y [..., M, N] of a's dtype; with return_preactivation also what the activation came upon. Arithmetic is
     float32 (float64 for float64), results are rounded once. K = 0 leaves act(bias).

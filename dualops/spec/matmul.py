@@ -10,12 +10,12 @@ two broadcast as NumPy's do. K = 0 leaves act(bias).
 da and db lie as a and b do, and are summed over the batch axes that a or b was broadcast along. act is relu, gelu
 (Hendrycks & Gimpel 2016, arXiv:1606.08415: z * Phi(z), by the error function) or silu (z * sigmoid(z)).
 
-float32 is multiplied as float32 unless `precision` says otherwise; other dtypes are multiplied as they are. "tf32"
-rounds both factors to 11 bits of mantissa, "3xtf32" splits each in two such parts and leaves out the product of the
-lower ones. To round is not to cut off, as tensor cores do with float32 that nobody has rounded: in units of the last of
-the 11 bits rounding errs by 1/sqrt(12), to both sides, and cutting by as much around a mean of 1/2, so that a product's
-error is sqrt(2/12) = 0.4 after the one, and sqrt(2/12 + 1) = 1.1 after the other, in every sum, however long. That is
-2.7 times the baseline's, and the rule of accuracy allows 2.
+float32 is multiplied as float32 unless `precision` says otherwise, which dtypes of 16 bits do not have; float64 is
+multiplied as it is. "tf32" rounds both factors to 11 bits of mantissa, "3xtf32" splits each in two such parts and
+leaves out the product of the lower ones. To round is not to cut off, as tensor cores do with float32 that nobody has
+rounded: in units of the last of the 11 bits rounding errs by 1/sqrt(12), to both sides, and cutting by as much around a
+mean of 1/2, so that a product's error is sqrt(2/12) = 0.4 after the one, and sqrt(2/12 + 1) = 1.1 after the other, in
+every sum, however long. That is 2.7 times the baseline's, and the rule of accuracy allows 2.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ Shape = tuple[int, ...]
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
     """M, N, K; the batch axes of the result, and B, their product."""
+    precision, dtype = params["precision"], arrays["a"].dtype
+    if precision is not None and dtype not in ("float32", "float64"):
+        raise ValueError(f"{op}: precision is {precision!r}, a is {dtype}, expected float32 for it")
     M, K = _matrix(op, "a", arrays["a"].shape, "MK", params["transpose_a"])
     K_of_b, N = _matrix(op, "b", arrays["b"].shape, "KN", params["transpose_b"])
     if K_of_b != K:
@@ -226,7 +229,7 @@ def _cases() -> tuple[Case, ...]:
     for dtypes, backward in ((half, True), (single, False)):
         sizes = (2049, 2051, 1023)
         add("ragged", sizes, dtypes, compiled, layout="tt", bias=True, activation="gelu", backward=backward)
-    add("small_tn", (64, 64, 512), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
+    add("small_tn", (64, 64, 2048), ("float16",), compiled, layout="tn", a=(3,), activation="silu")
     few: dict[str, Any] = {"dtypes": single, "tags": compiled, "backward": False}
     add("tf32_tn", (4096, 4096, 1024), **few, layout="tn", precision="tf32")
     add("3xtf32_linear", (4096, 4096, 1024), **few, **linear, precision="3xtf32")

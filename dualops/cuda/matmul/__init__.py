@@ -6,16 +6,13 @@ sm80.py    tensor cores, fed by a ring of stages: limited by what mma.sync multi
 sm90.py    the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
            blocks of warpgroups with different work, in clusters that share what they load
 
-Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for.
+Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for: sm90 on compute
+capability 9.0, with up to two batch axes, sm80 on 8.0 and later with any layout; simt does what is left.
 
-sm90 serves products of bfloat16 and float16 on compute capability 9.0 that can be loaded and stored as boxes (an axis
-of each matrix contiguous, all else 16 bytes or a multiple apart), with one batch axis at most and nothing beside the
-product; simt all others. In the simulator, `kernel="sm90"` also does products with bias and activation and of more
-axes; on a GPU those with gelu were wrong, and it does none. `kernel="sm80"` does all of these dtypes on 8.0 and later
-by its name: right in the simulator, on a GPU that is to be seen.
-
-float32 in "tf32" or "3xtf32" is what sm90 and sm80 alone do: sm90 with any layout, as it copies what does not lie along
-the sum first (`parts`), and up to two batch axes; sm80 with all else. `pieces` says how long sums stay exact.
+sm90 loads factors as boxes: an axis of each matrix contiguous, all else 16 bytes or a multiple apart. A large factor of
+16 bits that does not lie so is copied first, and so is float32 that is not contiguous along the sum (`parts`); `plan`
+says which. Results go out as boxes too, or row by row. Few tiles of long sums are split over the blocks of clusters
+(`sm90_split`). `pieces` says how long sums of float32 stay exact.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
 launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
