@@ -33,7 +33,7 @@ class Beside(NamedTuple):
     """dualops in a run beside its peers, on one direction of one case."""
 
     seconds: float
-    share: float  # of the roof
+    share: float | None  # of the roof; None where that is of another precision
     error: float | None  # largest error over the baseline's; None where the baseline has none
     peer: str | None  # the fastest
     ratio: float | None  # its time over ours: above 1 dualops is faster
@@ -52,9 +52,13 @@ def beside(key: Key, peers: Mapping[str, Peers]) -> Beside | None:
     }  # our rungs are no peers
     peer = min(others, key=lambda name: others[name], default=None)
     error = ours["error"] / ours["baseline_error"] if ours["baseline_error"] else None
-    return Beside(
-        ours["burst"], ours["roof"] / ours["burst"], error, peer, others[peer] / ours["burst"] if peer else None
-    )
+    share = None if precision_of(key) else ours["roof"] / ours["burst"]
+    return Beside(ours["burst"], share, error, peer, others[peer] / ours["burst"] if peer else None)
+
+
+def precision_of(key: Key) -> str | None:
+    """In which float32 is multiplied by tensor cores, where the case asks for that: the roof is float32's own."""
+    return known_cases(key.operator)[key.case].params.get("precision")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -86,13 +90,14 @@ def summary(peers: Mapping[str, Peers]) -> str:
         measured = beside(key, peers)
         if measured:
             used.append(key)
-            dtype = known_cases(key.operator)[key.case].dtype
-            found.setdefault((key.operator, dtype), {}).setdefault(key.direction, []).append(measured)
+            dtype, precision = known_cases(key.operator)[key.case].dtype, precision_of(key)
+            label = f"{dtype} as {precision}" if precision else dtype
+            found.setdefault((key.operator, label), {}).setdefault(key.direction, []).append(measured)
     rows = []
     for (operator, dtype), by_direction in found.items():
         ways = [by_direction.get(direction, []) for direction in DIRECTIONS]
         errors = [one.error for way in ways for one in way if one.error is not None]
-        shares = [span([one.share for one in way], ".0%") for way in ways]
+        shares = [span([one.share for one in way if one.share], ".0%") for way in ways]
         ratios = [span([one.ratio for one in way if one.ratio], ".2f") for way in ways]
         rows.append((operator, dtype, *shares, f"{max(errors):.2f}" if errors else "–", *ratios))
     return "\n".join([*markdown(SUMMARY_COLUMNS, rows), "", *sources(used, peers)])
@@ -123,7 +128,7 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
             continue
         if measured:
             used.append(key)
-            share, peer = f"{measured.share:.0%}", measured.peer or "–"
+            share, peer = f"{measured.share:.0%}" if measured.share else "–", measured.peer or "–"
             ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
         rate, at = f"{work.rate(seconds):.2f} {work.unit}", f"`{commit[:8]}`"
         rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, at))
