@@ -23,6 +23,7 @@ from .tensor_map import NBYTES, ROUNDED as ROUNDED, Boxes, boxes_of
 from .words import write_words
 
 MOST = 1024  # calls' maps, 128 bytes each
+MOST_RECENT = 64  # calls of a plan whose maps are found without asking whether they are written
 WORDS = NBYTES // 8
 
 
@@ -49,15 +50,14 @@ class Written(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """What the latest call of a plan had."""
+    """What the latest call of a plan with arrays at the same addresses had."""
 
-    key: Hashable
     streams: Streams
     written: Written
 
     def serves(self, key: Hashable, streams: Streams) -> bool:
         """Whether a call like it, on its library's own stream, needs no more than it had."""
-        alike = self.key == key and self.streams == streams and _KEPT.get(key) is self.written
+        alike = self.streams == streams and _KEPT.get(key) is self.written
         return alike and streams.home == streams.handle and not streams.captured
 
 
@@ -70,7 +70,7 @@ class Maps:
         self.boxes = [each.boxes for each in wanted]
         self.places = [names.index(each.array) for each in wanted]
         self.own = itemgetter(*self.places)  # a tuple, since nobody has but one map
-        self.latest: Latest | None = None
+        self.recent: dict[tuple[int, ...], Latest] = {}  # by the addresses of the arrays
 
     def written(self, addresses: Sequence[int], place: Place, streams: Streams) -> Written:
         """The maps of arrays at these addresses, there when the stream comes to what is launched now.
@@ -79,7 +79,7 @@ class Maps:
         """
         own = self.own(addresses)
         key = (self.number, own)
-        latest = self.latest
+        latest = self.recent.get(own)
         if latest is not None and latest.serves(key, streams):
             return latest.written
         with _LOCK:
@@ -88,7 +88,9 @@ class Maps:
                 found = self._write(own, place, streams)
             _KEPT.keep(key, found, streams, MOST)
         found.memory.used_on(streams)
-        self.latest = Latest(key, streams, found)
+        if len(self.recent) >= MOST_RECENT:
+            self.recent.clear()
+        self.recent[own] = Latest(streams, found)
         return found
 
     def _write(self, own: Sequence[int], place: Place, streams: Streams) -> Written:

@@ -25,6 +25,7 @@ THREADS = 256
 LANES, LINES = 32, 8  # of a block that sums columns
 SUM_THREADS, HALVINGS = LANES * LINES, LINES.bit_length() - 1
 SLAB = 512  # rows
+AHEAD = 8  # rows of a thread that are on their way at once
 
 
 class DzVariant(NamedTuple):
@@ -67,7 +68,8 @@ def build_dz(variant: DzVariant) -> Kernel:
 def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
     """matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab).
 
-    out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part.
+    out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part. What holds it
+    up: memory, as long as many loads are on their way.
     """
     mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
     num = numbers(mem.number)
@@ -82,10 +84,16 @@ def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
         which = i64(cuda.blockIdx.x) // column_blocks
         column = i64(cuda.blockIdx.x) % column_blocks * LANES + lane
         total, lost = num.zero, num.zero
+        end = min((which + 1) * slab, rows)
+        coming = cuda.local.array(AHEAD, mem.number)
         if column < columns:
-            for row in range(which * slab + line, min((which + 1) * slab, rows), LINES):
-                value = mem.load(x, row_axes.at(i64(row), sizes, strides) + column * column_stride)
-                total, lost = num.add_compensated(total, lost, value)
+            for row in range(which * slab + line, end, LINES * AHEAD):
+                for i in range(AHEAD):
+                    there = i64(min(row + i * LINES, end - 1))
+                    coming[i] = mem.load(x, row_axes.at(there, sizes, strides) + column * column_stride)
+                for i in range(AHEAD):
+                    if row + i * LINES < end:
+                        total, lost = num.add_compensated(total, lost, coming[i])
         parts[line * LANES + lane] = total
         for step in range(HALVINGS):
             cuda.syncthreads()
