@@ -65,7 +65,7 @@ def cublas(workload: Workload) -> Callable[[], float]:
 
 LADDERS = {
     "softmax": Ladder(spec.OPERATORS["softmax"], {"rows.py": "simt", "ring.py": "sm90"}, streaming),
-    "matmul": Ladder(spec.OPERATORS["matmul"], {"sm90.py": "sm90"}, cublas),
+    "matmul": Ladder(spec.OPERATORS["matmul"], {"sm90": "sm90"}, cublas),
 }
 
 

@@ -164,10 +164,11 @@ def recorded(name: str) -> tuple[int, list[Event]]:
     """
     import ml_dtypes
 
-    from dualops.cuda.matmul import ladder, sm90_slices
+    from dualops.cuda.matmul import ladder
     from dualops.cuda.matmul.ladder import warpgroups, warps
     from dualops.cuda.matmul.sm80_config import Sm80Config
-    from dualops.cuda.matmul.sm90_config import Sm90Config
+    from dualops.cuda.matmul.sm90 import slices
+    from dualops.cuda.matmul.sm90.config import Sm90Config
     from dualops.cuda.tile.warpgroup import warpgroup_mma
 
     require_simulator("recorded")
@@ -177,8 +178,8 @@ def recorded(name: str) -> tuple[int, list[Event]]:
     note = Recorder()
 
     instead: list[tuple[Any, str, Callable[..., Any]]] = [
-        (sm90_slices, "pipeline", after(sm90_slices.pipeline, note.pipe)),
-        *((module, "warpgroup_mma", after(warpgroup_mma, note.warpgroup_mma)) for module in (sm90_slices, warpgroups)),
+        (slices, "pipeline", after(slices.pipeline, note.pipe)),
+        *((module, "warpgroup_mma", after(warpgroup_mma, note.warpgroup_mma)) for module in (slices, warpgroups)),
     ]
     if isinstance(config, Sm80Config):
         instead = [

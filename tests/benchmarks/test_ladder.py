@@ -191,7 +191,7 @@ def of(operator: str) -> ladder_run.Ladder:
     return ladder_run.LADDERS[operator]
 
 
-@pytest.mark.parametrize(("operator", "production"), [("softmax", ["rows.py", "ring.py"]), ("matmul", ["sm90.py"])])
+@pytest.mark.parametrize(("operator", "production"), [("softmax", ["rows.py", "ring.py"]), ("matmul", ["sm90"])])
 def test_the_contestants_are_the_steps_and_the_production_kernels(operator: str, production: list[str]):
     steps = import_module(f"dualops.cuda.{operator}.ladder").STEPS
     ladder = of(operator)

@@ -42,7 +42,8 @@ def params_of(spec: Spec, case: Case, *, backward: bool) -> dict[str, Any]:
     """All that a call can be given, defaults among it."""
     accepted = (*spec.params, *(spec.gradient_params if backward else ()))
     defaults = {param.name: param.default for param in accepted}
-    return {name: EXAMPLES.get(name) if value is None else value for name, value in {**defaults, **case.params}.items()}
+    examples = EXAMPLES if case.dtype == "float32" else {**EXAMPLES, "precision": None}  # no other dtype has one
+    return {name: examples.get(name) if value is None else value for name, value in {**defaults, **case.params}.items()}
 
 
 def small_cases(spec: Spec) -> Iterator[Case]:

@@ -16,10 +16,11 @@ from unittest import mock
 
 from dualops.cuda import norm
 from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.matmul import ladder, sm90_config
+from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
-from dualops.cuda.matmul.sm90_config import Sm90Config
+from dualops.cuda.matmul.sm90 import config as sm90_config
+from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing

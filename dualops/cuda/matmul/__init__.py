@@ -3,21 +3,20 @@
 naive.py   a thread an element of the result; every operand comes from memory, and is loaded for one multiplication
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
 sm80.py    tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
-sm90.py    the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
+sm90       the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
            blocks of warpgroups with different work, in clusters that share what they load
 
 Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for: sm90 on compute
 capability 9.0, with up to two batch axes, sm80 on 8.0 and later with any layout; simt does what is left.
 
 sm90 loads factors as boxes: an axis of each matrix contiguous, all else 16 bytes or a multiple apart. A large factor of
-16 bits that does not lie so is copied first, and so is float32 that is not contiguous along the sum (`parts`); `plan`
-says which. Results go out as boxes too, or row by row. Few tiles of long sums are split over the blocks of clusters
-(`sm90_split`). `pieces` says how long sums of float32 stay exact.
+16 bits that does not lie so is copied first, and so is float32 that is not contiguous along the sum (`sm90.parts`);
+`plan` says which. Results go out as boxes too, or row by row. Few tiles of long sums are split over the blocks of
+clusters (`sm90.split`). `sm90.pieces` says how long sums of float32 stay exact.
 
 What the rungs share: `product` has a matrix product by its axes and strides, as which forward and both gradients are
-launched; `boxed` which of them can be loaded as boxes; `tiled` which block makes which tile, what is done with sums,
-and the choices of both directions; `loading` brings a factor of any layout into shared memory by way of registers;
-`gradient` has dz and dbias.
+launched; `tiled` which block makes which tile, what is done with sums, and the choices of both directions; `loading`
+brings a factor of any layout into shared memory by way of registers; `gradient` has dz and dbias.
 
 README.md goes up by smaller steps, kernels with one idea more each, which are in `ladder`.
 """

@@ -84,7 +84,10 @@ def test_ptx(kernel, dtype):
 
 
 # of what no other architecture has the instructions for, and what is done before that
-HOPPERS_ALONE = {"dualops.cuda.matmul.sm90.build_product", "dualops.cuda.matmul.parts.build_copy"}
+HOPPERS_ALONE = {
+    f"dualops.cuda.matmul.sm90.{name}"
+    for name in ("persistent.build_product", "split.build_split_product", "parts.build_copy")
+}
 
 
 def sample_for_others() -> Iterator[Any]:

@@ -8,12 +8,12 @@ import pytest
 
 from dualops.cuda.compile import compile_kernel
 from dualops.cuda.matmul.loading import Reading
-from dualops.cuda.matmul.parts import CopyVariant, build_copy
 from dualops.cuda.matmul.product import Variant
-from dualops.cuda.matmul.sm90 import build_product
-from dualops.cuda.matmul.sm90_arguments import Sm90Variant
-from dualops.cuda.matmul.sm90_config import PARTS_TILES, TF32_TILES, TILES, Sm90Config
-from dualops.cuda.matmul.sm90_split import build_split_product
+from dualops.cuda.matmul.sm90.arguments import Sm90Variant
+from dualops.cuda.matmul.sm90.config import PARTS_TILES, TF32_TILES, TILES, Sm90Config
+from dualops.cuda.matmul.sm90.parts import CopyVariant, build_copy
+from dualops.cuda.matmul.sm90.persistent import build_product
+from dualops.cuda.matmul.sm90.split import build_split_product
 
 PLAIN = Sm90Variant(Variant("float16"), "mn", "k", others=3, out=0)
 LINEAR = Sm90Variant(Variant("bfloat16", "float32", "gelu", preactivation=True), "k", "mn", others=1, out=1)

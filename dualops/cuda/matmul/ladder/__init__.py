@@ -8,8 +8,8 @@
     boxes               a warpgroup multiplies out of shared memory (wgmma), one thread loads    warpgroups.py
                         boxes (TMA)
     roles               warps that load, and warps that multiply                                 warpgroups.py
-    persistent          a block makes one tile after another                                     sm90.py
-    clusters            blocks send one another what they share                                  sm90.py
+    persistent          a block makes one tile after another                                     sm90/
+    clusters            blocks send one another what they share                                  sm90/
 
 For learning, tests and benchmarks: `run_step("tensor_cores", a, b)` on contiguous a [M, K] and b [K, N] of bfloat16,
 forward only, wherever kernels run. What `dualops.cuda.matmul` takes instead goes on from here.
@@ -32,7 +32,7 @@ from ...tile.boxes import Cluster
 from .. import naive, sm90, tiled
 from ..product import Product, variant
 from ..sm80_config import Sm80Config
-from ..sm90_config import Sm90Config
+from ..sm90.config import Sm90Config
 from ..tiled import MOST_BLOCKS, Rung, block_count
 from .tiles import DTYPE, TilesConfig, build_tiles
 from .warpgroups import build_boxes, build_roles

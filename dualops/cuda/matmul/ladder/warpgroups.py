@@ -14,9 +14,9 @@ from ...tile.epilogue import box_output
 from ...tile.roles import roles
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ..product import Variant
-from ..sm90_arguments import Sm90Variant
-from ..sm90_config import Sm90Config
-from ..sm90_slices import slices_of, tiles_of
+from ..sm90.arguments import Sm90Variant
+from ..sm90.config import Sm90Config
+from ..sm90.slices import slices_of, tiles_of
 from ..tiled import block_order
 from .tiles import DTYPE
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, i32, u32, verb
-from ..tile.boxes import Corner, box_tile
-from ..tile.pipeline import Pipeline, pipeline
-from ..tile.swizzle import Operand
-from ..tile.warpgroup import warpgroup_mma
+from ...backend import Namespace, i32, u32, verb
+from ...tile.boxes import Corner, box_tile
+from ...tile.pipeline import Pipeline, pipeline
+from ...tile.swizzle import Operand
+from ...tile.warpgroup import warpgroup_mma
+from .arguments import Sm90Variant
 from .boxed import tile_of
+from .config import Sm90Config
 from .pieces import in_pieces
-from .sm90_arguments import Sm90Variant
-from .sm90_config import Sm90Config
 
 
 class Slices(Namespace):

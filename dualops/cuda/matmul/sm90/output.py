@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Namespace, cuda, f32, i32, i64, verb
-from ..tile.boxes import begin_maps
-from ..tile.epilogue import NEAR, BoxOutput, box_output, row_output
-from ..tile.storage import storage
-from ..tile.warpgroup import my_warpgroup
-from .activations import activation
-from .product import Variant
-from .sm90_arguments import Sm90Variant, results_of
-from .sm90_config import Sm90Config
-from .tiled import finishing
+from ...backend import Namespace, cuda, f32, i32, i64, verb
+from ...tile.boxes import begin_maps
+from ...tile.epilogue import NEAR, BoxOutput, box_output, row_output
+from ...tile.storage import storage
+from ...tile.warpgroup import my_warpgroup
+from ..activations import activation
+from ..product import Variant
+from ..tiled import finishing
+from .arguments import Sm90Variant, results_of
+from .config import Sm90Config
 
 
 class Output(Namespace):

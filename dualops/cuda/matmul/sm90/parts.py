@@ -18,18 +18,18 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-from ...spec import ArrayMeta, Problem
-from ...spec.meta import contiguous_strides
-from ..arrays import cdiv
-from ..backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
-from ..step import Step
-from ..tile.shared import Shared
-from ..tile.storage import storage
-from ..tile.tf32 import parts, rounded
+from ....spec import ArrayMeta, Problem
+from ....spec.meta import contiguous_strides
+from ...arrays import cdiv
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, types
+from ...step import Step
+from ...tile.shared import Shared
+from ...tile.storage import storage
+from ...tile.tf32 import parts, rounded
+from ..loading import Reading, loader
+from ..product import Axis, Factor, Product, axes_of
+from ..tiled import reading
 from .boxed import factor_boxes
-from .loading import Reading, loader
-from .product import Axis, Factor, Product, axes_of
-from .tiled import reading
 
 DTYPE = "float32"
 DEPTH, BLOCK, THREADS = 32, 128, 256

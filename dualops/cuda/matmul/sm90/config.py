@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..arrays import cdiv
-from ..device import Device
-from ..tile.boxes import Cluster
-from ..tile.epilogue import output_box
-from ..tile.warpgroup import ROWS
-from .product import Product
+from ...arrays import cdiv
+from ...device import Device
+from ...tile.boxes import Cluster
+from ...tile.epilogue import output_box
+from ...tile.warpgroup import ROWS
+from ..product import Product
 
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the stages
 MOST_TILES = 2**31 - 1

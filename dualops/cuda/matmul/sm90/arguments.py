@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, i32, i64, pointer, types, u32, verb
-from ..tile.storage import storage
-from .product import Result, Variant
-from .tiled import Results
+from ...backend import Namespace, i32, i64, pointer, types, u32, verb
+from ...tile.storage import storage
+from ..product import Result, Variant
+from ..tiled import Results
 
 
 class Sm90Variant(NamedTuple):

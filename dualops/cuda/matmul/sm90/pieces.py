@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import f32, u32, verb
-from ..tile.pipeline import Pipeline
-from ..tile.warpgroup import WarpgroupMma
+from ...backend import f32, u32, verb
+from ...tile.pipeline import Pipeline
+from ...tile.warpgroup import WarpgroupMma
 
 
 def in_pieces(piece: int, pipe: Pipeline, mma: WarpgroupMma, multiply: Callable[..., Any]) -> Callable[..., Any]:
-    """The verb `sm90_slices.Slices.multiply`, for pieces of so many slices, each of which `multiply` adds up."""
+    """The verb `slices.Slices.multiply`, for pieces of so many slices, each of which `multiply` adds up."""
     ZERO, PIECE = f32(0), u32(piece)
 
     @verb

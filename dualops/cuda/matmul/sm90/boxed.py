@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...spec import ArrayMeta
-from ...spec.meta import itemsize
-from ..maps import Mapped
-from ..tile.swizzle import Operand
-from .product import Axis, Product
+from ....spec import ArrayMeta
+from ....spec.meta import itemsize
+from ...maps import Mapped
+from ...tile.swizzle import Operand
+from ..product import Axis, Product
 
 MULTIPLE = 16  # bytes
 MOST = 2**31 - 2**10  # of an axis, as coordinates have 32 bits, of a tile that begins in it

@@ -16,17 +16,17 @@ Shared memory: stages * 2 * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M
 
 from __future__ import annotations
 
-from ..backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
-from ..tile.boxes import Corner, begin_maps
-from ..tile.cluster_sums import cluster_sums
-from ..tile.epilogue import NEAR
-from ..tile.roles import roles
-from ..tile.schedule import schedule
-from ..tile.warpgroup import ROWS, my_warpgroup
-from .sm90_arguments import Sm90Variant, argument_types, other_coordinates, results_of
-from .sm90_config import Sm90Config
-from .sm90_slices import slices_of
-from .tiled import finishing
+from ...backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
+from ...tile.boxes import Corner, begin_maps
+from ...tile.cluster_sums import cluster_sums
+from ...tile.epilogue import NEAR
+from ...tile.roles import roles
+from ...tile.schedule import schedule
+from ...tile.warpgroup import ROWS, my_warpgroup
+from ..tiled import finishing
+from .arguments import Sm90Variant, argument_types, other_coordinates, results_of
+from .config import Sm90Config
+from .slices import slices_of
 
 
 @builds
