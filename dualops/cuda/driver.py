@@ -146,9 +146,8 @@ class Mark:
 
     def __del__(self, spare: dict[int, list[Any]] = _SPARE) -> None:
         if self.event is not None:
-            spare.setdefault(self.index, []).append(
-                self.event
-            )  # the next mark records it anew, whether this one is over or not
+            # the next mark records it anew, whether this one is over or not
+            spare.setdefault(self.index, []).append(self.event)
 
 
 def handle_of(stream: Any) -> int:

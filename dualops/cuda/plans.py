@@ -19,8 +19,8 @@ from .arrays import Adapter
 from .backend import SIMULATED
 from .compile import ahead
 from .device import Device
-from .driver import away, handle_of, is_capturing
-from .kept import Place, Streams
+from .driver import away, handle_of
+from .kept import Place, streams_between
 from .maps import Mapped, Maps
 from .sizes import Trace, concrete
 from .step import Step, launcher
@@ -189,8 +189,7 @@ class Plan:
         maps = None  # nobody frees them before everything is launched
         if self.maps is not None:
             home = handle if stream is None else adapter.stream(arrays[0])
-            captured = adapter.is_capturing(handle) if handle == home else is_capturing(handle)
-            maps = self.maps.written(pointers, self.family.place, Streams(home, handle, captured))
+            maps = self.maps.written(pointers, self.family.place, streams_between(adapter, home, handle))
             pointers += maps.addresses
         for launch in self.launches:
             launch(pointers, handle)

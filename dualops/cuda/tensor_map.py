@@ -28,9 +28,8 @@ ADDRESS_MULTIPLE = 16  # of an array's first byte, and of its strides
 MOST_BOX = 256  # elements along an axis
 MOST_KNOWN = 256  # addresses for which an encoded map of the same boxes is remembered
 SPANS = (16, 32, 64, 128)  # bytes of a swizzle; 16 is none
-ROUNDED = (
-    "tfloat32"  # a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
-)
+# a float32 array, whose numbers a load rounds to 11 bits of mantissa, as products in tf32 take them
+ROUNDED = "tfloat32"
 _TYPES = {
     "float64": "FLOAT64",
     "float32": "FLOAT32",

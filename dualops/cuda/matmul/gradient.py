@@ -68,8 +68,8 @@ def build_dz(variant: DzVariant) -> Kernel:
 def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
     """matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab).
 
-    out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part. What holds it
-    up: memory, as long as many loads are on their way.
+    out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part,
+    AHEAD of whose loads are on their way at once.
     """
     mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
     num = numbers(mem.number)

@@ -41,6 +41,10 @@ def _put_two(y, index, a, b):
     data[first], data[first + 1] = a, b
 
 
+def _put_four(y, index, words):
+    _FOUR_WORDS.pack_into(y.bytes, y.first(index, 16 // y.itemsize) * y.itemsize, *words)
+
+
 @instruction("(global[i64], i32, u32) -> (u32, u32, u32, u32)", _FILLED_B32 % _LOAD, section="9.7.9.8")
 def ld_global_v4_b32(x, index, keep, fill):
     """16 bytes as four words if `keep` is not zero, else four times `fill`."""
@@ -97,7 +101,7 @@ def st_global_v2_b32(y, index, keep, a, b):
 def st_global_v4_b32(y, index, keep, a, b, c, d):
     """Write four words to 16 bytes if `keep` is not zero; first to leave L2, as it will not be read again soon."""
     if keep:
-        _FOUR_WORDS.pack_into(y.bytes, y.first(index, 16 // y.itemsize) * y.itemsize, a, b, c, d)
+        _put_four(y, index, (a, b, c, d))
 
 
 @instruction(
@@ -108,7 +112,7 @@ def st_global_v4_b32(y, index, keep, a, b, c, d):
 def st_global_kept_v4_b32(y, index, keep, a, b, c, d):
     """As st_global_v4_b32, but it stays in L2 as long as anything does."""
     if keep:
-        _FOUR_WORDS.pack_into(y.bytes, y.first(index, 16 // y.itemsize) * y.itemsize, a, b, c, d)
+        _put_four(y, index, (a, b, c, d))
 
 
 @instruction(

@@ -3,14 +3,14 @@
     boxes = box_output("bfloat16", columns, at=0, places=2, others=1)      acc [64, columns], of every warpgroup its own
     part = i32(0)
     while part < boxes.parts:
-        boxes.take(values, acc, part)                                      values [64, boxes.columns], to be changed
         boxes.acquire()
+        boxes.take(values, acc, part)                                      values [64, boxes.columns], to be changed
         boxes.store(smem, y_map, values, Corner(m0, n0, (batch,)), part, part)
         part = boxes.next(part)
 
-A part is packed in pairs, put into a box of shared memory by stmatrix, swizzled so that no two lanes of a store meet a
-bank, and copied from there while the warpgroup goes on. There is room for `places` of them. What can't be stored as
-boxes goes through shared memory as floats.
+A part is put into a box of shared memory (16 bits packed in pairs, by stmatrix), swizzled so that no two lanes of a
+store meet a bank, and copied from there while the warpgroup goes on. There is room for `places` of them. What can't be
+stored as boxes goes through shared memory as floats.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class BoxOutput(Namespace):
     parts: int
     columns: int  # of a part
     size: int  # numbers of a part that a thread has
-    nbytes: int  # of shared memory, for each warpgroup
     fragment: Callable[..., Any]  # () -> a local array for a part
     take: Callable[..., None]  # (values, acc, part): a part of the accumulators
     acquire: Callable[..., None]  # (): a place is free, and what the warpgroup wrote to shared memory is there
@@ -112,7 +111,6 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int) -> B
         parts=parts,
         columns=along,
         size=size,
-        nbytes=box_bytes * places,
         fragment=fragment,
         take=take,
         acquire=acquire,

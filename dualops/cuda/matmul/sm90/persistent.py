@@ -57,9 +57,7 @@ def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
         smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
         barriers = pipe.barriers()
         M, N = extent.M, extent.N
-        m_blocks = (M + (config.block_m - 1)) // config.block_m
-        n_blocks = (N + (config.block_n - 1)) // config.block_n
-        count = u32((extent.K + (config.block_k - 1)) // config.block_k)
+        m_blocks, n_blocks, count = slices.counts(extent)
         tiles = walk.numbers(extent.batches, m_blocks, n_blocks)
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:

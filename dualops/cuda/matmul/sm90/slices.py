@@ -23,6 +23,7 @@ class Slices(Namespace):
     """The verbs. `i`: number of the next filling of a stage, `count`: slices, at least one; both u32."""
 
     pipe: Pipeline
+    counts: Callable[..., Any]  # (extent) -> tiles above and beside one another, and slices of a product of matrices
     fragment: Callable[..., Any]  # () -> a local array for sums [64, BLOCK_N]
     # (smem, barriers, maps, corners, i, count) -> i + count: a's and b's map and where each begins; by one thread
     load: Callable[..., Any]
@@ -44,6 +45,12 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
     b_tile = box_tile(b_operand, config.stages * a_operand.nbytes, found.others, config.cluster.of_b)
     pipe = pipeline(config.stages, config.stage_bytes, 4 * config.consumers, config.cluster.blocks)
     mma = warpgroup_mma(found.product.dtype, a_operand, b_operand, found.parts)
+
+    @verb
+    def counts(extent):
+        m_blocks = (extent.M + (config.block_m - 1)) // config.block_m
+        n_blocks = (extent.N + (config.block_n - 1)) // config.block_n
+        return m_blocks, n_blocks, u32((extent.K + (config.block_k - 1)) // config.block_k)
 
     @verb
     def load(smem, barriers, maps, corners, i, count):
@@ -76,4 +83,4 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
 
     if config.piece:
         multiply = in_pieces(config.piece, pipe, mma, multiply)
-    return Slices(pipe=pipe, fragment=mma.fragment, load=load, multiply=multiply)
+    return Slices(pipe=pipe, counts=counts, fragment=mma.fragment, load=load, multiply=multiply)

@@ -11,7 +11,7 @@
 One launch, and no memory beside the results: the parts go from SM to SM. Bit-equal from run to run; a sum that is split
 is rounded otherwise than one that is not, so a row's last bits depend on how many rows there are.
 
-Shared memory: stages * 2 * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M * BLOCK_N for the sums.
+Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * BLOCK_M * BLOCK_N for the sums.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
     def matmul_sm90_split(a_map, b_map, to, extent):
         smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
         barriers = pipe.barriers()
-        M, N = extent.M, extent.N
-        m_blocks = (M + (config.block_m - 1)) // config.block_m
-        n_blocks = (N + (config.block_n - 1)) // config.block_n
-        count = u32((extent.K + (config.block_k - 1)) // config.block_k)
+        m_blocks, n_blocks, count = slices.counts(extent)
         tile, rank = u32(cuda.blockIdx.x) // u32(config.splits), u32(cuda.blockIdx.x) % u32(config.splits)
         begin, end = u32(count * rank) // u32(config.splits), u32(count * (rank + 1)) // u32(config.splits)
         at = walk.position(tile, m_blocks, n_blocks)
@@ -72,7 +69,7 @@ def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
             sums.put(floats, acc)
             sums.meet()
             corner = Corner(m0 + ROWS * warpgroup, n0, axes.result(extent, at.batch))
-            sums.finish(floats, corner, M, results_of(to, corner, N))
+            sums.finish(floats, corner, extent.M, results_of(to, corner, extent.N))
         sums.meet()
 
     return matmul_sm90_split
