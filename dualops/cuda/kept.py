@@ -42,15 +42,12 @@ class Streams(NamedTuple):
 
 def streams_of(adapter: Adapter, array: Any, handle: int | None) -> Streams:
     """Where work on an array goes: to the stream that the caller gave, or its library's. Its GPU must be current."""
-    home = 0 if SIMULATED else adapter.stream(array)
-    return streams_between(adapter, home, home if handle is None else handle)
-
-
-def streams_between(adapter: Adapter, home: int, handle: int) -> Streams:
-    """The same where both are known. A library tells sooner than the driver whether its own stream is captured."""
     if SIMULATED:
-        return Streams(home, handle, False)
-    return Streams(home, handle, adapter.is_capturing(handle) if handle == home else is_capturing(handle))
+        return Streams(0, handle or 0, False)
+    home = adapter.stream(array)
+    if handle is None or handle == home:  # a library tells sooner than the driver whether its own stream is captured
+        return Streams(home, home, adapter.is_capturing(home))
+    return Streams(home, handle, is_capturing(handle))
 
 
 @cache

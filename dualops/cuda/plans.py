@@ -20,7 +20,6 @@ from .backend import SIMULATED
 from .compile import ahead
 from .device import Device
 from .driver import away, handle_of
-from .kept import Place, streams_between
 from .maps import Mapped, Maps
 from .sizes import Trace, concrete
 from .step import Step, launcher
@@ -35,7 +34,7 @@ class Choice(NamedTuple):
     steps: Callable[[], Sequence[Step]]
     workspace: Mapping[str, ArrayMeta] = {}  # arrays that live from the first launch to the last
     shared_bytes: int = 0  # what an SM must have for the blocks of its greediest kernel that should be there at once
-    maps: Mapping[str, Mapped] = {}  # tensor maps, whose addresses launches get by these names
+    maps: Mapping[str, Mapped] = {}  # tensor maps, which launches get by these names
 
 
 Choices = Callable[[Problem, Mapping[str, ArrayMeta], Device], Iterable[Choice]]
@@ -125,9 +124,6 @@ class Family:
         )
         layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
         self.names = arrays
-        self.place = Place(
-            adapter, device, next(meta.device for meta in problem.arrays.values() if meta.device != "host")
-        )
         self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))
 
     def plan(self, sizes: Sequence[int], call: Callable[[], Call]) -> Plan | None:
@@ -186,11 +182,10 @@ class Plan:
             if stream is not None:
                 for array in workspace:
                     adapter.used_on(array, handle)
-        maps = None  # nobody frees them before everything is launched
+        maps = ()  # nobody frees them before everything is launched
         if self.maps is not None:
-            home = handle if stream is None else adapter.stream(arrays[0])
-            maps = self.maps.written(pointers, self.family.place, streams_between(adapter, home, handle))
-            pointers += maps.addresses
+            maps = self.maps.encoded(pointers)
+            pointers += [each.address for each in maps]
         for launch in self.launches:
             launch(pointers, handle)
         return results

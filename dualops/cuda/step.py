@@ -12,7 +12,7 @@ import numpy as np
 
 from ..spec import ArrayMeta
 from . import driver, simulator
-from .backend import SIMULATED, Kernel, f32, f64, types
+from .backend import SIMULATED, Kernel, TensorMapType, f32, f64, types
 from .compile import binary
 from .device import Device
 from .sizes import concrete
@@ -24,7 +24,7 @@ class Step(NamedTuple):
     """One launch. An argument that is a string is the array of that name, or a null pointer if there is none.
 
     Arguments may be tuples of arguments, named or not: the kernel gets them so. An integer parameter that is given an
-    array gets its address.
+    array gets its address. One that is a tensor map gets the bytes at its address on the host.
     """
 
     kernel: Kernel
@@ -68,12 +68,15 @@ class Launcher:
         return (whole, *rest), [0 if isinstance(arg, str) else arg for arg in leaves(self.step.args)]
 
     def __call__(self, grid: tuple[int, ...], args: list[Any]) -> Callable[[Sequence[int], int], None]:
-        """The driver finds each argument in 8 bytes, which are written anew for each launch, by their address."""
+        """The driver finds each argument by its address: that of a tensor map, which a launch is given, or of 8 bytes
+        among `words`. Both are written anew for each launch: the arguments' own words, and behind them where they lie.
+        """
         count = len(args)
         words = (c_uint64 * (2 * count))(*(_word(value, kind) for value, kind in zip(args, self.kinds, strict=True)))
         addresses = addressof(words) + 8 * count
         words[count:] = [*range(addressof(words), addresses, 8)]
-        single, runs = _runs([place for place in self.places if self.kinds[place[0]] not in (f32, f64)])
+        behind = {i: count * isinstance(kind, TensorMapType) for i, kind in enumerate(self.kinds)}
+        single, runs = _runs([(i + behind[i], which) for i, which in self.places if self.kinds[i] not in (f32, f64)])
         floats = [(i, which, self.kinds[i]) for i, which in self.places if self.kinds[i] in (f32, f64)]
         launch, function, lock = driver.cu.cuLaunchKernelEx, self.handle, Lock()
         configs: dict[int, Any] = {}  # by stream

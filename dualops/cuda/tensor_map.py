@@ -3,9 +3,9 @@
     boxes = boxes_of("bfloat16", (M, K), (K, 1), (BLOCK_M, 64), 128)     validated once for a shape
     boxes.encoded(address)                                               128 bytes, for another address at each call
 
-A kernel gets the address of such bytes in global memory, at a multiple of 64, as an int64. They must live as long as a
-launch or a captured graph may read them. Shapes, strides and boxes have the array's last axis last, strides in
-elements; a kernel's coordinates have it first. NVIDIA CUDA Driver API 13.0, section 6.31, says what can be encoded.
+A kernel's parameter of type `backend.tensor_map` is such bytes, which the driver copies when it launches. Shapes,
+strides and boxes have the array's last axis last, strides in elements; a kernel's coordinates have it first. NVIDIA
+CUDA Driver API 13.0, section 6.31, says what can be encoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,13 @@ _TYPES = {
 _SWIZZLES = {16: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
+class Encoded(NamedTuple):
+    """A tensor map on the host: the bytes, which are there as long as somebody has this, and their address."""
+
+    memory: ctypes.Array[ctypes.c_char]
+    address: int
+
+
 @dataclass(frozen=True)
 class Boxes:
     """Boxes of arrays of one dtype, shape and strides. Raises ValueError for what can't be encoded."""
@@ -67,7 +74,7 @@ class Boxes:
         """The dtype of the array."""
         return "float32" if self.dtype == ROUNDED else self.dtype
 
-    def encoded(self, address: int) -> bytes:
+    def encoded(self, address: int) -> Encoded:
         """The map of the array at this address. Raises ValueError for an address that is no multiple of 16."""
         if address % ADDRESS_MULTIPLE or not address:
             raise ValueError(
@@ -78,7 +85,8 @@ class Boxes:
         prototype, lock = self._prototype
         with lock:
             _done(driver.cu.cuTensorMapReplaceAddress(prototype, address))
-            made = ctypes.string_at(prototype.getPtr(), NBYTES)
+            memory = ctypes.create_string_buffer(ctypes.string_at(prototype.getPtr(), NBYTES), NBYTES)
+        made = Encoded(memory, ctypes.addressof(memory))
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[address] = made
@@ -93,7 +101,7 @@ class Boxes:
         return TensorMap(array, self.box[::-1], self.span, rounds=self.dtype == ROUNDED)
 
     @cached_property
-    def _known(self) -> dict[int, bytes]:
+    def _known(self) -> dict[int, Encoded]:
         """What was encoded, by address."""
         return {}
 

@@ -1,7 +1,7 @@
 """Words on the device, written by a launch whose arguments they are.
 
-Nothing on the host is read later, whether the launch is captured or not: tables of addresses and tensor maps get to the
-device so (`kept`).
+Nothing on the host is read later, whether the launch is captured or not: tables of addresses get to the device so
+(`kept`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dualops.cuda import driver
+from dualops.cuda import driver, tensor_map
 from dualops.cuda.tensor_map import ROUNDED, Boxes, boxes_of
 
 
@@ -100,8 +100,16 @@ def test_another_address_is_not_another_encoding(asked):
     boxes = Boxes("float16", (8, 64), (64, 1), (8, 64), 128)
     one, two = boxes.encoded(0x100), boxes.encoded(0x200)
     assert len(asked.encoded) == 1 and asked.replaced == 2
-    assert len(one) == len(two) == 128 and one[8:] == two[8:]
-    assert (one[:8], two[:8]) == ((0x100).to_bytes(8, "little"), (0x200).to_bytes(8, "little"))
+    (first, *rest), (second, *others) = ((ctypes.c_uint64 * 16).from_address(each.address) for each in (one, two))
+    assert (first, second) == (0x100, 0x200) and rest == others == [7] * 15
+
+
+def test_few_addresses_are_remembered_and_maps_outlive_that(asked, monkeypatch):
+    monkeypatch.setattr(tensor_map, "MOST_KNOWN", 2)
+    boxes = Boxes("float16", (8, 64), (64, 1), (8, 64), 128)
+    found = [boxes.encoded(address) for address in (0x100, 0x200, 0x100, 0x300)]
+    assert asked.replaced == 3 and found[0] is found[2] and found[0] is not boxes.encoded(0x100)
+    assert [ctypes.c_uint64.from_address(each.address).value for each in found] == [0x100, 0x200, 0x100, 0x300]
 
 
 def test_the_same_arguments_are_the_same_boxes():

@@ -23,16 +23,16 @@ from dualops.cuda.backend import (
     cuda,
     f32,
     i32,
-    i64,
     kernel,
     pointer,
+    tensor_map,
     u8,
     u32,
     u64,
     verb,
 )
 from dualops.cuda.ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
-from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -132,7 +132,6 @@ class Pipe(Namespace):
     """The ring; `full` and `empty` are its barriers, `i` numbers the steps."""
 
     init: Callable[..., None]  # (full, empty)
-    maps: Callable[..., None]  # (a_map, b_map): before they are used
     acquire: Callable[..., Any]  # (full, empty, i) -> stage
     load: Callable[..., None]  # (smem, a_map, b_map, full, stage, k0)
     wait: Callable[..., Any]  # (full, empty, i) -> stage
@@ -173,12 +172,6 @@ def pipe_of(kind: Kind) -> Pipe:
         fence_mbarrier_init()
 
     @verb
-    def maps(a_map, b_map):
-        if A_LOADED:
-            fence_proxy_tensormap(a_map)
-        fence_proxy_tensormap(b_map)
-
-    @verb
     def acquire(full, empty, i):
         stage = i32(i % STAGES)
         mbarrier_wait_cta(empty, stage, u32(i // STAGES & 1 ^ 1))
@@ -213,7 +206,7 @@ def pipe_of(kind: Kind) -> Pipe:
         if cuda.threadIdx.x % 32 == 0:
             mbarrier_arrive(empty, i32(i % STAGES))
 
-    return Pipe(init=init, maps=maps, acquire=acquire, load=load, wait=wait, release=release)
+    return Pipe(init=init, acquire=acquire, load=load, wait=wait, release=release)
 
 
 def product_of(kind: Kind) -> Product:
@@ -288,7 +281,6 @@ def output_of(kind: Kind) -> Output:
 
     @verb
     def store(y_map, y_smem):
-        fence_proxy_tensormap(y_map)
         store2(y_map, i32(0), i32(0), y_smem, AT)
 
     @verb
@@ -307,7 +299,7 @@ def make(kind: Kind, pipe: Pipe, product: Product, output: Output) -> Kernel:
     SIZE, WORDS, BLOCK_K = kind.n // 2, 4 * kind.b_tile.steps, kind.block_k
     PENDING = kind.pending
 
-    @kernel(i64, i64, i64, pointer(u32), i32, threads=160)
+    @kernel(tensor_map, tensor_map, tensor_map, pointer(u32), i32, threads=160)
     def multiply(y_map, a_map, b_map, words, K):
         tid = cuda.threadIdx.x
         smem = cuda.shared.array(0, u8, alignment=1024)
@@ -318,7 +310,6 @@ def make(kind: Kind, pipe: Pipe, product: Product, output: Output) -> Kernel:
         cuda.syncthreads()
         if tid >= 128:
             if tid == 128:
-                pipe.maps(a_map, b_map)
                 for i in range(K // BLOCK_K):
                     stage = pipe.acquire(full, empty, i)
                     pipe.load(smem, a_map, b_map, full, stage, i32(i * BLOCK_K))

@@ -39,7 +39,9 @@ from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 
 from . import answers, assignments, inlining  # noqa: F401  their passes
+from .by_value import take_by_value
 from .passes import leaner
+from .read_arrays import in_global_memory
 
 
 def ltoir(
@@ -54,7 +56,7 @@ def ltoir(
     flags.nvvm_options = {"fastmath": False, "opt": 3, "gen-lto": None}
     flags.compute_capability = cc
     typing, target = cuda_target.typing_context, cuda_target.target_context
-    with global_compiler_lock, utils.numba_target_override(), without_collections():
+    with global_compiler_lock, utils.numba_target_override(), without_collections(), in_global_memory():
         made = compile_extra(
             typing,
             target,
@@ -70,6 +72,7 @@ def ltoir(
         library.finalize()
         entry = library.get_function(made.fndesc.llvm_func_name)
         kernel_fixup(entry, False)
+        take_by_value(entry)
         nvvm.set_launch_bounds(entry, launch_bounds)
         return library.get_ltoir(cc=cc)
 

@@ -1,7 +1,8 @@
 """What the gradients need beside products: dz, element by element, and its sums over rows.
 
 dz = act'(z) * dy + dpreactivation     elements a thread, 16 bytes at a time where all arrays lie alike and dense
-dbias = sum of dz over rows            SLAB rows a block, then the slabs' sums, in an order that is always the same
+dbias = sum of dz over rows            a slab of rows a block, 16 bytes at a time where rows are aligned to that; then
+                                       the slabs' sums, in an order that is always the same
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.matmul import has_dz
 from ...spec.meta import compute_dtype, contiguous_strides
-from ..arrays import cdiv, collapse
+from ..arrays import align_up, cdiv, collapse
 from ..backend import Kernel, builds, cuda, i64, kernel, pointer
 from ..step import Step
 from ..tile.numbers import numbers
@@ -23,9 +24,10 @@ from .product import Product, a_gradient_product, axes_of, b_gradient_product
 
 THREADS = 256
 LANES, LINES = 32, 8  # of a block that sums columns
-SUM_THREADS, HALVINGS = LANES * LINES, LINES.bit_length() - 1
-SLAB = 512  # rows
-AHEAD = 8  # rows of a thread that are on their way at once
+SUM_THREADS = LANES * LINES
+VECTORS_AHEAD, ELEMENTS_AHEAD = 4, 8  # loads of a thread that are on their way at once
+SUM_BLOCKS = 1024  # that share the rows if they are many: almost two rounds of four on each multiprocessor of an H200
+LEAST_SLAB = 128  # rows
 
 
 class DzVariant(NamedTuple):
@@ -64,44 +66,66 @@ def build_dz(variant: DzVariant) -> Kernel:
     return matmul_dz
 
 
+class SumsVariant(NamedTuple):
+    """What the kernel of column sums is built for."""
+
+    dtype: str
+    out_dtype: str
+    axes: int
+    aligned: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of a block."""
+        return LANES * access(self.dtype, self.aligned).vector
+
+
 @builds
-def build_column_sums(dtype: str, out_dtype: str, axes: int) -> Kernel:
+def build_column_sums(variant: SumsVariant) -> Kernel:
     """matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab).
 
-    out[number of a slab, column] = the sum of `slab` rows of x, compensated, each of 8 threads a part,
-    AHEAD of whose loads are on their way at once.
+    out[number of a slab, column] = the sum of `slab` rows of x, compensated. A block's 8 lines of 32 lanes take turns
+    at the rows. A lane has 16 bytes of a row if they are aligned and column_stride is 1, else an element.
     """
-    mem, out_mem, row_axes = storage(dtype), storage(out_dtype), axes_of(axes)
-    num = numbers(mem.number)
+    mem, vec, out_mem = storage(variant.dtype), access(variant.dtype, variant.aligned), storage(variant.out_dtype)
+    num, row_axes = numbers(mem.number), axes_of(variant.axes)
+    VECTOR, WIDTH, AHEAD = vec.vector, variant.width, VECTORS_AHEAD if variant.aligned else ELEMENTS_AHEAD
+    PITCH = WIDTH + VECTOR  # every 32 columns one place is left out: no two lanes write to one bank, or read from it
+    MIN_BLOCKS = 4 if variant.axes == 1 else 1  # of 64 registers; several axes' divisions would spill then
+    OUT, X = (pointer(out_mem.element), i64, i64), (pointer(mem.element), *[row_axes.type] * 2, i64)
 
-    @kernel(
-        pointer(out_mem.element), i64, i64, pointer(mem.element), *[row_axes.type] * 2, *[i64] * 4, threads=SUM_THREADS
-    )
+    @kernel(*OUT, *X, *[i64] * 3, threads=SUM_THREADS, min_blocks=MIN_BLOCKS)
     def matmul_column_sums(out, slab_stride, out_stride, x, sizes, strides, column_stride, rows, columns, slab):
-        parts = cuda.shared.array(SUM_THREADS, mem.number)
-        lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        column_blocks = (columns + LANES - 1) // LANES
+        parts = cuda.shared.array(LINES * PITCH, mem.number)
+        coming = cuda.local.array(AHEAD * VECTOR, mem.number)
+        total = cuda.local.array(VECTOR, mem.number)
+        lost = cuda.local.array(VECTOR, mem.number)
+        tid = cuda.threadIdx.x
+        lane, line = tid % LANES, tid // LANES
+        column_blocks = (columns + WIDTH - 1) // WIDTH
         which = i64(cuda.blockIdx.x) // column_blocks
-        column = i64(cuda.blockIdx.x) % column_blocks * LANES + lane
-        total, lost = num.zero, num.zero
+        first = i64(cuda.blockIdx.x) % column_blocks * WIDTH
+        column = first + lane * VECTOR
         end = min((which + 1) * slab, rows)
-        coming = cuda.local.array(AHEAD, mem.number)
-        if column < columns:
-            for row in range(which * slab + line, end, LINES * AHEAD):
-                for i in range(AHEAD):
-                    there = i64(min(row + i * LINES, end - 1))
-                    coming[i] = mem.load(x, row_axes.at(there, sizes, strides) + column * column_stride)
-                for i in range(AHEAD):
-                    if row + i * LINES < end:
-                        total, lost = num.add_compensated(total, lost, coming[i])
-        parts[line * LANES + lane] = total
-        for step in range(HALVINGS):
-            cuda.syncthreads()
-            half = LINES >> (step + 1)
-            if line < half:
-                parts[line * LANES + lane] += parts[(line + half) * LANES + lane]
-        if (line == 0) & (column < columns):
-            out_mem.store(out, which * slab_stride + column * out_stride, parts[lane])
+        for c in range(VECTOR):
+            total[c], lost[c] = num.zero, num.zero
+        for row in range(which * slab + line, end, LINES * AHEAD):
+            for i in range(AHEAD):
+                there = row + i * LINES
+                index = row_axes.at(there, sizes, strides) + column * column_stride
+                vec.load(coming, i * VECTOR, x, index, (there < end) & (column < columns), num.zero)
+            for i in range(AHEAD * VECTOR):  # in two loops, sm_100's compiler would put `coming` on the stack
+                c = i % VECTOR
+                total[c], lost[c] = num.add_compensated(total[c], lost[c], coming[i])
+        mine = line * PITCH + lane * VECTOR + lane * VECTOR // LANES
+        for c in range(VECTOR):
+            parts[mine + c] = total[c]
+        cuda.syncthreads()
+        if (tid < WIDTH) & (first + tid < columns):  # a column a thread
+            result, rest = num.zero, num.zero
+            for other in range(LINES):
+                result, rest = num.add_compensated(result, rest, parts[other * PITCH + tid + line])
+            out_mem.store(out, which * slab_stride + (first + tid) * out_stride, result)
 
     return matmul_column_sums
 
@@ -149,6 +173,32 @@ class Rows(NamedTuple):
     def total(self) -> int:
         return prod(self.sizes)
 
+    @property
+    def aligned(self) -> bool:
+        """Whether they can be read 16 bytes at a time."""
+        vector = storage(self.meta.dtype).vector
+        steps = (self.meta.shape[-1], *self.strides)
+        return self.column == 1 and self.meta.pointer % 16 == 0 and all(step % vector == 0 for step in steps)
+
+    def sums(self, out_dtype: str) -> SumsVariant:
+        """The kernel that sums them."""
+        return SumsVariant(self.meta.dtype, out_dtype, len(self.sizes), self.aligned)
+
+    @property
+    def column_blocks(self) -> int:
+        """How many blocks share a slab."""
+        return cdiv(self.meta.shape[-1], self.sums(self.meta.dtype).width)
+
+    @property
+    def slab(self) -> int:
+        """Rows that a block sums: whole rounds of its loads."""
+        slabs = cdiv(SUM_BLOCKS, max(self.column_blocks, 1))
+        return max(LEAST_SLAB, align_up(cdiv(self.total, slabs), LINES * VECTORS_AHEAD))
+
+    @property
+    def slabs(self) -> int:
+        return cdiv(self.total, self.slab)
+
 
 def rows_of(p: Problem) -> Rows:
     meta = dz_meta(p) if has_dz(p) else p.arrays["dy"]
@@ -158,7 +208,7 @@ def rows_of(p: Problem) -> Rows:
 
 def partial_sums(p: Problem) -> dict[str, ArrayMeta]:
     """Where the sums of slabs wait, if there are several."""
-    slabs = cdiv(rows_of(p).total, SLAB)
+    slabs = rows_of(p).slabs
     shape = (slabs, p.N)
     device = p.arrays["dy"].device
     meta = ArrayMeta(shape, compute_dtype(p.dtype), contiguous_strides(shape), device, 0)
@@ -167,20 +217,17 @@ def partial_sums(p: Problem) -> dict[str, ArrayMeta]:
 
 def column_sums_steps(p: Problem, dbias: ArrayMeta) -> list[Step]:
     """One launch, or two where there are several slabs."""
-    rows, N, blocks = rows_of(p), p.N, cdiv(p.N, LANES)
-    slabs = cdiv(rows.total, SLAB)
-    axes, given = len(rows.sizes), (dz_name(p), rows.sizes, rows.strides, rows.column, rows.total, N)
+    rows, N, number = rows_of(p), p.N, compute_dtype(p.dtype)
+    blocks, slabs, to_dbias = rows.column_blocks, rows.slabs, ("dbias", 0, dbias.strides[0])
+    walk = (dz_name(p), rows.sizes, rows.strides, rows.column, rows.total, N, rows.slab)
     if slabs <= 1:
-        return [
-            Step(build_column_sums(p.dtype, dbias.dtype, axes), (blocks,), ("dbias", 0, dbias.strides[0], *given, SLAB))
-        ]
-    number = compute_dtype(p.dtype)
-    first = build_column_sums(p.dtype, number, axes)
-    second = build_column_sums(number, dbias.dtype, 1)
-    sums = ("partial_sums", (slabs,), (N,), 1, slabs, N)
+        return [Step(build_column_sums(rows.sums(dbias.dtype)), (blocks,), (*to_dbias, *walk))]
+    # few rows: read by elements, they are dealt to more blocks
+    again = SumsVariant(number, dbias.dtype, 1, aligned=False)
+    sums = ("partial_sums", (slabs,), (N,), 1, slabs, N, slabs)
     return [
-        Step(first, (blocks * slabs,), ("partial_sums", N, 1, *given, SLAB)),
-        Step(second, (blocks,), ("dbias", 0, dbias.strides[0], *sums, slabs)),
+        Step(build_column_sums(rows.sums(number)), (blocks * slabs,), ("partial_sums", N, 1, *walk)),
+        Step(build_column_sums(again), (cdiv(N, again.width),), (*to_dbias, *sums)),
     ]
 
 

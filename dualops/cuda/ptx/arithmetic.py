@@ -204,7 +204,29 @@ else:
     sinpi_f64 = libdevice.sinpi
 
 
+@instruction(
+    "(f32) -> void",
+    "{ .reg .pred never; setp.lt.f32 never, {x}, 0fBF800000; @never nanosleep.u32 0; }",
+    section="9.7.19.10",
+    convergent=True,
+)
+def settle(x):
+    """Have a sum of nothing below 0 known before what comes next: the assembler would wait for products first, in whose
+    time the sum was to be made.
+    """
+    if x < -1:
+        raise RuntimeError(f"settle: {x}, expected nothing below 0")
+
+
 @instruction("(f32) -> f32", "mov.b32 {d}, {x};", section="9.7.9.5")
 def opaque_f32(x):
     """x, but the compiler sees a number that comes from nowhere: what is made of it is made after this."""
     return x
+
+
+@instruction("(i32) -> i32", "mov.b32 {d}, {x};", section="9.7.9.5")
+def anew_i32(x):
+    """x, but the compiler does not know that it is what it was: what follows from it is computed where it stands, and
+    takes no registers in between.
+    """
+    return int(x)

@@ -39,6 +39,7 @@ def cp_async_bulk(to, to_index, x, index, nbytes, bar, bar_index):
         barrier.complete(scheduler, nbytes)
 
     thread.scheduler.in_flight.append(land)
+    thread.scheduler.pass_by()
 
 
 @instruction(

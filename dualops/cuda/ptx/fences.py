@@ -1,8 +1,8 @@
-"""What orders accesses of one kind before those of another: threads', asynchronous units', readers of tensor maps'."""
+"""What orders accesses of one kind before those of another: threads' and asynchronous units'."""
 
 from __future__ import annotations
 
-from ..simulator import current, tensor_map_at
+from ..simulator import current
 from .asm import instruction
 
 
@@ -13,9 +13,3 @@ def fence_proxy_async():
     They are begun behind a barrier where other threads begin them.
     """
     current().block.memory.fence()
-
-
-@instruction("(i64) -> void", "fence.proxy.tensormap::generic.acquire.gpu [{tensor_map}], 128;", section="9.7.13.4")
-def fence_proxy_tensormap(tensor_map):
-    """A tensor map in global memory may be used by this block's copies from now on."""
-    current().block.units.setdefault("tensor maps", set()).add(tensor_map_at(tensor_map).address)

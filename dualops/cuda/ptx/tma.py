@@ -3,8 +3,8 @@
 Coordinates are those of the box's first element, that of the array's last axis first. Parts outside of the array are
 loaded as zeros and not stored; an mbarrier is told the bytes of whole boxes. A load lands as late as it can, and its
 place is NaN until then; a store is read as late as `cp_async_bulk_wait_group_read` and written as late as
-`cp_async_bulk_wait_group` allows (`async_copy`). Before a map in global memory is used, the block needs
-`fence_proxy_tensormap`.
+`cp_async_bulk_wait_group` allows (`async_copy`). Maps are parameters of the
+kernel, `backend.tensor_map`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def cp_async_bulk_tensor(rank, multicast=False):
                 barrier.complete(scheduler, found.nbytes)
 
         thread.scheduler.in_flight.append(land)
+        thread.scheduler.pass_by()
 
     parameters = ["to", "to_index", "tensor_map", *names, "bar", "bar_index", *(["mask"] if multicast else [])]
     return instruction(
@@ -116,8 +117,6 @@ def _named(twin, names):
 def _usable(address, rank):
     """The tensor map at an address. Raises RuntimeError for one that the block may not use so."""
     found = tensor_map_at(address)
-    if found.address not in current().block.units.get("tensor maps", ()):
-        raise RuntimeError("a tensor map is used before fence.proxy.tensormap")
     if len(found.box) != rank:
         raise RuntimeError(f"{rank} coordinates for a tensor map of {len(found.box)} axes")
     return found

@@ -45,6 +45,17 @@ def shfl_idx_i32(x, source, mask):
     return int(_from("shfl.sync.idx", x, source, mask))
 
 
+@instruction(
+    "(f32, i32, u32) -> f32",
+    "shfl.sync.idx.b32 {d}, {x}, {source}, 0x1f, {mask};",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_idx_f32(x, source, mask):
+    """The value that lane `source` brings; every lane of `mask` must come."""
+    return _from("shfl.sync.idx", x if type(x) is np.float32 else np.float32(x), source, mask)
+
+
 def _from(name, x, source, mask):
     value = exchange(name, x, mask)[source]
     if value is None:

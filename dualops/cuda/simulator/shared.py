@@ -1,7 +1,8 @@
 """A block's shared memory by its addresses, as threads see it and as units beside them do: copies, tensor cores.
 
 What a thread writes such a unit sees after `fence.proxy.async`; until then it sees what was there before, NaN say. What
-units write both see. So a kernel that forgets the fence computes with stale numbers here, always.
+units write both see, but where threads wrote without a fence: that is NaN. So a kernel that forgets the fence computes
+with stale numbers here, always.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class SharedMemory:
 
     def write_by_unit(self, places: np.ndarray, data: Any) -> None:
         """What a unit writes there."""
-        self._check(places)
+        if self.has_unfenced(places):
+            data = 0xFF  # what threads wrote there may come after it
         self._units[places] = data
         self._threads[places] = data
 

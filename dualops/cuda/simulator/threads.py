@@ -115,7 +115,9 @@ class Scheduler:
     """Runs the threads of a cluster of blocks, each until it waits.
 
     "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
-    are drawn for both, the same for the same seed.
+    are drawn for both, the same for the same seed, and for which threads that others wait for are late.
+
+    A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
     """
 
     def __init__(self, order: str, seed: int):
@@ -123,7 +125,8 @@ class Scheduler:
         self.reverse = order == "reversed"
         self.lots = random.Random(seed) if order == "shuffled" else None
         self.ready: deque[Thread] = deque()
-        self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies, which land when nobody can run
+        self.late: deque[Thread] = deque()
+        self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies
         self.cluster_barrier = Barrier("barrier.cluster", 0)
 
     def run(self, threads: list[Thread]) -> None:
@@ -136,6 +139,8 @@ class Scheduler:
                 if self.running.dead:  # another one perhaps than was switched to
                     alive -= 1
                     self.running.block.running -= 1
+            elif self.late and not (self.in_flight and self.by_lot(0.8)):
+                self.ready.append(self._take(self.late))
             elif self.in_flight:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
@@ -177,6 +182,15 @@ class Scheduler:
         """Called by a thread: let everybody else who can run go first."""
         self.ready.append(current())
         self.host.switch()
+
+    def by_lot(self, share: float = 0.5) -> bool:
+        return self.lots is not None and self.lots.random() < share
+
+    def pass_by(self) -> None:
+        """Called by a thread that loads or draws work, for others too: by lot, it is late from here on."""
+        if self.by_lot():
+            self.late.append(current())
+            self.host.switch()
 
     def deadlock(self, threads: list[Thread]) -> NoReturn:
         waits: dict[str, list[int]] = {}

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, i32, u16, verb
-from ..ptx.fences import fence_proxy_tensormap
-from ..ptx.tma import cp_async_bulk_tensor
+from ..ptx.tma import cp_async_bulk_tensor, prefetch_tensormap
 from ..ptx.warp import cluster_ctarank
 from .swizzle import Operand
 
@@ -75,13 +74,13 @@ class BoxTile(Namespace):
 
 
 @verb
-def begin_maps(maps, warp):
-    """Before this block's first use of a tuple of maps: by all threads; a barrier must follow. Warps from number `warp`
-    on, in a block that has so many, take one each, since a map takes as long to fetch as any memory.
+def prefetch_maps(maps, warp):
+    """Have a tuple of maps on their way, by all threads. Warps from number `warp` on, in a block that has so many, take
+    one each.
     """
     for number in range(len(maps)):
         if cuda.threadIdx.x == 32 * (warp + number):
-            fence_proxy_tensormap(maps[number])
+            prefetch_tensormap(maps[number])
 
 
 def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
@@ -135,10 +134,17 @@ def _start(others: int, shared: bool) -> Callable[..., None]:
             copy(smem, to, tensor_map, c0, c1, others[0], full, stage)
 
     @verb
+    def two(smem, to, tensor_map, c0, c1, others, full, stage, blocks):
+        if shared:
+            copy(smem, to, tensor_map, c0, c1, others[0], others[1], full, stage, u16(blocks))
+        else:
+            copy(smem, to, tensor_map, c0, c1, others[0], others[1], full, stage)
+
+    @verb
     def three(smem, to, tensor_map, c0, c1, others, full, stage, blocks):
         if shared:
             copy(smem, to, tensor_map, c0, c1, others[0], others[1], others[2], full, stage, u16(blocks))
         else:
             copy(smem, to, tensor_map, c0, c1, others[0], others[1], others[2], full, stage)
 
-    return {1: one, 3: three}[others]
+    return {1: one, 2: two, 3: three}[others]

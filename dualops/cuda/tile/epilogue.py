@@ -10,7 +10,8 @@
 
 A part is put into a box of shared memory (16 bits packed in pairs, by stmatrix), swizzled so that no two lanes of a
 store meet a bank, and copied from there while the warpgroup goes on. There is room for `places` of them. What can't be
-stored as boxes goes through shared memory as floats.
+stored as boxes goes through shared memory as floats (`row_output`), or as 16 bits if nothing is to be added to it
+(`line_output`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from ..ptx.arithmetic import opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async
-from ..ptx.memory import st_shared_f32, st_shared_v2_f32
+from ..ptx.memory import (
+    ld_shared_v4_b32,
+    st_global_kept_v4_b32 as st_global_kept_v4_b32,
+    st_shared_f32,
+    st_shared_v2_f32,
+)
 from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
@@ -56,11 +62,12 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 
 
 @cache
-def box_output(dtype: str, columns: int, at: int, places: int, others: int) -> BoxOutput:
+def box_output(dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0) -> BoxOutput:
     """For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
 
-    others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. Raises ValueError
-    for columns that are no whole number of boxes.
+    others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. beside: of so many
+    warpgroups the places of a number lie one behind the other, as in boxes of all their rows; else all of a warpgroup.
+    Raises ValueError for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -69,6 +76,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int) -> B
     put, copy = _put_pairs(along) if dtype == "float32" else _put_matrices(dtype, along), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
+    of_group, of_place = (1, beside) if beside else (places, 1)
 
     @verb
     def fragment():
@@ -90,7 +98,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int) -> B
     @verb
     def store(smem, tensor_map, values, corner, part, number):
         tid, group = cuda.threadIdx.x % 128, my_warpgroup()
-        place = i32(at + (group * places + i32(u32(number) % u32(places))) * box_bytes)
+        place = i32(at + (group * of_group + i32(u32(number) % u32(places)) * of_place) * box_bytes)
         put(smem, place, values)
         fence_proxy_async()
         bar_sync(1 + group, 128)
@@ -232,3 +240,52 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
             part = opaque_i32(part + 1)
 
     return RowOutput(store=store)
+
+
+class LineOutput(Namespace):
+    """Accumulators that are rounded to 16 bits as NEAR neighbours of a row, in the four words of 16 bytes."""
+
+    store: Callable[..., None]  # (smem, acc, first, M, results): of rows from `first` on
+    leave: Callable[..., None]  # (): once my warp's lanes have met, copies may overwrite what it wrote and read
+
+
+@cache
+def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> LineOutput:
+    """For `columns` columns a warpgroup, whole boxes; shared memory begins at byte `at`, 128 * columns for each
+    warpgroup, whose boxes lie as `box_output` says of `beside`; then it is the caller's concern that the tile before
+    has been read. finish(words, results, m, n): of row m, from column n on. Rows from M on are left out.
+    """
+    boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
+    put, box_bytes = _put_matrices(dtype, boxes.columns), ROWS * SPAN
+    group_bytes, step_bytes = (box_bytes, beside * box_bytes) if beside else (ROWS * 2 * columns, box_bytes)
+    parts, groups, of_box = boxes.parts, columns // NEAR, boxes.columns // NEAR
+    items = ROWS * groups // 128
+
+    @verb
+    def store(smem, acc, first, M, results):
+        tid, group = cuda.threadIdx.x % 128, my_warpgroup()
+        mine = i32(at + group * group_bytes)
+        values = boxes.fragment()
+        if not beside:
+            bar_sync(1 + group, 128)  # the tile before has been read
+        part = i32(0)
+        while part < parts:
+            boxes.take(values, acc, part)
+            put(smem, i32(mine + part * step_bytes), values)
+            part = boxes.next(part)
+        bar_sync(1 + group, 128)
+        item = i32(0)
+        while item < items:
+            number = item * 128 + tid
+            m, near = i32(number // groups), i32(number % groups)
+            place = mine + near // of_box * step_bytes + m * SPAN + ((near % of_box ^ m & 7) << 4)
+            words = ld_shared_v4_b32(smem, i32(place))
+            if first + m < M:
+                finish(words, results, i64(first + m), i32(near * NEAR))
+            item = opaque_i32(item + 1)
+
+    @verb
+    def leave():
+        fence_proxy_async()
+
+    return LineOutput(store=store, leave=leave)

@@ -23,6 +23,7 @@ from ..ptx.convert import (
     unpack_f16x2,
 )
 from ..ptx.memory import (
+    ld_global_b32,
     ld_global_once_v2_f64,
     ld_global_once_v4_b32,
     ld_global_v2_f64,
@@ -51,6 +52,7 @@ class Storage(Namespace):
     store_kept: Callable[..., None]  # store_vector of what is read again soon: of 16 and 32 bits it stays in L2
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
     load_once: Callable[..., None]  # load_vector, past L1
+    load_of_pair: Callable[..., Any]  # (x, start, i): element start + i, start even; of 16 bits two are loaded at once
 
 
 @cache
@@ -88,6 +90,11 @@ def access(dtype: str, aligned: bool, once: bool = False) -> Access:
             chosen.store(y, index, frag[at])
 
     return Access(vector=1, load=load, store=store)
+
+
+@verb
+def _load_one(x, index, odd):
+    return x[index + odd]
 
 
 @verb
@@ -129,6 +136,7 @@ def _float64() -> Storage:
         itemsize=8,
         vector=2,
         load=_load_element,
+        load_of_pair=_load_one,
         store=_store_element,
         rounded=_same,
         load_vector=loading(ld_global_v2_f64),
@@ -176,6 +184,7 @@ def _float32() -> Storage:
         itemsize=4,
         vector=4,
         load=_load_element,
+        load_of_pair=_load_one,
         store=_store_element,
         rounded=_same,
         load_vector=loading(ld_global_v4_b32),
@@ -190,6 +199,11 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
     @verb
     def load(x, index):
         return number_of_bits(x[index])
+
+    @verb
+    def load_of_pair(x, index, odd):
+        first, second = unpack(ld_global_b32(x, index))
+        return second if odd else first
 
     @verb
     def store(y, index, value):
@@ -239,6 +253,7 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         itemsize=2,
         vector=8,
         load=load,
+        load_of_pair=load_of_pair,
         store=store,
         rounded=rounded,
         load_vector=loading(ld_global_v4_b32),

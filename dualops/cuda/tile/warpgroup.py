@@ -17,13 +17,17 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..ptx.arithmetic import anew_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
-from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait_group
+from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from .rows import FULL_WARP
 from .swizzle import Operand, descriptor
+from .unrolled import one_after_another
 
 ROWS = 64  # of the result, a warpgroup
+STEPS = 8  # of which a loop is left to the compiler: of a longer one it indexes the accumulators
+KEPT_STEPS = 12  # whose descriptors uniform registers hold from product to product
 INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
@@ -36,6 +40,17 @@ class WarpgroupMma(Namespace):
     add: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc += A @ B
     wait: Callable[..., None]  # (acc)
     wait_but_one: Callable[..., None]  # (acc)
+
+
+class RegisterMma(Namespace):
+    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie."""
+
+    size: int  # accumulators of a thread
+    words: int  # of A that a thread has
+    fragment: Callable[..., Any]  # () -> a local array for acc
+    left: Callable[..., Any]  # () -> a local array for A
+    add: Callable[..., None]  # (acc, a, smem, b_at, adds): acc += A @ B, or acc = A @ B where `adds` is 0
+    wait: Callable[..., None]  # (acc): until then neither acc nor A may be touched
 
 
 @verb
@@ -72,13 +87,24 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
     def fragment():
         return cuda.local.array(size, f32)
 
+    def some_steps(first: int, end: int) -> Callable[..., None]:
+        @verb
+        def multiply_some(acc, a_first, b_first, adds):
+            for step in range(first, end):
+                multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), i32(adds or step > 0))
+
+        return multiply_some
+
+    multiply_all = one_after_another([some_steps(n, min(n + STEPS, steps)) for n in range(0, steps, STEPS)])
+
     @verb
     def issue(acc, smem, a_at, b_at, part, adds):
         wgmma_fence()
+        if steps > KEPT_STEPS:
+            part = anew_i32(part)
         a_first = descriptor(shared_address(smem, a_at), a_bits) + u64(u32(part) * u32(part_step))
         b_first = descriptor(shared_address(smem, b_at), b_bits)
-        for step in range(steps):
-            multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), i32(adds or step > 0))
+        multiply_all(acc, a_first, b_first, adds)
         wgmma_commit()
 
     @verb
@@ -98,3 +124,34 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
         wait_group(acc, 1)
 
     return WarpgroupMma(size=size, fragment=fragment, start=start, add=add, wait=wait, wait_but_one=wait_but_one)
+
+
+@cache
+def register_mma(dtype: str, b: Operand) -> RegisterMma:
+    """Of "bfloat16" or "float16"."""
+    n = b.lines if b.major == "k" else b.width
+    size, steps, words = n // 2, b.steps, 4 * b.steps
+    multiply, wait_group = wgmma_rs(n, INSTRUCTION_TYPES[dtype], b.major), wgmma_wait_group(n)
+    b_bits, b_advance = b.bits, b.advance
+
+    @verb
+    def fragment():
+        return cuda.local.array(size, f32)
+
+    @verb
+    def left():
+        return cuda.local.array(words, u32)
+
+    @verb
+    def add(acc, a, smem, b_at, adds):
+        wgmma_fence()
+        b_first = descriptor(shared_address(smem, b_at), b_bits)
+        for step in range(steps):
+            multiply(acc, a, 4 * step, b_first + u64(b_advance[step]), i32(adds or step > 0))
+        wgmma_commit()
+
+    @verb
+    def wait(acc):
+        wait_group(acc, 0)
+
+    return RegisterMma(size=size, words=words, fragment=fragment, left=left, add=add, wait=wait)

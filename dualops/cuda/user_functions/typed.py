@@ -21,6 +21,7 @@ import numpy as np
 from ...spec.attention.function import UserFunction
 from ...spec.attention.source import Source, build, definition, positional, source_of
 from ..backend import verb
+from ..tile.quick import quick_tanh
 from .calls import (
     BOOL,
     CONVERSIONS,
@@ -39,12 +40,16 @@ from .calls import (
 Typed = tuple[ast.expr, Kind]
 
 
+QUICK = {FUNCTIONS[math.tanh].implementation: quick_tanh}  # what runs instead of what
+
+
 class Unknown(Exception):
     """Here is something that has none of these kinds."""
 
 
-def typed(user: UserFunction, number: Any) -> Callable[..., Any]:
-    """The user's function as a verb on numbers of the type `number`, f32 or f64, and integers of any width.
+def typed(user: UserFunction, number: Any, quick: bool = False) -> Callable[..., Any]:
+    """The user's function as a verb on numbers of the type `number`, f32 or f64, and integers of any width. quick:
+    what is exact to 3e-6 of itself will do; a quotient by a constant is a product.
 
     A function without source, or with calls and statements of which `_Typing` does not know what kinds they give, is
     compiled as it is: its result is converted, but arithmetic inside may be float64. So may be, in libdevice's sin, cos
@@ -53,7 +58,7 @@ def typed(user: UserFunction, number: Any) -> Callable[..., Any]:
     scores = user.parameters[0] == "score"
     kinds = tuple(FLOAT if name == "score" else INT for name in user.parameters)
     try:
-        return verb(_Typing(user.function, kinds, number, {}).made(FLOAT if scores else BOOL))
+        return verb(_Typing(user.function, kinds, number, quick, {}).made(FLOAT if scores else BOOL))
     except Unknown:
         own = verb(user.function)
 
@@ -72,9 +77,14 @@ class _Typing:
     """One function, with parameters of these kinds, written anew. `helpers`: those that were, of functions it calls."""
 
     def __init__(
-        self, function: FunctionType, kinds: Sequence[Kind], number: Any, helpers: dict[Any, tuple[Any, Kind] | None]
+        self,
+        function: FunctionType,
+        kinds: Sequence[Kind],
+        number: Any,
+        quick: bool,
+        helpers: dict[Any, tuple[Any, Kind] | None],
     ):
-        self.number, self.helpers = number, helpers
+        self.number, self.quick, self.helpers = number, quick, helpers
         try:
             self.source = source_of(function, len(kinds))
         except TypeError:
@@ -85,6 +95,7 @@ class _Typing:
         self.fresh = self.source.fresh_names()
         self.names: dict[Any, str] = {}  # that were made up, by what they are for
         self.values: dict[str, Any] = {}
+        self.floats: dict[str, float] = {}  # those of them that are numbers
 
     def made(self, wanted: Kind = Kind.NOTHING) -> FunctionType:
         """The new function. What it returns is of the kind `wanted` if that is given, else `self.result` tells."""
@@ -218,6 +229,8 @@ class _Typing:
                 return self._to_power(a, b)
             case ast.Div():
                 kind = FLOAT
+                if self.quick and (divisor := self._constant(b)):
+                    return ast.BinOp(self._cast(a, FLOAT), ast.Mult(), self._number(1.0 / divisor)[0]), FLOAT
             case ast.BitAnd() | ast.BitOr() | ast.BitXor() if kind is not FLOAT:
                 pass
             case ast.LShift() | ast.RShift() if kind is not FLOAT:
@@ -263,6 +276,8 @@ class _Typing:
             return self._binary(ast.Div(), *(self._call(math.log, [arg]) for arg in args))
         if function in FUNCTIONS and FUNCTIONS[function].takes == count:
             implementation, _, kind = FUNCTIONS[function]
+            if self.quick:
+                implementation = QUICK.get(implementation, implementation)
             result = self._invoke(implementation, [self._cast(arg, FLOAT) for arg in args])
             return (self._invoke(self.number, [result]), FLOAT) if kind is FLOAT else (result, kind)
         if function in ROUNDINGS and count == 1:
@@ -313,7 +328,7 @@ class _Typing:
         key = (function, kinds)
         if key not in self.helpers:
             self.helpers[key] = None
-            typing = _Typing(function, kinds, self.number, self.helpers)
+            typing = _Typing(function, kinds, self.number, self.quick, self.helpers)
             made = verb(typing.made())
             self.helpers[key] = (made, typing.result)
         found = self.helpers[key]
@@ -352,8 +367,17 @@ class _Typing:
         if isinstance(value, (int, np.integer)):
             return ast.Constant(int(value)), INT
         if isinstance(value, (float, np.floating)):
-            return self._bound(("number", repr(float(value))), "c", self.number(float(value))), FLOAT
+            bound = self._bound(("number", repr(float(value))), "c", self.number(float(value)))
+            self.floats[bound.id] = float(value)
+            return bound, FLOAT
         raise Unknown
+
+    def _constant(self, value: Typed) -> float:
+        """What a number from Python is; 0 for everything else."""
+        node, kind = value
+        if isinstance(node, ast.Constant):
+            return float(node.value) if kind is INT else 0.0  # type: ignore[arg-type]
+        return self.floats.get(node.id, 0.0) if isinstance(node, ast.Name) else 0.0
 
     def _table(self, node: ast.expr, rank: int = 1) -> Typed:
         """A tuple, list or array of numbers from outside, as an array, and the kind of its elements."""
@@ -376,7 +400,7 @@ class _Typing:
         name = "number" if function is self.number else getattr(function, "__name__", "function")
         return ast.Call(self._bound(("function", id(function)), name, function), args, [])
 
-    def _bound(self, key: Any, stem: str, value: Any) -> ast.expr:
+    def _bound(self, key: Any, stem: str, value: Any) -> ast.Name:
         """A name for a value."""
         name = self._name(key, stem)
         self.values.setdefault(name, value)

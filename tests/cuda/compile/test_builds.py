@@ -20,7 +20,11 @@ ARCH = "sm_90a"
 MOST_BUILDS = 60  # of an operator
 IN_DOUBLE = ("dualops.cuda.rope.tables.build",)  # angles are computed in float64, whatever the result's dtype is
 # aligned in what they read; they write one by one
-READ_WIDE = ("dualops.cuda.retention.simt_rows.build_rows", "dualops.cuda.norm.long_rows.build_means")
+READ_WIDE = (
+    "dualops.cuda.retention.simt_rows.build_rows",
+    "dualops.cuda.norm.long_rows.build_means",
+    "dualops.cuda.matmul.gradient.build_column_sums",
+)
 OTHERS = [arch for arch in device.ARCHITECTURES if arch != ARCH]
 
 
@@ -83,11 +87,11 @@ def test_ptx(kernel, dtype):
         assert wide or kind_of(kernel.identity) in READ_WIDE
 
 
-# of what no other architecture has the instructions for, and what is done before that
+# of what no other architecture has the instructions for, and what is done before and after that
 HOPPERS_ALONE = {
     f"dualops.cuda.matmul.sm90.{name}"
     for name in ("persistent.build_product", "split.build_split_product", "parts.build_copy")
-}
+} | {f"dualops.cuda.flash_attention.sm90.{name}" for name in ("forward.build_forward", "merge.build_merge")}
 
 
 def sample_for_others() -> Iterator[Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from dualops.cuda.backend import Kernel, cuda, f32, i32, i64, kernel, pointer, u8, u16, u32, u64
+from dualops.cuda.backend import Kernel, cuda, f32, i32, i64, kernel, pointer, tensor_map, types, u8, u16, u32, u64
 from dualops.cuda.compile import compile_kernel
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
@@ -17,7 +17,7 @@ from dualops.cuda.ptx.async_copy import (
     cp_reduce_async_bulk_add_f32,
 )
 from dualops.cuda.ptx.cp_async import cp_async
-from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import cp_async_mbarrier_arrive, mbarrier_arrive_cluster, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.stmatrix import stmatrix
 from dualops.cuda.ptx.tma import (
@@ -125,17 +125,38 @@ def test_every_width_is_known_to_the_assembler(n):
 # --- boxes, and copies out of shared memory ----------------------------------------------------------------
 
 
+class Pair(NamedTuple):
+    number: Any
+    x_map: Any
+
+
+def test_a_tensor_map_comes_with_the_launch():
+    """As CUDA C++'s `const __grid_constant__ CUtensorMap`: at its place among the parameters, and never copied."""
+    store = cp_async_bulk_tensor_store(2)
+
+    @kernel(i32, tensor_map, types.NamedTuple((i64, tensor_map), Pair), threads=32)
+    def copies(c, x_map, rest):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        store(x_map, c, 1, smem, 0)
+        store(rest.x_map, c, i32(rest.number), smem, 0)
+
+    found = ptx_of(copies, ARCH)
+    declared = re.findall(r"\.param (\S+(?: \d+ \.b8)?) \S+_param_\d(\[128\])?[,\n]", found)
+    assert declared == [(".u32", ""), (".align 64 .b8", "[128]"), (".u64", ""), (".align 64 .b8", "[128]")]
+    assert found.count("cvta.param") == 2 and ".local" not in found
+    sound(copies)
+
+
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_boxes(rank):
     load, send = cp_async_bulk_tensor(rank), cp_async_bulk_tensor(rank, True)
     store, add = cp_async_bulk_tensor_store(rank), cp_reduce_async_bulk_tensor_add(rank)
     RANK = rank
 
-    @kernel(i64, i32, threads=32, cluster=2)
+    @kernel(tensor_map, i32, threads=32, cluster=2)
     def boxes(tensor_map, c):
         smem, bars = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(1, u64)
         prefetch_tensormap(tensor_map)
-        fence_proxy_tensormap(tensor_map)
         if RANK == 2:
             load(smem, 1024, tensor_map, c, 1, bars, 0)
             send(smem, 0, tensor_map, c, 1, bars, 0, u16(3))

@@ -36,11 +36,12 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_forward_and_backward():
-    forward, backward = "flash_attention.simt_forward.build_forward", "flash_attention.simt"
-    assert names(ATTENTION, backward=False) == [forward]
+    forward, backward = "flash_attention.sm90.forward.build_forward", "flash_attention.simt"
+    counted = ["words.build_writer", forward]
+    assert names(ATTENTION, backward=False) == counted
     # forward once more, since it then returns lse
     assert names(ATTENTION) == [
-        forward,
+        *counted,
         forward,
         f"{backward}_delta.build_delta",
         f"{backward}_dkv.build_dkv",
@@ -123,7 +124,7 @@ def test_the_gradients_kernels_are_built_ahead(monkeypatch):
     monkeypatch.setattr(offline, "ahead", lambda wanted: asked.extend(Wanted(*each) for each in wanted))
     spec, case = case_of(ATTENTION, OPERATORS)
     build_gradient_ahead(absent_problem(spec, case, requests=True), known(ARCH))
-    assert asked == to_warm([ATTENTION], known(ARCH))[2:]
+    assert asked == to_warm([ATTENTION], known(ARCH))[3:]
     spec, case = case_of(LION, OPERATORS)
     build_gradient_ahead(absent_problem(spec, case), known(ARCH))  # has none
     assert len(asked) == 3

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import dualops.cuda
-from dualops.cuda import maps
 from dualops.cuda.backend import cuda
 from dualops.cuda.launch import OPERATIONS
 from dualops.spec import Tag
@@ -114,7 +113,6 @@ def test_a_captured_call_is_replayed_after_its_plan_is_forgotten(direction):
     expected.append(several(direction.function()(**copies(other), **params)))
     for operation in OPERATIONS[direction.spec.name]:
         operation.forget()
-    maps.forget()
     gc.collect()
     kept = {name: x.clone() for name, x in inputs.items()}
     for source, wanted in ((kept, expected[0]), (other, expected[1]), (kept, expected[0])):

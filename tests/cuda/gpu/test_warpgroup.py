@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from dualops.cuda import device
-from dualops.cuda.backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, u16, u32, u64
+from dualops.cuda.backend import Kernel, builds, cuda, f32, i32, kernel, pointer, tensor_map, u16, u32, u64
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
     cp_async_bulk_wait_group,
     cp_reduce_async_bulk_add_f32,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive_cluster,
@@ -39,14 +39,11 @@ def on_gpu(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.view(f"i{array.itemsize}").copy()).cuda()
 
 
-def map_on_gpu(boxes: Boxes, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor map in memory of its own; it must live as long as a launch reads it."""
-    return torch.frombuffer(bytearray(boxes.encoded(tensor.data_ptr())), dtype=torch.uint8).cuda()
-
-
-def launch(step: Step, names: tuple[str, ...], tensors: list[torch.Tensor]) -> None:
-    stream = torch.cuda.current_stream().cuda_stream
-    prepare(step, names, device.current())([tensor.data_ptr() for tensor in tensors], stream)
+def launch(step: Step, names: tuple[str, ...], given: list[tuple[Boxes | None, torch.Tensor]]) -> None:
+    """Each argument is a tensor's address, or its map where there are boxes of it."""
+    maps = [boxes and boxes.encoded(tensor.data_ptr()) for boxes, tensor in given]
+    pointers = [found.address if found else tensor.data_ptr() for found, (_, tensor) in zip(maps, given, strict=True)]
+    prepare(step, names, device.current())(pointers, torch.cuda.current_stream().cuda_stream)
 
 
 @pytest.mark.parametrize("rows", [64, 50])
@@ -57,8 +54,8 @@ def test_a_warpgroups_product(kind: Kind, rows: int):
     a, b, expected = problem(kind, rows)
     y = torch.empty(rows, kind.n, device="cuda")
     arrays: list[Any] = [y, on_gpu(a), on_gpu(b)]
-    maps = [map_on_gpu(boxes, array) for boxes, array in zip(maps_of(kind, arrays), arrays, strict=True)]
-    launch(step_of(kind, build(kind)), ("y_map", "a_map", "b_map", "words"), [*maps, arrays[1]])
+    mapped = zip(maps_of(kind, arrays), arrays, strict=True)
+    launch(step_of(kind, build(kind)), ("y_map", "a_map", "b_map", "words"), [*mapped, (None, arrays[1])])
     assert y.cpu().tolist() == expected.tolist()
 
 
@@ -67,7 +64,7 @@ def build_multicast() -> Kernel:
     """Both blocks of a cluster get both rows of x; then all threads arrive at block 0, which adds them to y, twice."""
     send, add = cp_async_bulk_tensor(2, True), cp_reduce_async_bulk_tensor_add(2)
 
-    @kernel(i64, i64, pointer(f32), threads=32, cluster=2)
+    @kernel(tensor_map, tensor_map, pointer(f32), threads=32, cluster=2)
     def sends(x_map, y_map, z):
         tid, rank = cuda.threadIdx.x, cluster_ctarank()
         bars, smem = cuda.shared.array(2, u64), cuda.shared.array(64, f32, alignment=128)
@@ -75,8 +72,6 @@ def build_multicast() -> Kernel:
             mbarrier_init(bars, 0, 1)
             mbarrier_init(bars, 1, 64)
             fence_mbarrier_init()
-            fence_proxy_tensormap(x_map)
-            fence_proxy_tensormap(y_map)
             mbarrier_arrive_expect_tx(bars, 0, 256)
         barrier_cluster_arrive()
         barrier_cluster_wait()
@@ -106,9 +101,9 @@ def test_multicast_remote_arrival_and_sums_of_boxes():
     x = torch.arange(64.0, device="cuda").reshape(2, 32)
     y = torch.full((3, 32), 0.5, device="cuda")
     z = torch.empty(128, device="cuda")
-    x_map = map_on_gpu(Boxes("float32", (2, 32), (32, 1), (1, 32), 16), x)
-    y_map = map_on_gpu(Boxes("float32", (3, 32), (32, 1), (1, 32), 16), y)
-    launch(Step(build_multicast(), (2,), ("x_map", "y_map", "z")), ("x_map", "y_map", "z"), [x_map, y_map, z])
+    x_boxes, y_boxes = (Boxes("float32", (rows, 32), (32, 1), (1, 32), 16) for rows in (2, 3))
+    names = ("x_map", "y_map", "z")
+    launch(Step(build_multicast(), (2,), names), names, [(x_boxes, x), (y_boxes, y), (None, z)])
     assert z.tolist() == [*range(64)] * 2
     assert y.tolist() == [[0.5] * 32, [0.5 + 2 * (i + 1) for i in range(32)], [0.5] * 32]
 
@@ -144,7 +139,7 @@ def build_stmatrix(count: int, trans: bool) -> Kernel:
 @pytest.mark.parametrize(("count", "trans"), stmatrix.every())
 def test_stmatrix_and_copies_out_of_shared_memory(count, trans):
     y, z = torch.zeros(256, dtype=torch.int16, device="cuda"), torch.zeros(32, device="cuda")
-    launch(Step(build_stmatrix(count, trans), (1,), ("y", "z")), ("y", "z"), [y, z])
+    launch(Step(build_stmatrix(count, trans), (1,), ("y", "z")), ("y", "z"), [(None, y), (None, z)])
     matrices = y.cpu().numpy().reshape(4, 8, 8)[:count]
     for m, matrix in enumerate(matrices):
         numbers = 100 * m + np.arange(64).reshape(8, 8)

@@ -18,7 +18,7 @@ from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_wait_group_read,
     cp_reduce_async_bulk_add_f32,
 )
-from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from dualops.cuda.ptx.memory import shared_address
 from dualops.cuda.ptx.tma import (
@@ -84,7 +84,6 @@ def _loads() -> None:
                 mbarrier_init(bars, 0, 1)
                 fence_mbarrier_init()
                 prefetch_tensormap(record.address)
-                fence_proxy_tensormap(record.address)
                 mbarrier_arrive_expect_tx(bars, 0, nbytes)
                 load(smem, 0, record.address, *first[::-1], bars, 0)
             cuda.syncthreads()
@@ -105,13 +104,11 @@ def _refused_loads() -> None:
     array = array_of(8, 32)
     record = TensorMap(array, (32, 8), 128)
 
-    def load(y, nbytes=1024, at=0, rank=2, map_fenced=True, written=False, init_fenced=True):
+    def load(y, nbytes=1024, at=0, rank=2, written=False, init_fenced=True):
         bars, smem = cuda.shared.array(1, u64), cuda.shared.array(2048, u8, alignment=1024)
         mbarrier_init(bars, 0, 1)
         if init_fenced:
             fence_mbarrier_init()
-        if map_fenced:
-            fence_proxy_tensormap(record.address)
         if written:
             smem[1000] = 7
         mbarrier_arrive_expect_tx(bars, 0, nbytes)
@@ -123,7 +120,6 @@ def _refused_loads() -> None:
         ({"at": 128}, "a box at shared address 0x480, expected a multiple of 1024"),
         ({"at": 2048}, "shared memory from 0xc00 to 0xfff"),
         ({"rank": 3}, "3 coordinates for a tensor map of 2 axes"),
-        ({"map_fenced": False}, "used before fence.proxy.tensormap"),
         ({"init_fenced": False}, "named to a copy before fence.mbarrier_init"),
         ({"written": True}, "loaded over what threads wrote, without fence.proxy.async"),
         ({"nbytes": 1008}, "at mbarrier 0, phase 0"),
@@ -149,7 +145,6 @@ def _multicast() -> None:
         bars, smem = cuda.shared.array(1, u64), cuda.shared.array(64, f32, alignment=128)
         mbarrier_init(bars, 0, 1)
         fence_mbarrier_init()
-        fence_proxy_tensormap(record.address)
         mbarrier_arrive_expect_tx(bars, 0, 32)
         if wait_for_cluster:
             barrier_cluster_arrive()
@@ -193,7 +188,6 @@ def _stores() -> None:
                 fence_proxy_async()
                 cuda.syncthreads()
                 if tid == 0:
-                    fence_proxy_tensormap(record.address)
                     out(record.address, *first[::-1], smem, 0)
                     cp_async_bulk_commit_group()
                     cp_async_bulk_wait_group_read(0)
@@ -219,7 +213,6 @@ def _refused_store() -> None:
         for i in range(64):
             smem[i] = 0
         fence_proxy_async()
-        fence_proxy_tensormap(record.address)
         cp_async_bulk_tensor_store(2)(record.address, 4, 0, smem, 0)
         cp_async_bulk_commit_group()
         cp_async_bulk_wait_group(0)
@@ -235,7 +228,6 @@ def _refused_store() -> None:
     "cp_async_bulk_wait_group",
     "cp_async_bulk_wait_group_read",
     "fence_proxy_async",
-    "fence_proxy_tensormap",
 )
 def _out_of_shared_memory() -> None:
     def steps(order):

@@ -17,6 +17,7 @@ from dualops.cuda.backend import cuda
 from dualops.cuda.ptx.arithmetic import (
     add_rn,
     add_rn_f64,
+    anew_i32,
     bits_of_f32,
     bits_of_f64,
     ex2_approx_ftz,
@@ -30,6 +31,7 @@ from dualops.cuda.ptx.arithmetic import (
     opaque_f32,
     opaque_i32,
     rcp_approx_ftz,
+    settle,
     sub_rn,
     sub_rn_f64,
 )
@@ -46,6 +48,8 @@ from dualops.cuda.ptx.convert import (
     unpack_f16x2,
 )
 from dualops.cuda.ptx.memory import (
+    atom_add_i64,
+    ld_global_b32,
     ld_global_once_v2_b32,
     ld_global_once_v2_f64,
     ld_global_once_v4_b32,
@@ -72,6 +76,7 @@ from dualops.cuda.ptx.warp import (
     cluster_ctarank,
     shfl_bfly_f32,
     shfl_bfly_f64,
+    shfl_idx_f32,
     shfl_idx_i32,
 )
 from dualops.cuda.simulator import Pointer
@@ -231,6 +236,12 @@ def _opaque():
         assert opaque_i32(x) == x and type(opaque_i32(x)) is int
 
 
+@of("anew_i32")
+def _anew():
+    for x in (0, 7, -1, 2**31 - 1):
+        assert anew_i32(x) == x and type(anew_i32(x)) is int
+
+
 @of("opaque_f32")
 def _opaque_number():
     for x in NUMBERS + EDGES:
@@ -340,6 +351,14 @@ def _words():
             assert y.tobytes() == before
 
 
+@of("ld_global_b32")
+def _word_of_what_is_read_alone():
+    for dtype, each in ((np.float32, 1), (np.uint16, 2)):
+        x = aligned(16, dtype)
+        for place in range(8):
+            assert ld_global_b32(Pointer(x, "x"), place * each) == struct.unpack_from("<I", x.tobytes(), 4 * place)[0]
+
+
 @of("ld_global_once_v2_b32", "st_global_v2_b32")
 def _two_words():
     for dtype, each in ((np.float32, 2), (np.uint16, 4)):
@@ -416,15 +435,36 @@ def _cluster():
     assert (seen == 96).all()  # nobody goes on before all threads of the three blocks have come
 
 
-@of("shfl_idx_i32")
+@of("settle")
+def _settle() -> None:
+    def kernel(y):
+        settle(y[0])
+
+    for value in (0.0, 3.0, -1.0, INF, NAN):
+        run(kernel, Pointer(np.full(1, value, np.float32), "y"))
+    with pytest.raises(RuntimeError, match=r"settle: -2\.0, expected nothing below 0"):
+        run(kernel, Pointer(np.full(1, -2, np.float32), "y"))
+
+
+@of("atom_add_i64")
+def _counted() -> None:
+    def kernel(y):
+        y[1 + atom_add_i64(y, 0, 1)] = cuda.threadIdx.x
+
+    y = np.zeros(33, np.int64)
+    run(kernel, Pointer(y, "y"))
+    assert y[0] == 32 and sorted(y[1:]) == [*range(32)]
+
+
+@of("shfl_idx_i32", "shfl_idx_f32")
 def _broadcast() -> None:
     def kernel(y):
         tid = cuda.threadIdx.x
-        y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF)
+        y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF) + shfl_idx_f32(tid + 0.5, 5, 0xFFFFFFFF)
 
     y = np.zeros(64)
     run(kernel, Pointer(y, "y"), threads=64)
-    assert y.tolist() == [3] * 32 + [35] * 32
+    assert y.tolist() == [8.5] * 32 + [72.5] * 32
 
     def absent(y):
         if cuda.threadIdx.x < 16:

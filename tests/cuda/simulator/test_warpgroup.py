@@ -15,7 +15,7 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32
-from dualops.cuda.ptx.fences import fence_proxy_async, fence_proxy_tensormap
+from dualops.cuda.ptx.fences import fence_proxy_async
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -77,7 +77,6 @@ def without(noun: type, verb: str, reason: str, *kinds: Kind) -> None:
     MUTANTS[f"without {noun.__name__}.{verb}"] = (noun, lambda right: {verb: nothing}, reason, kinds or ALL)
 
 
-without(Pipe, "maps", "a tensor map is used before fence.proxy.tensormap")
 without(Pipe, "release", STUCK)
 without(Product, "fence", "no wgmma.fence before the first product")
 without(Product, "issue", NAN)
@@ -349,7 +348,6 @@ def the_tile_is_misaligned(right):
     store2 = output_of(SS).store
 
     def store(y_map, y_smem):
-        fence_proxy_tensormap(y_map)
         shifted = simulator.Pointer(y_smem.data[4:], "shared memory", y_smem.key)
         store2(y_map, shifted)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, u8, u32, verb
-from ...tile.boxes import Corner, begin_maps, box_tile
+from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.roles import roles
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
@@ -81,7 +81,7 @@ def build_boxes(config: Sm90Config) -> Kernel:
     a_tile, b_tile = box_tile(a, 0, 1), box_tile(b, config.stages * a.nbytes, 1)
     pipe, mma = slices.pipe, warpgroup_mma(DTYPE, a, b)
 
-    @kernel(*[i64] * 6, threads=128 * config.consumers)
+    @kernel(*[tensor_map] * 3, *[i64] * 3, threads=128 * config.consumers)
     def matmul_boxes(a_map, b_map, y_map, M, N, K):
         smem = cuda.shared.array(0, u8, alignment=1024)
         barriers = pipe.barriers()
@@ -89,7 +89,7 @@ def build_boxes(config: Sm90Config) -> Kernel:
         count, warpgroup, first = tile.count(K), my_warpgroup(), cuda.threadIdx.x == 0
         if first:
             pipe.init(barriers)
-        begin_maps((a_map, b_map, y_map), 0)
+        prefetch_maps((a_map, b_map, y_map), 0)
         pipe.start()
         acc = mma.fragment()  # [64, BLOCK_N]
         for e in range(mma.size):
@@ -123,7 +123,7 @@ def build_roles(config: Sm90Config) -> Kernel:
     tile, slices, role = block_tile(config), slices_of(config, FACTORS), roles(config.consumers)
     pipe = slices.pipe
 
-    @kernel(*[i64] * 6, threads=role.threads)
+    @kernel(*[tensor_map] * 3, *[i64] * 3, threads=role.threads)
     def matmul_roles(a_map, b_map, y_map, M, N, K):
         smem = cuda.shared.array(0, u8, alignment=1024)
         barriers = pipe.barriers()
@@ -131,7 +131,7 @@ def build_roles(config: Sm90Config) -> Kernel:
         count, warpgroup, none = tile.count(K), my_warpgroup(), u32(0)
         if cuda.threadIdx.x == 0:
             pipe.init(barriers)
-        begin_maps((a_map, b_map, y_map), 1)
+        prefetch_maps((a_map, b_map, y_map), 1)
         pipe.start()
         if warpgroup == config.consumers:
             role.produce()

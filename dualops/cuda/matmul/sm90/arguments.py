@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, i32, i64, pointer, types, u32, verb
+from ...backend import Namespace, i32, i64, pointer, tensor_map, types, u32, verb
 from ...tile.storage import storage
 from ..product import Result, Variant
 from ..tiled import Results
@@ -86,17 +86,20 @@ class To(NamedTuple):
     bias_stride: Any
 
 
-def _to_type(product: Variant, result_axes: int) -> Any:
+def _to_type(found: Sm90Variant) -> Any:
+    product = found.product
+    y_map = i64 if found.out else tensor_map  # 0 where there is none
+    z_map = y_map if product.preactivation else i64
     array = pointer(storage(product.dtype).element)
-    result = types.NamedTuple((array, types.UniTuple(i64, result_axes), i64, i64), Result)
+    result = types.NamedTuple((array, types.UniTuple(i64, found.result_axes), i64, i64), Result)
     bias = pointer(storage(product.bias_dtype or product.dtype).element)
-    return types.NamedTuple((i64, i64, result, result, bias, i64), To)
+    return types.NamedTuple((y_map, z_map, result, result, bias, i64), To)
 
 
 def argument_types(found: Sm90Variant) -> tuple[Any, ...]:
     """Of a_map, b_map, to and extent."""
     extent = types.NamedTuple((*[i32] * 6, *[types.UniTuple(i32, found.others)] * 2), Extent)
-    return (i64, i64, _to_type(found.product, found.result_axes), extent)
+    return (tensor_map, tensor_map, _to_type(found), extent)
 
 
 @verb

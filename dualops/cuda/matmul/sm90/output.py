@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...backend import Namespace, cuda, f32, i32, i64, verb
-from ...tile.boxes import begin_maps
+from ...tile.boxes import prefetch_maps
 from ...tile.epilogue import NEAR, BoxOutput, box_output, row_output
 from ...tile.storage import storage
 from ...tile.warpgroup import my_warpgroup
@@ -23,7 +23,7 @@ from .config import Sm90Config
 class Output(Namespace):
     """The verbs, but for `begin` by all threads of the warpgroups that multiply."""
 
-    begin: Callable[..., None]  # (to, warp): by all threads of the block; see `begin_maps`
+    begin: Callable[..., None]  # (to, warp): by all threads of the block; see `prefetch_maps`
     start: Callable[..., None]  # (floats, to, n0, N): before a tile's sum; floats: all shared memory as an array of f32
     store: Callable[..., None]  # (smem, floats, to, acc, corner, M, N): after it
     finish: Callable[..., None]  # (): after the last
@@ -55,9 +55,9 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
     @verb
     def begin(to, warp):
         if product.preactivation:
-            begin_maps((to.y_map, to.z_map), warp)
+            prefetch_maps((to.y_map, to.z_map), warp)
         else:
-            begin_maps((to.y_map,), warp)
+            prefetch_maps((to.y_map,), warp)
 
     @verb
     def start(floats, to, n0, N):

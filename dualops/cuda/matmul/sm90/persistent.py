@@ -34,7 +34,7 @@ gives its own to the consumers.
 from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
-from ...tile.boxes import Corner, begin_maps
+from ...tile.boxes import Corner, prefetch_maps
 from ...tile.roles import roles
 from ...tile.schedule import schedule
 from ...tile.warpgroup import ROWS, my_warpgroup
@@ -62,7 +62,7 @@ def build_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             pipe.init(barriers)
-        begin_maps((a_map, b_map), 1)
+        prefetch_maps((a_map, b_map), 1)
         output.begin(to, 3)
         pipe.start()
         tile, i = walk.first(), u32(0)

@@ -17,7 +17,7 @@ Shared memory: stages * ITEMSIZE * BLOCK_K * (BLOCK_M + BLOCK_N) bytes, and 4 * 
 from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, kernel, u8, u32
-from ...tile.boxes import Corner, begin_maps
+from ...tile.boxes import Corner, prefetch_maps
 from ...tile.cluster_sums import cluster_sums
 from ...tile.epilogue import NEAR
 from ...tile.roles import roles
@@ -51,7 +51,7 @@ def build_split_product(config: Sm90Config, found: Sm90Variant) -> Kernel:
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             pipe.init(barriers)
-        begin_maps((a_map, b_map), 1)
+        prefetch_maps((a_map, b_map), 1)
         pipe.start()
         if warpgroup == config.consumers:
             role.produce()

@@ -1,0 +1,237 @@
+"""Products of a strip: the 16 rows of a warp, by a factor that lies as boxes in swizzled shared memory (`tile_copies`).
+
+    qk = strip_abt("bfloat16", q_box, k_box, boxes, held=True)       scores [16, BLOCK_KV] = Q @ K.T
+    pv = strip_ab("bfloat16", v_box, boxes)                          acc [16, Dv] += P @ V
+    pv.put(probs, scores)                                            P, of sums in registers
+
+Sums lie as `fragment.accumulator` says; two and two of them packed are the left factor of the next product. Factors in
+float32 are multiplied as two parts of tf32 each, without the product of the lower ones. A lane then has columns 2 * t
+and 2 * t + 1 of each eight where the left factor wants t and t + 4, so that B's lines lie in that order (`paired`).
+Tensor cores round toward zero: of float32, what a box adds to the sums is summed up by itself, and then added to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..ptx.arithmetic import f32_of_bits, opaque_i32
+from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
+from .softmax_rows import PAIRS
+from .tf32 import words_of_parts
+from .unrolled import one_after_another
+from .warp_mma import MMA_TYPES, FactorSlice, fragments, warp_products
+
+ROWS = 16
+A_WORDS = 4  # of a step
+
+
+class Places(NamedTuple):
+    """Where a lane begins to read two factors."""
+
+    a: Any
+    b: Any
+
+
+class StripAbt(Namespace):
+    """sums [16, columns] = A @ B.T. Lines of A and B run along the sum."""
+
+    size: int  # sums of a thread
+    fragment: Callable[..., Any]  # () -> a local array for them
+    place: Callable[..., Any]  # (row, at) -> where this lane reads the 16 rows of A from `row` on; A begins at `at`
+    hold: Callable[..., Any]  # (smem, place) -> A's fragments, where they are held
+    multiply: Callable[..., None]  # (sums, a_frag, smem, place, b_at)
+
+
+class StripAb(Namespace):
+    """sums [16, columns] += A @ B. Lines of B run along its columns."""
+
+    size: int
+    fragment: Callable[..., Any]  # () -> zeros
+    left: Callable[..., Any]  # () -> a local array for A
+    put: Callable[..., None]  # (a_frag, values): A of numbers that lie as sums do
+    add: Callable[..., None]  # (sums, a_frag, smem, b_at)
+
+
+@cache
+def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool) -> StripAbt:
+    """a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew."""
+    a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
+    STEPS, TILES, A_BOX, B_BOX = a.depth // a.step, b.rows // 8, a.size, b.size
+    SIZE, WORDS, ZERO = 4 * TILES, A_WORDS * (boxes * STEPS if held else 1), f32(0)
+    products = warp_products(dtype, ROWS, b.rows, dtype == "float32")
+    if held and dtype == "float32":
+        raise ValueError("fragments in float32 are split where they are read, and can't be held")
+
+    @verb
+    def fragment():
+        return cuda.local.array(SIZE, f32)
+
+    @verb
+    def place(row, at):
+        return i32(at + a_side.start(row))
+
+    @verb
+    def hold(smem, place):
+        frag = cuda.local.array(WORDS, u32)
+        if held:
+            for n in range(boxes * STEPS):
+                a_side.read(frag, n, smem, i32(place + n // STEPS * A_BOX), n % STEPS)
+        return frag
+
+    def step_held(n: int) -> Callable[..., None]:
+        BOX, STEP, mma = n // STEPS, n % STEPS, mma_m16n8k16(MMA_TYPES[dtype])
+
+        @verb
+        def add_step(sums, a_frag, smem, places):
+            b_frag = b_side.make()
+            b_side.read(b_frag, 0, smem, i32(places.b + BOX * B_BOX), STEP)
+            for j in range(TILES):
+                mma(sums, 4 * j, a_frag, A_WORDS * n, b_frag, 2 * j)
+
+        return add_step
+
+    def step_read(n: int) -> Callable[..., None]:
+        BOX, STEP = n // STEPS, n % STEPS
+
+        @verb
+        def add_step(sums, _, smem, places):
+            a_frag, b_frag = a_side.make(), b_side.make()
+            a_side.read(a_frag, 0, smem, i32(places.a + BOX * A_BOX), STEP)
+            b_side.read(b_frag, 0, smem, i32(places.b + BOX * B_BOX), STEP)
+            products.multiply(sums, a_frag, b_frag, 0)
+
+        return add_step
+
+    @verb
+    def add_boxes(sums, a_frag, smem, places):
+        box = i32(0)
+        while box < boxes:
+            piece = products.make()
+            add_of_box(piece, a_frag, smem, Places(i32(places.a + box * A_BOX), i32(places.b + box * B_BOX)))
+            products.add_to(sums, piece)
+            box = opaque_i32(box + 1)
+
+    if dtype == "float32":
+        add_of_box, add_all = one_after_another([step_read(n) for n in range(STEPS)]), add_boxes
+    else:
+        step = step_held if held else step_read
+        add_all = one_after_another([step(n) for n in range(boxes * STEPS)])
+
+    @verb
+    def multiply(sums, a_frag, smem, place, b_at):
+        for e in range(SIZE):
+            sums[e] = ZERO
+        add_all(sums, a_frag, smem, Places(place, i32(b_at + b_side.start(0))))
+
+    return StripAbt(size=SIZE, fragment=fragment, place=place, hold=hold, multiply=multiply)
+
+
+@cache
+def strip_ab(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
+    """b: its boxes, which are so many columns."""
+    make = _ab_of_parts if dtype == "float32" else _ab_of_pairs
+    words, put, add_all = make(dtype, b, boxes)
+    b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes, f32(0)
+
+    @verb
+    def fragment():
+        sums = cuda.local.array(SIZE, f32)
+        for e in range(SIZE):
+            sums[e] = ZERO
+        return sums
+
+    @verb
+    def left():
+        return cuda.local.array(words, u32)
+
+    @verb
+    def add(sums, a_frag, smem, b_at):
+        add_all(sums, a_frag, smem, i32(b_at + b_side.start(0)))
+
+    return StripAb(size=SIZE, fragment=fragment, left=left, put=put, add=add)
+
+
+def _ab_of_pairs(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
+    """Words of A, and the verbs `put` and `add`, here of where a lane begins to read; of 16-bit factors."""
+    mma, pair, b_side = mma_m16n8k16(MMA_TYPES[dtype]), PAIRS[dtype], fragments(b, b.rows, left=False)
+    STEPS, TILES, B_BOX = b.depth // b.step, b.rows // 8, b.size
+    WORDS = A_WORDS * STEPS
+
+    @verb
+    def put(a_frag, values):
+        for word in range(WORDS):
+            a_frag[word] = pair(values[2 * word], values[2 * word + 1])
+
+    def step(n: int) -> Callable[..., None]:
+        STEP, BOX = n // boxes, n % boxes
+
+        @verb
+        def add_step(sums, a_frag, smem, b_place):
+            b_frag = b_side.make()
+            b_side.read(b_frag, 0, smem, i32(b_place + BOX * B_BOX), STEP)
+            for j in range(TILES):
+                mma(sums, 4 * (BOX * TILES + j), a_frag, A_WORDS * STEP, b_frag, 2 * j)
+
+        return add_step
+
+    return WORDS, put, one_after_another([step(n) for n in range(STEPS * boxes)])
+
+
+def _ab_of_parts(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
+    """The same of float32: a step's upper parts, then its lower ones."""
+    mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
+    STEPS, TILES, B_BOX, B_WORDS = b.depth // b.step, b.rows // 8, b.size, b_side.words
+    SIZE, ZERO = 4 * TILES, f32(0)
+
+    @verb
+    def put(a_frag, values):
+        for step in range(STEPS):
+            for word in range(A_WORDS):  # rows r and r + 8 of column t, then of t + 4
+                value = values[4 * step + word % 2 * 2 + word // 2]
+                upper, lower = words_of_parts(value)
+                a_frag[2 * A_WORDS * step + word] = upper
+                a_frag[2 * A_WORDS * step + A_WORDS + word] = lower
+
+    def step_of(step: int) -> Callable[..., None]:
+        @verb
+        def add_step(piece, a_frag, smem, b_place):
+            b_frag, b_lower = b_side.make(), cuda.local.array(B_WORDS, u32)
+            b_side.read(b_frag, 0, smem, b_place, step)
+            for word in range(B_WORDS):
+                b_frag[word], b_lower[word] = words_of_parts(f32_of_bits(b_frag[word]))
+            for j in range(TILES):
+                mma(piece, 4 * j, a_frag, 2 * A_WORDS * step + A_WORDS, b_frag, 2 * j)
+            for j in range(TILES):
+                mma(piece, 4 * j, a_frag, 2 * A_WORDS * step, b_lower, 2 * j)
+            for j in range(TILES):
+                mma(piece, 4 * j, a_frag, 2 * A_WORDS * step, b_frag, 2 * j)
+
+        return add_step
+
+    def to_box(known: int) -> Callable[..., None]:
+        @verb
+        def add_piece(sums, piece, box, _):
+            if box == known:  # constants are what registers can be named by
+                for e in range(SIZE):
+                    sums[SIZE * known + e] += piece[e]
+
+        return add_piece
+
+    add_steps = one_after_another([step_of(step) for step in range(STEPS)])
+    add_piece = one_after_another([to_box(box) for box in range(boxes)])
+
+    @verb
+    def add(sums, a_frag, smem, b_place):
+        box = i32(0)
+        while box < boxes:
+            piece = cuda.local.array(SIZE, f32)
+            for e in range(SIZE):
+                piece[e] = ZERO
+            add_steps(piece, a_frag, smem, i32(b_place + box * B_BOX))
+            add_piece(sums, piece, box, 0)
+            box = opaque_i32(box + 1)
+
+    return 2 * A_WORDS * STEPS, put, add

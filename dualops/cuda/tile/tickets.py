@@ -1,0 +1,75 @@
+"""Work of which blocks draw one piece after the other: a thread draws, and hands on to the others what it is.
+
+    producer                                    consumers
+    ... slots.numbers[tickets.place(n) ...]     at = tickets.take(slots, n)
+    tickets.hand(slots, n)                      ... slots.numbers[at ...]
+
+A block begins with the piece of its own number; those behind it are drawn from a counter in global memory that was 0,
+so that who is done sooner does more. (Without a counter, each block with its share of the pieces, a launch less is
+needed; attention of 512 keys took 3 to 6 % longer so.) Pieces are counted by `n`, for producer and consumers alike; of
+each there are `size` numbers. There are `places` for pieces on their way, and none is asked whether it was read: before
+piece n is handed on, the producer has waited for all consumers to be through with something of piece n - places, as by
+filling one of places - 1 stages for n - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, cuda, i32, i64, u32, u64, verb
+from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from ..ptx.memory import atom_add_i64
+
+
+class Slots(NamedTuple):
+    """Numbers on their way, in shared memory, and the mbarriers that tell that they are there."""
+
+    numbers: Any  # [places * size]
+    full: Any
+
+
+class Tickets(Namespace):
+    """The verbs."""
+
+    slots: Callable[..., Slots]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (slots): by one thread, before all meet
+    draw: Callable[..., Any]  # (counter) -> the next piece's number
+    place: Callable[..., Any]  # (n) -> where its numbers begin
+    hand: Callable[..., None]  # (slots, n): its numbers are written; by one thread
+    take: Callable[..., Any]  # (slots, n) -> where its numbers begin, when they are written
+
+
+@cache
+def tickets(places: int, size: int) -> Tickets:
+    """The verbs for so many places of so many numbers."""
+    COUNT, NUMBERS = u32(places), places * size
+
+    @verb
+    def slots():
+        return Slots(cuda.shared.array(NUMBERS, i32), cuda.shared.array(places, u64))
+
+    @verb
+    def init(slots):
+        for place in range(places):
+            mbarrier_init(slots.full, place, 1)
+
+    @verb
+    def draw(counter):
+        return i32(cuda.gridDim.x + atom_add_i64(counter, i64(0), i64(1)))
+
+    @verb
+    def place(n):
+        return i32(u32(n) % COUNT * size)
+
+    @verb
+    def hand(slots, n):
+        mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
+
+    @verb
+    def take(slots, n):
+        mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
+        return place(n)
+
+    return Tickets(slots=slots, init=init, draw=draw, place=place, hand=hand, take=take)

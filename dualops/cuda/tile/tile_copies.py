@@ -1,0 +1,78 @@
+"""Rows of an array as boxes of swizzled shared memory, where products of a warp read them, copied beside the threads.
+
+A tile [lines, width] lies as boxes, one behind the other, each a `warp_mma.FactorSlice`: of all lines, so many elements
+side by side. What is beyond the array's rows, or beyond the width of a row, becomes 0 and is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..backend import Namespace, cuda, i32, i64, u32, verb
+from .async_copies import copies
+from .warp_mma import FactorSlice, swizzled
+
+EIGHT = 8  # lines that a product multiplies at once, of factors in float32
+
+
+@verb
+def paired_line(line: Any) -> Any:
+    """Where a line lies so that lines 2 * t and 2 * t + 1 of each eight are t and t + 4.
+
+    A lane has accumulators of columns 2 * t and 2 * t + 1, and of a left factor in float32 columns t and t + 4.
+    """
+    return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
+
+
+class TileCopies(Namespace):
+    """The verb, by all threads of a block. What is copied beside them is in no group yet."""
+
+    load: Callable[..., None]  # (smem, at, lines): to the place `at`; lines: `shared.Lines`
+
+
+@cache
+def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> TileCopies:
+    """For rows of `width` elements, `vector` of which are copied at once: 16, 8 or 4 bytes, or one of 2 bytes, which
+    comes through registers. paired: lines lie as `paired_line` says. Raises ValueError where threads can't share a box.
+    """
+    units = copies(vector, box.itemsize)
+    VECTOR, PITCH, BOX, SHIFT, FLIPS = units.vector, box.pitch, box.size, box.shift, box.flips
+    BOXES = -(-width // PITCH)
+    LINE = PITCH // VECTOR  # copies of a line, which neighbouring threads share
+    LINES = threads // LINE  # lines from a thread's copy to its next
+    COUNT = box.lines // LINES
+    if paired and box.lines % EIGHT:
+        raise ValueError(f"{box} has no whole eights of lines")
+    if box.line != PITCH or threads % LINE or LINES & (LINES - 1) or box.lines != COUNT * LINES:
+        raise ValueError(f"{threads} threads can't share {box} in copies of {VECTOR}")
+    NONE, WORDS = u32(0), max(1, COUNT * units.words)
+
+    @verb
+    def place_of(place, i):
+        """Of the thread's copy number i: lines are sums of powers of two, so that their places add up too."""
+        further = (paired_line(i * LINES) if paired else i * LINES) * PITCH
+        return i32((place ^ (further >> SHIFT & FLIPS)) + further)
+
+    @verb
+    def load(smem, at, lines):
+        tid = u32(cuda.threadIdx.x)
+        line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
+        lies = u32(paired_line(line)) if paired else line
+        mine = i32(at + i32(swizzled(lies * u32(PITCH) + column, SHIFT, FLIPS)))
+        first = i64(lines.first) + i64(line) * i64(lines.step) + i64(column)
+        left = i32(i32(lines.count) - i32(line))
+        words = cuda.local.array(WORDS, u32)
+        for b in range(BOXES):
+            along = units.there(i32(width - b * PITCH) - i32(column))
+            index = first + b * PITCH
+            for i in range(COUNT):
+                there = along if i * LINES < left else NONE
+                units.start(words, i, smem, place_of(mine, i) + b * BOX, lines.data, index, 1, there)
+                index += LINES * lines.step
+            if not units.asynchronous:
+                for i in range(COUNT):
+                    units.end(words, i, smem, place_of(mine, i) + b * BOX)
+
+    return TileCopies(load=load)
