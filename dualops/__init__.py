@@ -4,6 +4,7 @@ dualops.spec          what each operator is
 dualops.reference     NumPy, forward and gradient
 dualops.cuda          kernels for arrays on a GPU (or in the simulator)
 dualops.torch_bridge  autograd and torch.compile
+dualops.block_mask    which tiles a mask_mod of attention shows, for any of them
 
 Subpackages are imported on first use: `import dualops` loads neither numba nor torch.
 """
@@ -12,9 +13,17 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 _SUBPACKAGES = ("cuda", "reference", "spec", "torch_bridge")
+
+
+def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any) -> Any:
+    """`block_mask` of the package for like's library: `torch_bridge` for torch, `reference` for NumPy, else `cuda`."""
+    library = type(like).__module__.partition(".")[0]
+    package = {"torch": "torch_bridge", "numpy": "reference"}.get(library, "cuda")
+    return import_module(f"{__name__}.{package}").block_mask(mask_mod, B, H, Sq, Sk, like=like)
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ from dualops.reference.flash_attention import sum_to
 from dualops.reference.flash_attention_varlen import sequences
 from dualops.spec import Case, Problem
 from dualops.spec.attention import OPTIONS_VARLEN
-from dualops.spec.attention.cases import COLUMNS, bent, woven
+from dualops.spec.attention.cases import COLUMNS, bent, lists_shape, woven
 from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
@@ -75,6 +75,9 @@ def plain_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, 
     if rng.random() < share:
         shapes["key_padding_mask"] = (B, Sk)
     options, params = _options(rng, share, H)
+    if "mask_mod" in params and rng.random() < 0.7:
+        own_B, own_H = (size if rng.random() < 0.5 else 1 for size in (B, H))
+        options["block_mask"] = lists_shape(own_B, own_H, Sq, Sk)
     return shapes | options, params
 
 

@@ -11,6 +11,7 @@ from . import (
     softmax as _softmax,
 )
 from .flash_attention import (
+    block_mask,
     flash_attention,
     flash_attention_backward,
     flash_attention_varlen,
@@ -42,6 +43,7 @@ RUNGS: dict[str, tuple[str, ...]] = {
 
 __all__ = [
     "RUNGS",
+    "block_mask",
     "flash_attention",
     "flash_attention_backward",
     "flash_attention_varlen",

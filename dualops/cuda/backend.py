@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from numba.core import config, types
 from numba.core.compiler_lock import global_compiler_lock as compiler_lock  # noqa: F401  Numba's: reentrant
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
+from numba.core.typeconv.castgraph import Conversion
 
 from ..machine import missing
 from . import simulator
@@ -73,6 +74,21 @@ class Namespace(ModuleType):
     def __repr__(self) -> str:
         members = ", ".join(f"{name}={vars(self)[name]!r}" for name in type(self).__annotations__)
         return f"{type(self).__name__}({members})"
+
+
+class TensorMapType(types.Integer):
+    """Of `tensor_map`. Verbs and instructions take it for an i64."""
+
+    nbytes, alignment = 128, 64
+
+    def __init__(self) -> None:
+        super().__init__("tensor_map", bitwidth=64, signed=True)
+
+    def can_convert_to(self, typingctx: Any, other: Any) -> Any:
+        return Conversion.safe if other == types.int64 else None
+
+
+tensor_map = TensorMapType()  # kernel argument: a tensor map, whose 128 bytes come with the launch; here, its address
 
 
 def pointer(dtype: Any) -> Any:

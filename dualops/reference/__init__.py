@@ -1,5 +1,6 @@
 """The references: every operator and its gradient in plain NumPy, to read and to test against."""
 
+from .block_mask import block_mask
 from .flash_attention import flash_attention, flash_attention_backward
 from .flash_attention_blocked import flash_attention_backward_blocked, flash_attention_blocked
 from .flash_attention_varlen import flash_attention_varlen, flash_attention_varlen_backward
@@ -13,6 +14,7 @@ from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward, softmax_online
 
 __all__ = [
+    "block_mask",
     "flash_attention",
     "flash_attention_backward",
     "flash_attention_backward_blocked",

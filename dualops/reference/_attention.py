@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..spec import Problem
-from ..spec.attention import OPTIONS, At, Chain, UserFunction, Verbs, compose, variants
+from ..spec import Problem, Spec
+from ..spec.attention import OPTIONS, At, Chain, UserFunction, Verbs, as_they_are, compose, lists_of, variants
 from ..spec.meta import Strided, compute_dtype, numpy_dtype
+from ..spec.named import with_options
 from ._functions import elementwise
-from ._rounding import abs_strides, arithmetic
+from ._rounding import abs_strides, arithmetic, bound
 
 
 class Options(NamedTuple):
@@ -32,7 +33,8 @@ class Options(NamedTuple):
         """The places of the scores of queries m0 to m1 and keys n0 to n1."""
         b, h = self.first + np.arange(self.problem.B), np.arange(self.problem.H)
         i, j = np.arange(m0, m1)[:, None], np.arange(n0, n1)
-        return At(b[:, None, None, None], h[:, None, None], i, j, i + self.offset)
+        distance = (i + self.offset - j).astype(numpy_dtype(compute_dtype(self.problem.dtype)))
+        return At(b[:, None, None, None], h[:, None, None], i, j, i + self.offset, distance, j % 2)
 
     def scores(self, products: np.ndarray, at: At) -> np.ndarray:
         """S of s0 = scale * q @ k.T: through all options, -inf where a mask is. [B, H, queries, keys]"""
@@ -58,6 +60,20 @@ class Options(NamedTuple):
     def query_range(self, n0: int, n1: int) -> tuple[int, int]:
         """The queries that may see any of the keys n0 to n1."""
         return self.chain.query_range(self.args, n0, n1, self.offset, self.problem.Sq)
+
+
+def bound_with_blocks(
+    spec: Spec, given: Mapping[str, Any], *, backward: bool = False
+) -> tuple[Problem, dict[str, Any]]:
+    """`bound`, with the array of a BlockMask in its place. It tells nothing that mask_mod does not tell."""
+    if "options" in given:
+        given = with_options(spec, given, given["options"], backward=backward)
+        given.pop("options", None)
+    if (block_mask := given["block_mask"]) is not None:
+        _, mask_mod = as_they_are(None, given["mask_mod"])
+        op = f"{spec.name}_backward" if backward else spec.name
+        given = {**given, "block_mask": lists_of(op, block_mask, mask_mod, given["q"], given["k"])}
+    return bound(spec, given, backward=backward)
 
 
 def options_of(problem: Problem, arrays: Mapping[str, Any], first: int = 0, *, gradient: bool = False) -> Options:
@@ -86,8 +102,10 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
         larger=np.maximum,
         smaller=np.minimum,
         tanh=np.tanh,
+        tanh_of_one=np.tanh,
         exp=np.exp,
         reader=lambda dtype, rank: lambda array, *index: array[index],
+        reader_at=lambda dtype, order: lambda array, at: array[at.b, at.h, at.i, at.j],
         function=function,
         gradient=gradient,
     )

@@ -12,10 +12,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from ..spec import flash_attention as SPEC
-from ..spec.attention import Keywords
+from ..spec.attention import BlockMask, Keywords
 from ..spec.named import names_options
-from ._attention import Options, finite, group_sum, masked_product, options_of, over_group
-from ._rounding import arithmetic, bound
+from ._attention import Options, bound_with_blocks, finite, group_sum, masked_product, options_of, over_group
+from ._rounding import arithmetic
 
 
 def flash_attention(
@@ -33,6 +33,7 @@ def flash_attention(
     key_padding_mask: np.ndarray | None = None,
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | np.ndarray | None = None,
     dropout_p: float = 0.0,
     seed: int | np.ndarray | None = None,
     return_lse: bool = False,
@@ -51,6 +52,7 @@ def flash_attention(
     window (left, right): key j is seen from position - left to position + right; None is unbounded
     key_padding_mask [B, Sk] of bool: True keeps a key
     mask_mod: (b, h, i, j) -> whether query i sees key j
+    block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one; nothing here needs it
     sinks [H]: one more logit in the softmax, without a value
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, as `spec/attention/dropout.py` says;
         seed is an integer of 64 bits, or an int64 array without axes
@@ -64,7 +66,7 @@ def flash_attention(
     probabilities are rounded to q's dtype before they meet v, as a tensor core would have them.
     Raises TypeError and ValueError for a wrong call.
     """
-    problem, arrays = bound(SPEC, locals())
+    problem, arrays = bound_with_blocks(SPEC, locals())
     o, lse = attend(q, k, v, options_of(problem, arrays))
     return (o, lse) if problem.return_lse else o
 
@@ -89,7 +91,7 @@ def flash_attention_backward(
     Returns dq, dk, dv, then dbias (bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks; each of the dtype of its input. dS and P are rounded to q's dtype before they meet a matrix.
     """
-    problem, arrays = bound(SPEC, locals(), backward=True)
+    problem, arrays = bound_with_blocks(SPEC, locals(), backward=True)
     found = options_of(problem, arrays, gradient=True)
     dq, dk, dv, d_scores, delta = attend_backward(q, k, v, o, lse, do, dlse, found)
     gradients = [dq, dk, dv]

@@ -17,8 +17,8 @@ import numpy as np
 from ..spec import flash_attention as SPEC
 from ..spec.attention import Keywords
 from ..spec.named import names_options
-from ._attention import finite, group_sum, masked_product, options_of, over_group
-from ._rounding import arithmetic, bound
+from ._attention import bound_with_blocks, finite, group_sum, masked_product, options_of, over_group
+from ._rounding import arithmetic
 from .flash_attention import sum_to
 
 BLOCK = 64
@@ -38,7 +38,7 @@ def flash_attention_blocked(
 
     Arguments and results are those of `flash_attention`; block_q, block_kv: queries and keys of a tile.
     """
-    problem, arrays = bound(SPEC, locals())
+    problem, arrays = bound_with_blocks(SPEC, locals())
     asked = options_of(problem, arrays)
     dtype = arithmetic(q[:0]).dtype
     keys, values = (over_group(arithmetic(x), problem.group) for x in (k, v))  # [B, H, Sk, D | Dv]
@@ -87,7 +87,7 @@ def flash_attention_backward_blocked(
     **options: Unpack[Keywords[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
     """`flash_attention_backward`, tile by tile; arguments and results are its."""
-    problem, arrays = bound(SPEC, locals(), backward=True)
+    problem, arrays = bound_with_blocks(SPEC, locals(), backward=True)
     asked, group = options_of(problem, arrays, gradient=True), problem.group
     keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]
     queries, d_out = arithmetic(q), arithmetic(do)  # [B, H, Sq, D | Dv]

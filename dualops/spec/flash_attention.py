@@ -168,7 +168,7 @@ def _spec(
         "backward_cost": BACKWARD_COST,
         "rounding": "P and dS before they meet a matrix, and the results, to the storage dtype; all else in float32",
         "floor": 16.0,
-        "rungs": ("naive", "simt"),
+        "rungs": ("naive", "simt", "sm80", "sm90"),
         "generate": generate,
     }
 

@@ -10,7 +10,7 @@ except ImportError as error:
     raise ImportError("dualops.torch_bridge needs PyTorch 2.11 or newer: pip install torch") from error
 
 from . import nn, optim
-from .flash_attention import flash_attention, flash_attention_varlen
+from .flash_attention import block_mask, flash_attention, flash_attention_varlen
 from .layer_norm import layer_norm
 from .lion import lion
 from .matmul import matmul
@@ -20,6 +20,7 @@ from .rope import rope, rope_tables
 from .softmax import softmax
 
 __all__ = [
+    "block_mask",
     "flash_attention",
     "flash_attention_varlen",
     "layer_norm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
-from ..spec.attention import UserFunction, as_they_are
+from ..spec.attention import BlockMask, UserFunction, as_they_are, lists_of
+from ..spec.attention.blocks import kept
 from ..spec.meta import number_meta
 from .interop import register
 from .recomputed import note
@@ -55,6 +57,7 @@ def flash_attention(
     key_padding_mask: Tensor | None = None,
     score_mod: Function | tuple[Function, Function] | None = None,
     mask_mod: Function | None = None,
+    block_mask: BlockMask | Tensor | None = None,
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     return_lse: bool = False,
@@ -74,6 +77,7 @@ def flash_attention(
     window (left, right): key j is seen from position - left to position + right; None is unbounded
     key_padding_mask [B, Sk] of bool: True keeps a key
     mask_mod: (b, h, i, j) -> whether query i sees key j
+    block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one: tiles that nobody sees are skipped
     sinks [H]: one more logit in the softmax, without a value
     dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p; backward draws the same ones again
 
@@ -115,9 +119,29 @@ def flash_attention(
     """
     score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC.name, q, dropout_p, seed)
-    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, drawn)
+    lists = None if block_mask is None else lists_of(SPEC.name, block_mask, mask_mod, q, k)
+    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, lists, sinks, drawn)
     results = _operator(*arrays, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
     return _wanted(SPEC.name, results, return_lse)
+
+
+def block_mask(mask_mod: Function, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Tensor) -> BlockMask:
+    """Which tiles of 128 x 128 (query, key) a mask_mod hides, cuts and shows, for `flash_attention`.
+
+    mask_mod: (b, h, i, j) -> whether query i sees key j. B, H: batches and heads that it tells apart; None or 1 where
+    it is the same for all of them, which are then asked about as number 0. Sq, Sk: queries and keys. like: a tensor
+    (q), on whose device the mask is wanted. Made once: a call with a function that does the same, the same sizes,
+    device and stream returns the same BlockMask, as long as somebody has it. Make it outside of torch.compile, where
+    `flash_attention` may use it: there it can't tell whether the function is the one that the mask was made of.
+    Raises TypeError and ValueError for a wrong call.
+    """
+    if not isinstance(like, Tensor):
+        raise TypeError(f"block_mask: like is a {type(like).__name__}, expected a torch.Tensor")
+    if like.is_cuda:
+        return import_module("dualops.cuda").block_mask(mask_mod, B, H, Sq, Sk, like=like.detach())
+    made = reference.block_mask(mask_mod, B, H, Sq, Sk)
+    sizes = (made.B, made.H, made.Sq, made.Sk)
+    return kept(made.mask_mod, sizes, str(like.device), lambda: torch.from_numpy(made.lists.copy()).to(like.device))
 
 
 def flash_attention_varlen(

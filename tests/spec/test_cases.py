@@ -189,9 +189,9 @@ def test_rows_of_pairs_become_cases_in_full():
 
 
 def test_every_option_is_a_column():
-    """But a seed, which is no option by itself."""
+    """But a seed and a block mask, which are no options by themselves."""
     arguments = {entry.name for option in OPTIONS for entry in (*option.inputs, *option.params)}
-    assert arguments - {"seed"} == COLUMNS.keys()
+    assert arguments - {"seed", "block_mask"} == COLUMNS.keys()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -298,11 +298,11 @@ def test_schema(form: str) -> None:
     )
     expected = {
         "plain": (
-            f"{tokens}Tensor? bias, Tensor? alibi_slopes, Tensor? key_padding_mask, Tensor? sinks, Tensor? seed, "
-            f"{options}) -> (Tensor o, Tensor lse)",
+            f"{tokens}Tensor? bias, Tensor? alibi_slopes, Tensor? key_padding_mask, Tensor? block_mask, "
+            f"Tensor? sinks, Tensor? seed, {options}) -> (Tensor o, Tensor lse)",
             f"{tokens}Tensor o, Tensor lse, Tensor do, Tensor? dlse, Tensor? bias, Tensor? alibi_slopes, "
-            f"Tensor? key_padding_mask, Tensor? sinks, Tensor? seed, {options}, bool bias_gradient=True) "
-            "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
+            f"Tensor? key_padding_mask, Tensor? block_mask, Tensor? sinks, Tensor? seed, {options}, "
+            "bool bias_gradient=True) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)",
         ),
         "varlen": (
             f"{tokens}{lengths}Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, SymInt max_seqlen_q, "

@@ -177,7 +177,7 @@ def test_bad_calls_of_backward() -> None:
     backward = torch.ops.dualops.flash_attention_backward
 
     def call(do: torch.Tensor, dlse: torch.Tensor | None = None, **more: Any) -> Any:
-        return backward(q, k, v, o, lse, do, dlse, None, None, None, None, None, **more)
+        return backward(q, k, v, o, lse, do, dlse, None, None, None, None, None, None, **more)
 
     name = "flash_attention_backward"
     refused(TypeError, f"{name}: do has dtype float64, q has dtype float32, expected the same", call, o.double())
@@ -189,6 +189,6 @@ def test_bad_calls_of_backward() -> None:
 
 def test_functions_of_another_process_are_refused() -> None:
     """A graph has a function's name and digest; where nobody gave that function, it says so."""
-    given = (Q, K, V, None, None, None, None, None, None, None, "bent#0123456789abcdef")
+    given = (Q, K, V, None, None, None, None, None, None, None, None, "bent#0123456789abcdef")
     message = "flash_attention: score_mod is 'bent#0123456789abcdef'"
     refused(TypeError, message, torch.ops.dualops.flash_attention, *given)

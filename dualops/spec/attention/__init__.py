@@ -8,6 +8,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from .alibi import ALIBI
 from .band import BAND, band
 from .bias import BIAS, broadcast_strides
+from .blocks import BLOCKS, SPEC_BLOCKS, BlockMask, lists_of
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD, as_they_are
@@ -19,7 +20,7 @@ from .softcap import SOFTCAP
 Array = TypeVar("Array")
 
 # in the order in which they come upon a score
-OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, SINKS, DROPOUT)
+OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, BLOCKS, SINKS, DROPOUT)
 OPTIONS_VARLEN = (SOFTCAP, SCORE_MOD, ALIBI, BAND, MASK_MOD, SINKS, DROPOUT)
 
 
@@ -44,13 +45,16 @@ class Keywords(KeywordsVarlen[Array], Generic[Array], total=False):
 
     bias: Array | None
     key_padding_mask: Array | None
+    block_mask: BlockMask | Array | None
 
 
 __all__ = [
     "OPTIONS",
     "OPTIONS_VARLEN",
+    "SPEC_BLOCKS",
     "UNBOUNDED",
     "At",
+    "BlockMask",
     "Chain",
     "Keywords",
     "KeywordsVarlen",
@@ -62,5 +66,6 @@ __all__ = [
     "band",
     "broadcast_strides",
     "compose",
+    "lists_of",
     "variants",
 ]

@@ -14,11 +14,11 @@ class Args(NamedTuple):
 
 
 def make(v: Verbs, dtype: str) -> Parts:
-    number, integer, read = v.number, v.integer, v.reader(dtype, 1)
+    number, read = v.number, v.reader(dtype, 1)
 
     @v.verb
     def score(score, args, at):
-        return score - number(read(args.slopes, at.h)) * number(abs(integer(at.position - at.j)))
+        return score - number(read(args.slopes, at.h)) * abs(at.distance)
 
     return Parts(score=score)
 

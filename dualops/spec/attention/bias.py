@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..base import Input
-from ..meta import ArrayMeta, Strided
+from ..base import Input, Problem
+from ..meta import ArrayMeta, Strided, itemsize
 from .option import Option, Parts, Verbs
 
 AXES = ("B", "H", "Sq", "Sk")
@@ -15,14 +15,28 @@ class Args(NamedTuple):
     bias: Any
 
 
-def make(v: Verbs, dtype: str) -> Parts:
-    read = v.reader(dtype, 4)
+def make(v: Verbs, facts: tuple[str, str]) -> Parts:
+    read = v.reader_at(*facts)
 
     @v.verb
     def score(score, args, at):
-        return score + read(args.bias, at.b, at.h, at.i, at.j)
+        return score + read(args.bias, at)
 
-    return Parts(score=score)
+    return Parts(score=score, reads=True)
+
+
+def order(bias: ArrayMeta) -> str:
+    """How rows of a bias lie: "pairs" of two neighbours at multiples of 4 bytes, "near" one another, or anyhow."""
+    *outer, step = broadcast_strides(bias)
+    if step != 1:
+        return ""
+    paired = itemsize(bias.dtype) == 2 and bias.pointer % 4 == 0 and bias.shape[-1] % 2 == 0
+    return "pairs" if paired and all(stride % 2 == 0 for stride in outer) else "near"
+
+
+def variant(problem: Problem) -> tuple[str, str] | None:
+    bias = problem.arrays.get("bias")
+    return None if bias is None else (bias.dtype, order(bias))
 
 
 def broadcast_strides(bias: ArrayMeta) -> tuple[int, ...]:
@@ -46,7 +60,7 @@ BIAS = Option(
     "bias",
     inputs=(Input("bias", None, optional=True, doc="added, of any shape that broadcasts to [B, H, Sq, Sk]"),),
     params=(),
-    variant=lambda problem: problem.dtype_of("bias"),
+    variant=variant,
     args=lambda problem: Args(Strided("bias", broadcast_strides(problem.arrays["bias"]))),
     make=make,
     check=check,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from ..base import Case, Role, Spec, Tag, standard_normal
 from ..lengths import random_ends
 from ..meta import FLOATS, itemsize
 from . import OPTIONS, OPTIONS_VARLEN
+from .blocks import TILE, made_of, tiles_of
 
 Shapes = dict[str, tuple[int, ...]]
 Row = dict[str, Any]
@@ -23,6 +26,28 @@ def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 def woven(b: Any, h: Any, i: Any, j: Any) -> Any:
     """A mask_mod that follows no other mask's edges."""
     return (i + 2 * j + 3 * h + b) % 4 != 0
+
+
+def tanh_softcap(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """softcap=30, by hand."""
+    return 30.0 * math.tanh(score / 30.0)
+
+
+def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A mask_mod: documents of 1000 tokens one after another, which do not see one another."""
+    return i // 1000 == j // 1000
+
+
+def sliding(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A mask_mod: a causal window of 200 keys, of other lengths in other heads and batches."""
+    return (j <= i) & (i - j < 200 + 64 * h - 32 * b)
+
+
+def in_patches(b: Any, h: Any, i: Any, j: Any) -> Any:
+    """A mask_mod of whole tiles of a block mask, seen, hidden and cut; one row of them is all hidden, one all seen."""
+    m, n = i // TILE, j // TILE
+    patches = ((5 * m + 3 * n + h + b) % 3 != 0) & (((m + n) % 4 != 1) | ((i + j) % 3 != 0))
+    return (m != 1) & ((m == 2) | patches)
 
 
 def _column(rows: str, *values: Any) -> tuple[Any, ...]:
@@ -72,6 +97,72 @@ def paired(row: Row, q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[
     return shapes, params
 
 
+def _add_compared(add: Callable[..., None]) -> None:
+    """What attention forward is judged by: short and long sequences, narrow and wide heads, grouped ones, options."""
+    bf16: Row = {"dtypes": ("bfloat16",), "tags": {Tag.COMPARE}, "backward": False}
+    for suffix, causal in (("", False), ("causal", True)):
+        for S, B in ((512, 32), (2048, 8), (8192, 2), (16384, 1)):
+            add(f"s{S}b{B}d128{suffix}", (B, 16, S, 128), (16, S), causal=causal, **bf16)
+        for S, B in ((2048, 8), (8192, 2)):
+            add(f"s{S}b{B}d64{suffix}", (B, 32, S, 64), (32, S), causal=causal, **bf16)
+        for S, B in ((4096, 2), (16384, 1)):
+            add(f"s{S}b{B}d256{suffix}", (B, 8, S, 256), (8, S), causal=causal, **bf16)
+        add(f"s8192d192{suffix}", (2, 16, 8192, 192), (16, 8192), Dv=128, causal=causal, **bf16)
+        add(f"s8192fp16{suffix}", (2, 16, 8192, 128), (16, 8192), causal=causal, **bf16 | {"dtypes": ("float16",)})
+    for S in (4096, 8192):
+        add(f"s{S}gqa8causal", (2, 64, S, 128), (8, S), causal=True, **bf16)
+    add("s16384window", (1, 16, 16384, 128), (16, 16384), causal=True, window=(1023, 0), **bf16)
+    add("s4096b32h8causal", (32, 8, 4096, 128), (8, 4096), causal=True, **bf16)  # beside `varlen_b32`
+    add("sq1sk16384gqa8", (8, 64, 1, 128), (8, 16384), **bf16)
+    plain: Row = {"q": (4, 16, 4096, 128), "kv": (16, 4096), **bf16}
+    add("s4096", **plain)
+    add("s4096softcap", **plain, softcap=30.0)
+    add("s4096alibi", **plain, arrays={"alibi_slopes": (16,)})
+    add("s4096sinks", **plain, causal=True, window=(1023, 0), arrays={"sinks": (16,)})
+    add("s4096dropout", **plain, dropout_p=0.1, arrays={"seed": ()})
+    add("s4096bias", **plain, arrays={"bias": (4, 1, 4096, 4096)})
+    add("s4096score_mod", **plain, score_mod=tanh_softcap)
+    add("s4096documents", **plain, mask_mod=documents)
+    add("s4096blocks", **plain, mask_mod=documents, arrays={"block_mask": lists_shape(1, 1, 4096, 4096)})
+
+
+def lists_shape(B: int, H: int, Sq: int, Sk: int) -> tuple[int, ...]:
+    """Of a block mask for so many queries and keys."""
+    return B, H, tiles_of(Sq), 1 + tiles_of(Sk)
+
+
+def _add_block_masks(add: Callable[..., None]) -> None:
+    """Hidden, seen and cut tiles, ragged ends, of all heads or each its own; fewer queries than a tile has."""
+    edge: Row = {"dtypes": ("bfloat16", "float32"), "tags": {Tag.TEST, Tag.EDGE}, "return_lse": True}
+    for name, q, kv, own, params in (
+        ("blocks_documents", (2, 4, 2100, 64), (2, 2100), (1, 1), {"mask_mod": documents, "causal": True}),
+        ("blocks_sliding", (2, 4, 400, 128), (2, 700), (2, 4), {"mask_mod": sliding}),
+        ("blocks_patches", (2, 4, 650, 40), (1, 900), (1, 4), {"mask_mod": in_patches, "window": (300, None)}),
+        ("blocks_patches_d192", (1, 2, 300, 192), (1, 520), (1, 2), {"mask_mod": in_patches}),
+        ("blocks_few_queries", (2, 4, 40, 64), (2, 900), (2, 1), {"mask_mod": woven}),
+    ):
+        arrays = {"block_mask": lists_shape(*own, q[2], kv[1])}
+        add(name, q, kv, Dv=min(q[3], 128), arrays=arrays, **params, **edge)
+    arrays = {"block_mask": lists_shape(1, 2, 5, 13)}
+    add("sim_blocks", (1, 2, 5, 8), (1, 13), ("float32", "bfloat16"), {Tag.SIM}, arrays=arrays, mask_mod=woven)
+
+
+def _add_wide(add: Callable[..., None]) -> None:
+    """Wide heads of 16 bits, many queries and few; options that need much of whoever multiplies."""
+    forward: Row = {"dtypes": ("bfloat16", "float16"), "tags": {Tag.TEST}, "backward": False}
+    add("plain_d256", (1, 2, 150, 256), (1, 200), **forward, return_lse=True)
+    add("causal_d256", (2, 2, 257, 256), (1, 270), **forward, causal=True, return_lse=True)
+    add("d64v256", (1, 2, 140, 64), (2, 190), **forward, Dv=256, causal=True, window=(90, 0))
+    add("d192v184", (1, 2, 140, 192), (1, 190), **forward, Dv=184, softcap=1.5)
+    for Dv, Sq, Sk in ((256, 140, 150), (512, 140, 150), (256, 3, 700), (512, 3, 1100)):
+        wide: Row = {"q": (2, 2, Sq, 256), "kv": (1, Sk), "Dv": Dv, "return_lse": True, **forward}
+        name = f"d256v{Dv}q{Sq}"
+        add(name, **wide, causal=True, arrays={"sinks": (2,)})
+        add(f"{name}alibi", **wide, arrays={"alibi_slopes": (2,)})
+        add(f"{name}bias", **wide, arrays={"bias": (2, Sq, Sk)})
+        add(f"{name}dropout", **wide, dropout_p=0.3, arrays={"seed": ()})
+
+
 def _cases() -> tuple[Case, ...]:
     cases = []
 
@@ -84,17 +175,19 @@ def _cases() -> tuple[Case, ...]:
         *,
         Dv: int | None = None,
         backward: bool = True,
+        arrays: Shapes | None = None,
         **params: Any,
     ) -> None:
         B, _, _, D = q
         Hkv, Sk = kv
-        shapes = {"q": q, "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv or D)}
+        shapes = {"q": q, "k": (B, Hkv, Sk, D), "v": (B, Hkv, Sk, Dv or D), **(arrays or {})}
         cases.extend(Case(name, dtype, shapes, params, frozenset(tags), backward) for dtype in dtypes)
 
     test, edge, sim = {Tag.TEST}, {Tag.TEST, Tag.EDGE}, {Tag.SIM}
     add("s4096d64", (4, 16, 4096, 64), (16, 4096), ("float32",), {Tag.BENCH}, return_lse=True)
     add("s2048d128", (2, 16, 2048, 128), (16, 2048), ("float32", "bfloat16"), {Tag.BENCH, Tag.DEMO}, return_lse=True)
     add("s2048d128causal", (2, 16, 2048, 128), (16, 2048), ("bfloat16",), {Tag.BENCH}, causal=True, return_lse=True)
+    _add_compared(add)
     for D in (16, 64, 128):
         add(f"plain_d{D}", (2, 3, 200, D), (3, 200), FLOATS, test, return_lse=True)
         add(f"causal_d{D}", (2, 4, 257, D), (2, 257), FLOATS, test, causal=True, return_lse=True)
@@ -104,14 +197,17 @@ def _cases() -> tuple[Case, ...]:
     add("masked_rows", (1, 2, 90, 32), (2, 33), FLOATS, edge, causal=True, return_lse=True)
     add("values_wider", (1, 2, 65, 48), (1, 67), FLOATS, edge, Dv=80, scale=0.3)
     add("wide_heads", (1, 1, 40, 256), (1, 50), FLOATS, test, Dv=512)
+    _add_wide(add)
     add("widest", (1, 2, 35, 512), (1, 33), FLOATS, test, causal=True)
     add("odd", (1, 1, 33, 33), (1, 35), FLOATS, edge, Dv=7, causal=True)
     add("one_query", (2, 4, 1, 64), (1, 300), FLOATS, edge, causal=True)
+    add("few_queries", (2, 6, 3, 64), (2, 1100), FLOATS, edge, causal=True, return_lse=True)
     add("no_queries", (1, 2, 0, 16), (2, 8), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
     add("no_keys", (1, 2, 8, 16), (2, 0), FLOATS, {Tag.TEST, Tag.EDGE, Tag.SIM}, return_lse=True)
     add("sim_gqa_causal", (1, 2, 17, 8), (1, 21), FLOATS, sim, causal=True, return_lse=True)
     add("sim_top_left", (1, 1, 18, 12), (1, 17), ("float32", "bfloat16"), sim, Dv=20, causal="top_left")
     add("sim_plain", (2, 1, 5, 8), (1, 20), ("float64", "float16"), sim, scale=1.0)
+    _add_block_masks(add)
     for number, row in enumerate(PAIRS):
         shapes, params = paired(row, (2, 4, 45, 24), (2, 53), 40)
         others = ("bfloat16", "float16", "float64")
@@ -122,10 +218,11 @@ def _cases() -> tuple[Case, ...]:
         cases.append(Case(f"sim_options_{number}", "float32", shapes, params, frozenset(sim)))
     # the pairs of tile, dtype, width and options for the offline compiler
     build = {Tag.COMPILE}
-    add("d64", (1, 2, 256, 64), (1, 256), ("float32", "bfloat16"), build, causal=True, return_lse=True)
+    add("d64", (1, 2, 256, 64), (1, 256), ("float32",), build, causal=True, return_lse=True)
+    add("d256", (1, 2, 256, 256), (1, 256), ("bfloat16",), build, causal=True, return_lse=True)
     add("d128", (1, 2, 256, 128), (1, 256), ("float32",), build, causal=True, return_lse=True)
     add("d512", (1, 2, 256, 512), (1, 256), ("float64",), build, causal=True)
-    add("d64short", (1, 2, 16, 64), (1, 256), ("float16",), build, causal=True)
+    add("d64short", (1, 16, 16, 64), (2, 1024), ("float16",), build, causal=True, backward=False)
     shapes, params = paired(EVERYTHING, (1, 2, 256, 64), (1, 256), 64)
     cases.append(Case("everything", "float32", shapes, params, frozenset(build)))
     shapes, params = paired(EVERYTHING, (1, 8, 1024, 64), (2, 1024), 64)
@@ -145,12 +242,14 @@ def _varlen_cases() -> tuple[Case, ...]:
             for entry in option.inputs:
                 if entry.axes is not None and params.pop(entry.name, False):
                     shapes[entry.name] = tuple({"H": q[1]}[axis] for axis in entry.axes)
-        dtypes = {Tag.COMPILE: ("float32",), Tag.BENCH: ("bfloat16",), Tag.SIM: ("float32", "bfloat16")}
+        half = ("bfloat16",)
+        dtypes = {Tag.COMPILE: ("float32",), Tag.BENCH: half, Tag.COMPARE: half, Tag.SIM: ("float32", "bfloat16")}
         chosen = next((dtypes[tag] for tag in dtypes if tag in tags and Tag.TEST not in tags), FLOATS)
         cases.extend(Case(name, dtype, shapes, params, frozenset(tags)) for dtype in chosen)
 
     test, edge = {Tag.TEST}, {Tag.TEST, Tag.EDGE}
     add("varlen_s2048d128", 4, (8192, 16), (8192, 16), 128, {Tag.BENCH, Tag.DEMO}, causal=True)
+    add("varlen_b32", 32, (131072, 8), (131072, 8), 128, {Tag.COMPARE}, causal=True)
     add("varlen_plain", 3, (200, 4), (210, 2), 64, test)
     add("varlen_causal", 4, (300, 2), (300, 1), 128, test, causal=True)
     add(
@@ -179,6 +278,8 @@ def _varlen_cases() -> tuple[Case, ...]:
         score_mod=bent,
         mask_mod=woven,
     )
+    add("varlen_d256", 4, (300, 2), (310, 1), 256, test, causal=True, sinks=True)
+    add("varlen_few_queries", 4, (11, 8), (3000, 2), 128, test, causal=True, window=(900, 0), sinks=True)
     add("varlen_no_tokens", 2, (0, 2), (9, 1), 16, {Tag.TEST, Tag.EDGE, Tag.SIM})
     add("varlen_no_sequences", 0, (0, 2), (0, 2), 16, {Tag.TEST, Tag.EDGE, Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
     add(
@@ -213,6 +314,9 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
             made[name] = rng.random(shape) < 2 / 3
         elif name == "seed":
             made[name] = np.array(rng.integers(-(2**63), 2**63), np.int64)
+        elif name == "block_mask":
+            Sq, Sk = case.shapes["q"][2], case.shapes["k"][2]
+            made[name] = made_of(case.params["mask_mod"], shape[0], shape[1], Sq, Sk)
         elif name.startswith("cu_seqlens"):
             side = name[-1]
             made[name] = random_ends(case.shapes[side][0], shape[0] - 1, case.params[f"max_seqlen_{side}"], rng)

@@ -33,6 +33,8 @@ class At(NamedTuple):
     i: Any  # query, counted from 0 in its sequence
     j: Any  # key
     position: Any  # of query i among the keys: i + Sk - Sq, or i
+    distance: Any  # position - j, in the type that arithmetic is carried in
+    odd: Any  # j % 2
 
 
 class Verbs(NamedTuple):
@@ -47,8 +49,10 @@ class Verbs(NamedTuple):
     larger: Callable[[Any, Any], Any]  # of two integers
     smaller: Callable[[Any, Any], Any]
     tanh: Callable[[Any], Any]
+    tanh_of_one: Callable[[Any], Any]  # the same where errors count beside 1, as 1e-6 does not in dtypes of 16 bits
     exp: Callable[[Any], Any]
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
+    reader_at: Callable[[str, str], Callable[..., Any]]  # (dtype, order of `bias`) -> (array, at) -> value
     function: Callable[[Any], Callable[..., Any]]  # a user's function of numbers, a UserFunction
     gradient: bool = False  # whether slopes are wanted, which not every function of a user has
 
@@ -69,6 +73,7 @@ class Parts(NamedTuple):
     pick: Any = None  # (args, at) -> whether the query sees the key, which is asked within ranges alone
     weights: Any = None  # (args, at) -> of four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
     sink: Any = None  # (args, h) -> a logit that has no value
+    reads: bool = False  # whether `score` reads an array at the score's own place
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,13 @@ class Chain(NamedTuple):
     key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end of what some of the queries may see
     query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end of what may see some of the keys
     full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all are there and see all
+    within: Callable[..., Any]  # the same as far as ranges tell, whatever picks say
     scores: bool  # whether some option changes scores,
     bends: bool  # with a slope that may be other than 1,
     picks: bool  # some mask picks pairs,
     weighs: bool  # and whether probabilities have a weight,
     sinks: bool  # and rows a sink
+    reads: bool  # whether scores read an array at their places
 
 
 def variants(options: Sequence[Option], problem: Problem) -> tuple[OptionVariant, ...]:
@@ -190,7 +197,7 @@ def _nothing(verbs: Verbs) -> Parts:
 
 def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
     """With one more option, whose arguments are number INDEX."""
-    joined = earlier
+    joined = earlier._replace(reads=earlier.reads or own.reads)
     if own.score is not None:
 
         @verbs.verb
@@ -270,14 +277,15 @@ def _weight(parts: Parts, verbs: Verbs, weighs: bool) -> Callable[..., Any]:
     @verbs.verb
     def weight(args, at):
         below, right = at.i & 8, at.j & 1
-        corner = At(at.b, at.h, integer(at.i - below), integer(at.j - right), integer(at.position - below))
+        i, j, position = integer(at.i - below), integer(at.j - right), integer(at.position - below)
+        corner = At(at.b, at.h, i, j, position, at.distance, 0)
         a, b, c, d = parts.weights(args, corner)
         return where(below == 0, where(right == 0, a, b), where(right == 0, c, d))
 
     return weight if weighs else one
 
 
-def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Callable[..., Any]]:
+def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Any]:
     """What the ranges of the first and the last row say of a tile."""
     integer, ANY_MAY_BE_HIDDEN = verbs.integer, picks
 
@@ -297,8 +305,12 @@ def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Callable[...
     def full(args, m0, m1, n0, n1, offset, Sq, Sk):
         if ANY_MAY_BE_HIDDEN:
             return False
+        return within(args, m0, m1, n0, n1, offset, Sq, Sk)
+
+    @verbs.verb
+    def within(args, m0, m1, n0, n1, offset, Sq, Sk):
         _, end = parts.keys(args, integer(m0), integer(m0 + offset), Sk)
         first, _ = parts.keys(args, integer(m1 - 1), integer(m1 - 1 + offset), Sk)
         return (m1 <= Sq) & (n0 >= first) & (n1 <= end)
 
-    return {"key_range": key_range, "query_range": query_range, "full": full}
+    return {"key_range": key_range, "query_range": query_range, "full": full, "within": within}

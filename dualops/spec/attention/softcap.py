@@ -8,6 +8,8 @@ from ..base import Param, Problem
 from ..domains import finite, optional
 from .option import Option, Parts, Verbs
 
+USUAL = 1000.0  # an error beside 1 is so many times smaller than one of a score, at most
+
 
 class Args(NamedTuple):
     cap: Any
@@ -21,8 +23,9 @@ def positive(value: Any) -> float:
     return number
 
 
-def make(v: Verbs, facts: Any) -> Parts:
-    ONE, TWO, FOUR, tanh, exp = v.number(1), v.number(2), v.number(4), v.tanh, v.exp
+def make(v: Verbs, usual: bool) -> Parts:
+    ONE, TWO, FOUR, exp = v.number(1), v.number(2), v.number(4), v.exp
+    tanh = v.tanh_of_one if usual else v.tanh
 
     @v.verb
     def score(score, args, at):
@@ -45,7 +48,7 @@ SOFTCAP = Option(
     "softcap",
     inputs=(),
     params=(Param("softcap", None, optional(positive), "scores become softcap * tanh(score / softcap)"),),
-    variant=lambda problem: None if problem.softcap is None else True,
+    variant=lambda problem: None if problem.softcap is None else problem.softcap <= USUAL,
     args=args,
     make=make,
 )

@@ -148,7 +148,7 @@ def _forward(
         raise NotImplementedError(f"{NAME}: return_debug_mask is True, which dualops does not have")
     state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=query.device) if dropout_p else None
     seed = None if state is None else state[0]
-    arrays = (query, key, value, None, None, None, None, seed)
+    arrays = (query, key, value, None, None, None, None, None, seed)
     o, lse = _operator.run(*arrays, scale, None, None, "top_left" if is_causal else False, None, None, dropout_p)
     if state is None:
         state = torch.zeros(2, dtype=torch.int64, device=query.device)
@@ -176,7 +176,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = philox_seed.view(torch.int64)[0] if dropout_p else None
-    arrays = (query, key, value, out, logsumexp, _readable(grad_out), None, None, None, None, None, seed)
+    arrays = (query, key, value, out, logsumexp, _readable(grad_out), None, None, None, None, None, None, seed)
     params = (scale, None, None, "top_left" if is_causal else False, None, None, dropout_p)
     gradient: Any = _operator.backward
     dq, dk, dv, *_ = gradient.run(*arrays, *params, False)  # no bias, and no gradient of one
