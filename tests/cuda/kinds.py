@@ -15,7 +15,7 @@ import numpy as np
 
 from dualops.cuda.device import Device
 from dualops.spec import Case
-from dualops.spec.attention.cases import AXES
+from dualops.spec.attention.cases import AXES, lists_shape
 from dualops.spec.matmul import shapes_of as matmul_shapes
 from dualops.spec.rope_cases import shapes_of as rope_shapes
 from tests import attention, retention
@@ -107,6 +107,9 @@ def _attention(case: Case, rng: np.random.Generator) -> Resized:
         own = case.shapes["bias"]
         full = (B, H, Sq, Sk)[4 - len(own) :]
         new["bias"] = tuple(1 if old == 1 else size for old, size in zip(own, full, strict=True))
+    if "block_mask" in case.shapes:
+        own_B, own_H = (1 if old == 1 else size for old, size in zip(case.shapes["block_mask"], (B, H)))
+        new["block_mask"] = lists_shape(own_B, own_H, Sq, Sk)
     return new, {}
 
 

@@ -25,7 +25,7 @@ from tests.wrong.harmless import NEVER, reason
 from tests.wrong.problems import Problem
 from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
 
-ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(3)))
+ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(6)))
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 
@@ -99,7 +99,7 @@ def judged(problem: Problem, sample: int | None = None, seed: int = 0) -> Told:
             mutants = random.Random(seed).sample(mutants, sample)
         for mutant in mutants:
             found = verdict(problem, mutant)
-            excuse = reason(problem.kernel, f"{mutant.told}: {mutant.what}")
+            excuse = reason(problem.kernel, problem.case.name, f"{mutant.told}: {mutant.what}")
             if (found.reason is None) != (excuse is not None):
                 told = "survived" if found.acted else "did what the kernel does"
                 wrong.append(f"{mutant}: {told if found.reason is None else f'not harmless, {found.reason}'}")

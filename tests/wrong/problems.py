@@ -15,6 +15,9 @@ from typing import Any
 from unittest import mock
 
 from dualops.cuda import norm
+from dualops.cuda.flash_attention import sm80 as attention_sm80, sm90 as attention_sm90
+from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
+from dualops.cuda.flash_attention.sm90 import config as attention_config
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
@@ -141,6 +144,31 @@ def _norm_rows() -> Iterator[Problem]:
     yield Problem("norm_sums", "layer_norm", True, "simt", case, configs=((norm, sums),))
 
 
+def _attention() -> Iterator[Problem]:
+    """Pieces of work for a block: three of three tiles of keys each; or one of five, one of four, four of
+    none.
+    """
+    fewer = {"q": (1, 1, 140, 64), "k": (1, 1, 40, 64), "v": (1, 1, 40, 64)}
+    tokens = {"q": (332, 1, 64), "k": (72, 1, 64), "v": (72, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
+    masked = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
+    over_q = attention_config.Sm90Config(1, 16, q_stages=1, o_over_q=True)
+    for name, operator, shapes, params, config in (
+        ("boxes", "flash_attention", fewer, {}, attention_config.Sm90Config(1, 16, q_stages=1)),
+        ("some rows see nothing", "flash_attention_varlen", tokens, masked, attention_config.Sm90Config(1, 16)),
+        ("boxes over Q", "flash_attention", fewer, {}, over_q),
+        ("rows over Q", "flash_attention_varlen", tokens, masked, over_q),
+    ):
+        instead = (attention_sm90, {"configs": lambda *_, config=config: iter([(config, "small")])})
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=(instead,))
+    # tiles of keys that fill each stage twice; results of two boxes
+    for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
+        shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
+        case, config = Case("four tiles", dtype, shapes, {"return_lse": True}), AttentionSm80Config(1, block_kv)
+        instead = (attention_sm80, {"configs": lambda *_, config=config: iter([(config, "small")])})
+        yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=(instead,))
+
+
 def _products_in_boxes() -> Iterator[Problem]:
     """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
     blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
@@ -179,6 +207,7 @@ SIMULATED = (
     ("flash_attention_dsinks", "flash_attention", True, "sim_options_5-float32", {}),
     ("matmul_simt", "matmul", False, "sim_nt-float32", {}),
     ("matmul_column_sums", "matmul", True, "sim_nn-float64", {}),
+    ("matmul_column_sums", "matmul", True, "sim_nt-bfloat16", {}),
     ("matmul_sm80", "matmul", False, "sim_nt-bfloat16", LARGER["matmul"]),
     ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
     ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
@@ -193,7 +222,15 @@ def _of_cases() -> Iterator[Problem]:
         yield Problem(kernel, operator, backward, rung, replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
 
 
-PROBLEMS = [*_softmax_rings(), *_softmax_rows(), *_norm_rings(), *_norm_rows(), *_products_in_boxes(), *_of_cases()]
+PROBLEMS = [
+    *_softmax_rings(),
+    *_softmax_rows(),
+    *_norm_rings(),
+    *_norm_rows(),
+    *_attention(),
+    *_products_in_boxes(),
+    *_of_cases(),
+]
 
 
 # --- the ladders -----------------------------------------------------------------------------------

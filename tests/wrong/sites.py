@@ -29,6 +29,7 @@ assert async_copy and mbarrier and warp  # they fill RECORDS
 
 # what a verb's parameter is called that numbers copies, stages or rows: shifted by one, it is another's
 NUMBERS = ("i", "stage", "row_round", "phase")
+HINTS = ("prefetch_tensormap", "settle")  # instructions that say what is best when, and nothing else
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,8 @@ def _filled(cell: CellType) -> bool:
 
 def _is_step(record: asm.Instruction) -> bool:
     """Whether an instruction is a step of a protocol: it returns nothing, and concerns an mbarrier or no memory."""
+    if record.name in HINTS:
+        return False
     at_a_barrier = any(operand.name == "bar" for operand in record.operands)
     in_memory = any(isinstance(operand, Address) for operand in record.operands)
     return not record.gives and (at_a_barrier or not in_memory)

@@ -2,6 +2,9 @@
 
 naive.py   the unfused idea: all scores, softmax, product, each a kernel
 simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
+sm80       the same on tensor cores, by a warp's products: 16-bit dtypes, and float32 in two parts
+sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16-bit dtypes
+blocks.py  which tiles of keys a mask_mod shows, made once
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from ...spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
-from ...spec.attention import Keywords, KeywordsVarlen, as_they_are
+from ...spec.attention import BlockMask, Keywords, KeywordsVarlen, as_they_are, lists_of
 from ..launch import Operation
 from ..public import calls
-from . import naive, simt
+from . import naive, simt, sm80, sm90
+from .blocks import block_mask as block_mask
 
 RUNGS = SPEC.rungs
 
@@ -33,6 +37,7 @@ def flash_attention(
     key_padding_mask: Any = None,
     score_mod: Callable[..., Any] | None = None,
     mask_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | Any = None,
     dropout_p: float = 0.0,
     seed: Any = None,
     return_lse: bool = False,
@@ -56,6 +61,10 @@ def flash_attention(
     window (left, right): key j is seen from position - left to position + right; None is unbounded
     key_padding_mask [B, Sk] of bool: True keeps a key
     mask_mod: (b, h, i, j) -> whether query i sees key j
+    block_mask: what `block_mask(mask_mod, ...)` made of it for so many queries and keys; or the `lists` of one, of
+        which nothing but the shape is checked. Results are those without it. On sm90, where Sq is above 64, tiles of
+        128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
+        it cuts; elsewhere, and for the gradient, it is asked everywhere
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p. seed is an integer of 64 bits, or an int64
         array without axes on the device (for CUDA graphs); the mask is that of every rung and of the reference
@@ -68,20 +77,36 @@ def flash_attention(
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
     float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
     NaN in a key or value that it does not see does not reach it. A score of -inf is a masked one. Bit-equal from run to
-    run. Beside its results the rung simt needs no memory, naive B * H * Sq * Sk scores; naive serves where shared
-    memory is too small for simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
+    run. On Hopper the rung sm90 serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at
+    multiples of 16 bytes; it makes the scores once for every 256 columns of v, with a bias or dropout for every 128. A
+    row of it that comes out NaN or infinite under a mask, though its lse is finite, is made again without tensor cores,
+    which is slow: where v has a NaN that queries see, all those rows.
+    Where Sq is up to 64 sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in
+    their order what they find; heads of a group then read their keys once. On GPUs from Ampere on the rung sm80 serves
+    what is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and
+    Dv to 256 (Dv of float32: 192), scale above 0, one option that costs registers beside Dv above 128; there too rows
+    are made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1) floats;
+    sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt
+    (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
     gradient is recorded.
     """
     score_mod, mask_mod = as_they_are(score_mod, mask_mod)
-    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, sinks, seed)
+    if block_mask is not None:
+        block_mask = lists_of("flash_attention", block_mask, mask_mod, q, k)
+    arrays = (q, k, v, bias, alibi_slopes, key_padding_mask, block_mask, sinks, seed)
     params = (scale, softcap, score_mod, causal, window, mask_mod, dropout_p, return_lse)
     return forward(arrays, params, out, kernel, stream)
 
 
-@calls("backward", SPEC, backward=True, settled=as_they_are)
+def _backward_as_they_are(score_mod: Any, mask_mod: Any, block_mask: Any) -> tuple[Any, Any, Any]:
+    score_mod, mask_mod = as_they_are(score_mod, mask_mod)
+    return score_mod, mask_mod, lists_of("flash_attention_backward", block_mask, mask_mod)
+
+
+@calls("backward", SPEC, backward=True, settled=_backward_as_they_are)
 def flash_attention_backward(
     q: Any,
     k: Any,
@@ -160,7 +185,13 @@ def flash_attention_varlen_backward(
     """
 
 
-FORWARD = (simt.forward_choices, naive.forward_choices)
+FORWARD = (
+    sm90.forward_choices,
+    sm80.forward_choices,
+    simt.forward_choices,
+    sm80.float32_choices,
+    naive.forward_choices,
+)
 BACKWARD = (simt.backward_choices, naive.backward_choices)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)

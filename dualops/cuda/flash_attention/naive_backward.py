@@ -21,7 +21,7 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import start, strided
 from .arguments import Variant, array_type, size_types, spans, statistic_type
-from .naive_forward import THREADS, inner_products, my_index, place, score_at
+from .naive_forward import THREADS, inner_products, my_index, place, places
 from .options import chain_of
 
 
@@ -63,7 +63,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain = chain_of(variant.having, variant.dtype)
+    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
 
     @kernel(
         *[pointer(mem.number)] * 2,
@@ -172,7 +172,7 @@ def build_bend(variant: Variant) -> Kernel:
     """flash_attention_naive_bend(d_scores, q, k, D, B, H, group, Sq, Sk, ...): ds0 = dS * slope. A score a thread."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain = chain_of(variant.having, variant.dtype, gradient=True)
+    chain, score_at = chain_of(variant.having, variant.dtype, gradient=True), places(variant.dtype)
 
     @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_bend(d_scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):

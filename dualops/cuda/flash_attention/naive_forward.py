@@ -48,10 +48,16 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
-@verb
-def score_at(b, h, m, n, offset):
-    """Where a score stands, for options; offset: position of query 0 among the keys."""
-    return At(b, h, i32(m), i32(n), i32(m + offset))
+@cache
+def places(dtype: str) -> Callable[..., Any]:
+    """The verb that says where a score stands, for options; offset: position of query 0 among the keys."""
+    number = storage(dtype).number
+
+    @verb
+    def score_at(b, h, m, n, offset):
+        return At(b, h, i32(m), i32(n), i32(m + offset), number(i32(m + offset - n)), n & 1)
+
+    return score_at
 
 
 class Inner(Namespace):
@@ -90,7 +96,7 @@ def build_scores(variant: Variant) -> Kernel:
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain = chain_of(variant.having, variant.dtype)
+    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
 
     @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_scores(scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):
@@ -118,7 +124,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
     """
     mem = storage(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain = chain_of(variant.having, variant.dtype)
+    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
 
     @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options):

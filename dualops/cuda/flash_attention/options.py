@@ -11,8 +11,9 @@ import numpy as np
 from ...spec import Problem
 from ...spec.attention import OPTIONS, Chain, OptionVariant, Verbs, compose, variants
 from ...spec.meta import Strided
-from ..backend import SIMULATED, Namespace, i32, i64, types, u64, verb
+from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import numbers
+from ..tile.quick import tanh_of_one
 from ..tile.storage import storage
 from ..user_functions import typed
 from ..views import strided
@@ -50,7 +51,7 @@ class OptionChain(Namespace):
 
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
     """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
-    return OptionChain(**compose(found.variants, _verbs(storage(dtype).number, gradient))._asdict())
+    return OptionChain(**compose(found.variants, _verbs(dtype, gradient))._asdict())
 
 
 def _typed(args: Any, problem: Problem) -> Any:
@@ -70,26 +71,34 @@ def _word(value: Any) -> Any:
     return np.uint64(int(value) & 0xFFFFFFFFFFFFFFFF)
 
 
-def _verbs(number: Any, gradient: bool) -> Verbs:
-    num = numbers(number)
+def _verbs(dtype: str, gradient: bool) -> Verbs:
+    mem, number = storage(dtype), storage(dtype).number
+    num, quick = numbers(number), mem.itemsize == 2
 
     @verb
     def where(condition, a, b):
         return a if condition else b
 
+    @verb
+    def wide(place):
+        """No place is negative: what divides one need not ask, and does so in 32 bits."""
+        return i64(u32(place))
+
     return Verbs(
         verb,
         number,
         i32,
-        i64,
+        wide,
         _word if SIMULATED else u64,
         where,
         max,
         min,
         num.tanh,
+        tanh_of_one if quick else num.tanh,
         num.exp,
         _reader,
-        partial(typed, number=number),
+        _reader_at,
+        partial(typed, number=number, quick=quick),
         gradient,
     )
 
@@ -110,9 +119,23 @@ def _reader(dtype: str, rank: int) -> Callable[..., Any]:
     def read_flag(array, a, b):
         return array.data[i64(a) * array.strides[0] + i64(b) * array.strides[1]] != 0
 
-    @verb
-    def read_matrices(array, a, b, c, d):
-        s = array.strides
-        return mem.load(array.data, i64(a) * s[0] + i64(b) * s[1] + i64(c) * s[2] + i64(d) * s[3])
+    return {0: read_scalar, 1: read_row, 2: read_flag}[rank]
 
-    return {0: read_scalar, 1: read_row, 2: read_flag, 4: read_matrices}[rank]
+
+def _reader_at(dtype: str, order: str) -> Callable[..., Any]:
+    """What reads an element of a Strided array along batch, head, query and key."""
+    mem, STEP = storage(dtype), order == ""
+
+    @verb
+    def row(array, at):
+        return i64(at.b) * array.strides[0] + i64(at.h) * array.strides[1] + i64(at.i) * array.strides[2]
+
+    @verb
+    def read(array, at):
+        return mem.load(array.data, row(array, at) + i64(at.j) * (array.strides[3] if STEP else 1))
+
+    @verb
+    def read_of_pair(array, at):
+        return mem.load_of_pair(array.data, row(array, at) + i64(at.j) - at.odd, at.odd)
+
+    return read_of_pair if order == "pairs" else read

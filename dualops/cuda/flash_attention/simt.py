@@ -23,7 +23,7 @@ from .simt_dq import build_dq
 from .simt_dsinks import build_dsinks
 from .simt_forward import ForwardConfig, build_forward
 
-LIGHT_OPTIONS = ("band", "key_padding_mask", "mask_mod", "sinks")
+LIGHT_OPTIONS = ("band", "block_mask", "key_padding_mask", "mask_mod", "sinks")
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:

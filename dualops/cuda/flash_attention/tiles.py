@@ -47,7 +47,8 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     finish: through all options; -inf where a mask is or where there is nothing. slopes: d score / d (scale * product),
     0 where there is nothing or a range hides it. weights: of all pairs that are there; other places hold anything.
     """
-    num = numbers(storage(dtype).number)
+    number = storage(dtype).number
+    num = numbers(number)
     ROWS, COLUMNS, COUNT, TRANSPOSED = product.rows, product.columns, product.size, transposed
     RANGES_ALONE = not (chain.scores or chain.picks)
     BLOCK_Q, BLOCK_KV = (tile.width, tile.rows) if transposed else (tile.rows, tile.width)
@@ -80,7 +81,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     def place(where, row, column):
         i, j = (column, row) if TRANSPOSED else (row, column)
         i, j = i32(where.m0 + i), i32(where.n0 + j)
-        return At(where.b, where.h, i, j, i32(i + where.offset))
+        return At(where.b, where.h, i, j, i32(i + where.offset), number(i32(i + where.offset - j)), j & 1)
 
     @verb
     def my_place(where, e):

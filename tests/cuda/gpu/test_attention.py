@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from dualops import reference
 from dualops.spec import OPERATORS, compare
 from tests.checks import gradient_inputs, widened
 from tests.cuda.gpu.library import numpy, same_bits, tensor
+from tests.cuda.operators import GENERAL_RUNGS
 from tests.problems import values
 
 SPEC = OPERATORS["flash_attention"]
 RUNGS = SPEC.rungs
+GENERAL = [rung for rung in RUNGS if rung in GENERAL_RUNGS]  # that do every dtype and width
 
 
 def identity_values(B: int, H: int, Sq: int, Sk: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -27,11 +30,13 @@ def identity_values(B: int, H: int, Sq: int, Sk: int, dtype: torch.dtype) -> tup
     return q, k, torch.eye(Sk, device="cuda", dtype=dtype).expand(B, H, Sk, Sk).contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("rung", RUNGS)
+EVERY_DTYPE = [(rung, dtype) for rung in GENERAL for dtype in (torch.float32, torch.bfloat16, torch.float64)]
+
+
+@pytest.mark.parametrize(("rung", "dtype"), [*EVERY_DTYPE, *product(("sm80", "sm90"), (torch.bfloat16, torch.float16))])
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, 123456789012345])
 def test_dropouts_mask_is_the_references(rung, dtype, seed):
-    q, k, v = identity_values(2, 3, 75, 130, dtype)
+    q, k, v = identity_values(2, 3, 75, 128 if rung == "sm90" else 130, dtype)
     options: dict[str, Any] = {"dropout_p": 0.37, "seed": seed}
     kept = numpy(dualops.cuda.flash_attention(q, k, v, **options, kernel=rung)) != 0
     expected = np.asarray(reference.flash_attention(*map(numpy, (q, k, v)), **options)) != 0
@@ -41,7 +46,7 @@ def test_dropouts_mask_is_the_references(rung, dtype, seed):
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_graph_reads_the_seed_when_it_is_replayed(rung):
-    q, k, v = identity_values(1, 2, 64, 64, torch.float32)
+    q, k, v = identity_values(1, 2, 64, 64, torch.float32 if rung in GENERAL else torch.bfloat16)
     seed = torch.tensor(5, device="cuda")
     dualops.cuda.flash_attention(q, k, v, dropout_p=0.5, seed=seed, kernel=rung)
     graph = torch.cuda.CUDAGraph()
@@ -77,14 +82,17 @@ def extra_memory(call: Callable[[], Any]) -> int:
 
 
 def test_memory_beside_the_results():
-    """simt: none forward, delta backward; naive: all scores, once and twice."""
+    """simt: none forward, delta backward; naive: all scores, once and twice; sm80: none; sm90: a counter."""
     B, H, S, D = 1, 4, 1024, 64
     case_q = torch.randn(B, H, S, D, device="cuda")
     q, k, v, do = (torch.randn_like(case_q) for _ in range(4))
     o, lse = dualops.cuda.flash_attention(q, k, v, return_lse=True)
     rows, scores, slack = 4 * B * H * S, 4 * B * H * S * S, 4096
     forward, backward = {}, {}
-    for rung in RUNGS:
+    half = [x.bfloat16() for x in (q, k, v)]
+    for rung in ("sm80", "sm90"):
+        assert extra_memory(partial(dualops.cuda.flash_attention, *half, kernel=rung)) <= slack
+    for rung in GENERAL:
         forward[rung] = extra_memory(partial(dualops.cuda.flash_attention, q, k, v, kernel=rung))
         call = partial(dualops.cuda.flash_attention_backward, q, k, v, o, lse, do, kernel=rung)
         backward[rung] = extra_memory(call)
@@ -94,11 +102,14 @@ def test_memory_beside_the_results():
     assert 2 * scores <= backward["naive"] <= 2 * scores + rows + slack
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    ("rung", "backward"),
+    [("sm80", False), ("sm90", False), *product(GENERAL, (False, True))],
+)
 def test_rows_do_not_depend_on_what_is_beside_them(rung, backward):
     """The same bits for a head alone and for the same head in a batch."""
-    case = next(case for case in SPEC.cases if case.id == "gqa_cross-float32")
+    dtype = "float32" if rung in GENERAL else "bfloat16"
+    case = next(case for case in SPEC.cases if case.id == f"gqa_cross-{dtype}")
     arrays = gradient_inputs(SPEC, case) if backward else values(SPEC, case)
     name = "flash_attention_backward" if backward else "flash_attention"
     function = getattr(dualops.cuda, name)

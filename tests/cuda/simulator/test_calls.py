@@ -172,12 +172,20 @@ def test_minus_infinity_is_a_probability_of_zero_and_a_row_of_nothing_else_is_na
 def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
     q, k, v = (numbers(1, 1, s, 8, dtype=dtype) for s in (5, 20, 20))
     clean = dualops.cuda.flash_attention(q, k, v, causal="top_left")
+
+    def alike(found, wanted):
+        """Tensor cores meet the NaN: rows are made again then, in another order."""
+        if dtype == "float64":
+            return same_bits(found, wanted)
+        bound = 4 * np.max(np.abs(wanted.astype(np.float64))) * float(ml_dtypes.finfo(wanted.dtype).eps)
+        return np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max() <= bound
+
     k[:, :, 5:], v[:, :, 5:] = np.nan, np.inf
-    assert same_bits(dualops.cuda.flash_attention(q, k, v, causal="top_left"), clean)
+    assert alike(dualops.cuda.flash_attention(q, k, v, causal="top_left"), clean)
     q[0, 0, 3] = np.nan
     o = dualops.cuda.flash_attention(q, k, v, causal="top_left")
     assert np.isnan(o[0, 0, 3].astype(np.float64)).all()
-    assert same_bits(np.delete(o, 3, axis=2), np.delete(clean, 3, axis=2))
+    assert alike(np.delete(o, 3, axis=2), np.delete(clean, 3, axis=2))
 
 
 # --- wrong calls -------------------------------------------------------------------------------------
@@ -271,7 +279,13 @@ def test_gradients_refuse_what_does_not_belong_together(untouched):
         (((2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)), {}, ValueError, "q has 3 axes"),
         (((1, 2, 4, 8),) * 3, {"causal": "left"}, ValueError, "causal is 'left'"),
         (((1, 2, 4, 8),) * 3, {"scale": float("inf")}, ValueError, "scale is inf, expected a finite number"),
-        (((1, 2, 4, 8),) * 3, {"kernel": "sm90"}, ValueError, "kernel is 'sm90', expected one of naive, simt"),
+        (
+            ((1, 2, 4, 8),) * 3,
+            {"kernel": "sm100"},
+            ValueError,
+            "kernel is 'sm100', expected one of naive, simt, sm80, sm90",
+        ),
+        (((1, 2, 4, 8),) * 3, {"kernel": "sm90"}, NotImplementedError, "rung sm90 does not do"),
         (((1, 2, 4, 8),) * 3, {"out": np.zeros((1, 2, 4, 9))}, ValueError, "out o has shape"),
         (((1, 2, 4, 8),) * 3, {"return_lse": True, "out": np.zeros((1, 2, 4, 8))}, ValueError, "1 arrays, expected 2"),
         # the kernels write rows whose elements are neighbours, as they read them

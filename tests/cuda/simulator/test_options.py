@@ -157,7 +157,7 @@ def test_the_weight_of_one_is_that_of_the_four():
     chain = chain_with((DROPOUT, False))
     args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
     for i, j in np.ndindex(33, 3):
-        found = chain.weight(args, At(1, 2, i32(i), i32(j), i32(i)))
+        found = chain.weight(args, At(1, 2, i32(i), i32(j), i32(i), f32(i - j), j & 1))
         assert found == f32(philox.weight(SEED, SHARE, 4 + 2, i, j))
 
 
@@ -166,7 +166,7 @@ def test_integers_of_a_user_are_not_cut():
     far = UserFunction(lambda b, h, i, j: i * j == 70000 * 70001, ("b", "h", "i", "j"))
     chain = chain_with((MASK_MOD, far))
     for i, seen in ((70000, True), (69999, False)):
-        assert bool(chain.pick(((0,),), At(0, 0, i32(i), i32(70001), i32(i)))) is seen
+        assert bool(chain.pick(((0,),), At(0, 0, i32(i), i32(70001), i32(i), f32(i - 70001), 1))) is seen
 
 
 class tiles_of:

@@ -40,7 +40,7 @@ def test_every_record_has_section_docstring_and_twin(record):
 def test_what_lanes_do_together_is_neither_pure_nor_movable(record):
     if re.search(r"\bshfl|\bbarrier|\bvote|\bmatch\.|\.aligned\b", record.text):
         assert record.convergent and not record.pure
-    if re.search(r"\b(ld|ldmatrix|st|cp|red|atom)\.", record.text):
+    if re.search(r"\b(ld|ldmatrix|st|cp|red|atom)\.(?!global\.nc\.)", record.text):  # .nc: what no thread writes
         assert not record.pure
 
 

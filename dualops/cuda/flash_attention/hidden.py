@@ -1,0 +1,150 @@
+"""Rows that a NaN or an infinity of V may have reached though a mask hides its key.
+
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So a row of o that is not finite, though the sum of its
+exponentials is, is made anew by its warp: score after score, and of V what the row sees.
+
+    p = exp(score - lse),  o += p * v[j]          for each key j that is seen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...spec.attention import At
+from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.numbers import numbers
+from ..tile.products import opaque_i32
+from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32
+from ..tile.storage import storage
+from ..tile.unrolled import one_after_another
+from ..views import start
+from .arguments import Variant
+from .options import OptionChain
+from .walk import Rows
+
+HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
+
+
+class HiddenRows(Namespace):
+    """The verb, by all lanes of a warp that has rows of acc."""
+
+    # (acc, lse, arrays, task, row, column, scale, options): lse of my two rows; q, k and v; the warpgroup's first row,
+    # and the first column of acc
+    repair: Callable[..., None]
+
+
+def hidden_rows(
+    chain: OptionChain, variant: Variant, queries: Rows, keys: Callable[..., Any], acc_size: int, *, passes: bool
+) -> HiddenRows:
+    """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where nothing is hidden.
+
+    keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
+    sequences.
+    """
+    mem, num, quad, warp_lanes = storage(variant.dtype), numbers(f32), lane_reductions(f32, 4), lane_reductions(f32, 32)
+    D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
+
+    @verb
+    def nothing(acc, lse, arrays, task, row, column, scale, options):
+        pass
+
+    if not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
+        return HiddenRows(repair=nothing)
+
+    @verb
+    def is_finite(x):
+        return x - x == num.zero
+
+    @verb
+    def product(q, q_row, k, k_row):
+        """q[i] @ k[j], in all lanes."""
+        total = num.zero
+        d = i32(cuda.threadIdx.x % 32)
+        while d < D:
+            total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
+            d = opaque_i32(d + 32)
+        return warp_lanes.sum(total)
+
+    def add_slot(slot: int) -> Callable[..., None]:
+        @verb
+        def add(own, prob, v, place):
+            first, column = place
+            column = i32(column + 32 * slot + cuda.threadIdx.x % 32)
+            if column < Dv:
+                own[slot] += prob * mem.load(v, first + column)
+
+        return add
+
+    add = one_after_another([add_slot(slot) for slot in range(slots)])
+
+    @verb
+    def again(own, row_lse, arrays, task, row, column, scale, options):
+        """One row, of which a lane has columns."""
+        q, k, v = arrays
+        i, h = queries.query(task, row), queries.head(task, row)
+        q_row = start(q, task.b, h, task.q_first + i)
+        first, end = chain.keys(options, i, i32(i + task.offset), task.Sk)
+        for slot in range(slots):
+            own[slot] = num.zero
+        of_first, of_end = keys(task)
+        j, end = max(i32(first), of_first), min(i32(end), of_end)
+        while j < end:
+            at = At(task.b, h, i, j, i32(i + task.offset), f32(i32(i + task.offset - j)), j & 1)
+            score = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j)) * scale
+            if chain.scores:
+                score = chain.score(score, options, at)
+            if score != num.minus_inf and chain.pick(options, at):
+                prob = num.exp(score - row_lse)
+                if chain.weighs:
+                    prob *= chain.weight(options, at)
+                v_row = start(v, task.b, task.h_kv, task.k_first + j)
+                add(own, prob, v.data, (v_row, column))
+            j = opaque_i32(j + 1)
+
+    def put_slot(slot: int) -> Callable[..., None]:
+        @verb
+        def put(acc, own, upper, lower):
+            for j in range(4):
+                for e in range(2):
+                    value = shfl_idx_f32(own[slot], i32(8 * j + 2 * (cuda.threadIdx.x % 4) + e), FULL_WARP)
+                    if upper:
+                        acc[16 * slot + 4 * j + e] = value
+                    if lower:
+                        acc[16 * slot + 4 * j + 2 + e] = value
+
+        return put
+
+    put = one_after_another([put_slot(slot) for slot in range(slots)])
+
+    @verb
+    def doubtful(acc, row_lse, h):
+        """Whether my upper row, or my lower one, is not finite though its sum is."""
+        total = num.zero
+        for j in range(acc_size // 4):
+            total += acc[4 * j + 2 * h] * num.zero + acc[4 * j + 2 * h + 1] * num.zero
+        return i32(not is_finite(quad.sum(total)) and is_finite(row_lse))
+
+    @verb
+    def repair(acc, lse, arrays, task, row, column, scale, options):
+        lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
+        upper_lse, lower_lse = lse[0], lse[1]
+        upper_doubt, lower_doubt = doubtful(acc, upper_lse, 0), doubtful(acc, lower_lse, 1)
+        own = cuda.local.array(slots, f32)
+        r = i32(0)
+        while r < 16:
+            owner, upper = i32(r % 8 * 4), r < 8
+            this = i32(row + 16 * warp + r)
+            of_upper, of_lower = (
+                shfl_idx_i32(upper_doubt, owner, FULL_WARP),
+                shfl_idx_i32(lower_doubt, owner, FULL_WARP),
+            )
+            if (of_upper if upper else of_lower) and queries.there(task, this):
+                above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
+                row_lse = above if upper else below
+                mine = lane // 4 == r % 8
+                again(own, row_lse, arrays, task, this, column, scale, options)
+                put(acc, own, i32(upper and mine), i32(mine and not upper))
+            r = opaque_i32(r + 1)
+
+    return HiddenRows(repair=repair)

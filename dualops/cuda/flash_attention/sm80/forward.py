@@ -1,0 +1,144 @@
+"""Attention forward by mma.sync, on Ampere and what came after it. Dao 2023, arXiv:2307.08691, Alg. 1.
+
+A block takes BLOCK_Q queries of one head, a warp 16 of them. Two stages of shared memory hold BLOCK_KV keys and their
+values each: one is multiplied, the other filled beside that (cp.async).
+
+    1  Q and the last tile of keys that some of the queries see, on their way
+    2  a warp's rows of Q to registers, or of wide heads to be read again for each tile
+    3  for each tile, the last first:
+    4      the tile before it on its way, to where the one behind it was read
+    5      scores [16, BLOCK_KV] = Q @ K.T
+    6      scores through the options; -inf where a mask is
+    7      row_max, rescale; P = exp2(scores - row_max), row_sum, acc *= rescale
+    8      acc [16, Dv] += P @ V
+    9      wait for the next tile, all threads
+   10  o = acc / row_sum, 16 rows of a warp at a time through shared memory
+
+One barrier a tile: behind it the next one is there for all, and this one has been read by all. Scores never leave
+registers: as accumulators lie, two and two packed, they are the left factor of the next product.
+
+A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. A probability of 0 times
+a NaN in V is a NaN, also where a mask hides it: a row that is not finite, though its sum is, is made anew (`hidden`).
+Of varlen, a tile ends where its sequence does.
+
+float32 is multiplied as two parts of tf32 for each factor, without the product of the lower ones (`tile.strips`): Q, K
+and V are split where they are read, P once. Nothing is rounded to fewer bits than float32 has.
+
+Shared memory: `Sm80Config.tiles`, ITEMSIZE * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2
+scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60; of float32, P in twice as many, none of Q.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from ...tile.async_copies import cp_async_commit, cp_async_wait_group
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.softmax_rows import softmax_rows
+from ...tile.storage import storage
+from ...tile.strips import strip_ab, strip_abt
+from ...tile.tile_copies import tile_copies
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_scores import fragment_scores, my_row
+from ..hidden import hidden_rows
+from ..options import chain_of
+from ..tiles import Where, lines
+from ..walk import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
+from .config import ROWS, Sm80Config
+from .output import output_of
+from .reading import Vectors
+
+
+@builds
+def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors: Vectors) -> Kernel:
+    """flash_attention_sm80(heads, section, o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options).
+
+    vectors: elements that copies of q, k and v have, and stores of o. heads: of all batches.
+    """
+    mem, num, INVERSE, BLOCK_KV = storage(variant.dtype), numbers(f32), f32(1 / LOG2_E), config.block_kv
+    chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
+    keys = range_of(BLOCK_KV)
+    walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
+    q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
+    k_copies = tile_copies(tile.k, variant.D, vectors.k, config.threads)
+    v_copies = tile_copies(tile.v, variant.Dv, vectors.v, config.threads, paired=variant.dtype == "float32")
+    qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, mem.itemsize))
+    pv = strip_ab(variant.dtype, tile.v, tile.v_boxes)
+    rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, apart=False)
+    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, pv.size, passes=False)
+    output = output_of(variant, mem.itemsize, tile.v_boxes, vectors.o > 1)
+
+    @kernel(
+        *[i32] * 2,
+        array_type(variant),
+        statistic_type(variant),
+        *[array_type(variant)] * 3,
+        *size_types(variant),
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+    )
+    def flash_attention_sm80(heads, section, o, lse, q, k, v, H, group, Sq, Sk, aligned, scale, lengths, options):
+        smem = cuda.shared.array(0, mem.element, alignment=128)
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        task = walk.task(i32(cuda.blockIdx.x), extent, lengths, options)
+        if task.m0 >= task.Sq:
+            return
+        b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
+        row = i32(cuda.threadIdx.x // 128 * ROWS)
+        my_rows = i32(cuda.threadIdx.x // 32 * 16)
+        n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
+        q_copies.load(smem, 0, lines(q, b, h, task.q_first + task.m0, task.Sq - task.m0))
+        if count != u32(0):
+            k_copies.load(smem, tile.k_at, lines(k, b, h_kv, task.k_first + n0, task.Sk - n0))
+            v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
+        cp_async_commit()
+
+        multiplier = score.multiplier(scale)
+        scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
+        row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+        sink, share = num.minus_inf, num.zero
+        if chain.sinks:
+            sink, share = score.sink(options, h, multiplier)
+        rows.start(row_max, row_sum, sink, share)
+        cp_async_wait_group(0)
+        cuda.syncthreads()
+        q_place = qk.place(my_rows, 0)
+        q_frag = qk.hold(smem, q_place)
+        i = u32(0)
+        while i != count:
+            stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
+            if i + u32(1) != count:
+                coming = i32(1 - stage)
+                k_copies.load(
+                    smem, tile.k_at + coming * tile.k_size, lines(k, b, h_kv, task.k_first + n1, task.Sk - n1)
+                )
+                v_copies.load(
+                    smem, tile.v_at + coming * tile.v_size, lines(v, b, h_kv, task.k_first + n1, task.Sk - n1)
+                )
+                cp_async_commit()
+            qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
+            where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            score.finish(scores, options, scale, where)
+            rows.new_max(new_max, scores, row_max)
+            rows.rescale_of(rescale, row_max, new_max, multiplier)
+            rows.exp2(scores, row_max, multiplier)
+            rows.add(row_sum, scores, rescale)
+            score.weigh(scores, options, where)
+            rows.scale(acc, rescale)
+            pv.put(probs, scores)
+            pv.add(acc, probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
+            cp_async_wait_group(0)
+            cuda.syncthreads()
+            i, n0 = u32(i + u32(1)), n1
+
+        rows.total(row_sum)
+        rows.divide(acc, row_sum)
+        rows.log2(row_max, row_sum, multiplier)
+        upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
+        if with_lse:
+            output.store_lse(lse, task, i32(row + my_row()), upper)
+            output.store_lse(lse, task, i32(row + my_row() + 8), lower)
+        hidden.repair(acc, (upper, lower), (q, k, v), task, row, i32(0), scale, options)
+        row_smem = cuda.shared.array(0, f32, alignment=128)
+        output.store(row_smem, o, acc, task, row)
+
+    return flash_attention_sm80

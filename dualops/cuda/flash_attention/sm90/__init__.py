@@ -1,0 +1,161 @@
+"""Attention on Hopper: which problems the rung takes, its Configs, its launches and their tensor maps.
+
+forward.py   the kernel
+walk.py      which piece of work comes next;  output.py: how o gets to memory
+queries.py   what the rows of a tile of queries are
+slices.py    V's columns in slices, where they are many
+splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts
+config.py    tiles
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ....spec.meta import Strided, contiguous_strides, itemsize
+from ...arrays import cdiv
+from ...device import Device
+from ...maps import Mapped
+from ...plans import Choice
+from ...step import Step
+from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...views import by_token
+from ...words import build_writer
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from ..walk import KEYS_IN_L2
+from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
+from .forward import build_forward
+from .merge import WARPS, build_merge
+from .queries import box_of_group
+from .splits import LEAST_TILES, split_count
+
+MAPS = ("q", "k", "v", "o")
+MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
+MULTIPLE = 16  # bytes
+SHORT = 64  # queries at most, where keys are split
+MOST_D, MOST_DV = 256, 512
+
+
+class Boxed(NamedTuple):
+    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of so many rows."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | None:
+    """None for what can't be loaded as boxes: rows that don't lie at multiples of 16 bytes, or lie one upon another."""
+    meta = metas[name]
+    shape, strides = meta.shape, meta.strides
+    if varlen:
+        shape, strides = (1, shape[1], shape[0], shape[2]), (0, strides[1], strides[0], strides[2])
+    nbytes = itemsize(meta.dtype)
+    steps = [stride * nbytes for size, stride in zip(shape[:3], strides) if size > 1]
+    apart = all(step > 0 and step % MULTIPLE == 0 and step < 2**40 for step in steps)
+    if not apart or meta.pointer % MULTIPLE or any(size < 1 or size > MOST for size in shape):
+        return None
+    return Boxed(name, shape, strides)
+
+
+def how_stored(metas: Mapping[str, ArrayMeta], varlen: bool) -> str:
+    """How o is stored (`output.STORED`). Boxes of varlen would pass the ends of sequences."""
+    found = boxed(metas, "o", varlen)
+    if found is None or found.shape[-1] * itemsize(metas["o"].dtype) % MULTIPLE:
+        return "elements"
+    return "vectors" if varlen else "boxes"
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for attention, best first."""
+    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.D > MOST_D or p.Dv > MOST_DV or not p.scale > 0:
+        return
+    if not results["o"].size or any(boxed(metas, name, varlen) is None for name in ("q", "k", "v")):
+        return
+    options = [option.name for option, _ in having(p).variants]
+    for config, reason in _configs(p, options):
+        if config.shared_bytes(padded(p.D), p.Dv) + SLACK <= device.shared_memory_per_block:
+            steps = partial(split_steps if config.split else forward_steps, p, results, config)
+            yield Choice("sm90", config, reason, steps, workspace(p, config), maps=forward_maps(p, metas, config))
+
+
+def _configs(p: Problem, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    if p.Sq <= SHORT:
+        config, reason = short_config(D, Dv, options, p.group)
+        if p.Sk > LEAST_TILES * config.block_kv:
+            yield config, reason
+    yield from configs(D, Dv, options)
+
+
+def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
+    """The tensor maps of the launch."""
+    p, varlen = problem, is_varlen(problem)
+    lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
+    names = ("q", "k", "v", "o") if how_stored(metas, varlen) == "boxes" and not config.split else ("q", "k", "v")
+    found = [boxed(metas, name, varlen) for name in names]
+    maps = {
+        f"{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
+        for each in found
+        if each
+    }
+    q = found[0]
+    if q and config.heads > 1:
+        (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
+        shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
+        maps["q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
+    return maps
+
+
+def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
+    stored, heads = how_stored(metas, varlen), p.B * p.H
+    build = build_forward(config, variant(p), p.return_lse, stored)
+    maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
+    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
+    at_once = max(1, KEYS_IN_L2 // (itemsize(p.dtype) * p.Sk * (p.D + p.Dv)))
+    args = (*maps, "counter", heads, p.group * at_once, *arrays, *sizes(p))
+    blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
+    step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
+    return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
+
+
+def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    """Few queries: what each split of the keys finds, and all of it merged."""
+    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
+    build, found = build_forward(config, variant(p), True, ""), workspace(p, config)
+    parts = tuple(_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts"))
+    arrays, heads = (by_token(metas, name, varlen) for name in ("q", "k", "v")), p.B * p.H
+    args = ("q_map", "k_map", "v_map", 0, "counter", heads, 0, *parts, *arrays, *sizes(p))
+    blocks = heads // config.heads * cdiv(p.Sq, config.queries) * split_count(p.Sk, config.block_kv) * config.slices
+    results_by_token = (by_token(metas, name, varlen) for name in ("o", "lse"))
+    merge = build_merge(variant(p), config.block_kv, p.return_lse)
+    rows = heads * p.Sq
+    return [
+        Step(build_writer(1), (1,), ("counter", 0, (0,))),
+        Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True),
+        Step(merge, (cdiv(rows, WARPS),), (*results_by_token, *parts, rows, *sizes(p))),
+    ]
+
+
+def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
+    """What splits find, along split, batch, head and token."""
+    split, batch, head, token = strides[:4]
+    return Strided(name, (split, 0 if varlen else batch, head, token))
+
+
+def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
+    """Of the pieces of work, how many were drawn; and what splits find, as float32."""
+    p, q = problem, problem.arrays["q"]
+    made = {"counter": ArrayMeta((1,), "int64", (1,), q.device, 0)}
+    if config.split:
+        rows = (1, p.H, q.shape[0]) if is_varlen(p) else (p.B, p.H, p.Sq)
+        for name, width in (("o_parts", (p.Dv,)), ("lse_parts", ())):
+            shape = (split_count(p.Sk, config.block_kv), *rows, *width)
+            made[name] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
+    return made

@@ -1,0 +1,183 @@
+"""The Configs of attention's sm90 rung, for many queries and for few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ...tile.swizzle import Operand
+from ...tile.warpgroup import ROWS
+
+SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
+BLOCK_MASK = "block_mask"  # the option
+BOX = 64  # elements of 16 bits that a line of a box has
+
+
+def padded(width: int) -> int:
+    """A head's width in whole boxes; what is beyond the head is loaded as zeros."""
+    return -(-width // BOX) * BOX
+
+
+class Tiles(NamedTuple):
+    """What lies in shared memory."""
+
+    q: Operand  # [BLOCK_Q, D], a stage
+    k: Operand  # [BLOCK_KV, D], a stage
+    v: Operand  # [BLOCK_KV, Dv], a stage
+    k_at: int
+    v_at: int
+    o_at: int  # [BLOCK_Q, Dv], unless keys are split; 0 where it is put over Q
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Sm90Config:
+    """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
+
+    turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
+    other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
+    blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
+    consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
+    columns are taken in so many, each a piece of work of its own (`slices`).
+    """
+
+    consumers: int
+    block_kv: int
+    stages: int = 2
+    turns: bool = True
+    q_stages: int = 2
+    split: bool = False
+    heads: int = 1
+    o_over_q: bool = False
+    slices: int = 1
+
+    @property
+    def block_q(self) -> int:
+        return ROWS * self.consumers
+
+    @property
+    def queries(self) -> int:
+        """Of each head of a tile."""
+        return self.block_q // self.heads
+
+    def columns(self, Dv: int) -> int:
+        """Of V in shared memory, in whole boxes: those of a slice."""
+        return padded(-(-Dv // self.slices))
+
+    def tiles(self, D: int, Dv: int) -> Tiles:
+        """For heads of these widths; of D in whole boxes. Raises ValueError for an o that Q has no place for."""
+        Dv = self.columns(Dv)
+        if self.o_over_q and (self.q_stages > 1 or Dv > D or self.split):
+            raise ValueError(f"o of {Dv} columns over Q of {D} in {self.q_stages} stages, expected at most {D} and 1")
+        q = Operand(self.block_q, D, 2, 128, "k")
+        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
+        k_at = self.q_stages * q.nbytes
+        v_at = k_at + self.stages * k.nbytes
+        end = v_at + self.stages * v.nbytes
+        if self.o_over_q or self.split:
+            return Tiles(q, k, v, k_at, v_at, 0, end)
+        return Tiles(q, k, v, k_at, v_at, end, end + 2 * self.block_q * Dv)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
+LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
+# keys that there are registers for beside one of the others, TFLOP/s of S = 4096 where one has been tuned: without
+# options 606; and beside several
+KEYS_BESIDE = {"softcap": 112, "alibi": 112, "bias": 64, "dropout": 64}  # 389 and 335, 525 and 453 with 64; 313; 228
+KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING = 96, 64, 48
+READING_OPTIONS = ("bias", "dropout")
+ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # in tiles alone that the mask cuts
+
+
+def keys_beside(heavy: Sequence[str]) -> int:
+    """Keys of a tile beside options that need registers."""
+    if len(heavy) == 1:
+        return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
+    return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
+
+
+def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
+    """Tiles for heads of these widths, best first: as many keys as registers are left for.
+
+    TFLOP/s on an H200, bursts, 2026-11-22, full and causal, two batches of S = 8192 and 16 or 32 heads.
+    """
+    heavy = [name for name in options if name not in LIGHT_OPTIONS]
+    told = ", options need registers" if heavy else ""
+    if BLOCK_MASK in options:
+        config = _of_block_mask(D, Dv, [name for name in heavy if name not in ASKED_SELDOM])
+    elif max(D, Dv) > 128:
+        config = _wide_config(D, Dv, heavy)
+        told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
+    elif heavy:
+        config = Sm90Config(2, keys_beside(heavy), turns=False)
+    elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
+        config = Sm90Config(2, 128)
+    else:  # 506 and 461; two stages, in turns, 475 and 456
+        config = Sm90Config(3, 128, stages=3, turns=False)
+    yield config, f"{config.block_q} queries by {config.block_kv} keys{told}"
+
+
+WIDE_KEYS = {128: (112, 48), 192: (96, 48), 256: (80, 48)}  # by columns of a slice: without options, and with
+
+
+def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
+    """As many keys as shared memory has room for, too; o over Q where its own place would cost keys.
+
+    D 192, Dv 128: 654 and 614.
+    """
+    slices = _slices(Dv, heavy)
+    columns = padded(-(-Dv // slices))
+    return _of_room(D, Dv, heavy, slices, range(WIDE_KEYS[max(columns, 128)][bool(heavy)], 0, -16))
+
+
+def _of_room(D: int, Dv: int, heavy: Sequence[str], slices: int, keys: Iterable[int]) -> Sm90Config:
+    """With the first of these numbers of keys that there is room for."""
+    columns = padded(-(-Dv // slices))
+    for block_kv in keys:
+        for o_over_q in (False, True) if columns <= D else (False,):
+            config = Sm90Config(2, block_kv, turns=not heavy, q_stages=1, o_over_q=o_over_q, slices=slices)
+            if config.shared_bytes(D, Dv) <= MOST_BYTES:
+                return config
+    raise AssertionError(f"no room for heads of {D} and {Dv}")
+
+
+def _of_block_mask(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
+    """Tiles that divide those of a block mask. Most tiles are seen whole, so that turns are worth their while."""
+    if max(D, Dv) > 128:
+        return _of_room(D, Dv, heavy, _slices(Dv, heavy), (32, 16) if heavy else (64, 32, 16))
+    if heavy:
+        return Sm90Config(2, 32 if _read(heavy) else 64, turns=False)
+    return Sm90Config(2, 128, stages=2 if max(D, Dv) > 64 else 3)
+
+
+def _slices(Dv: int, options: Sequence[str]) -> int:
+    """Beside 256 columns, of 128 registers, options that read have too few with any number of keys."""
+    return -(-Dv // (128 if _read(options) else 256))
+
+
+def _read(options: Sequence[str]) -> bool:
+    return any(name in READING_OPTIONS for name in options)
+
+
+def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[Sm90Config, str]:
+    """Tiles for few queries: as many bytes of K and V on their way as there is room for.
+
+    All heads of a group have the same keys, which are read once. Dropout's weights come for rows of one head.
+    """
+    heads = group if group <= ROWS and "dropout" not in options else 1
+    heavy = any(name not in LIGHT_OPTIONS for name in options)
+    slices = -(-Dv // 128)  # with 256 columns too few registers are left
+    width = D + padded(-(-Dv // slices))
+    if heavy or width > 256:
+        block_kv, stages = 64, 3 if width > 256 else 5
+    else:
+        block_kv, stages = 128, 3 if width > 128 else 5
+    config = Sm90Config(1, block_kv, stages, turns=False, split=True, heads=heads, slices=slices)
+    if config.shared_bytes(D, Dv) > MOST_BYTES:
+        config = replace(config, q_stages=1)
+    of_heads = f"{config.queries} queries of {heads} heads" if heads > 1 else f"{config.queries} queries"
+    return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split among blocks"

@@ -1,0 +1,251 @@
+"""Attention forward on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 1; Shah et al. 2024 (arXiv:2407.08608).
+
+A block takes BLOCK_Q queries of one head, 64 for each warpgroup that multiplies, and when they are done the next ones;
+one thread of another warpgroup loads.
+
+    producer, one thread                       consumers
+    for each piece of work that it draws:      for each piece of work:
+    1  load Q                                  3  wait for Q
+    2  for each tile of BLOCK_KV keys that     for each tile:
+       some of the queries see, the last       4  scores [64, BLOCK_KV] = Q @ K.T, which begins before
+       first: load K and V                     5  acc [64, Dv] += P @ V of the tile before
+                                               6  scores through the options; -inf where a mask is
+                                               7  row_max, rescale; P = exp2(scores - row_max), row_sum
+                                               8  when 5 is over: acc *= rescale
+                                               9  o = acc / row_sum, which is copied out of shared memory while the
+                                                  next piece begins
+
+Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
+which may take turns to start theirs. Scores never leave registers: as accumulators lie, two and two packed, they are
+the left factor of the next product. While consumers are at 9, the producer loads what comes next.
+
+Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
+query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
+
+A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut: ranges say which, and of
+a mask_mod its block mask (`visits`). A probability of 0 times a NaN in V is a NaN, also where a mask hides it: a row
+that is not finite, though its sum is, is made anew (`hidden`).
+
+Of wide heads a piece is a slice of V's columns, whose scores are its own (`slices`). Where there is no room for o, it
+is put over Q, each warpgroup's over its own rows, when P @ V of the last tile is over: all of Q @ K.T is over then. Q's
+place is released when o has been copied out, and not before, so that what comes next is loaded after 9.
+
+Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv)) bytes, where o is
+over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores and their P in half as many, Dv / 2 of
+acc, and about 40.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.pipeline import pipeline
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.softmax_rows import settle, softmax_rows
+from ...tile.tickets import tickets
+from ...tile.turns import turns
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_scores import fragment_scores, my_row
+from ..hidden import hidden_rows
+from ..options import chain_of
+from ..tiles import Where
+from ..walk import Extent
+from .config import Sm90Config, padded
+from .output import output_of
+from .queries import queries_of
+from .slices import slices_of
+from .splits import PARTS_TYPE
+from .visits import visits_of
+from .walk import SIZE, got, put, put_end, walk_of
+
+
+@builds
+def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
+    """flash_attention_sm90(q_map, k_map, v_map, o_map, counter, heads, section, o, lse, q, k, v, H, group, Sq, Sk,
+    aligned, scale, lengths, options).
+
+    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. counter: 0.
+    heads: of all batches. o, lse: the parts of Configs that split keys.
+    """
+    D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
+    num, INVERSE = numbers(f32), f32(1 / LOG2_E)
+    chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers)
+    warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
+    ticket = tickets(config.q_stages + 1, SIZE)
+    queries, k_tile, v_tile = (
+        queries_of(config, tiles.q),
+        box_tile(tiles.k, tiles.k_at, 2),
+        box_tile(tiles.v, tiles.v_at, 2),
+    )
+    q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
+    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
+    qk, pv = warpgroup_mma(variant.dtype, tiles.q, tiles.k), register_mma(variant.dtype, tiles.v)
+    rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, config.heads)
+    turn, visits = turns(config.consumers if config.turns else 1), visits_of(config, variant, score)
+    walk = walk_of(config, variant, chain, visits)
+    hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
+    output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
+    piece_of = slices_of(config.slices, tiles.v.width)
+
+    @kernel(
+        *[tensor_map] * 3,
+        tensor_map if stored == "boxes" else i64,
+        pointer(i64),
+        *[i32] * 2,
+        *([PARTS_TYPE] * 2 if config.split else [array_type(variant), statistic_type(variant)]),
+        *[array_type(variant)] * 3,
+        *size_types(variant),
+        threads=role.threads,
+    )
+    def flash_attention_sm90(
+        q_map,
+        k_map,
+        v_map,
+        o_map,
+        counter,
+        heads,
+        section,
+        o,
+        lse,
+        q,
+        k,
+        v,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        warpgroup = my_warpgroup()
+        if cuda.threadIdx.x == 0:
+            q_pipe.init(q_bars)
+            k_pipe.init(k_bars)
+            v_pipe.init(v_bars)
+            ticket.init(slots)
+        prefetch_maps((q_map, k_map, v_map), 1)
+        q_pipe.start()
+        i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
+        if warpgroup == config.consumers:
+            role.produce()
+            if cuda.threadIdx.x % 128 == 0:
+                total, number = piece_of.total(walk.total(extent)), i32(cuda.blockIdx.x)
+                while number < total:
+                    task, column = walk.task(piece_of.walk(number), extent, lengths, options), piece_of.column(number)
+                    if task.m0 < task.Sq:
+                        put(slots.numbers, ticket.place(piece), task, column)
+                        ticket.hand(slots, piece)
+                        b = i32(0) if variant.varlen else task.b
+                        stage = q_pipe.acquire(q_bars, piece)
+                        queries.load(smem, stage, q_map, task, b, q_bars.full)
+                        tile, end = visits.last(task, options), u32(i + task.count)
+                        while i != end:
+                            token = i32(task.k_first + tile.n0)
+                            stage = k_pipe.acquire(k_bars, i)
+                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            stage = v_pipe.acquire(v_bars, i)
+                            v_tile.load(smem, stage, v_map, Corner(column, token, (task.h_kv, b)), v_bars.full)
+                            i = k_pipe.next(i)
+                            tile = visits.before(tile, task, options)
+                        piece = u32(piece + 1)
+                    number = ticket.draw(counter)
+                put_end(slots.numbers, ticket.place(piece))
+                ticket.hand(slots, piece)
+        else:
+            role.consume()
+            multiplier = score.multiplier(scale)
+            scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
+            row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+            turn.begin(warpgroup)
+            task, column = got(slots.numbers, ticket.take(slots, piece))
+            while task.m0 >= 0:
+                i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
+                b, h, row = task.b, task.h, i32(ROWS * warpgroup)
+                m = i32(task.m0 + row)
+                sink, share = num.minus_inf, num.zero
+                if has_sinks:
+                    sink, share = score.sink(options, h, multiplier)
+                rows.start(row_max, row_sum, sink, share)
+                q_at = queries.at(q_pipe.wait(q_bars, piece))
+                if task.count != u32(0):
+                    tile = visits.last(task, options)
+                    where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                    picks = visits.picks(options, where, tile)
+                    stage = k_pipe.wait(k_bars, i)
+                    qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
+                    qk.wait(scores)
+                    k_pipe.release(k_bars, i)
+                    tile = visits.before(tile, task, options)
+                    visits.finish(scores, options, scale, where, picks)
+                    rows.new_max(new_max, scores, row_max)
+                    rows.rescale_of(rescale, row_max, new_max, multiplier)
+                    rows.exp2(scores, row_max, multiplier)
+                    rows.add(row_sum, scores, rescale)
+                    score.weigh(scores, options, where)
+                    rows.pack(probs, scores)
+                    adds, end = i32(0), u32(i + task.count)
+                    i = k_pipe.next(i)
+                    while i != end:
+                        where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                        picks = visits.picks(options, where, tile)
+                        stage = k_pipe.wait(k_bars, i)
+                        turn.take(warpgroup)
+                        qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
+                        stage = v_pipe.wait(v_bars, i - 1)
+                        pv.add(acc, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
+                        turn.give(warpgroup)
+                        adds = i32(1)
+                        qk.wait_but_one(scores)
+                        k_pipe.release(k_bars, i)
+                        tile = visits.before(tile, task, options)
+                        visits.finish(scores, options, scale, where, picks)
+                        rows.new_max(new_max, scores, row_max)
+                        rows.rescale_of(rescale, row_max, new_max, multiplier)
+                        rows.exp2(scores, row_max, multiplier)
+                        rows.add(row_sum, scores, rescale)
+                        score.weigh(scores, options, where)
+                        settle(row_sum[0] + row_sum[1])
+                        pv.wait(acc)
+                        v_pipe.release(v_bars, i - 1)
+                        rows.scale(acc, rescale)
+                        rows.pack(probs, scores)
+                        i = k_pipe.next(i)
+                    if not O_OVER_Q:
+                        q_pipe.release(q_bars, piece)
+                    stage = v_pipe.wait(v_bars, i - 1)
+                    pv.add(acc, probs, smem, v_tile.at(stage), adds)
+                    pv.wait(acc)
+                    v_pipe.release(v_bars, i - 1)
+                else:
+                    if not O_OVER_Q:
+                        q_pipe.release(q_bars, piece)
+                    if has_sinks:  # whose share is no sum of 0
+                        for n in range(pv.size):
+                            acc[n] = num.zero
+                rows.total(row_sum)
+                rows.divide(acc, row_sum)
+                rows.log2(row_max, row_sum, multiplier)
+                upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
+                if with_lse and column == 0:
+                    output.store_lse(lse, task, i32(row + my_row()), upper)
+                    output.store_lse(lse, task, i32(row + my_row() + 8), lower)
+                hidden.repair(acc, (upper, lower), (q, k, v), task, row, column, scale, options)
+                output.store(smem, o_map, o, acc, task, row, column)
+                if O_OVER_Q:
+                    output.finish()
+                piece = u32(piece + 1)
+                task, column = got(slots.numbers, ticket.take(slots, piece))
+                if O_OVER_Q:
+                    q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads o any more
+            if not O_OVER_Q:
+                output.finish()
+
+    return flash_attention_sm90

@@ -1,0 +1,125 @@
+"""How attention's sm90 rung stores o and lse: o through its own place in shared memory.
+
+What a split of the keys finds goes from registers to its own place in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...backend import Namespace, cuda, i32, i64, u16, u32, verb
+from ...tile.boxes import Corner
+from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b32
+from ...views import start
+from ..arguments import Variant
+from ..fragment_scores import LANES, my_row
+from .config import BOX, Sm90Config, padded
+from .queries import Queries
+from .splits import part_start
+
+STORED = ("boxes", "vectors", "elements")  # how o gets to memory: the first that its layout allows
+
+
+class Output(Namespace):
+    """The verbs, by all warpgroups that multiply."""
+
+    # (smem, o_map, o, acc, task, row, column): acc [64, a slice of Dv] begins at this row and column
+    store: Callable[..., None]
+    store_lse: Callable[..., None]  # (lse, task, row, value): of one row, by one of the lanes that share it
+    finish: Callable[..., None]  # (): once lanes have met, copies may overwrite what was stored
+
+
+class Head(NamedTuple):
+    """Whose rows are stored."""
+
+    o: Any
+    b: Any
+    h: Any
+    column: Any  # of which the slice begins
+
+
+def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: str) -> Output:
+    """The verbs of a kernel. stored: one of STORED, if keys are not split."""
+    Dv = config.columns(variant.Dv)
+    if config.split:
+        return _parts(variant, queries, Dv)
+    at = config.tiles(padded(variant.D), variant.Dv).o_at
+    beside = config.consumers if config.o_over_q else 0  # each warpgroup over its own rows of Q
+    return _boxes(variant, Dv, at, beside) if stored == "boxes" else _rows(variant, Dv, at, beside, stored == "vectors")
+
+
+def _boxes(variant: Variant, Dv: int, at: int, beside: int) -> Output:
+    boxes = box_output(variant.dtype, Dv, at, Dv // BOX, 2, beside)
+
+    @verb
+    def store(smem, o_map, o, acc, task, row, column):
+        values, corner = boxes.fragment(), Corner(i32(task.m0 + row), column, (task.h, task.b))
+        part = i32(0)
+        while part < boxes.parts:
+            if not beside:  # else it is the warp's own rows of Q, and they were loaded since
+                boxes.acquire()
+            boxes.take(values, acc, part)
+            boxes.store(smem, o_map, values, corner, part, part)
+            part = boxes.next(part)
+
+    return Output(store=store, store_lse=_store_lse, finish=boxes.finish)
+
+
+@verb
+def _store_lse(lse, task, row, value):
+    i = i32(task.m0 + row)
+    if i < task.Sq and cuda.threadIdx.x % LANES == 0:
+        lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
+
+
+@verb
+def _nothing():
+    pass
+
+
+def _rows(variant: Variant, Dv: int, at: int, beside: int, vectors: bool) -> Output:
+    @verb
+    def finish(words, head, m, n):
+        n = n + head.column
+        place = start(head.o, head.b, head.h, m) + n
+        if vectors:
+            st_global_kept_v4_b32(head.o.data, place, i32(n < variant.Dv), words[0], words[1], words[2], words[3])
+        else:
+            for c in range(NEAR):
+                if n + c < variant.Dv:
+                    head.o.data[place + c] = u16(words[c // 2] >> u32(16 * (c % 2)))
+
+    lines = line_output(variant.dtype, Dv, at, finish, beside)
+
+    @verb
+    def store(smem, o_map, o, acc, task, row, column):
+        first = task.q_first + i64(task.m0 + row)
+        lines.store(smem, acc, first, task.q_first + task.Sq, Head(o, task.b, task.h, column))
+
+    return Output(store=store, store_lse=_store_lse, finish=lines.leave if beside else _nothing)
+
+
+def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
+    QUADS = Dv // 8
+
+    @verb
+    def store(smem, o_map, o, acc, task, row, column):
+        near = i32(2 * (cuda.threadIdx.x % LANES))
+        for h in range(2):
+            mine = i32(row + my_row() + 8 * h)
+            if queries.there(task, mine):
+                token = task.q_first + queries.query(task, mine)
+                at = part_start(o, task.split, task.b, queries.head(task, mine), token) + column + near
+                for j in range(QUADS):
+                    for e in range(2):
+                        if column + (8 * j + near + e) < variant.Dv:
+                            o.data[at + 8 * j + e] = acc[4 * j + 2 * h + e]
+
+    @verb
+    def store_lse(lse, task, row, value):
+        if queries.there(task, row) and cuda.threadIdx.x % LANES == 0:
+            token = task.q_first + queries.query(task, row)
+            lse.data[part_start(lse, task.split, task.b, queries.head(task, row), token)] = value
+
+    return Output(store=store, store_lse=store_lse, finish=_nothing)

@@ -1,0 +1,59 @@
+"""How keys are split among blocks where queries are few: by their number alone, so that no row knows of its batch.
+
+A split has LEAST_TILES tiles of keys, or as many as make no more than MOST_SPLITS of all of them. Splits are counted
+from key 0 on, masked or not: what a split finds of a row, o and lse, is float32 and merged in their order (`merge`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...backend import Namespace, i32, i64, verb
+from ...views import strided
+
+LEAST_TILES = 4
+MOST_SPLITS = 64  # two for each lane that merges
+PARTS_TYPE = strided("float32", 4)  # what splits find: along split, batch, head and token
+
+
+class Splits(Namespace):
+    """The verbs of a number of keys."""
+
+    tiles: Callable[..., Any]  # (Sk) -> tiles of a split
+    count: Callable[..., Any]  # (Sk) -> splits
+
+
+def split_tiles(keys: Any, block_kv: int) -> Any:
+    """Tiles of a split."""
+    return max(LEAST_TILES, (keys + (block_kv * MOST_SPLITS - 1)) // (block_kv * MOST_SPLITS))
+
+
+def split_count(keys: Any, block_kv: int) -> Any:
+    """How many splits so many keys make."""
+    each = split_tiles(keys, block_kv) * block_kv
+    return (keys + (each - 1)) // each
+
+
+@cache
+def splits_of(block_kv: int) -> Splits:
+    """The same for a kernel."""
+    MOST = block_kv * MOST_SPLITS
+
+    @verb
+    def tiles(keys):
+        return max(i32(LEAST_TILES), i32((keys + (MOST - 1)) // MOST))
+
+    @verb
+    def count(keys):
+        each = i32(tiles(keys) * block_kv)
+        return i32((keys + (each - 1)) // each)
+
+    return Splits(tiles=tiles, count=count)
+
+
+@verb
+def part_start(x, split, b, h, token):
+    """Where what a split finds of a row begins."""
+    return i64(split) * x.strides[0] + i64(b) * x.strides[1] + i64(h) * x.strides[2] + i64(token) * x.strides[3]

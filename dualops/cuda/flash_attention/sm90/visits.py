@@ -1,0 +1,126 @@
+"""Which tiles of keys a piece of work visits, from the last to the first: all of a range, or those that a block mask
+lists (`spec/attention/blocks.py`), of TILE keys each, as one or more tiles of BLOCK_KV.
+
+A tile of a range is its number, one of a list its place in the list: `task.first` and `task.count` say which are the
+piece's own. Producer and consumers read the list for themselves; entries come long before the consumers ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ....spec.attention.blocks import TILE
+from ...backend import Namespace, i32, i64, verb
+from ..arguments import Variant
+from ..fragment_scores import FragmentScores
+from ..walk import range_of
+from .config import BLOCK_MASK, Sm90Config
+
+
+class Visit(NamedTuple):
+    """A tile of keys."""
+
+    n0: Any  # its first key
+    seen: Any  # 1 where the list says that mask_mod lets all pairs of the tile through
+    place: Any  # in the list
+
+
+class Visits(Namespace):
+    """The verbs."""
+
+    between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
+    last: Callable[..., Visit]  # (task, options): where there is none, a Visit that nobody may use
+    before: Callable[..., Visit]  # (visit, task, options): before the first, the same
+    picks: Callable[..., Any]  # (options, where, visit) -> what `finish` must know before there are scores
+    finish: Callable[..., None]  # (scores, options, scale, where, picks): of the score tile
+    keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
+
+
+def visits_of(config: Sm90Config, variant: Variant, score: FragmentScores) -> Visits:
+    """The verbs of a kernel. Where keys are split, block masks are not looked at."""
+    names = [option.name for option, _ in variant.having.variants]
+    listed = BLOCK_MASK in names and not config.split
+    return _of_list(config, variant, score, names) if listed else _of_range(config, score)
+
+
+def _of_range(config: Sm90Config, score: FragmentScores) -> Visits:
+    BLOCK_KV, tiles = config.block_kv, range_of(config.block_kv)
+
+    @verb
+    def last(task, options):
+        return Visit(i32((task.first + i32(task.count)) * BLOCK_KV - BLOCK_KV), i32(0), i32(0))
+
+    @verb
+    def before(visit, task, options):
+        return Visit(i32(visit.n0 - BLOCK_KV), i32(0), i32(0))
+
+    @verb
+    def picks(options, where, visit):
+        return i32(0)
+
+    @verb
+    def finish(scores, options, scale, where, picks):
+        score.finish(scores, options, scale, where)
+
+    return Visits(between=tiles.between, last=last, before=before, picks=picks, finish=finish, keys=tiles.keys)
+
+
+def _of_list(config: Sm90Config, variant: Variant, score: FragmentScores, names: list[str]) -> Visits:
+    BLOCK_KV, PARTS, INDEX = config.block_kv, TILE // config.block_kv, names.index(BLOCK_MASK)
+    if TILE % config.block_kv or TILE % config.block_q:
+        raise ValueError(f"{config} has tiles that do not divide a block mask's, {TILE} queries by {TILE} keys")
+    has_ranges, tells_all = "band" in names, "key_padding_mask" not in names
+
+    @verb
+    def row(b, h, m0, options):
+        """Where the list of a tile of queries begins: with its length."""
+        steps = options[INDEX].lists.strides
+        return i64(b) * steps[0] + i64(h) * steps[1] + i64(m0 // TILE) * steps[2]
+
+    @verb
+    def place_of(row, count, tile, options):
+        """Of the first tile from this one on, or the list's end."""
+        low, high = i32(0), count
+        while low < high:
+            middle = i32((low + high) // 2)
+            if options[INDEX].lists.data[row + 1 + middle] // 2 < tile:
+                low = i32(middle + 1)
+            else:
+                high = middle
+        return low
+
+    @verb
+    def between(b, h, m0, n_first, n_end, options):
+        start = row(b, h, m0, options)
+        first, end = i32(0), i32(options[INDEX].lists.data[start])
+        if has_ranges:
+            end = place_of(start, end, i32((n_end + (TILE - 1)) // TILE), options)
+            first = min(place_of(start, end, i32(n_first // TILE), options), end)
+        return i32(first * PARTS), i32((end - first) * PARTS)
+
+    @verb
+    def at(place, task, options):
+        """The number before the list, its length, is there to be read too."""
+        start = row(task.b, task.h, task.m0, options)
+        entry = i32(options[INDEX].lists.data[start + 1 + (place // PARTS)])
+        n0 = i32(entry // 2 * TILE + place % PARTS * BLOCK_KV)
+        return Visit(n0, i32(entry % 2) if tells_all else i32(0), place)
+
+    @verb
+    def picks(options, where, visit):
+        return score.picks(options, where, visit.seen)
+
+    @verb
+    def last(task, options):
+        return at(i32(task.first + i32(task.count) - 1), task, options)
+
+    @verb
+    def before(visit, task, options):
+        return at(i32(visit.place - 1), task, options)
+
+    @verb
+    def keys(task):
+        return i32(0), task.Sk
+
+    return Visits(between=between, last=last, before=before, picks=picks, finish=score.finish_picked, keys=keys)

@@ -1,0 +1,90 @@
+"""What a block of attention's sm90 rung has next: queries of a head (`..walk`), or a part of few queries' keys; and how
+it is handed on.
+"""
+
+from __future__ import annotations
+
+from ...backend import i32, u32, verb
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ..arguments import Variant, spans
+from ..options import OptionChain
+from ..walk import Task, Walk, walk_by_queries
+from .config import Sm90Config
+from .splits import splits_of
+from .visits import Visits
+
+SIZE = len(Task._fields) + 1  # numbers of what is handed on
+M0 = Task._fields.index("m0")
+
+
+@verb
+def put(numbers, at, task, column):
+    """A task, and the first of V's columns."""
+    numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3] = task.b, task.h, task.h_kv, task.m0
+    numbers[at + 4], numbers[at + 5], numbers[at + 6] = task.Sq, task.Sk, task.offset
+    numbers[at + 7], numbers[at + 8], numbers[at + 9] = task.q_first, task.k_first, task.first
+    numbers[at + 10], numbers[at + 11], numbers[at + 12] = i32(task.count), task.split, column
+
+
+@verb
+def put_end(numbers, at):
+    """There is none."""
+    numbers[at + M0] = i32(-1)
+
+
+@verb
+def one(numbers, at):
+    return shfl_idx_i32(numbers[at], 0, FULL_WARP)
+
+
+@verb
+def got(numbers, at):
+    """Task and column, known to the assembler as the same for all lanes; m0 is below 0 where there is none."""
+    b, h, h_kv, m0 = one(numbers, at), one(numbers, at + 1), one(numbers, at + 2), one(numbers, at + 3)
+    Sq, Sk, offset = one(numbers, at + 4), one(numbers, at + 5), one(numbers, at + 6)
+    q_first, k_first, first = one(numbers, at + 7), one(numbers, at + 8), one(numbers, at + 9)
+    count, split, column = u32(one(numbers, at + 10)), one(numbers, at + 11), one(numbers, at + 12)
+    return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
+
+
+def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: Visits) -> Walk:
+    """The verbs of a kernel."""
+    if config.split:
+        return _by_splits(config, variant, chain)
+    return walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+
+
+def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
+    """Pieces are numbered so that neighbours have the same keys, as heads of a group have, then keys that follow.
+
+    In varlen a sequence has as many splits as its own keys make: those beyond begin behind its last query.
+    """
+    QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
+    span, split = spans(variant.varlen), splits_of(BLOCK_KV)
+
+    @verb
+    def q_blocks(extent):
+        return u32((extent.Sq + (QUERIES - 1)) // QUERIES)
+
+    @verb
+    def total(extent):
+        return i32(u32(extent.heads) // HEADS * q_blocks(extent) * u32(split.count(extent.Sk)))
+
+    @verb
+    def task(number, extent, lengths, options):
+        blocks, most = q_blocks(extent), u32(split.count(extent.Sk))
+        m0 = i32(u32(number) % blocks * u32(QUERIES))
+        part, head = i32(u32(number) // blocks % most), i32(u32(number) // blocks // most * HEADS)
+        b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        if part >= split.count(Sk):
+            m0 = i32(Sq)
+        offset = i32(extent.aligned * (Sk - Sq))
+        n_first, n_end = chain.key_range(options, m0, min(m0 + QUERIES, Sq), offset, Sk)
+        tiles = split.tiles(Sk)
+        first = max(i32(n_first // BLOCK_KV), i32(part * tiles))
+        end = min(i32((n_end + (BLOCK_KV - 1)) // BLOCK_KV), i32(part * tiles + tiles))
+        h_kv = i32(u32(h) // u32(extent.group))
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(max(i32(end - first), i32(0))), part)
+
+    return Walk(total=total, task=task)

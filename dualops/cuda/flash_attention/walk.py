@@ -1,0 +1,132 @@
+"""Which queries of which head a block of attention's tensor-core rungs has, and which tiles of keys they see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, i32, u32, verb
+from .arguments import spans
+from .options import OptionChain
+
+KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
+
+
+class Extent(NamedTuple):
+    """How much there is: of heads and their groups, of the longest sequence, and heads that blocks share at a time."""
+
+    heads: Any  # of all batches
+    H: Any
+    group: Any
+    Sq: Any
+    Sk: Any
+    aligned: Any
+    section: Any
+
+
+class Task(NamedTuple):
+    """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
+    them see: `count` from `first` on (`Range`, or sm90's `visits`).
+    """
+
+    b: Any
+    h: Any
+    h_kv: Any
+    m0: Any
+    Sq: Any
+    Sk: Any
+    offset: Any  # position of query 0 among the keys
+    q_first: Any  # tokens of varlen before this sequence
+    k_first: Any
+    first: Any
+    count: Any
+    split: Any  # which of the parts that keys are split into
+
+
+class Walk(Namespace):
+    """The verbs."""
+
+    total: Callable[..., Any]  # (extent) -> how many pieces of work there are
+    task: Callable[..., Task]  # (number, extent, lengths, options)
+
+
+class Rows(Namespace):
+    """What the rows of a tile of queries are."""
+
+    query: Callable[..., Any]  # (task, row) -> its number in the sequence
+    head: Callable[..., Any]  # (task, row)
+    there: Callable[..., Any]  # (task, row) -> whether there is such a query
+
+
+@verb
+def _query(task, row):
+    return i32(task.m0 + row)
+
+
+@verb
+def _head(task, row):
+    return task.h
+
+
+@verb
+def _there(task, row):
+    return task.m0 + row < task.Sq
+
+
+ROWS_OF_A_HEAD = Rows(query=_query, head=_head, there=_there)  # row r is query m0 + r
+
+
+class Range(Namespace):
+    """Tiles of keys that follow one another."""
+
+    between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
+    keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
+
+
+@cache
+def range_of(block_kv: int) -> Range:
+    """The verbs of tiles of so many keys."""
+
+    @verb
+    def between(b, h, m0, n_first, n_end, options):
+        first = i32(n_first // block_kv)
+        return first, max(i32((n_end + (block_kv - 1)) // block_kv - first), i32(0))
+
+    @verb
+    def keys(task):
+        return i32(task.first * block_kv), i32((task.first + i32(task.count)) * block_kv)
+
+    return Range(between=between, keys=keys)
+
+
+def walk_by_queries(block_q: int, between: Callable[..., Any], varlen: bool, chain: OptionChain) -> Walk:
+    """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
+    in L2: of each section the last queries of all heads, then those before them. between: as `Range` has it.
+    """
+    span = spans(varlen)
+
+    @verb
+    def q_blocks(extent):
+        return u32((extent.Sq + (block_q - 1)) // block_q)
+
+    @verb
+    def total(extent):
+        return i32(u32(extent.heads) * q_blocks(extent))
+
+    @verb
+    def task(number, extent, lengths, options):
+        blocks, section = q_blocks(extent), min(u32(extent.section), u32(extent.heads))
+        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
+        place, here = u32(number) - u32(before * blocks), min(u32(extent.heads) - before, section)
+        head = i32(before + place % here)
+        m0 = i32((blocks - 1 - place // here) * block_q)
+        b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        offset = i32(extent.aligned * (Sk - Sq))
+        n_first, n_end = chain.key_range(options, m0, min(m0 + block_q, Sq), offset, Sk)
+        first, count = between(b, h, m0, n_first, n_end, options)
+        h_kv = i32(u32(h) // u32(extent.group))
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
+
+    return Walk(total=total, task=task)

@@ -1,0 +1,115 @@
+"""attention's sm90 rung where queries are few: keys split among blocks, heads of a group in one tile, parts merged."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda.flash_attention.sm90.splits import MOST_SPLITS, split_count, split_tiles, splits_of
+from dualops.spec.attention.cases import bent, woven
+from tests.cuda.simulator.test_attention_sm90 import attend, checked, numbers, widened
+
+SLOPES = np.linspace(0.01, 0.04, 6, dtype=np.float32)
+SINKS = np.linspace(-1, 4, 6, dtype=np.float32)
+
+
+def few(B: int = 1, H: int = 6, Hkv: int = 2, Sq: int = 3, Sk: int = 700, D: int = 24, Dv: int = 40) -> list[Any]:
+    return [numbers(B, H, Sq, D), numbers(B, Hkv, Sk, D, seed=1), numbers(B, Hkv, Sk, Dv, seed=2)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"causal": True, "window": (400, 0)},  # of some splits a row sees nothing
+        {"alibi_slopes": SLOPES, "softcap": 2.0},
+        {"sinks": SINKS, "window": (60, None), "causal": True},
+        {"bias": numbers(6, 3, 700, seed=3)},
+        {"score_mod": bent, "mask_mod": woven},
+        {"key_padding_mask": np.arange(700)[None] % 3 != 1},
+        {"dropout_p": 0.3, "seed": 7},
+    ],
+    ids=lambda params: "-".join(params) or "plain",
+)
+def test_options(params):
+    arrays = few()
+    assert dualops.cuda.plan("flash_attention", *arrays, **params).choice.config.split
+    o, lse = attend(*arrays, return_lse=True, **params)
+    checked(o, "o", reference.flash_attention, *arrays, **params)
+    wide = {name: widened(value) for name, value in params.items()}
+    _, truth = reference.flash_attention(*map(widened, arrays), return_lse=True, **wide)
+    np.testing.assert_allclose(lse, truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("H", [1, 2, 5, 12])  # 60 rows of 64 where heads are 5 or 12; a tile, two, three
+def test_heads_of_a_group(H):
+    arrays = few(2, H, 1, 30, 530)
+    config = dualops.cuda.plan("flash_attention", *arrays).choice.config
+    assert (config.heads, config.queries) == (H, 64 // H)
+    checked(attend(*arrays), "o", reference.flash_attention, *arrays)
+
+
+def test_more_heads_than_rows_go_one_by_one():
+    assert dualops.cuda.plan("flash_attention", *few(1, 65, 1, 1, 520)).choice.config.heads == 1
+
+
+def test_a_row_knows_nothing_of_its_batch():
+    """Alone, in a batch of 7, and among sequences of other lengths, empty ones too."""
+    q, k, v = few(7, Sq=2, Sk=900)
+    params: dict[str, Any] = {"causal": True, "return_lse": True}
+    together = attend(q, k, v, **params)
+    alone = attend(q[3:4], k[3:4], v[3:4], **params)
+    assert all(np.array_equal(many[3:4], one) for many, one in zip(together, alone, strict=True))
+    ends_q, ends_k = np.array([0, 5, 5, 7, 12], np.int32), np.array([0, 30, 600, 1500, 1500], np.int32)
+    tokens = [np.concatenate([x, y[3].transpose(1, 0, 2), x]) for x, y in _around(q, k, v)]
+    tokens = [x[:n] for x, n in zip(tokens, (12, 1500, 1500), strict=True)]
+    varlen = partial(dualops.cuda.flash_attention_varlen, kernel="sm90", max_seqlen_q=5, max_seqlen_k=900, **params)
+    o, lse = varlen(*tokens, ends_q, ends_k)
+    assert np.array_equal(o[5:7].transpose(1, 0, 2)[None], alone[0])
+    assert np.array_equal(lse[:, 5:7][None], alone[1])
+    assert (lse[:, 7:] == -np.inf).all() and not o[7:].astype(np.float32).any()  # there are no keys
+    sizes = {"max_seqlen_q": 5, "max_seqlen_k": 900, "causal": True}
+    checked(o, "o", reference.flash_attention_varlen, *tokens, ends_q, ends_k, **sizes)
+
+
+def _around(q: Any, k: Any, v: Any) -> list[Any]:
+    """Tokens of other sequences, and the arrays."""
+    before = numbers(5, 6, 24, seed=5), numbers(600, 2, 24, seed=6), numbers(600, 2, 40, seed=7)
+    return [*zip(before, (q, k, v), strict=True)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_a_mask_hides_stays_where_it_is(value):
+    q, k, v = few()
+    v[0, 1, 620, 5] = k[0, 0, 699] = value
+    for params in ({"causal": True}, {"mask_mod": lambda b, h, i, j: j != 620, "causal": True}):
+        found = attend(q, k, v, **params)
+        checked(found, "o", reference.flash_attention, q, k, v, **params)
+        assert np.isfinite(found[:, :3, :2].astype(np.float32)).all()
+
+
+def test_splits_follow_from_the_number_of_keys():
+    verbs = splits_of(128)
+    for keys in (1, 127, 128, 129, 512, 513, 5000, 16384, 32768, 32769, 100_000, 2_000_000):
+        tiles, count = split_tiles(keys, 128), split_count(keys, 128)
+        assert (verbs.tiles(keys), verbs.count(keys)) == (tiles, count)
+        assert count <= MOST_SPLITS and (count - 1) * tiles * 128 < keys <= count * tiles * 128
+
+
+def test_few_keys_or_many_queries_are_not_split():
+    for sizes in ({"Sk": 512}, {"Sq": 65}):
+        assert not dualops.cuda.plan("flash_attention", *few(**sizes)).choice.config.split
+
+
+def test_memory_is_said():
+    workspace = dualops.cuda.plan("flash_attention", *few(2)).choice.workspace
+    assert {name: meta.shape for name, meta in workspace.items()} == {
+        "counter": (1,),
+        "o_parts": (2, 2, 6, 3, 40),
+        "lse_parts": (2, 2, 6, 3),
+    }

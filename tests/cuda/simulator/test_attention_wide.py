@@ -1,0 +1,129 @@
+"""attention's sm90 rung with wide heads: V's columns in slices, o over Q, whatever the options; and few queries."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda.device import known
+from dualops.cuda.flash_attention.sm90.config import SLACK, Sm90Config, configs, short_config
+from dualops.cuda.flash_attention.sm90.slices import slices_of
+from dualops.spec.attention import OPTIONS
+from dualops.spec.attention.cases import bent, woven
+from tests.cuda.simulator.test_attention_sm90 import attend, checked, numbers, widened
+
+OF_A_HEAD = np.array([0.3], np.float32)
+
+
+def wide(D: int, Dv: int, Sq: int = 70, Sk: int = 90, B: int = 1, H: int = 1) -> list[Any]:
+    return [numbers(B, H, Sq, D), numbers(B, 1, Sk, D, seed=1), numbers(B, 1, Sk, Dv, seed=2)]
+
+
+@pytest.mark.parametrize(
+    ("D", "Dv", "o_over_q", "slices"),
+    [
+        (256, 256, True, 1),
+        (192, 184, True, 1),
+        (128, 256, False, 1),
+        (256, 320, True, 2),  # slices of 192 columns, of which the second has 64 beyond V's
+    ],
+)
+def test_widths(D, Dv, o_over_q, slices):
+    """Two pieces of work for a block, so that Q is loaded where o was."""
+    arrays = wide(D, Dv, Sq=150)
+    config = dualops.cuda.plan("flash_attention", *arrays).choice.config
+    assert (config.o_over_q, config.slices) == (o_over_q, slices)
+    o, lse = attend(*arrays, causal=True, return_lse=True)
+    checked(o, "o", reference.flash_attention, *arrays, causal=True)
+    _, truth = reference.flash_attention(*map(widened, arrays), causal=True, return_lse=True)
+    np.testing.assert_allclose(lse, truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"alibi_slopes": OF_A_HEAD, "softcap": 2.0},
+        {"sinks": OF_A_HEAD, "window": (30, 5)},
+        {"bias": numbers(70, 90, seed=3)},
+        {"score_mod": bent, "mask_mod": woven, "causal": "top_left"},
+        {"key_padding_mask": np.arange(90)[None] % 3 != 1},
+        {"dropout_p": 0.3, "seed": 7},
+    ],
+    ids="-".join,
+)
+def test_options(params):
+    """Where they read, V's columns are in slices of 128."""
+    arrays = wide(256, 256)
+    config = dualops.cuda.plan("flash_attention", *arrays, **params).choice.config
+    assert config.slices == 1 + bool(params.keys() & {"bias", "dropout_p"})
+    checked(attend(*arrays, **params), "o", reference.flash_attention, *arrays, **params)
+
+
+@pytest.mark.parametrize("Dv", [248, 400])
+def test_sequences_have_the_bits_of_a_batch(Dv):
+    """Rows of varlen, which go over Q to memory as 16 bytes or one by one, and boxes of a batch."""
+    q, k, v = wide(256, Dv, 20, 50, B=2, H=2)
+    o, lse = attend(q, k, v, causal=True, return_lse=True)
+    tokens = [x.transpose(0, 2, 1, 3).reshape(-1, *x.shape[1::2]) for x in (q, k, v)]
+    ends = [np.array((0, n, 2 * n), np.int32) for n in (20, 50)]
+    room = np.full((40, 2, Dv + 3), 7, q.dtype)
+    for out in (np.zeros((40, 2, Dv), q.dtype), room[..., :Dv]):
+        results = out, np.zeros((2, 40), np.float32)
+        params: dict[str, Any] = {"causal": True, "return_lse": True, "out": results}
+        dualops.cuda.flash_attention_varlen(*tokens, *ends, kernel="sm90", max_seqlen_q=20, max_seqlen_k=50, **params)
+        assert np.array_equal(out.reshape(2, 20, 2, Dv).transpose(0, 2, 1, 3), o)
+        assert np.array_equal(results[1].reshape(2, 2, 20).transpose(1, 0, 2), lse)
+    assert (room[..., Dv:] == 7).all()
+
+
+@pytest.mark.parametrize(("Sk", "column"), [(300, 200), (70, 5), (70, 301)])  # of splits or none, of either slice
+def test_what_a_mask_hides_stays_where_it_is(Sk, column):
+    q, k, v = wide(256, 304, Sq=3, Sk=Sk)
+    v[0, 0, 60, column] = np.nan
+    params: dict[str, Any] = {"mask_mod": lambda b, h, i, j: j != 60}
+    found = attend(q, k, v, **params)
+    checked(found, "o", reference.flash_attention, q, k, v, **params)
+    assert np.isfinite(found.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("D", "Dv", "params"),
+    [(256, 256, {"causal": True}), (64, 512, {"causal": True}), (256, 384, {"bias": numbers(2, 3, 600, seed=3)})],
+)
+def test_few_queries(D, Dv, params):
+    arrays = wide(D, Dv, Sq=3, Sk=600, H=2)
+    config = dualops.cuda.plan("flash_attention", *arrays, **params).choice.config
+    assert config.split and config.slices == {256: 2, 512: 4, 384: 3}[Dv]
+    o, lse = attend(*arrays, return_lse=True, **params)
+    checked(o, "o", reference.flash_attention, *arrays, **params)
+    many = {name: widened(value) for name, value in params.items()}
+    _, truth = reference.flash_attention(*map(widened, arrays), return_lse=True, **many)
+    np.testing.assert_allclose(lse, truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [[], *([option.name] for option in OPTIONS), [option.name for option in OPTIONS]])
+def test_every_width_fits(options):
+    """Into Hopper's shared memory; and a slice into a warpgroup's registers."""
+    most = known("sm_90a").shared_memory_per_block - SLACK
+    for D, Dv in product(range(64, 257, 64), range(64, 513, 64)):
+        for config, _ in [*configs(D, Dv, options), short_config(D, Dv, options, 4)]:
+            assert config.shared_bytes(D, Dv) <= most, (D, Dv, config)
+            assert config.columns(Dv) <= 256 and config.columns(Dv) * config.slices >= Dv
+
+
+def test_slices():
+    one, three = slices_of(1, 256), slices_of(3, 192)
+    assert (one.total(7), one.walk(5), one.column(5)) == (7, 5, 0)
+    assert three.total(7) == 21
+    assert [(three.walk(n), three.column(n)) for n in (0, 1, 2, 3)] == [(0, 0), (0, 192), (0, 384), (1, 0)]
+
+
+@pytest.mark.parametrize("config", [Sm90Config(2, 64, o_over_q=True), Sm90Config(2, 64, q_stages=1, o_over_q=True)])
+def test_o_over_q_needs_a_place(config):
+    with pytest.raises(ValueError, match="o of 256 columns over Q of 128"):
+        config.tiles(128, 256)
