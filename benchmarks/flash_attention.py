@@ -1,7 +1,11 @@
-"""flash_attention: its asv classes and their peers, what torch has of attention."""
+"""flash_attention: its asv classes and their peers, what torch has of attention, and FlashAttention-4.
+
+A peer takes the options that it has, in the meaning that dualops gives them, and refuses the others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -11,38 +15,121 @@ from .contestant import Contestant, with_autograd
 from .samples import one_head
 from .tree import spec
 
+CAP = 30.0  # of `tanh_softcap`, a function of a case
+DEVICE = "cuda"
 
-def plain(problem: spec.Problem) -> None:
-    """Raise NotImplementedError for options that torch's functions have not, or have otherwise (dropout)."""
-    known = {"causal", "scale", "return_lse", "max_seqlen_q", "max_seqlen_k"}
+
+ALWAYS = {"causal", "scale", "return_lse", "max_seqlen_q", "max_seqlen_k"}
+
+
+def torch_mods() -> dict[str, Callable[..., Any]]:
+    """Functions of numbers that cases have, as torch's tensors take them; others are the same for both."""
+    tanh = import_module("torch").tanh
+    return {"tanh_softcap": lambda score, b, h, i, j: CAP * tanh(score / CAP)}
+
+
+def takes(problem: spec.Problem, *options: str, who: str = "torch") -> None:
+    """Raise NotImplementedError for options beside these, which a peer has not, or has otherwise (dropout)."""
     defaults = {param.name: param.default for param in problem.spec.params}
-    options = [name for name, value in problem.params.items() if name not in known and value != defaults[name]]
-    options += [entry.name for entry in problem.spec.inputs if entry.optional and entry.name in problem.arrays]
-    if options:
-        raise NotImplementedError(f"torch has no {', '.join(options)}")
+    found = [name for name, value in problem.params.items() if name not in ALWAYS and value != defaults[name]]
+    found += [entry.name for entry in problem.spec.inputs if entry.optional and entry.name in problem.arrays]
+    refused = [name for name in found if name not in options]
+    if refused:
+        raise NotImplementedError(f"{who} has no {', '.join(refused)}")
 
 
 def sdpa(problem: spec.Problem, *, name: str, backend: str) -> Contestant:
     """One backend of scaled_dot_product_attention and no other: torch raises where it cannot take the call."""
-    plain(problem)
+    takes(problem, *(("bias",) if backend == "EFFICIENT_ATTENTION" and not problem.causal else ()))
     if problem.causal is True and problem.Sq != problem.Sk:
         raise NotImplementedError("torch aligns the causal mask at the first key, not at the last")
 
     attention, functional = import_module("torch.nn.attention"), import_module("torch.nn.functional")
     chosen = getattr(attention.SDPBackend, backend)
 
-    def forward(q: Any, k: Any, v: Any) -> Any:
+    def forward(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
         with attention.sdpa_kernel(chosen):
             return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=bool(problem.causal), scale=problem.scale, enable_gqa=problem.group > 1
+                q, k, v, bias, is_causal=bool(problem.causal), scale=problem.scale, enable_gqa=problem.group > 1
             )
 
     return with_autograd(name, problem, forward)
 
 
+def flash_attention_4(problem: spec.Problem) -> Contestant:
+    """FlashAttention's kernels in CuTe-DSL, forward, on views of the same memory: they name tokens before heads."""
+    takes(problem, "softcap", "window", "sinks", who="FlashAttention-4")
+    if problem.dtype not in ("float16", "bfloat16"):
+        raise NotImplementedError(f"FlashAttention-4 takes float16 and bfloat16, not {problem.dtype}")
+    if problem.causal == "top_left":
+        raise NotImplementedError("FlashAttention-4 aligns the causal mask at the last key")
+    attend, options = import_module("flash_attn.cute.interface")._flash_attn_fwd, _options_of_4(problem)
+
+    def forward(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
+        more = {} if sinks is None else {"learnable_sink": sinks.to(q.dtype)}
+        found = attend(*(x.transpose(1, 2) for x in (q, k, v)), **options, **more)
+        o = found[0].transpose(1, 2)
+        return (o, found[1]) if problem.return_lse else o
+
+    return Contestant("FlashAttention-4", forward)
+
+
+def flash_attention_4_varlen(problem: spec.Problem) -> Contestant:
+    """The same of sequences one after another."""
+    takes(problem, "softcap", "window", who="FlashAttention-4")
+    if problem.dtype not in ("float16", "bfloat16") or problem.causal == "top_left":
+        raise NotImplementedError("FlashAttention-4 takes 16 bits, and aligns the causal mask at the last key")
+    attend, options = import_module("flash_attn.cute.interface")._flash_attn_fwd, _options_of_4(problem)
+    longest = {name: problem.params[name] for name in ("max_seqlen_q", "max_seqlen_k")}
+
+    def forward(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+        ends = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        found = attend(q, k, v, **ends, **longest, **options)
+        return (found[0], found[1]) if problem.return_lse else found[0]
+
+    return Contestant("FlashAttention-4", forward)
+
+
+def _options_of_4(problem: spec.Problem) -> dict[str, Any]:
+    """What FlashAttention-4 calls the options of a problem."""
+    left, right = problem.window or (None, None)
+    window = {"window_size_left": left, "window_size_right": 0 if problem.causal else right} if problem.window else {}
+    causal = bool(problem.causal) and not window  # it takes the one or the other
+    softcap = {} if problem.softcap is None else {"softcap": problem.softcap}
+    return {"softmax_scale": problem.scale, "causal": causal, "return_lse": problem.return_lse, **softcap, **window}
+
+
+def flex_attention(problem: spec.Problem) -> Contestant:
+    """torch's flex_attention, compiled, with the functions of the problem and the block mask that it makes of them.
+
+    That is made before anything is timed, as dualops' own is.
+    """
+    takes(problem, "score_mod", "mask_mod", "block_mask")
+    if problem.causal == "top_left":
+        raise NotImplementedError("flex_attention is asked for no causal mask from the first key")
+    torch, flex = import_module("torch"), import_module("torch.nn.attention.flex_attention")
+    attend, sizes = torch.compile(flex.flex_attention), (problem.Sq, problem.Sk)
+    mods = {name: problem.params[name] for name in ("score_mod", "mask_mod") if problem.params[name] is not None}
+    functions = {name: torch_mods().get(mod.function.__name__, mod.function) for name, mod in mods.items()}
+    seen, offset = functions.pop("mask_mod", None), problem.Sk - problem.Sq
+
+    def causal(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return j <= i + offset
+
+    if problem.causal:
+        seen = causal if seen is None else flex.and_masks(causal, seen)
+    blocks = flex.create_block_mask(seen, None, None, *sizes, device=DEVICE) if seen else None
+
+    def forward(q: Any, k: Any, v: Any, block_mask: Any = None) -> Any:
+        shared = problem.group > 1
+        return attend(q, k, v, block_mask=blocks, scale=problem.scale, enable_gqa=shared, **functions)
+
+    return with_autograd("flex_attention", problem, forward)
+
+
 def varlen(problem: spec.Problem) -> Contestant:
     """torch.nn.attention.varlen, which is FlashAttention-2 and aligns the causal mask at the last key."""
-    plain(problem)
+    takes(problem)
     if problem.causal == "top_left" or problem.group > 1:
         raise NotImplementedError("torch's varlen_attn has neither grouped heads nor a causal mask from the first key")
     attend = import_module("torch.nn.attention.varlen").varlen_attn
@@ -63,9 +150,16 @@ BACKENDS = {
 FlashAttention = suite(
     "flash_attention",
     sample=one_head,
-    peers={name: partial(sdpa, name=name, backend=backend) for name, backend in BACKENDS.items()},
+    peers={
+        **{name: partial(sdpa, name=name, backend=backend) for name, backend in BACKENDS.items()},
+        "FlashAttention-4": flash_attention_4,
+        "flex_attention": flex_attention,
+    },
     rungs=("naive",),
 )
 FlashAttentionVarlen = suite(
-    "flash_attention_varlen", sample=one_head, peers={"torch varlen": varlen}, rungs=("naive",)
+    "flash_attention_varlen",
+    sample=one_head,
+    peers={"torch varlen": varlen, "FlashAttention-4": flash_attention_4_varlen},
+    rungs=("naive",),
 )

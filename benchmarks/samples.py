@@ -58,6 +58,7 @@ def one_head(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) ->
     """
     entries = (*problem.spec.inputs, *problem.spec.gradient_inputs)
     axes = {entry.name: entry.axes for entry in entries} | {"bias": ("B", "H", "Sq", "Sk")}
+    axes["block_mask"] = ("B", "H", "tiles of Sq", "tiles of Sk")
     taken = _taken(problem, shapes, rng)
     picked: Selection = {}
     for name, shape in shapes.items():

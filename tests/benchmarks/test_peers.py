@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,14 @@ import torch
 
 from benchmarks import cases, workload
 from benchmarks.contestant import Contestant, with_autograd
+from benchmarks.samples import one_head
 from benchmarks.tree import reference, spec
 from benchmarks.work import bind
 from benchmarks.workload import Workload, to_numpy, to_torch
+from dualops.spec.attention.cases import documents, tanh_softcap
 
 Toy = Callable[..., Workload]
+ATTENTION = spec.OPERATORS["flash_attention"]
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +138,60 @@ REFUSED = {
 }
 
 
+TAKEN = {("FlashAttention-4", "window"), ("FlashAttention-4", "softcap"), ("FlashAttention-4", "sinks")}
+TAKEN |= {("SDPA efficient", "bias")}
+
+
 @pytest.mark.parametrize("option", REFUSED)
 @pytest.mark.parametrize("peer", cases.find("flash_attention").peers)
-def test_sdpa_refuses_options(option: str, peer: str) -> None:
+def test_peers_refuse_options_that_they_do_not_have(option: str, peer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     params, shapes = REFUSED[option]
     case = attention(**params)
-    problem = bind(spec.OPERATORS["flash_attention"], spec.Case("toy", "float32", {**case.shapes, **shapes}, params))
-    with pytest.raises(NotImplementedError, match=f"torch has no {option}$"):
-        cases.find("flash_attention").peers[peer](problem)
+    dtype = "bfloat16" if peer == "FlashAttention-4" else "float32"
+    problem = bind(spec.OPERATORS["flash_attention"], spec.Case("toy", dtype, {**case.shapes, **shapes}, params))
+    make = cases.find("flash_attention").peers[peer]
+    if (peer, option) in TAKEN:
+        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=None))
+        assert make(problem).forward is not None
+    else:
+        with pytest.raises(NotImplementedError, match=f"has no {option}$"):
+            make(problem)
+
+
+class TestFlex:
+    """Not compiled, on a CPU: what it is asked for is what dualops does."""
+
+    @pytest.fixture(autouse=True)
+    def _on_a_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("benchmarks.flash_attention.DEVICE", "cpu")
+        monkeypatch.setattr(torch, "compile", lambda function: function)
+        flag = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+        monkeypatch.setattr(flag, True)
+
+    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"score_mod": tanh_softcap}, {"mask_mod": documents}])
+    def test_options(self, options: dict[str, Any]) -> None:
+        shapes = {"q": (1, 2, 130, 16), "k": (1, 2, 140, 16), "v": (1, 2, 140, 16)}
+        case = spec.Case("toy", "float32", shapes, options)
+        work = Workload(ATTENTION, case, one_head, device="cpu")
+        assert work.check(cases.find("flash_attention").peers["flex_attention"](work.problem), "forward").passed
+
+
+def test_flash_attention_4_is_told_of_options_by_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+
+    def attend(*arrays: Any, **options: Any) -> Any:
+        told.update(options)
+        return arrays[0], None
+
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=attend))
+    params = {"window": (7, None), "causal": True, "softcap": 3.0}
+    case = attention(**params)
+    problem = bind(ATTENTION, spec.Case("toy", "bfloat16", {**case.shapes, "sinks": (4,)}, params))
+    q = torch.zeros(*case.shapes["q"], dtype=torch.bfloat16)
+    contestant = cases.find("flash_attention").peers["FlashAttention-4"](problem)
+    contestant.forward(q, q, q, torch.zeros(4))
+    assert (told["causal"], told["window_size_left"], told["window_size_right"], told["softcap"]) == (False, 7, 0, 3.0)
+    assert told["learnable_sink"].dtype == torch.bfloat16
 
 
 def test_sdpa_refuses_a_mask_that_is_aligned_at_the_last_key() -> None:
@@ -162,8 +213,9 @@ def test_varlen_refuses_a_mask_that_is_aligned_at_the_first_key_and_grouped_head
 def test_bench_cases_are_none_that_every_peer_refuses() -> None:
     for name in ("flash_attention", "flash_attention_varlen"):
         for case in spec.OPERATORS[name].tagged(spec.Tag.BENCH):
-            for make in cases.find(name).peers.values():
-                assert make(bind(spec.OPERATORS[name], case)).backward is not None
+            for peer, make in cases.find(name).peers.items():
+                if peer not in ("FlashAttention-4", "flex_attention"):  # 16 bits, forward; a GPU
+                    assert make(bind(spec.OPERATORS[name], case)).backward is not None
 
 
 def test_lengths_of_the_bench_case_differ_between_queries_and_keys() -> None:

@@ -279,4 +279,7 @@ class TestCommand:
 
 @pytest.mark.parametrize(("operator", "unit"), [("softmax", "TB/s"), ("flash_attention", "TFLOP/s")])
 def test_attention_is_quoted_in_flops_and_rows_in_bytes(operator: str, unit: str) -> None:
-    assert {work_of(key).unit for key in keys() if key.operator == operator} == {unit}
+    """But for a case with one query, which has nothing to do but to read keys and values."""
+    units = {key.case: work_of(key).unit for key in keys() if key.operator == operator}
+    one_query = {case for case in units if case.startswith("sq1")}
+    assert {units.pop(case) for case in one_query} <= {"TB/s"} and {*units.values()} == {unit}
