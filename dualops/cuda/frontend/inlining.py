@@ -75,17 +75,24 @@ class Ready(ir.Block):
 
 
 def ready_to_inline(function: Any) -> Any:
-    """A copy of a function's IR, as far as inlining changes it: blocks, statements, expressions and names in use."""
+    """A copy of a function's IR, as far as inlining changes it: blocks, statements, expressions and names in use.
+
+    Blocks are counted anew, in their order. Inlining adds the largest label there is to those of what it inlines, so
+    labels would double with each function within a function, and after some kernels be too long for NVVM.
+    """
     made = copy(function)
     (scope,) = {id(block.scope): block.scope for block in function.blocks.values()}.values()
     names = ir.Scope(scope.parent, scope.loc)
     names.localvars._con.update(scope.localvars._con)
     names.redefined.update(scope.redefined)
     names.var_redefinitions.update({name: set(later) for name, later in scope.var_redefinitions.items()})
+    numbers = {label: number for number, label in enumerate(sorted(function.blocks))}
     made.blocks = {}
     for label, block in function.blocks.items():
-        made.blocks[label] = own = Ready(names, block.loc)
+        made.blocks[numbers[label]] = own = Ready(names, block.loc)
         own.body = [copied(statement) for statement in block.body]
+        end = own.body[-1].__dict__  # to where it goes on: of a jump `target`, of a branch `truebr` and `falsebr`
+        end.update({name: numbers[end[name]] for name in ("target", "truebr", "falsebr") if name in end})
     made.block_entry_vars = {}
     return made
 

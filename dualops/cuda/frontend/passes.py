@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from numba.cuda.core import ir
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.ir_utils import fixup_var_define_in_scope
+from numba.cuda.core.ir_utils import enforce_no_phis, fixup_var_define_in_scope
 from numba.cuda.core.transforms import canonicalize_cfg
-from numba.cuda.core.typed_passes import NopythonRewrites, PreLowerStripPhis
+from numba.cuda.core.typed_passes import IRLegalization, NopythonRewrites, PreLowerStripPhis
 from numba.cuda.core.untyped_passes import InlineClosureLikes, IRProcessing, WithLifting
 
 from .members import settle_members
@@ -86,4 +86,16 @@ class StripPhis(PreLowerStripPhis):
 
     def run_pass(self, state: Any) -> bool:
         state.func_ir = self._strip_phi_nodes(state.func_ir)
+        return True
+
+
+@instead_of(IRLegalization)
+class Legal(IRLegalization):
+    """Without the end of each variable's life, where Numba would count a reference less: on a GPU nothing is counted."""
+
+    def run_pass(self, state: Any) -> bool:
+        if state.func_ir.is_generator:
+            return super().run_pass(state)
+        enforce_no_phis(state.func_ir)
+        state.func_ir.blocks = canonicalize_cfg(state.func_ir.blocks)
         return True

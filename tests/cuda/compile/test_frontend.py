@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from numba.cuda.core import ir_utils  # pyright: ignore[reportMissingImports]
 from numba.cuda.core.untyped_passes import IRProcessing  # pyright: ignore[reportMissingImports]
 
 from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, types, verb
@@ -222,6 +223,34 @@ def test_members_of_nouns_and_records_are_constants():
     for wrong in (Shape(3, False, None), Shape(3, True, "more")):
         with pytest.raises(NumbaError, match="Cannot cast"):
             lto_ir(asking(wrong), ARCH)
+
+
+def test_labels_count_blocks():
+    """Of functions within functions: Numba's own would double with each, and NVVM refuses names that are too long."""
+
+    def within(inner: Any) -> Any:
+        @verb
+        def outer(x):
+            if x > f32(2):
+                return inner(x)
+            return x + f32(1)
+
+        return outer
+
+    @verb
+    def nested(x):
+        return x * f32(3)
+
+    for _ in range(16):
+        nested = within(nested)
+
+    @kernel(pointer(f32), threads=32)
+    def deep(y):
+        y[0] = nested(y[0])
+
+    before = ir_utils._the_max_label.next()
+    lto_ir(deep, ARCH)
+    assert 16 < ir_utils._the_max_label.next() - before < 1000
 
 
 def test_a_copied_function_is_compiled_as_what_it_is():
