@@ -91,7 +91,7 @@ class StripPhis(PreLowerStripPhis):
 
 @instead_of(IRLegalization)
 class Legal(IRLegalization):
-    """Without the end of each variable's life, where Numba would count a reference less: on a GPU nothing is counted."""
+    """Without the ends of variables' lives, where Numba would count a reference less: nobody counts them here."""
 
     def run_pass(self, state: Any) -> bool:
         if state.func_ir.is_generator:
