@@ -53,7 +53,8 @@ def test_a_section_of_many_heads_has_a_number_of_32_bits():
     results = problem.outputs(SPEC.outputs)
     config, _ = next(configs(64, 64, ()))
     _, step = forward_steps(problem, results, config)
-    assert 8192 <= step.args[6] == section_of(problem) < 2**31
+    assert step.args[6] == section_of(problem)
+    assert 8192 <= section_of(problem) < 2**31
 
 
 def test_tokens_before_heads():
