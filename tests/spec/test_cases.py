@@ -21,6 +21,7 @@ from dualops.spec import (
     softmax,
 )
 from dualops.spec.attention import OPTIONS
+from dualops.spec.attention.blocks import made_of
 from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
@@ -210,3 +211,19 @@ def test_sequences_are_drawn_as_long_as_the_case_says(seed):
         assert np.diff(ends).min() >= 0 and np.diff(ends).max() <= most
     pairs = np.prod([np.diff(arrays[f"cu_seqlens_{side}"]) for side in "qk"], axis=0).sum()
     assert 2 * pairs <= scores_of(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.id)
+        for case in OPERATORS["flash_attention"].cases
+        if case.dtype == "bfloat16" and "block_mask" in case.shapes
+    ],
+)
+def test_block_masks_of_cases_say_what_their_functions_say(case):
+    """Also where one list is of several heads or batches."""
+    (B, H, Sq, _), Sk, own = case.shapes["q"], case.shapes["k"][2], case.shapes["block_mask"]
+    found = made_of(case.params["mask_mod"], own[0], own[1], Sq, Sk)
+    expected = made_of(case.params["mask_mod"], B, H, Sq, Sk)
+    assert np.array_equal(np.broadcast_to(found, expected.shape), expected)

@@ -1,4 +1,6 @@
-"""What happens to scores in the registers of tensor cores' products: through the options, masked, weighted."""
+"""What happens to scores in the registers of tensor cores' products: through the options, masked, weighted. And which
+rows and columns of a tile a thread has there.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
+from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
+from ..views import start
 from .options import OptionChain
 
-LANES = 4  # that share a row
 GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
 
 
@@ -39,7 +42,16 @@ def my_row():
 
 @verb
 def my_column():
+    """The first of the columns of this thread among those of each quad of lanes."""
     return i32(2 * (cuda.threadIdx.x % LANES))
+
+
+@verb
+def store_lse(lse, task, row, value):
+    """Of a row of a head's queries, by one of the lanes that share it."""
+    i = i32(task.m0 + row)
+    if i < task.Sq and cuda.threadIdx.x % LANES == 0:
+        lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
 
 
 def fragment_scores(

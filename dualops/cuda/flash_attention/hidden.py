@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
@@ -20,7 +19,8 @@ from ..tile.storage import storage
 from ..tile.unrolled import one_after_another
 from ..views import start
 from .arguments import Variant
-from .options import OptionChain
+from .fragment_scores import LANES, my_column
+from .options import OptionChain, pair_places
 from .walk import Rows
 
 HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
@@ -42,7 +42,8 @@ def hidden_rows(
     keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
     sequences.
     """
-    mem, num, quad, warp_lanes = storage(variant.dtype), numbers(f32), lane_reductions(f32, 4), lane_reductions(f32, 32)
+    mem, num, pair_at = storage(variant.dtype), numbers(f32), pair_places(f32)
+    quad, warp_lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
     D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
 
     @verb
@@ -90,7 +91,7 @@ def hidden_rows(
         of_first, of_end = keys(task)
         j, end = max(i32(first), of_first), min(i32(end), of_end)
         while j < end:
-            at = At(task.b, h, i, j, i32(i + task.offset), f32(i32(i + task.offset - j)), j & 1)
+            at = pair_at(task.b, h, i, j, task.offset)
             score = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j)) * scale
             if chain.scores:
                 score = chain.score(score, options, at)
@@ -107,7 +108,7 @@ def hidden_rows(
         def put(acc, own, upper, lower):
             for j in range(4):
                 for e in range(2):
-                    value = shfl_idx_f32(own[slot], i32(8 * j + 2 * (cuda.threadIdx.x % 4) + e), FULL_WARP)
+                    value = shfl_idx_f32(own[slot], i32(8 * j + my_column() + e), FULL_WARP)
                     if upper:
                         acc[16 * slot + 4 * j + e] = value
                     if lower:
@@ -133,7 +134,7 @@ def hidden_rows(
         own = cuda.local.array(slots, f32)
         r = i32(0)
         while r < 16:
-            owner, upper = i32(r % 8 * 4), r < 8
+            owner, upper = i32(r % 8 * LANES), r < 8
             this = i32(row + 16 * warp + r)
             of_upper, of_lower = (
                 shfl_idx_i32(upper_doubt, owner, FULL_WARP),
@@ -142,7 +143,7 @@ def hidden_rows(
             if (of_upper if upper else of_lower) and queries.there(task, this):
                 above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
                 row_lse = above if upper else below
-                mine = lane // 4 == r % 8
+                mine = lane // LANES == r % 8
                 again(own, row_lse, arrays, task, this, column, scale, options)
                 put(acc, own, i32(upper and mine), i32(mine and not upper))
             r = opaque_i32(r + 1)

@@ -21,8 +21,8 @@ from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import start, strided
 from .arguments import Variant, array_type, size_types, spans, statistic_type
-from .naive_forward import THREADS, inner_products, my_index, place, places
-from .options import chain_of
+from .naive_forward import THREADS, inner_products, my_index, place
+from .options import chain_of, pair_places
 
 
 @builds
@@ -63,7 +63,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
+    chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
     @kernel(
         *[pointer(mem.number)] * 2,
@@ -87,7 +87,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                 if probs[index] != num.minus_inf:
                     token = q_first + m
                     prob = num.exp(probs[index] - num.base(lse.data[start(lse, b, h, token)]))
-                    weight = chain.weight(options, score_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
+                    weight = chain.weight(options, pair_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
                     v_row = start(v, b, h // group, k_first + n)
                     d_prob = weight * inner.product(do.data, start(do, b, h, token), v.data, v_row, Dv)
                     weighted, d_score = prob * weight, prob * (d_prob - delta[row])
@@ -172,7 +172,7 @@ def build_bend(variant: Variant) -> Kernel:
     """flash_attention_naive_bend(d_scores, q, k, D, B, H, group, Sq, Sk, ...): ds0 = dS * slope. A score a thread."""
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain, score_at = chain_of(variant.having, variant.dtype, gradient=True), places(variant.dtype)
+    chain, pair_at = chain_of(variant.having, variant.dtype, gradient=True), pair_places(mem.number)
 
     @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_bend(d_scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):
@@ -186,7 +186,7 @@ def build_bend(variant: Variant) -> Kernel:
                 if not num.is_minus_zero(d_score):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
                     score = scale * inner.product(q.data, q_row, k.data, k_row, D)
-                    d_score *= chain.slope(score, options, score_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
+                    d_score *= chain.slope(score, options, pair_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
                     if num.is_minus_zero(d_score):
                         d_score = num.zero  # it counts
                     d_scores[index] = d_score

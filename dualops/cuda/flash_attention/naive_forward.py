@@ -19,13 +19,12 @@ from functools import cache
 from typing import Any
 
 from ...spec import Problem
-from ...spec.attention import At
 from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type, variant
-from .options import chain_of
+from .options import chain_of, pair_places
 
 THREADS = 256  # of a block
 PIECE = 32  # terms of an inner product
@@ -46,18 +45,6 @@ def my_index():
 def place(row, heads, tokens):
     """Batch, head and token of row number `row`."""
     return row // tokens // heads, row // tokens % heads, row % tokens
-
-
-@cache
-def places(dtype: str) -> Callable[..., Any]:
-    """The verb that says where a score stands, for options; offset: position of query 0 among the keys."""
-    number = storage(dtype).number
-
-    @verb
-    def score_at(b, h, m, n, offset):
-        return At(b, h, i32(m), i32(n), i32(m + offset), number(i32(m + offset - n)), n & 1)
-
-    return score_at
 
 
 class Inner(Namespace):
@@ -96,7 +83,7 @@ def build_scores(variant: Variant) -> Kernel:
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
+    chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
     @kernel(pointer(mem.number), *[array_type(variant)] * 2, i32, i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_scores(scores, q, k, D, B, H, group, Sq, Sk, aligned, scale, lengths, options):
@@ -106,7 +93,7 @@ def build_scores(variant: Variant) -> Kernel:
         if b < B:
             q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
-                at = score_at(b, h, m, n, aligned * (own_Sk - own_Sq))
+                at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
                 score = num.minus_inf
                 if chain.visible(options, at):
                     q_row, k_row = start(q, b, h, q_first + m), start(k, b, h // group, k_first + n)
@@ -124,7 +111,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
     """
     mem = storage(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
-    chain, score_at = chain_of(variant.having, variant.dtype), places(variant.dtype)
+    chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
     @kernel(*[pointer(mem.number)] * 2, statistic_type(variant), i32, *size_types(variant), threads=THREADS)
     def flash_attention_naive_softmax(scores, row_sums, lse, B, H, group, Sq, Sk, aligned, scale, lengths, options):
@@ -143,7 +130,7 @@ def build_softmax(variant: Variant, with_lse: bool) -> Kernel:
                     score = scores[row * Sk + n]
                     prob = num.exp(score - base)
                     row_sum, lost = num.add_compensated(row_sum, lost, prob)
-                    at = score_at(b, h, m, n, aligned * (own_Sk - own_Sq))
+                    at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
                     weighted = prob * chain.weight(options, at)
                     scores[row * Sk + n] = num.minus_zero if score == num.minus_inf else weighted
                 row_sums[row] = row_sum

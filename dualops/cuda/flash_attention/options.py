@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...spec import Problem
-from ...spec.attention import OPTIONS, Chain, OptionVariant, Verbs, compose, variants
+from ...spec.attention import OPTIONS, At, Chain, OptionVariant, Verbs, compose, variants
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import numbers
@@ -52,6 +52,17 @@ class OptionChain(Namespace):
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
     """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
     return OptionChain(**compose(found.variants, _verbs(dtype, gradient))._asdict())
+
+
+@cache
+def pair_places(number: Any) -> Callable[..., At]:
+    """The verb that says where the score of query i and key j stands; offset: position of query 0 among the keys."""
+
+    @verb
+    def pair_at(b, h, i, j, offset):
+        return At(b, h, i32(i), i32(j), i32(i + offset), number(i32(i + offset - j)), j & 1)
+
+    return pair_at
 
 
 def _typed(args: Any, problem: Problem) -> Any:

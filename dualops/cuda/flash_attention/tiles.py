@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...spec.attention import At
 from ..backend import Namespace, cuda, i32, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
 from ..tile.storage import storage
 from ..views import start
-from .options import OptionChain
+from .options import OptionChain, pair_places
 
 
 class Scores(Namespace):
@@ -48,7 +47,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     0 where there is nothing or a range hides it. weights: of all pairs that are there; other places hold anything.
     """
     number = storage(dtype).number
-    num = numbers(number)
+    num, pair_at = numbers(number), pair_places(number)
     ROWS, COLUMNS, COUNT, TRANSPOSED = product.rows, product.columns, product.size, transposed
     RANGES_ALONE = not (chain.scores or chain.picks)
     BLOCK_Q, BLOCK_KV = (tile.width, tile.rows) if transposed else (tile.rows, tile.width)
@@ -81,7 +80,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     def place(where, row, column):
         i, j = (column, row) if TRANSPOSED else (row, column)
         i, j = i32(where.m0 + i), i32(where.n0 + j)
-        return At(where.b, where.h, i, j, i32(i + where.offset), number(i32(i + where.offset - j)), j & 1)
+        return pair_at(where.b, where.h, i, j, where.offset)
 
     @verb
     def my_place(where, e):

@@ -6,11 +6,21 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+from ...spec import Problem
+from ...spec.meta import itemsize
 from ..backend import Namespace, i32, u32, verb
 from .arguments import spans
 from .options import OptionChain
 
 KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
+MOST_GROUPS = 2**15  # of heads in a section, whose number of heads is of 32 bits
+
+
+def section_of(problem: Problem) -> Any:
+    """Heads whose keys and values blocks share at a time: of whole groups, as many as L2 has room for."""
+    p = problem
+    each = itemsize(p.dtype) * max(1, p.Sk) * (p.D + p.Dv)
+    return p.group * min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
 
 
 class Extent(NamedTuple):

@@ -33,9 +33,8 @@ class SoftmaxRows(Namespace):
     """The verbs; row_max, new_max, row_sum and rescale are local arrays of two numbers."""
 
     pair: Callable[..., Any]  # () -> such an array
-    start: Callable[
-        ..., None
-    ]  # (row_max, row_sum, sink, share): a logit without a value, or -inf; `share` of lane 0 is 1
+    # (row_max, row_sum, first, share): rows begin with a logit without a value, or -inf, and this lane's share of its 1
+    start: Callable[..., None]
     new_max: Callable[..., None]  # (new_max, scores, row_max): in all lanes of a row
     rescale_of: Callable[..., None]  # (rescale, row_max, new_max, multiplier): and row_max becomes new_max
     exp2: Callable[..., None]  # (scores, row_max, multiplier)
@@ -44,9 +43,8 @@ class SoftmaxRows(Namespace):
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
     divide: Callable[..., None]  # (acc, row_sum): by the totals; 0 where a row has seen nothing
-    log2: Callable[
-        ..., None
-    ]  # (row_max, row_sum, multiplier): row_max becomes the logarithm of the sum of exponentials
+    # (row_max, row_sum, multiplier): row_max becomes the logarithm to base 2 of the sum of exponentials
+    log2: Callable[..., None]
 
 
 def _both(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:

@@ -132,8 +132,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 @cache
 def strip_ab(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
     """b: its boxes, which are so many columns."""
-    make = _ab_of_parts if dtype == "float32" else _ab_of_pairs
-    words, put, add_all = make(dtype, b, boxes)
+    words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes)
     b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes, f32(0)
 
     @verb
@@ -180,7 +179,7 @@ def _ab_of_pairs(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[
     return WORDS, put, one_after_another([step(n) for n in range(STEPS * boxes)])
 
 
-def _ab_of_parts(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
+def _ab_of_parts(b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
     """The same of float32: a step's upper parts, then its lower ones."""
     mma, b_side = mma_m16n8k8_tf32, fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX, B_WORDS = b.depth // b.step, b.rows // 8, b.size, b_side.words

@@ -1,9 +1,9 @@
 """Products by a warpgroup of tiles in the stages of a pipeline (sm_90a).
 
-    mma = warpgroup_mma("bf16", a, b, ROWS)         acc [64, b's rows] += A @ B, out of shared memory
+    mma = warpgroup_mma("bfloat16", a, b)           acc [64, b's rows] += A @ B, out of shared memory
     acc = mma.fragment()
-    mma.start(acc, smem, a_at, b_at)                acc = A @ B
-    mma.add(acc, smem, a_at, b_at)                  acc += A @ B; runs beside the threads
+    mma.start(acc, smem, a_at, b_at, part)          acc = A @ B
+    mma.add(acc, smem, a_at, b_at, part)            acc += A @ B; runs beside the threads
     mma.wait_but_one(acc)                           all but the latest are over
     mma.wait(acc)
 
@@ -32,11 +32,11 @@ INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class WarpgroupMma(Namespace):
-    """Of A's rows a warpgroup takes the 64 from `first_row` on, a multiple of 64."""
+    """acc [64, n] of A's rows: the 64 from 64 * `part` on."""
 
     size: int  # accumulators of a thread
     fragment: Callable[..., Any]  # () -> a local array for them
-    start: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc = A @ B; `part`: of A's rows, in units of 64
+    start: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc = A @ B
     add: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc += A @ B
     wait: Callable[..., None]  # (acc)
     wait_but_one: Callable[..., None]  # (acc)

@@ -10,7 +10,11 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.spec import OPERATORS, compare
+from dualops.cuda.flash_attention.sm90 import forward_steps
+from dualops.cuda.flash_attention.sm90.config import configs
+from dualops.cuda.flash_attention.walk import section_of
+from dualops.cuda.offline import absent_problem
+from dualops.spec import OPERATORS, Case, compare
 
 SPEC = OPERATORS["flash_attention"]
 BFLOAT16 = ml_dtypes.bfloat16
@@ -41,6 +45,16 @@ def test_sm90_is_what_a_call_takes():
     q = numbers(1, 1, 8, 64)
     assert dualops.cuda.plan("flash_attention", q, q, q).choice.rung == "sm90"
     assert dualops.cuda.plan("flash_attention", *[q.astype(np.float32)] * 3).choice.rung == "simt"
+
+
+def test_a_section_of_many_heads_has_a_number_of_32_bits():
+    shapes = {"q": (1, 8192, 100, 8), "k": (1, 1, 1, 8), "v": (1, 1, 1, 8)}
+    problem = absent_problem(SPEC, Case("", "bfloat16", shapes, {}))
+    results = problem.outputs(SPEC.outputs)
+    config, _ = next(configs(64, 64, ()))
+    _, step = forward_steps(problem, results, config)
+    assert step.args[6] == section_of(problem)
+    assert 8192 <= section_of(problem) < 2**31
 
 
 def test_tokens_before_heads():

@@ -20,13 +20,12 @@ from ...tile.warp_mma import MMA_TYPES
 from ...views import by_token
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
-from ..walk import KEYS_IN_L2
+from ..walk import section_of
 from .config import Sm80Config, configs
 from .forward import build_forward
 from .reading import vectors_of
 
 WIDEST = 256
-MOST_AT_ONCE = 2**15  # groups of heads, whose number is of 32 bits
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -57,6 +56,5 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
     build = build_forward(config, variant(p), p.return_lse, vectors_of(metas))
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    at_once = min(max(1, KEYS_IN_L2 // (itemsize(p.dtype) * max(1, p.Sk) * (p.D + p.Dv))), MOST_AT_ONCE)
-    args = (heads, p.group * at_once, *arrays, *sizes(p))
+    args = (heads, section_of(p), *arrays, *sizes(p))
     return [Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)))]

@@ -38,7 +38,7 @@ from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..fragment_scores import fragment_scores, my_row
+from ..fragment_scores import fragment_scores, my_row, store_lse
 from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where, lines
@@ -135,8 +135,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         rows.log2(row_max, row_sum, multiplier)
         upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
         if with_lse:
-            output.store_lse(lse, task, i32(row + my_row()), upper)
-            output.store_lse(lse, task, i32(row + my_row() + 8), lower)
+            store_lse(lse, task, i32(row + my_row()), upper)
+            store_lse(lse, task, i32(row + my_row() + 8), lower)
         hidden.repair(acc, (upper, lower), (q, k, v), task, row, i32(0), scale, options)
         row_smem = cuda.shared.array(0, f32, alignment=128)
         output.store(row_smem, o, acc, task, row)

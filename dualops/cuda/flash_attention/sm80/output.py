@@ -1,4 +1,4 @@
-"""How attention's sm80 rung stores o and lse: 16 rows of a warp through shared memory, a box's columns at a time."""
+"""How attention's sm80 rung stores o: 16 rows of a warp through shared memory, a box's columns at a time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from ...tile.storage import access
 from ...tile.warp_rows import COLUMNS, warp_rows
 from ...views import start
 from ..arguments import Variant
-from ..fragment_scores import LANES
 from .config import pitch
 
 
 class Output(Namespace):
-    """The verbs, by all lanes of a warp. row: the first of its four warps'."""
+    """The verb, by all lanes of a warp. row: the first of its four warps'."""
 
     store: Callable[..., None]  # (smem, o, acc, task, row): smem is a shared array of f32
-    store_lse: Callable[..., None]  # (lse, task, row, value): of one row, by one of the lanes that share it
 
 
 def output_of(variant: Variant, itemsize: int, boxes: int, aligned: bool) -> Output:
-    """The verbs for acc [16, Dv]. aligned: rows of o lie at multiples of 16 bytes, and fill such."""
+    """The verb for acc [16, Dv]. aligned: rows of o lie at multiples of 16 bytes, and fill such."""
     width, vec = pitch(variant.Dv, itemsize), access(variant.dtype, aligned)
     lines = warp_rows(16 * boxes, width)  # boxes of columns lie in registers as 16 rows each would
 
@@ -44,10 +42,4 @@ def output_of(variant: Variant, itemsize: int, boxes: int, aligned: bool) -> Out
             lines.release()
             box = i32(box + 1)
 
-    @verb
-    def store_lse(lse, task, row, value):
-        i = i32(task.m0 + row)
-        if i < task.Sq and cuda.threadIdx.x % LANES == 0:
-            lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
-
-    return Output(store=store, store_lse=store_lse)
+    return Output(store=store)

@@ -26,14 +26,13 @@ from ...views import by_token
 from ...words import build_writer
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
-from ..walk import KEYS_IN_L2
+from ..walk import section_of
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge
 from .queries import box_of_group
 from .splits import LEAST_TILES, split_count
 
-MAPS = ("q", "k", "v", "o")
 MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
 MULTIPLE = 16  # bytes
 SHORT = 64  # queries at most, where keys are split
@@ -118,8 +117,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     build = build_forward(config, variant(p), p.return_lse, stored)
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    at_once = max(1, KEYS_IN_L2 // (itemsize(p.dtype) * p.Sk * (p.D + p.Dv)))
-    args = (*maps, "counter", heads, p.group * at_once, *arrays, *sizes(p))
+    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
     return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]

@@ -19,6 +19,11 @@ def padded(width: int) -> int:
     return -(-width // BOX) * BOX
 
 
+def slice_width(Dv: int, slices: int) -> int:
+    """Columns of V that a slice has, in whole boxes."""
+    return padded(-(-Dv // slices))
+
+
 class Tiles(NamedTuple):
     """What lies in shared memory."""
 
@@ -62,8 +67,8 @@ class Sm90Config:
         return self.block_q // self.heads
 
     def columns(self, Dv: int) -> int:
-        """Of V in shared memory, in whole boxes: those of a slice."""
-        return padded(-(-Dv // self.slices))
+        """Of V in shared memory: those of a slice."""
+        return slice_width(Dv, self.slices)
 
     def tiles(self, D: int, Dv: int) -> Tiles:
         """For heads of these widths; of D in whole boxes. Raises ValueError for an o that Q has no place for."""
@@ -85,8 +90,8 @@ class Sm90Config:
 
 MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
-# keys that there are registers for beside one of the others, TFLOP/s of S = 4096 where one has been tuned: without
-# options 606; and beside several
+# keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
+# tuned, 606 without options
 KEYS_BESIDE = {"softcap": 112, "alibi": 112, "bias": 64, "dropout": 64}  # 389 and 335, 525 and 453 with 64; 313; 228
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING = 96, 64, 48
 READING_OPTIONS = ("bias", "dropout")
@@ -130,15 +135,14 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
     D 192, Dv 128: 654 and 614.
     """
     slices = _slices(Dv, heavy)
-    columns = padded(-(-Dv // slices))
-    return _of_room(D, Dv, heavy, slices, range(WIDE_KEYS[max(columns, 128)][bool(heavy)], 0, -16))
+    most = WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
+    return _of_room(D, Dv, heavy, slices, range(most, 0, -16))
 
 
 def _of_room(D: int, Dv: int, heavy: Sequence[str], slices: int, keys: Iterable[int]) -> Sm90Config:
     """With the first of these numbers of keys that there is room for."""
-    columns = padded(-(-Dv // slices))
     for block_kv in keys:
-        for o_over_q in (False, True) if columns <= D else (False,):
+        for o_over_q in (False, True) if slice_width(Dv, slices) <= D else (False,):
             config = Sm90Config(2, block_kv, turns=not heavy, q_stages=1, o_over_q=o_over_q, slices=slices)
             if config.shared_bytes(D, Dv) <= MOST_BYTES:
                 return config
@@ -164,14 +168,15 @@ def _read(options: Sequence[str]) -> bool:
 
 
 def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[Sm90Config, str]:
-    """Tiles for few queries: as many bytes of K and V on their way as there is room for.
+    """Tiles for few queries, and what they are: as many bytes of K and V on their way as there is room for.
 
-    All heads of a group have the same keys, which are read once. Dropout's weights come for rows of one head.
+    A tile has the queries of all heads of a group, so that the keys that these share are read once; beside dropout
+    those of one head, since its weights come four at once, of two queries of a head.
     """
     heads = group if group <= ROWS and "dropout" not in options else 1
     heavy = any(name not in LIGHT_OPTIONS for name in options)
     slices = -(-Dv // 128)  # with 256 columns too few registers are left
-    width = D + padded(-(-Dv // slices))
+    width = D + slice_width(Dv, slices)
     if heavy or width > 256:
         block_kv, stages = 64, 3 if width > 256 else 5
     else:

@@ -59,7 +59,7 @@ from .queries import queries_of
 from .slices import slices_of
 from .splits import PARTS_TYPE
 from .visits import visits_of
-from .walk import SIZE, got, put, put_end, walk_of
+from .walk import SIZE, get, put, put_end, walk_of
 
 
 @builds
@@ -165,7 +165,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
             row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
             turn.begin(warpgroup)
-            task, column = got(slots.numbers, ticket.take(slots, piece))
+            task, column = get(slots.numbers, ticket.take(slots, piece))
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 b, h, row = task.b, task.h, i32(ROWS * warpgroup)
@@ -242,7 +242,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if O_OVER_Q:
                     output.finish()
                 piece = u32(piece + 1)
-                task, column = got(slots.numbers, ticket.take(slots, piece))
+                task, column = get(slots.numbers, ticket.take(slots, piece))
                 if O_OVER_Q:
                     q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads o any more
             if not O_OVER_Q:

@@ -13,7 +13,7 @@ from ...tile.boxes import Corner
 from ...tile.epilogue import NEAR, box_output, line_output, st_global_kept_v4_b32
 from ...views import start
 from ..arguments import Variant
-from ..fragment_scores import LANES, my_row
+from ..fragment_scores import LANES, my_row, store_lse
 from .config import BOX, Sm90Config, padded
 from .queries import Queries
 from .splits import part_start
@@ -63,14 +63,7 @@ def _boxes(variant: Variant, Dv: int, at: int, beside: int) -> Output:
             boxes.store(smem, o_map, values, corner, part, part)
             part = boxes.next(part)
 
-    return Output(store=store, store_lse=_store_lse, finish=boxes.finish)
-
-
-@verb
-def _store_lse(lse, task, row, value):
-    i = i32(task.m0 + row)
-    if i < task.Sq and cuda.threadIdx.x % LANES == 0:
-        lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
+    return Output(store=store, store_lse=store_lse, finish=boxes.finish)
 
 
 @verb
@@ -97,7 +90,7 @@ def _rows(variant: Variant, Dv: int, at: int, beside: int, vectors: bool) -> Out
         first = task.q_first + i64(task.m0 + row)
         lines.store(smem, acc, first, task.q_first + task.Sq, Head(o, task.b, task.h, column))
 
-    return Output(store=store, store_lse=_store_lse, finish=lines.leave if beside else _nothing)
+    return Output(store=store, store_lse=store_lse, finish=lines.leave if beside else _nothing)
 
 
 def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
@@ -117,9 +110,9 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
                             o.data[at + 8 * j + e] = acc[4 * j + 2 * h + e]
 
     @verb
-    def store_lse(lse, task, row, value):
+    def store_part(lse, task, row, value):
         if queries.there(task, row) and cuda.threadIdx.x % LANES == 0:
             token = task.q_first + queries.query(task, row)
             lse.data[part_start(lse, task.split, task.b, queries.head(task, row), token)] = value
 
-    return Output(store=store, store_lse=store_lse, finish=_nothing)
+    return Output(store=store, store_lse=store_part, finish=_nothing)

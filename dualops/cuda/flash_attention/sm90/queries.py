@@ -26,10 +26,10 @@ class Queries(Rows):
 
 def queries_of(config: Sm90Config, tile: Operand) -> Queries:
     """The verbs for a tile at the beginning of shared memory."""
-    return (_of_a_group if config.heads > 1 else _of_a_head)(config, tile)
+    return _of_a_group(config, tile) if config.heads > 1 else _of_a_head(tile)
 
 
-def _of_a_head(config: Sm90Config, tile: Operand) -> Queries:
+def _of_a_head(tile: Operand) -> Queries:
     box = box_tile(tile, 0, 2)
 
     @verb

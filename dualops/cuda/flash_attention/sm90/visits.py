@@ -41,7 +41,7 @@ def visits_of(config: Sm90Config, variant: Variant, score: FragmentScores) -> Vi
     """The verbs of a kernel. Where keys are split, block masks are not looked at."""
     names = [option.name for option, _ in variant.having.variants]
     listed = BLOCK_MASK in names and not config.split
-    return _of_list(config, variant, score, names) if listed else _of_range(config, score)
+    return _of_list(config, score, names) if listed else _of_range(config, score)
 
 
 def _of_range(config: Sm90Config, score: FragmentScores) -> Visits:
@@ -66,7 +66,7 @@ def _of_range(config: Sm90Config, score: FragmentScores) -> Visits:
     return Visits(between=tiles.between, last=last, before=before, picks=picks, finish=finish, keys=tiles.keys)
 
 
-def _of_list(config: Sm90Config, variant: Variant, score: FragmentScores, names: list[str]) -> Visits:
+def _of_list(config: Sm90Config, score: FragmentScores, names: list[str]) -> Visits:
     BLOCK_KV, PARTS, INDEX = config.block_kv, TILE // config.block_kv, names.index(BLOCK_MASK)
     if TILE % config.block_kv or TILE % config.block_q:
         raise ValueError(f"{config} has tiles that do not divide a block mask's, {TILE} queries by {TILE} keys")

@@ -33,17 +33,17 @@ def put_end(numbers, at):
 
 
 @verb
-def one(numbers, at):
+def get_one(numbers, at):
     return shfl_idx_i32(numbers[at], 0, FULL_WARP)
 
 
 @verb
-def got(numbers, at):
+def get(numbers, at):
     """Task and column, known to the assembler as the same for all lanes; m0 is below 0 where there is none."""
-    b, h, h_kv, m0 = one(numbers, at), one(numbers, at + 1), one(numbers, at + 2), one(numbers, at + 3)
-    Sq, Sk, offset = one(numbers, at + 4), one(numbers, at + 5), one(numbers, at + 6)
-    q_first, k_first, first = one(numbers, at + 7), one(numbers, at + 8), one(numbers, at + 9)
-    count, split, column = u32(one(numbers, at + 10)), one(numbers, at + 11), one(numbers, at + 12)
+    b, h, h_kv, m0 = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2), get_one(numbers, at + 3)
+    Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
+    q_first, k_first, first = get_one(numbers, at + 7), get_one(numbers, at + 8), get_one(numbers, at + 9)
+    count, split, column = u32(get_one(numbers, at + 10)), get_one(numbers, at + 11), get_one(numbers, at + 12)
     return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
 
 
