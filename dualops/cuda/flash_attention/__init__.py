@@ -76,17 +76,19 @@ def flash_attention(
 
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
     float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
-    NaN in a key or value that it does not see does not reach it. A score of -inf is a masked one. Bit-equal from run to
-    run. On Hopper the rung sm90 serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at
+    NaN in a key or value that it does not see does not reach it. A score that an option makes -inf is a masked one.
+    Bit-equal from run to run.
+
+    On Hopper the rung sm90 serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at
     multiples of 16 bytes; it makes the scores once for every 256 columns of v, or every 128 with a bias or dropout and
     where Sq is up to 64. A row of it that comes out NaN or infinite under a mask, though its lse is finite, is made
-    again without tensor cores, which is slow: where v has a NaN that queries see, all those rows.
-    Where Sq is up to 64 sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in
-    their order what they find; heads of a group then read their keys once. On GPUs from Ampere on the rung sm80 serves
-    what is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and
-    Dv to 256 (Dv of float32: 192), scale above 0, one option that costs registers beside Dv above 128; there too rows
-    are made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1) floats;
-    sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt
+    again without tensor cores, which is slow: where v has a NaN that queries see, all those rows. Where Sq is up to 64
+    sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their order what they
+    find; heads of a group then read their keys once. On GPUs from Ampere on the rung sm80 serves what is left of 16-bit
+    dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to 256 (Dv of
+    float32: 192), scale above 0, beside Dv above 128 no bias and one option that costs registers; there too rows are
+    made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1) floats; sm80
+    and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt
     (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
