@@ -17,8 +17,7 @@ from .tree import spec
 
 CAP = 30.0  # of `tanh_softcap`, a function of a case
 DEVICE = "cuda"
-
-
+# parameters that every peer has, in some of their values
 ALWAYS = {"causal", "scale", "return_lse", "max_seqlen_q", "max_seqlen_k"}
 
 
@@ -58,45 +57,50 @@ def sdpa(problem: spec.Problem, *, name: str, backend: str) -> Contestant:
 
 def flash_attention_4(problem: spec.Problem) -> Contestant:
     """FlashAttention's kernels in CuTe-DSL, forward, on views of the same memory: they name tokens before heads."""
-    takes(problem, "softcap", "window", "sinks", who="FlashAttention-4")
-    if problem.dtype not in ("float16", "bfloat16"):
-        raise NotImplementedError(f"FlashAttention-4 takes float16 and bfloat16, not {problem.dtype}")
-    if problem.causal == "top_left":
-        raise NotImplementedError("FlashAttention-4 aligns the causal mask at the last key")
-    attend, options = import_module("flash_attn.cute.interface")._flash_attn_fwd, _options_of_4(problem)
+    attend = _attend_4(problem, "softcap", "window", "sinks")
 
     def forward(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
         more = {} if sinks is None else {"learnable_sink": sinks.to(q.dtype)}
-        found = attend(*(x.transpose(1, 2) for x in (q, k, v)), **options, **more)
-        o = found[0].transpose(1, 2)
-        return (o, found[1]) if problem.return_lse else o
+        o, lse = attend(*(x.transpose(1, 2) for x in (q, k, v)), **more)
+        o = o.transpose(1, 2)
+        return (o, lse) if problem.return_lse else o
 
     return Contestant("FlashAttention-4", forward)
 
 
 def flash_attention_4_varlen(problem: spec.Problem) -> Contestant:
     """The same of sequences one after another."""
-    takes(problem, "softcap", "window", who="FlashAttention-4")
-    if problem.dtype not in ("float16", "bfloat16") or problem.causal == "top_left":
-        raise NotImplementedError("FlashAttention-4 takes 16 bits, and aligns the causal mask at the last key")
-    attend, options = import_module("flash_attn.cute.interface")._flash_attn_fwd, _options_of_4(problem)
+    attend = _attend_4(problem, "softcap", "window")
     longest = {name: problem.params[name] for name in ("max_seqlen_q", "max_seqlen_k")}
 
     def forward(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
-        ends = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        found = attend(q, k, v, **ends, **longest, **options)
-        return (found[0], found[1]) if problem.return_lse else found[0]
+        o, lse = attend(q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **longest)
+        return (o, lse) if problem.return_lse else o
 
     return Contestant("FlashAttention-4", forward)
 
 
-def _options_of_4(problem: spec.Problem) -> dict[str, Any]:
-    """What FlashAttention-4 calls the options of a problem."""
-    left, right = problem.window or (None, None)
-    window = {"window_size_left": left, "window_size_right": 0 if problem.causal else right} if problem.window else {}
-    causal = bool(problem.causal) and not window  # it takes the one or the other
-    softcap = {} if problem.softcap is None else {"softcap": problem.softcap}
-    return {"softmax_scale": problem.scale, "causal": causal, "return_lse": problem.return_lse, **softcap, **window}
+def _attend_4(problem: spec.Problem, *options: str) -> Callable[..., Any]:
+    """FlashAttention-4's function, (q, k, v, ...) -> (o, lse), with a problem's options by the names that it has."""
+    takes(problem, *options, who="FlashAttention-4")
+    if problem.dtype not in ("float16", "bfloat16"):
+        raise NotImplementedError(f"FlashAttention-4 takes float16 and bfloat16, not {problem.dtype}")
+    if problem.causal == "top_left":
+        raise NotImplementedError("FlashAttention-4 aligns the causal mask at the last key")
+    causal, named = bool(problem.causal), {"softmax_scale": problem.scale, "return_lse": problem.return_lse}
+    if problem.window:  # it takes causal or a window
+        left, right = problem.window
+        named |= {"window_size_left": left, "window_size_right": 0 if causal else right}
+        causal = False
+    if problem.softcap is not None:
+        named["softcap"] = problem.softcap
+    attend = import_module("flash_attn.cute.interface")._flash_attn_fwd
+
+    def call(*arrays: Any, **more: Any) -> tuple[Any, Any]:
+        o, lse, *_ = attend(*arrays, causal=causal, **named, **more)
+        return o, lse
+
+    return call
 
 
 def flex_attention(problem: spec.Problem) -> Contestant:

@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is run as a script
 
 from docs.draw_attention import BLUE, GREEN, GREY, HERE, ORANGE, draw, new_figure
+from docs.draw_matmul import after
 from docs.draw_softmax import PALE, require_simulator
 
 if TYPE_CHECKING:
@@ -122,11 +123,6 @@ def recorded() -> list[Event]:
         q, k = (np.ones((1, 1, S, 64), ml_dtypes.bfloat16) for S in (PIECES * config.block_q, TILES * config.block_kv))
         cuda.flash_attention(q, k, k, kernel="sm90")
     return events
-
-
-def after(function: Callable[..., Any], made: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function that returns what is made of what the other returns."""
-    return lambda *args: made(function(*args))
 
 
 class Replay:

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from docs import draw_attention_sm90 as draw
-from tests.test_pictures import hold_pictures, python
+from tests.pictures import drawn as drawn, hold_pictures
 
 ASK = """
-import json, runpy
-from docs import draw_attention_sm90 as draw
-runpy.run_path(draw.__file__, run_name="__main__")
 print(json.dumps({"spans": draw.schedule(), "pieces": {title: draw.pieces(title) for title in draw.MASKS}}))
 """
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the script wrote, and what it asked the code."""
-    folder = tmp_path_factory.mktemp("pictures")
-    *written, told = python("-c", ASK, str(folder)).splitlines()
-    return {"written": written, **json.loads(told)}
 
 
 def test_every_picture_is_drawn_and_the_committed_one_in_size(drawn):

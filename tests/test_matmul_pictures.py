@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from docs import draw_matmul as draw
-from tests.test_pictures import hold_pictures, python
+from tests.pictures import drawn as drawn, hold_pictures
 
-# the script, as it is run by hand, and then what it asks the code
 ASK = """
-import json, runpy, sys
-from docs import draw_matmul as draw
-runpy.run_path(draw.__file__, run_name="__main__")
 owners = {title: held.tolist() for title, held in draw.fragments().items()}
 print(json.dumps({"owners": owners, "recorded": {name: draw.recorded(name) for name in draw.STEPS}}))
 """
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the script wrote, and what it asked the code."""
-    folder = tmp_path_factory.mktemp("pictures")
-    *written, told = python("-c", ASK, str(folder)).splitlines()
-    return {"written": written, **json.loads(told)}
 
 
 def test_every_picture_is_drawn_and_the_committed_one_in_size(drawn):

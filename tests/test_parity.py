@@ -29,6 +29,7 @@ from dualops.spec.attention import Keywords, KeywordsVarlen
 from dualops.spec.base import Input, Param
 from dualops.spec.named import defaults_of
 from dualops.spec.retention import Keywords as RetentionKeywords, KeywordsVarlen as RetentionKeywordsVarlen
+from tests.cuda.operators import FORWARD_ALONE
 from tests.problems import domains
 
 ROOT = Path(__file__).parent.parent
@@ -91,9 +92,6 @@ def test_each_missing_file_is_found(tmp_path, left_out):
 
 
 # --- generated tests of kernels ------------------------------------------------------------------
-
-
-FORWARD_ALONE = {("flash_attention_backward", rung) for rung in ("sm80", "sm90")}  # rungs without a gradient
 
 
 def uncovered(collected: str, spec: Spec) -> list[str]:

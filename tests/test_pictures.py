@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,34 +13,8 @@ import pytest
 
 from docs import draw_attention as draw
 from dualops.reference import flash_attention
-from tests.processes import ROOT, python_path
-
-SIMULATED = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": python_path()}
-PNG = b"\x89PNG\r\n\x1a\n"
-MOST_BYTES = 80_000
-
-
-def python(*arguments: str) -> str:
-    """What a Python with simulated kernels prints."""
-    done = subprocess.run([sys.executable, *arguments], env=SIMULATED, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def size(png: bytes) -> tuple[int, int]:
-    """Width and height, from the first chunk."""
-    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
-
-
-def hold_pictures(written: Sequence[str], pictures: Iterable[str], operator: str) -> None:
-    """What a script wrote are these pictures, those that are committed have their sizes, and the page shows them."""
-    page = (ROOT / "dualops" / "cuda" / operator / "README.md").read_text()
-    assert [Path(place).name for place in written] == list(pictures)
-    for place in map(Path, written):
-        drawn, committed = place.read_bytes(), (ROOT / "docs" / place.name).read_bytes()
-        assert drawn.startswith(PNG) and size(drawn) == size(committed)
-        assert max(len(drawn), len(committed)) <= MOST_BYTES
-        assert f"](../../../docs/{place.name})" in page
+from tests.pictures import hold_pictures, python
+from tests.processes import ROOT
 
 
 def test_the_script_draws_every_picture_of_the_page(tmp_path):

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 
 from docs import draw_softmax as draw
-from tests.test_pictures import ROOT, hold_pictures, python
+from tests.pictures import drawn as drawn, hold_pictures
+from tests.processes import ROOT
 
 PAGE = ROOT / "dualops" / "cuda" / "softmax" / "README.md"
-# the script, as it is run by hand, and then what it asks the kernels
 ASK = """
-import json, runpy, sys
-from docs import draw_softmax as draw
-runpy.run_path(draw.__file__, run_name="__main__")
 found = {name: draw.reads(step) for name, step in draw.steps_of_a_warp().items()}
 reads = {name: [x.tolist() if hasattr(x, "tolist") else x for x in one] for name, one in found.items()}
 print(json.dumps({"reads": reads, "moments": [draw.tree_moments(), draw.shuffle_moments()]}))
 """
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the script wrote, and what it asked the kernels."""
-    folder = tmp_path_factory.mktemp("pictures")
-    *written, told = python("-c", ASK, str(folder)).splitlines()
-    return {"written": written, **json.loads(told)}
 
 
 def test_every_picture_is_drawn_and_the_committed_one_in_size(drawn):

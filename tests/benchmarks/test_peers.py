@@ -17,7 +17,7 @@ from benchmarks.samples import one_head
 from benchmarks.tree import reference, spec
 from benchmarks.work import bind
 from benchmarks.workload import Workload, to_numpy, to_torch
-from dualops.spec.attention.cases import documents, tanh_softcap
+from dualops.spec.attention.cases import tanh_softcap, woven
 
 Toy = Callable[..., Workload]
 ATTENTION = spec.OPERATORS["flash_attention"]
@@ -136,10 +136,7 @@ REFUSED = {
     "sinks": ({}, {"sinks": (4,)}),
     "bias": ({}, {"bias": (1, 9)}),
 }
-
-
-TAKEN = {("FlashAttention-4", "window"), ("FlashAttention-4", "softcap"), ("FlashAttention-4", "sinks")}
-TAKEN |= {("SDPA efficient", "bias")}
+TAKEN = {*(("FlashAttention-4", option) for option in ("window", "softcap", "sinks")), ("SDPA efficient", "bias")}
 
 
 @pytest.mark.parametrize("option", REFUSED)
@@ -168,7 +165,10 @@ class TestFlex:
         flag = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
         monkeypatch.setattr(flag, True)
 
-    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"score_mod": tanh_softcap}, {"mask_mod": documents}])
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"causal": True}, {"score_mod": tanh_softcap}, {"mask_mod": woven}, {"causal": True, "mask_mod": woven}],
+    )
     def test_options(self, options: dict[str, Any]) -> None:
         shapes = {"q": (1, 2, 130, 16), "k": (1, 2, 140, 16), "v": (1, 2, 140, 16)}
         case = spec.Case("toy", "float32", shapes, options)
@@ -176,22 +176,50 @@ class TestFlex:
         assert work.check(cases.find("flash_attention").peers["flex_attention"](work.problem), "forward").passed
 
 
-def test_flash_attention_4_is_told_of_options_by_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {}
+class TestFlashAttention4:
+    """Not its kernels, which need a GPU: what they are asked for."""
 
-    def attend(*arrays: Any, **options: Any) -> Any:
-        told.update(options)
-        return arrays[0], None
+    @pytest.fixture
+    def told(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """The options of the last call."""
+        options: dict[str, Any] = {}
 
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=attend))
-    params = {"window": (7, None), "causal": True, "softcap": 3.0}
-    case = attention(**params)
-    problem = bind(ATTENTION, spec.Case("toy", "bfloat16", {**case.shapes, "sinks": (4,)}, params))
-    q = torch.zeros(*case.shapes["q"], dtype=torch.bfloat16)
-    contestant = cases.find("flash_attention").peers["FlashAttention-4"](problem)
-    contestant.forward(q, q, q, torch.zeros(4))
-    assert (told["causal"], told["window_size_left"], told["window_size_right"], told["softcap"]) == (False, 7, 0, 3.0)
-    assert told["learnable_sink"].dtype == torch.bfloat16
+        def attend(*arrays: Any, **named: Any) -> Any:
+            options.clear()
+            options.update(named)
+            return arrays[0], None
+
+        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=attend))
+        return options
+
+    def peer(self, name: str, case: spec.Case, dtype: str = "bfloat16", **shapes: tuple[int, ...]) -> Contestant:
+        problem = bind(spec.OPERATORS[name], spec.Case("toy", dtype, {**case.shapes, **shapes}, case.params))
+        return cases.find(name).peers["FlashAttention-4"](problem)
+
+    def test_options_by_its_names(self, told: dict[str, Any]) -> None:
+        case = attention(scale=0.25, window=(7, None), causal=True, softcap=3.0)
+        q = torch.zeros(*case.shapes["q"], dtype=torch.bfloat16)
+        o = self.peer("flash_attention", case, sinks=(4,)).forward(q, q, q, torch.zeros(4))
+        assert o.shape == q.shape
+        assert told.pop("learnable_sink").dtype == torch.bfloat16
+        window = {"causal": False, "window_size_left": 7, "window_size_right": 0}
+        assert told == {"softmax_scale": 0.25, "return_lse": False, "softcap": 3.0, **window}
+
+    def test_sequences(self, told: dict[str, Any]) -> None:
+        case = packed(causal=True)
+        q, ends = torch.zeros(*case.shapes["q"]), torch.zeros(3, dtype=torch.int32)
+        self.peer("flash_attention_varlen", case).forward(q, q, q, ends, ends)
+        assert told["causal"] is True and told["cu_seqlens_q"] is ends and told["cu_seqlens_k"] is ends
+        longest = ("max_seqlen_q", "max_seqlen_k")
+        assert {name: told[name] for name in longest} == {name: case.params[name] for name in longest}
+
+    @pytest.mark.usefixtures("told")
+    @pytest.mark.parametrize(("name", "made"), [("flash_attention", attention), ("flash_attention_varlen", packed)])
+    def test_what_it_refuses(self, name: str, made: Callable[..., spec.Case]) -> None:
+        with pytest.raises(NotImplementedError, match="takes float16 and bfloat16, not float32"):
+            self.peer(name, made(), "float32")
+        with pytest.raises(NotImplementedError, match="aligns the causal mask at the last key"):
+            self.peer(name, made(causal="top_left"))
 
 
 def test_sdpa_refuses_a_mask_that_is_aligned_at_the_last_key() -> None:

@@ -6,8 +6,8 @@ twice and are spread over two blocks where there is a cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -17,8 +17,7 @@ from unittest import mock
 from dualops.cuda import norm
 from dualops.cuda.flash_attention import sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
-from dualops.cuda.flash_attention.sm90 import config as attention_config
-from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
@@ -35,6 +34,7 @@ from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import check
+from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
 
 NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
@@ -50,7 +50,7 @@ class Problem:
     rung: str
     case: Case
     special: bool = False  # and once more with NaN and infinities, which blocks vote about
-    configs: tuple[tuple[Any, Mapping[str, Any]], ...] = field(default=(), repr=False)  # (module, what it has instead)
+    configs: tuple[Change, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return f"{self.kernel} {self.case.id} {self.case.dtype}"
@@ -62,15 +62,9 @@ class Problem:
         for special in (False, True) if self.special else (False,):
             check(direction.spec, self.case, run, backward=self.backward, special=special, ways=("given",))
 
-    @contextmanager
-    def prepared(self) -> Iterator[None]:
+    def prepared(self) -> AbstractContextManager[None]:
         """Inside the with statement, calls have the problem's Configs, and plans are made anew."""
-        with ExitStack() as stack:
-            for module, instead in self.configs:
-                stack.enter_context(mock.patch.multiple(module, **instead))
-            for operation in OPERATIONS[self.operator]:
-                stack.enter_context(mock.patch.multiple(operation, plans={}, families={}))
-            yield
+        return changed(self.operator, *self.configs)
 
 
 DIRECTIONS = (False, True)
@@ -145,28 +139,25 @@ def _norm_rows() -> Iterator[Problem]:
 
 
 def _attention() -> Iterator[Problem]:
-    """Pieces of work for a block: three of three tiles of keys each; or one of five, one of four, four of
-    none.
-    """
+    """sm90: three pieces of work for a block, of three tiles of keys each; or six, of five, four and no tiles."""
     fewer = {"q": (1, 1, 140, 64), "k": (1, 1, 40, 64), "v": (1, 1, 40, 64)}
     tokens = {"q": (332, 1, 64), "k": (72, 1, 64), "v": (72, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
     masked = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
-    over_q = attention_config.Sm90Config(1, 16, q_stages=1, o_over_q=True)
+    over_q = AttentionSm90Config(1, 16, q_stages=1, o_over_q=True)
     for name, operator, shapes, params, config in (
-        ("boxes", "flash_attention", fewer, {}, attention_config.Sm90Config(1, 16, q_stages=1)),
-        ("some rows see nothing", "flash_attention_varlen", tokens, masked, attention_config.Sm90Config(1, 16)),
+        ("boxes", "flash_attention", fewer, {}, AttentionSm90Config(1, 16, q_stages=1)),
+        ("some rows see nothing", "flash_attention_varlen", tokens, masked, AttentionSm90Config(1, 16)),
         ("boxes over Q", "flash_attention", fewer, {}, over_q),
         ("rows over Q", "flash_attention_varlen", tokens, masked, over_q),
     ):
-        instead = (attention_sm90, {"configs": lambda *_, config=config: iter([(config, "small")])})
-        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=(instead,))
+        case, configs = Case(name, "bfloat16", shapes, {"return_lse": True, **params}), (alone(attention_sm90, config),)
+        yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=configs)
     # tiles of keys that fill each stage twice; results of two boxes
     for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
-        case, config = Case("four tiles", dtype, shapes, {"return_lse": True}), AttentionSm80Config(1, block_kv)
-        instead = (attention_sm80, {"configs": lambda *_, config=config: iter([(config, "small")])})
-        yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=(instead,))
+        case = Case("four tiles", dtype, shapes, {"return_lse": True})
+        configs = (alone(attention_sm80, AttentionSm80Config(1, block_kv)),)
+        yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=configs)
 
 
 def _products_in_boxes() -> Iterator[Problem]:

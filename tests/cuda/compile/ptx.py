@@ -1,4 +1,4 @@
-"""The kernels of the COMPILE list, and their PTX."""
+"""The kernels of the COMPILE list, the PTX of a kernel, and the report of its build."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def lto_ir(kernel: Kernel, arch: str) -> bytes:
 def ptx_of(kernel: Kernel, arch: str) -> str:
     """What the linker makes of that, before it is assembled."""
     return compiler.link(lto_ir(kernel, arch), arch, ptx=True)[0].decode().rstrip("\0")
+
+
+def sound(kernel: Kernel, arch: str, shared_bytes: int = 0) -> compiler.Report:
+    """The report of a build whose values are all in registers."""
+    report = compiler.compile_kernel(kernel, arch, shared_bytes).report
+    assert report.allowed and not report.complaints, report
+    assert not report.stack_bytes and not report.spill_bytes, report
+    return report

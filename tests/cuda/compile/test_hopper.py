@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from dualops.cuda.backend import Kernel, cuda, f32, i32, i64, kernel, pointer, tensor_map, types, u8, u16, u32, u64
-from dualops.cuda.compile import compile_kernel
 from dualops.cuda.ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -37,17 +36,10 @@ from dualops.cuda.ptx.wgmma import (
     wgmma_tf32,
     wgmma_wait_group,
 )
-from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.compile.ptx import ptx_of, sound
 from tests.cuda.warpgroup_product import KINDS, build
 
 ARCH = "sm_90a"
-
-
-def sound(made: Kernel, shared_bytes: int = 0) -> Any:
-    report = compile_kernel(made, ARCH, shared_bytes).report
-    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
-    assert not report.complaints, report
-    return report
 
 
 def lines(made: Kernel, mnemonic: str) -> list[str]:
@@ -58,7 +50,7 @@ def lines(made: Kernel, mnemonic: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_warpgroups_product(kind):
-    sound(build(kind), kind.shared_bytes)
+    sound(build(kind), ARCH, kind.shared_bytes)
 
 
 # --- products ---------------------------------------------------------------------------------------------
@@ -107,7 +99,7 @@ PRODUCTS = [
 def test_products(family, parameters, words, shape, scales):
     n = parameters[0]
     multiply = loop_of(family(*parameters), n, words)
-    report = sound(multiply)
+    report = sound(multiply, ARCH)
     assert n // 2 < report.registers < n // 2 + 50
     found = lines(multiply, f"wgmma.mma_async.sync.aligned.{shape}")
     assert len(found) in (4, 8)  # the first step may stand by itself
@@ -119,7 +111,7 @@ def test_products(family, parameters, words, shape, scales):
 
 @pytest.mark.parametrize("n", range(8, 257, 8))
 def test_every_width_is_known_to_the_assembler(n):
-    sound(loop_of(wgmma(n, "bf16"), n, 0))
+    sound(loop_of(wgmma(n, "bf16"), n, 0), ARCH)
 
 
 # --- boxes, and copies out of shared memory ----------------------------------------------------------------
@@ -144,7 +136,7 @@ def test_a_tensor_map_comes_with_the_launch():
     declared = re.findall(r"\.param (\S+(?: \d+ \.b8)?) \S+_param_\d(\[128\])?[,\n]", found)
     assert declared == [(".u32", ""), (".align 64 .b8", "[128]"), (".u64", ""), (".align 64 .b8", "[128]")]
     assert found.count("cvta.param") == 2 and ".local" not in found
-    sound(copies)
+    sound(copies, ARCH)
 
 
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
@@ -189,7 +181,7 @@ def test_boxes(rank):
     for line in (one, all_, out, sum_):
         assert line.split("{")[1].split("}")[0].count("%r") == rank, line
     assert re.search(r", %rs\d+;$", all_)
-    sound(boxes, 4096)
+    sound(boxes, ARCH, 4096)
 
 
 def test_copies_out_of_shared_memory():
@@ -208,7 +200,7 @@ def test_copies_out_of_shared_memory():
     assert len(lines(copies, "cp.async.bulk.global.shared::cta.bulk_group [%rd")) == 1
     assert len(lines(copies, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd")) == 1
     assert len(lines(copies, "fence.proxy.async.shared::cta;")) == 1
-    sound(copies)
+    sound(copies, ARCH)
 
 
 # --- the rest -----------------------------------------------------------------------------------------------
@@ -231,7 +223,7 @@ def test_stmatrix(count, trans):
 
     (found,) = lines(stores, f"stmatrix.sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16 ")
     assert found.count("%r") == count + 1
-    sound(stores)
+    sound(stores, ARCH)
 
 
 def test_barriers():
@@ -256,4 +248,4 @@ def test_barriers():
     assert len(lines(meets, "bar.arrive ")) == 1
     assert len(lines(meets, "mbarrier.arrive.shared::cluster.b64 _, [there]")) == 1
     assert len(lines(meets, "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r")) == 1
-    sound(meets)
+    sound(meets, ARCH)

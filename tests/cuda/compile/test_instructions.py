@@ -13,15 +13,8 @@ from dualops.cuda.ptx.ldmatrix import ldmatrix
 from dualops.cuda.ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from dualops.cuda.ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 from dualops.cuda.ptx.wgmma import wgmma_wait_group
-from tests.cuda.compile.ptx import ptx_of
+from tests.cuda.compile.ptx import ptx_of, sound
 from tests.cuda.warp_product import KINDS, kernel_of
-
-
-def sound(kernel: Kernel, arch: str) -> Any:
-    report = compile_kernel(kernel, arch).report
-    assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
-    assert not report.complaints, report
-    return report
 
 
 def lines(kernel: Kernel, arch: str, mnemonic: str) -> list[str]:

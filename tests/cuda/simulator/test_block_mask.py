@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -12,13 +13,16 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention import blocks, forward, sm90
+from dualops.cuda.flash_attention import blocks, sm90
 from dualops.cuda.flash_attention.arguments import variant
 from dualops.cuda.flash_attention.sm90.config import Sm90Config
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.spec.attention.blocks import TILE
 from dualops.spec.attention.cases import in_patches, sliding, woven
-from tests.cuda.simulator.test_attention_sm90 import attend, checked, numbers
+from tests.cuda.configs import alone, changed
+from tests.cuda.simulator.attention import checked, numbers
+
+attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
 
 DOCUMENTS = np.repeat(np.arange(3, dtype=np.int32), (150, 90, 60))
 
@@ -104,10 +108,10 @@ def arrays(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int = 16, Dv: int = 24
 
 
 def visited(mask_mod: Any, own: tuple[int, int], given: list[Any], **params: Any) -> Any:
-    """o, held against truth; and the very bits that the rung gives without the list of a mask that hides nothing."""
+    """o, held against truth."""
     block_mask = dualops.cuda.block_mask(mask_mod, *own, given[0].shape[2], given[1].shape[2], like=given[0])
     o = attend(*given, mask_mod=mask_mod, block_mask=block_mask, **params)
-    checked(o, "o", reference.flash_attention, *given, mask_mod=mask_mod, **params)
+    checked(o, reference.flash_attention, *given, mask_mod=mask_mod, **params)
     return o
 
 
@@ -119,14 +123,7 @@ def test_masks(mask_mod):
 @pytest.mark.parametrize("name", ["forward", "reversed", "shuffled"])
 def test_whatever_the_order_of_threads(name):
     """Two pieces of work for a block, stages that are filled twice."""
-    config = Sm90Config(2, 32)
-    one: dict[str, Any] = {"configs": lambda *_: iter([(config, "small")])}
-    with (
-        mock.patch.multiple(sm90, **one),
-        mock.patch.multiple(forward, plans={}, families={}),
-        mock.patch.multiple(blocks.forward, plans={}, families={}),
-        simulator.order(name),
-    ):
+    with changed("flash_attention", alone(sm90, Sm90Config(2, 32))), simulator.order(name):
         visited(documents, (1, 1), arrays(1, 1, 1, 160, 300))
 
 
@@ -160,8 +157,7 @@ def test_beside_other_options(params):
 
 @pytest.mark.parametrize("config", [Sm90Config(1, 16), Sm90Config(2, 32, q_stages=1), Sm90Config(1, 128, turns=False)])
 def test_tiles_of_a_listed_one(config):
-    one: dict[str, Any] = {"configs": lambda *_: iter([(config, "this one")])}
-    with mock.patch.multiple(sm90, **one), mock.patch.multiple(forward, plans={}, families={}):
+    with changed("flash_attention", alone(sm90, config)):
         visited(in_patches, (1, 1), arrays(1, 1, 1, 200, 260))
 
 
@@ -184,12 +180,12 @@ def test_what_nobody_sees_is_not_loaded():
     assert block_mask.lists[0, 0].tolist() == [[2, 1, 9, 0, 0, 0], [2, 3, 9, 0, 0, 0], [2, 5, 9, 0, 0, 0]]
     given[1][0, 0, 3 * TILE : 4 * TILE] = given[2][0, 0, 3 * TILE : 4 * TILE] = np.nan
     o = attend(*given, mask_mod=mask_mod, block_mask=block_mask)
-    checked(o, "o", reference.flash_attention, *given, mask_mod=mask_mod)
+    checked(o, reference.flash_attention, *given, mask_mod=mask_mod)
     # the list is believed: keys of a tile that it leaves out do not count
     less = block_mask.lists.copy()
     less[0, 0, :, 0], less[0, 0, :, 1], less[0, 0, :, 2] = 1, 9, 0
     o = attend(*given, mask_mod=mask_mod, block_mask=less)
-    checked(o, "o", reference.flash_attention, *given, mask_mod=lambda b, h, i, j: j // 128 == 4)
+    checked(o, reference.flash_attention, *given, mask_mod=lambda b, h, i, j: j // 128 == 4)
 
 
 def test_a_tile_that_is_seen_whole_is_not_asked_about():
@@ -197,13 +193,12 @@ def test_a_tile_that_is_seen_whole_is_not_asked_about():
     given = arrays(1, 1, 1, 70, 2 * TILE)
     lists = np.array([[[[2, 1, 3]]]], np.int32)
     o = attend(*given, mask_mod=woven, block_mask=lists)
-    checked(o, "o", reference.flash_attention, *given)
+    checked(o, reference.flash_attention, *given)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_hidden_nan_stays_where_it_is(value):
+def test_a_hidden_nan_stays_where_it_is():
     q, k, v = arrays(1, 1, 1, 20, 280)
-    v[0, 0, 20, 5] = k[0, 0, 270] = value
+    v[0, 0, 20, 5], k[0, 0, 270] = np.nan, np.inf
 
     def mask_mod(b, h, i, j):
         return (j != 20) & (j != 270) & ((i < 10) | (j > 140))
@@ -218,7 +213,7 @@ def test_few_queries_and_other_rungs_ask_everywhere():
     assert dualops.cuda.plan("flash_attention", *given, mask_mod=in_patches).choice.config.split
     for rung in ("sm90", "simt", "naive"):
         o = dualops.cuda.flash_attention(*given, mask_mod=in_patches, block_mask=block_mask, kernel=rung)
-        checked(o, "o", reference.flash_attention, *given, mask_mod=in_patches)
+        checked(o, reference.flash_attention, *given, mask_mod=in_patches)
 
 
 # --- what does not fit -----------------------------------------------------------------------------

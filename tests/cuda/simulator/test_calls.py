@@ -14,9 +14,10 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
-from dualops.spec.meta import FLOATS, numpy_dtype
+from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
 from tests.checks import call, check, gradient_inputs
 from tests.cuda.operators import GENERAL_RUNGS, Direction, every_direction, rows_cases
+from tests.cuda.simulator.attention import checked
 from tests.problems import Layout, values
 
 SOFTMAX = OPERATORS["softmax"]
@@ -173,19 +174,16 @@ def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
     q, k, v = (numbers(1, 1, s, 8, dtype=dtype) for s in (5, 20, 20))
     clean = dualops.cuda.flash_attention(q, k, v, causal="top_left")
 
-    def alike(found, wanted):
-        """Tensor cores meet the NaN: rows are made again then, in another order."""
-        if dtype == "float64":
-            return same_bits(found, wanted)
-        bound = 4 * np.max(np.abs(wanted.astype(np.float64))) * float(ml_dtypes.finfo(wanted.dtype).eps)
-        return np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max() <= bound
+    def hold(rows):
+        """Those that have no NaN of their own. On tensor cores the hidden NaN has them made again, in another order."""
+        o = dualops.cuda.flash_attention(q, k, v, causal="top_left")
+        checked(o, reference.flash_attention, q, k, v, causal="top_left")
+        assert itemsize(dtype) == 2 or same_bits(o[:, :, rows], clean[:, :, rows])
 
     k[:, :, 5:], v[:, :, 5:] = np.nan, np.inf
-    assert alike(dualops.cuda.flash_attention(q, k, v, causal="top_left"), clean)
+    hold([0, 1, 2, 3, 4])
     q[0, 0, 3] = np.nan
-    o = dualops.cuda.flash_attention(q, k, v, causal="top_left")
-    assert np.isnan(o[0, 0, 3].astype(np.float64)).all()
-    assert alike(np.delete(o, 3, axis=2), np.delete(clean, 3, axis=2))
+    hold([0, 1, 2, 4])
 
 
 # --- wrong calls -------------------------------------------------------------------------------------

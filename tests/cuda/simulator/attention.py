@@ -1,0 +1,56 @@
+"""Arrays and options for attention on tensor cores, and its results held against truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from dualops.spec import OPERATORS, compare
+from dualops.spec.attention.cases import bent, woven
+
+BFLOAT16 = ml_dtypes.bfloat16
+FLOOR = OPERATORS["flash_attention"].floor
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(BFLOAT16)
+
+
+def widened(value: Any) -> Any:
+    """An array of floats as float64."""
+    return value.astype(np.float64) if getattr(value, "dtype", None) in (BFLOAT16, np.float16, np.float32) else value
+
+
+def checked(found: Any, function: Callable[..., Any], *arrays: np.ndarray, **params: Any) -> None:
+    """o, or o and lse, by the spec's rule of accuracy; NaN and infinities where truth has them.
+
+    function: of `dualops.reference`.
+    """
+    named = dict(zip(("o", "lse"), found if isinstance(found, tuple) else (found,)))
+    wide = {name: widened(value) for name, value in params.items()}
+    truths = function(*map(widened, arrays), **wide, return_lse=True)
+    baselines = function(*arrays, **params, return_lse=True)
+    for (name, actual), truth, baseline in zip(named.items(), truths, baselines):
+        result = compare(actual, truth, baseline, dtype=str(arrays[0].dtype), floor=FLOOR, name=name)
+        assert result.passed, result.message
+
+
+def options_for(H: int, Sq: int, Sk: int) -> list[dict[str, Any]]:
+    """Calls with each of the options but causal alone, for so many heads, queries and keys."""
+    sinks, slopes = np.linspace(-1, 4, H, dtype=np.float32), np.linspace(0.01, 0.04, H, dtype=np.float32)
+    return [
+        {"alibi_slopes": slopes, "softcap": 2.0},
+        {"sinks": sinks, "window": (40, None), "causal": True},
+        {"bias": numbers(H, Sq, Sk, seed=3)},
+        {"score_mod": bent, "mask_mod": woven},
+        {"key_padding_mask": np.arange(Sk)[None] % 3 != 1},
+        {"dropout_p": 0.3, "seed": 7},
+    ]
+
+
+def named(params: dict[str, Any]) -> str:
+    """The id of a test with these options."""
+    return "-".join(params) or "plain"

@@ -1,0 +1,56 @@
+"""What tests of drawn pictures share: a Python that simulates kernels, what a script drew, what committed ones are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import ROOT, python_path
+
+SIMULATED = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": python_path()}
+PNG = b"\x89PNG\r\n\x1a\n"
+MOST_BYTES = 80_000
+# a script, as it is run by hand, and then what a test asks the code
+RUN = """
+import json, runpy
+import {script} as draw
+runpy.run_path(draw.__file__, run_name="__main__")
+"""
+
+
+def python(*arguments: str) -> str:
+    """What a Python with simulated kernels prints."""
+    done = subprocess.run([sys.executable, *arguments], env=SIMULATED, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the script wrote, which a test's module has as `draw`, and what that module's ASK prints, as JSON."""
+    code = RUN.format(script=request.module.draw.__name__) + request.module.ASK
+    *written, told = python("-c", code, str(tmp_path_factory.mktemp("pictures"))).splitlines()
+    return {"written": written, **json.loads(told)}
+
+
+def size(png: bytes) -> tuple[int, int]:
+    """Width and height, from the first chunk."""
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def hold_pictures(written: Sequence[str], pictures: Iterable[str], operator: str) -> None:
+    """What a script wrote are these pictures, those that are committed have their sizes, and the page shows them."""
+    page = (ROOT / "dualops" / "cuda" / operator / "README.md").read_text()
+    assert [Path(place).name for place in written] == list(pictures)
+    for place in map(Path, written):
+        drawn, committed = place.read_bytes(), (ROOT / "docs" / place.name).read_bytes()
+        assert drawn.startswith(PNG) and size(drawn) == size(committed)
+        assert max(len(drawn), len(committed)) <= MOST_BYTES
+        assert f"](../../../docs/{place.name})" in page
