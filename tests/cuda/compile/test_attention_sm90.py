@@ -12,7 +12,7 @@ from dualops.cuda.flash_attention.blocks import build_lists, build_states
 from dualops.cuda.flash_attention.sm90.config import configs, short_config
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.spec.attention import UserFunction
-from dualops.spec.attention.cases import documents, woven
+from dualops.spec.attention.cases import EVERYTHING, documents, woven
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import ptx_of, sound
 
@@ -28,12 +28,14 @@ CASES: list[Any] = [
     (64, 128, 128, ("dropout_p",), "boxes"),
     (64, 128, 128, ("alibi_slopes", "key_padding_mask", "sinks"), "boxes"),
     (48, 128, 128, ("bias", "dropout_p"), "boxes"),
+    (32, 128, 128, tuple(EVERYTHING), "boxes"),
     # wide heads: V in slices of 128, 192, 256 and 256 columns, and with what reads in slices of 128
     (112, 192, 128, ("causal",), "vectors"),
     (96, 192, 192, ("causal",), "boxes"),
     (80, 256, 512, ("causal",), "elements"),
     (48, 256, 256, ("alibi_slopes",), "boxes"),
     (48, 256, 256, ("dropout_p",), "boxes"),
+    (32, 192, 128, tuple(EVERYTHING), "boxes"),
 ]
 
 
@@ -53,6 +55,7 @@ def test_each_config(keys, D, Dv, options, stored):
         (64, 128, 128, ("bias",), False),
         (64, 128, 128, ("dropout_p",), False),  # a head a tile
         (64, 256, 512, ("causal",), True),
+        (32, 128, 128, tuple(EVERYTHING), False),
     ],
 )
 def test_few_queries(keys, D, Dv, options, varlen):

@@ -93,8 +93,9 @@ LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
 # tuned, 606 without options
 KEYS_BESIDE = {"softcap": 112, "alibi": 112, "bias": 64, "dropout": 64}  # 389 and 335, 525 and 453 with 64; 313; 228
-KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING = 96, 64, 48
+KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
 READING_OPTIONS = ("bias", "dropout")
+MANY = 5  # options, of which one reads
 ASKED_SELDOM = ("mask_mod", BLOCK_MASK)  # in tiles alone that the mask cuts
 
 
@@ -102,6 +103,8 @@ def keys_beside(heavy: Sequence[str]) -> int:
     """Keys of a tile beside options that need registers."""
     if len(heavy) == 1:
         return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
+    if _are_many(heavy):
+        return KEYS_BESIDE_MANY
     return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
 
 
@@ -135,7 +138,7 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
     D 192, Dv 128: 654 and 614.
     """
     slices = _slices(Dv, heavy)
-    most = WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
+    most = KEYS_BESIDE_MANY if _are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
     return _of_room(D, Dv, heavy, slices, range(most, 0, -16))
 
 
@@ -167,6 +170,10 @@ def _read(options: Sequence[str]) -> bool:
     return any(name in READING_OPTIONS for name in options)
 
 
+def _are_many(options: Sequence[str]) -> bool:
+    return len(options) >= MANY and _read(options)
+
+
 def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[Sm90Config, str]:
     """Tiles for few queries, and what they are: as many bytes of K and V on their way as there is room for.
 
@@ -174,11 +181,12 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
     those of one head, since its weights come four at once, of two queries of a head.
     """
     heads = group if group <= ROWS and "dropout" not in options else 1
-    heavy = any(name not in LIGHT_OPTIONS for name in options)
+    heavy = [name for name in options if name not in LIGHT_OPTIONS]
     slices = -(-Dv // 128)  # with 256 columns too few registers are left
     width = D + slice_width(Dv, slices)
     if heavy or width > 256:
-        block_kv, stages = 64, 3 if width > 256 else 5
+        block_kv = KEYS_BESIDE_MANY if _read(heavy) and len(heavy) > 1 else 64
+        stages = 3 if width > 256 else 5
     else:
         block_kv, stages = 128, 3 if width > 128 else 5
     config = Sm90Config(1, block_kv, stages, turns=False, split=True, heads=heads, slices=slices)
