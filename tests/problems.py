@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -222,7 +223,7 @@ def values(spec: Spec, case: Case, *, special: bool = False, backward: bool = Fa
     arrays = {entry.name: made[entry.name] for entry in spec.inputs if entry.name in made}
     if not special:
         return arrays
-    rng = np.random.default_rng([case.seed, 2])
+    rng = np.random.default_rng([case.seed, 2, crc32(case.id.encode())])  # other values in other cases
     for name, array in arrays.items():
         limits = _SPECIAL_LIMITS[spec.name](name, case, backward)
         if limits is not None and rng.random() < 0.7:
