@@ -132,8 +132,9 @@ def _step(
 
 
 def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blocks: int, *more: int) -> list[Step]:
-    line = 8 * storage(call.dtype).vector  # elements of 128 bytes: few enough that every block has columns
-    share = min(align_up(cdiv(call.N, config.cluster), line), config.columns(call.dtype))
+    vector, each = storage(call.dtype).vector, cdiv(call.N, config.cluster)
+    lines, vectors = (min(align_up(each, step), config.columns(call.dtype)) for step in (8 * vector, vector))
+    share = lines if lines * (config.cluster - 1) < call.N else vectors  # every block has columns
     args = (*call.args, *more, share)
     return [
         Step(

@@ -114,6 +114,13 @@ def test_ring(monkeypatch, name, config, dtype, backward):
         hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
 
 
+@every_norm
+@DIRECTIONS
+def test_every_block_has_columns(name, backward):
+    """Of a row of 65 vectors, dealt to four blocks; by lines of 128 bytes the last would begin behind its end."""
+    hold(name, backward, "sm90", 3, 130, "float64")
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(
     ("name", "dtypes", "params"),
