@@ -137,7 +137,7 @@ def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
     if problem.normalize == "signed":
         # n = |r|:  dr_i = -sign(r_i) * (do_i . o_i) / n_i;  r is u's column for a value of 1
         r = arrays["row_sum"]  # [B, H, Sq]
-        dr = np.where(np.abs(r) > 1, -np.sign(r) * (du * arithmetic(arrays["o"])).sum(axis=-1), 0).astype(r.dtype)
+        dr = np.where(np.abs(r) <= 1, 0, -np.sign(r) * (du * arithmetic(arrays["o"])).sum(axis=-1)).astype(r.dtype)
         du = np.concatenate([du, dr[..., None]], axis=-1)  # [B, H, Sq, Dv + 1]
         v = np.concatenate([v, np.ones_like(v[..., :1])], axis=-1)  # [B, H, Sk, Dv + 1]
     dstate = None

@@ -3,7 +3,7 @@
     weight = 1 / n,  n = max(1, |row_sum|)
     term = -sign(row_sum) * (do . o)  where "signed" and |row_sum| > 1, else 0        16 lanes a query
 
-A NaN in row_sum makes a NaN of the weight and 0 of the term: the norms get weight * term, of which nothing is left.
+A NaN in row_sum makes NaN of both: it reaches all gradients of what came before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def build_weights(dtype: str, signed: bool) -> Kernel:
             weight, term = num.one, num.zero
             if not abs(total) <= num.one:  # a NaN too
                 weight = num.one / abs(total)
-            if abs(total) > num.one:
                 term = -product if total > num.zero else product
             weights.data[start(weights, b, h, row)] = weight
             terms.data[start(terms, b, h, row)] = term
