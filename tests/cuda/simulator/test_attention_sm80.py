@@ -55,6 +55,13 @@ def test_eight_warps():
     checked(found, reference.flash_attention, *arrays, causal="top_left")
 
 
+def test_one_token():
+    """An axis of one element may have any stride, here of 25 elements: tiles ask for rows beyond it."""
+    q, k, v = (numbers(1, 2, 9, 25, seed=seed)[:, :, 3:4, 1:17] for seed in range(3))
+    arrays = [np.lib.stride_tricks.as_strided(x.copy(), x.shape, (64, 32, 50, 2)) for x in (q, k, v)]
+    checked(attend(*arrays), reference.flash_attention, *arrays)
+
+
 def of_rows(width: int, room: int, first: int, seed: int, dtype: Any) -> np.ndarray:
     """[1, 1, 36, width], whose rows are so many elements apart and begin at the element `first` of them."""
     return numbers(1, 1, 36, room, seed=seed).astype(dtype)[..., first : first + width]

@@ -28,9 +28,14 @@ def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
 
 
 def vector_of(meta: ArrayMeta) -> int:
-    """For one of them: whose last axis is contiguous."""
-    each = itemsize(meta.dtype)
-    steps = [stride * each for size, stride in zip(meta.shape[:-1], meta.strides[:-1]) if size > 1]
+    """For one of them, [B, H, S, D] or [total, H, D], whose last axis is contiguous.
+
+    An axis of one element has any stride, but that of tokens: a tile's rows beyond the last are asked for too, none of
+    their bytes, at addresses of whole vectors.
+    """
+    each, tokens = itemsize(meta.dtype), 2 if len(meta.shape) == 4 else 0
+    axes = enumerate(zip(meta.shape[:-1], meta.strides[:-1]))
+    steps = [stride * each for axis, (size, stride) in axes if size > 1 or axis == tokens]
     for nbytes in SIZES:
         if meta.pointer % nbytes == 0 and all(step % nbytes == 0 for step in steps):
             return nbytes // each
