@@ -49,7 +49,7 @@ class Problem:
     backward: bool
     rung: str
     case: Case
-    special: bool = False  # and once more with NaN and infinities, which blocks vote about
+    special: int | None = None  # and once more with NaN and infinities, which blocks vote about, of this seed
     configs: tuple[Change, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -59,8 +59,10 @@ class Problem:
         """Check the call. Raises Rejected, or what the simulator says of the kernel."""
         direction = Direction(OPERATORS[self.operator], self.backward)
         run = direction.function(self.rung)
-        for special in (False, True) if self.special else (False,):
-            check(direction.spec, self.case, run, backward=self.backward, special=special, ways=("given",))
+        check(direction.spec, self.case, run, backward=self.backward, ways=("given",))
+        if self.special is not None:
+            case = replace(self.case, seed=self.special)
+            check(direction.spec, case, run, backward=self.backward, special=True, ways=("given",))
 
     def prepared(self) -> AbstractContextManager[None]:
         """Inside the with statement, calls have the problem's Configs, and plans are made anew."""
@@ -190,6 +192,8 @@ LARGER = {
     "matmul": {"a": (1, 60, 300), "b": (40, 300), "bias": (40,)},
     "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
+# one in eight has a q in it that only some threads know to be strange, and that counts
+SPECIAL = {"flash_attention_dkv": 8}
 SIMULATED = (
     ("flash_attention_simt", "flash_attention", False, "sim_plain-float16", {}),
     ("flash_attention_dkv", "flash_attention", True, "sim_gqa_causal-float32", LARGER["queries"]),
@@ -210,7 +214,8 @@ def _of_cases() -> Iterator[Problem]:
     for kernel, operator, backward, name, shapes in SIMULATED:
         (case,) = (case for case in OPERATORS[operator].tagged(Tag.SIM) if case.id == name)
         rung = "sm80" if kernel.endswith("_sm80") else "simt"
-        yield Problem(kernel, operator, backward, rung, replace(case, shapes={**case.shapes, **shapes}), bool(shapes))
+        larger = replace(case, shapes={**case.shapes, **shapes})
+        yield Problem(kernel, operator, backward, rung, larger, SPECIAL.get(kernel, 0) if shapes else None)
 
 
 PROBLEMS = [
