@@ -50,8 +50,8 @@ test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator
 
 ifdef COMPILER
-# builds a part of what `make check` builds, and looks closer; attention in a process of its own, as Numba keeps what it
-# has built: those builds alone, two gigabytes
+# builds a part of what `make check` builds, and looks closer; attention in a process of its own, as Numba keeps in
+# memory what it has built
 test-compile: $(call ready,test)
 	$(PYTEST) tests/cuda/compile --ignore-glob='*/test_attention_*'
 	$(PYTEST) tests/cuda/compile/test_attention_sm80.py tests/cuda/compile/test_attention_sm90.py

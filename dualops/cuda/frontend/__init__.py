@@ -10,7 +10,10 @@ What is done less often:
                  the process (`answers`).
     assignments  Numba walks through the whole kernel twice for each variable that is assigned to again. Here: through
                  the blocks that mention it (`assignments`).
-    lifetimes    of variables are computed after each of nine passes. Here: before lowering, which needs them.
+    labels       of blocks double with each function that is inlined in one that is inlined. Here: they count blocks
+                 (`inlining`).
+    lifetimes    of variables are computed after each of nine passes, and to count references. Here: never, since nobody
+                 counts them (`passes`).
     rewrites     of strings, constant arrays, closures and `with` look through each function. Here: where there are any.
     collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards.
 

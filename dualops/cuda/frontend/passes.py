@@ -91,7 +91,7 @@ class StripPhis(PreLowerStripPhis):
 
 @instead_of(IRLegalization)
 class Legal(IRLegalization):
-    """Without the ends of variables' lives, where Numba would count a reference less: nobody counts them here."""
+    """Without the ends of variables' lives, where Numba would count a reference less; of generators, with them."""
 
     def run_pass(self, state: Any) -> bool:
         if state.func_ir.is_generator:

@@ -59,9 +59,9 @@ def matmul(
 
     Returns y [..., M, N], row-major, of a's dtype; with return_preactivation also what the activation came upon, which
     backward takes. Sums are float32 (float64 for float64), results are rounded once; float32 is never multiplied as
-    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. Memory beside the results: on Hopper
-    copies of each factor of 16 bits whose rows are no multiple of 16 bytes, where M and N are 256 or more; of each that
-    does not lie along the sum, for "tf32"; of both, twice as large, for "3xtf32". `dualops.cuda.plan` says which.
+    tf32 unasked. K = 0 leaves act(bias). Bit-equal from run to run. Memory beside the results: on Hopper copies of each
+    factor of 16 bits whose rows are no multiple of 16 bytes, where M and N are 256 or more; of each that does not lie
+    along the sum, for "tf32"; of both, twice as large, for "3xtf32". `dualops.cuda.plan` says which.
     out: an array for y, or (y, preactivation), of any strides, sharing no memory with the inputs. kernel: a rung
     instead of the best. stream: a stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
