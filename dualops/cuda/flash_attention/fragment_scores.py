@@ -202,13 +202,12 @@ def fragment_scores(
     def weighed(first: int, end: int) -> Callable[..., None]:
         @verb
         def weigh_some(scores, options, scale, where):
-            for j in range(first, end):
+            for j in range(first, end, 2):
                 corner = place_inside(where, my_row(), my_key(where), 8 * j, f32(0))
-                a, b, c, d = chain.weights(options, corner)
-                scores[4 * j] *= a
-                scores[4 * j + 1] *= b
-                scores[4 * j + 2] *= c
-                scores[4 * j + 3] *= d
+                near, far = chain.weights(options, corner)
+                for e in range(4):
+                    scores[4 * j + e] *= near[e]
+                    scores[4 * j + 4 + e] *= far[e]
 
         return weigh_some
 
