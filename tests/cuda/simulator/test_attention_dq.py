@@ -142,7 +142,7 @@ SMALL = (
 @pytest.mark.parametrize("config", SMALL, ids=str)
 @pytest.mark.parametrize("order", ["forward", "reversed"])
 def test_each_step_of_the_kernel(config, order):
-    """Several pieces of work a block, of several tiles; the same bits by all Configs of a tile's width, and as before."""
+    """Several pieces of work a block, of several tiles of keys each."""
     arrays = arrays_for((1, 2, 200, 16), (1, 1, 70, 16), 16)
     instead = {"dq_configs": lambda *_: iter([(config, "small")])}
     with changed("flash_attention", (sm90_backward, instead)), simulator.order(order):

@@ -56,8 +56,8 @@ from .walk import SIZE, get, put, put_end
 
 @builds
 def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, counter, heads, section, dq, q, k, v, do, lse, delta,
-    H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, counter, heads, section, dq, q, k, v, do, lse,
+    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
     stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. counter: 0. heads: of all batches.
     """
@@ -196,7 +196,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     while i != end:
                         where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
                         picks = visits.picks(options, where, tile)
-                        stage, before = k_pipe.wait(k_bars, i), k_pipe.wait(k_bars, i - 1)
+                        stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
                         turn.take(warpgroup)
                         dsk.add(acc, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
                         qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
@@ -215,10 +215,12 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
+                    task, _ = get(
+                        slots.numbers, ticket.place(piece)
+                    )  # anew, while its place is ours: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
-                    stage = k_pipe.wait(k_bars, i - 1)
-                    dsk.add(acc, d_scores, smem, k_tile.at(stage), adds)
+                    dsk.add(acc, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
                     dsk.wait(acc)
                     k_pipe.release(k_bars, i - 1)
                 else:
