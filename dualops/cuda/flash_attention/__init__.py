@@ -18,6 +18,7 @@ from ..launch import Operation
 from ..public import calls
 from . import naive, simt, sm80, sm90
 from .blocks import block_mask as block_mask
+from .sm90 import backward as sm90_backward
 
 RUNGS = SPEC.rungs
 
@@ -194,7 +195,7 @@ FORWARD = (
     sm80.float32_choices,
     naive.forward_choices,
 )
-BACKWARD = (simt.backward_choices, naive.backward_choices)
+BACKWARD = (sm90_backward.backward_choices, simt.backward_choices, naive.backward_choices)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
 forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)

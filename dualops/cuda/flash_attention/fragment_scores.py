@@ -32,6 +32,9 @@ class FragmentScores(Namespace):
     picks: Callable[..., Any]
     finish_picked: Callable[..., None]  # (scores, options, scale, where, picks): `finish`, after `picks`
     weigh: Callable[..., None]  # (scores, options, where): probabilities, by their weights
+    # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
+    # factors: scale, and of my two rows what their exponents of 2 are less by
+    bend: Callable[..., None]
 
 
 @verb
@@ -55,14 +58,14 @@ def store_lse(lse, task, row, value):
 
 
 def fragment_scores(
-    chain: OptionChain, rows: int, columns: int, heads: int = 1, *, apart: bool = True
+    chain: OptionChain, rows: int, columns: int, heads: int = 1, *, apart: bool = True, bent: bool = False
 ) -> FragmentScores:
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
-    which takes registers, where options read arrays.
+    which takes registers, where options read arrays. bent: `finish` masks products, which `bend` then takes on.
     """
-    num, quads, LOG2 = numbers(f32), columns // 8, f32(LOG2_E)
+    num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
 
     @verb
@@ -145,11 +148,30 @@ def fragment_scores(
 
         return pick
 
+    def bent_ones(j: int, h: int) -> Callable[..., None]:
+        @verb
+        def bend_pair(scores, options, factors, where):
+            row, key = i32(my_row() + 8 * h), my_key(where)
+            distance = ahead(where, row, key)
+            for e in range(2):
+                product, bent_prob = scores[4 * j + 2 * h + e], num.zero
+                if product != num.minus_inf:
+                    at = place(where, row, key, 8 * j + e, distance)
+                    score = chain.score(product * factors[0], options, at)
+                    if score != num.minus_inf:
+                        prob = num.exp2(score * LOG2 - factors[1 + h])
+                        bent_prob = prob * chain.slope(product * factors[0], options, at)
+                scores[4 * j + 2 * h + e] = bent_prob
+
+        return bend_pair
+
     pairs = [(j, h) for j in range(quads) for h in range(2)]
     change, change_inside = (
         one_after_another([changed(make, *pair) for pair in pairs]) for make in (place, place_inside)
     )
     pick, hide = one_after_another([picked(*pair) for pair in pairs]), one_after_another([hidden(h) for h in range(2)])
+
+    bend = one_after_another([bent_ones(*pair) for pair in pairs])
 
     @verb
     def through(scores, options, scale, where):
@@ -160,7 +182,7 @@ def fragment_scores(
 
     @verb
     def finish(scores, options, scale, where):
-        if chain.scores:
+        if changes:
             through(scores, options, scale, where)
         if chain.picks or not within(options, where):
             hide(scores, options, scale, where)
@@ -188,7 +210,7 @@ def fragment_scores(
 
     @verb
     def finish_picked(scores, options, scale, where, found):
-        if chain.scores:
+        if changes:
             through(scores, options, scale, where)
         if not within(options, where):
             hide(scores, options, scale, where)
@@ -219,5 +241,11 @@ def fragment_scores(
             weigh_all(scores, options, f32(1), where)
 
     return FragmentScores(
-        multiplier=multiplier, sink=sink, finish=finish, picks=picks, finish_picked=finish_picked, weigh=weigh
+        multiplier=multiplier,
+        sink=sink,
+        finish=finish,
+        picks=picks,
+        finish_picked=finish_picked,
+        weigh=weigh,
+        bend=bend,
     )

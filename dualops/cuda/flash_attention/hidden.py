@@ -4,6 +4,10 @@ Products of tensor cores leave nothing out: 0 * NaN is NaN. So a row of o that i
 exponentials is, is made anew by its warp: score after score, and of V what the row sees.
 
     p = exp(score - lse),  o += p * v[j]          for each key j that is seen
+
+The same of dq, which K may have reached:
+
+    dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
 """
 
 from __future__ import annotations
@@ -29,22 +33,30 @@ HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
 class HiddenRows(Namespace):
     """The verb, by all lanes of a warp that has rows of acc."""
 
-    # (acc, lse, arrays, task, row, column, scale, options): lse of my two rows; q, k and v; the warpgroup's first row,
-    # and the first column of acc
+    # (acc, lse, arrays, task, row, column, scale, options): lse of my two rows; q, k and v, of a gradient do and delta
+    # too; the warpgroup's first row, and the first column of acc
     repair: Callable[..., None]
 
 
 def hidden_rows(
-    chain: OptionChain, variant: Variant, queries: Rows, keys: Callable[..., Any], acc_size: int, *, passes: bool
+    chain: OptionChain,
+    variant: Variant,
+    queries: Rows,
+    keys: Callable[..., Any],
+    acc_size: int,
+    *,
+    passes: bool,
+    gradient: bool = False,
 ) -> HiddenRows:
     """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where nothing is hidden.
 
     keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
-    sequences.
+    sequences. gradient: acc is of dq, before it is scaled, instead of o.
     """
     mem, num, pair_at = storage(variant.dtype), numbers(f32), pair_places(f32)
     quad, warp_lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
     D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
+    WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
 
     @verb
     def nothing(acc, lse, arrays, task, row, column, scale, options):
@@ -58,11 +70,11 @@ def hidden_rows(
         return x - x == num.zero
 
     @verb
-    def product(q, q_row, k, k_row):
+    def product(q, q_row, k, k_row, width):
         """q[i] @ k[j], in all lanes."""
         total = num.zero
         d = i32(cuda.threadIdx.x % 32)
-        while d < D:
+        while d < width:
             total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
             d = opaque_i32(d + 32)
         return warp_lanes.sum(total)
@@ -72,7 +84,7 @@ def hidden_rows(
         def add(own, prob, v, place):
             first, column = place
             column = i32(column + 32 * slot + cuda.threadIdx.x % 32)
-            if column < Dv:
+            if column < WIDTH:
                 own[slot] += prob * mem.load(v, first + column)
 
         return add
@@ -80,9 +92,31 @@ def hidden_rows(
     add = one_after_another([add_slot(slot) for slot in range(slots)])
 
     @verb
+    def share(prob, arrays, task, at, scaled, options):
+        """What a key's row counts for, by its probability and its scaled product."""
+        if chain.weighs:
+            prob *= chain.weight(options, at)
+        return prob
+
+    @verb
+    def gradient_share(prob, arrays, task, at, scaled, options):
+        do, delta = arrays[3], arrays[4]
+        token = task.q_first + at.i
+        v_row = start(arrays[2], task.b, task.h_kv, task.k_first + at.j)
+        d_prob = product(do, start(do, task.b, at.h, token), arrays[2], v_row, Dv)
+        if chain.weighs:
+            d_prob *= chain.weight(options, at)
+        d_score = prob * (d_prob - delta.data[start(delta, task.b, at.h, token)])
+        if chain.bends:
+            d_score *= chain.slope(scaled, options, at)
+        return d_score
+
+    share_of = gradient_share if gradient else share
+
+    @verb
     def again(own, row_lse, arrays, task, row, column, scale, options):
         """One row, of which a lane has columns."""
-        q, k, v = arrays
+        q, k, added = arrays[0], arrays[1], arrays[ADDED]
         i, h = queries.query(task, row), queries.head(task, row)
         q_row = start(q, task.b, h, task.q_first + i)
         first, end = chain.keys(options, i, i32(i + task.offset), task.Sk)
@@ -92,15 +126,13 @@ def hidden_rows(
         j, end = max(i32(first), of_first), min(i32(end), of_end)
         while j < end:
             at = pair_at(task.b, h, i, j, task.offset)
-            score = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j)) * scale
+            scaled = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D) * scale
+            score = scaled
             if chain.scores:
-                score = chain.score(score, options, at)
+                score = chain.score(scaled, options, at)
             if score != num.minus_inf and chain.pick(options, at):
-                prob = num.exp(score - row_lse)
-                if chain.weighs:
-                    prob *= chain.weight(options, at)
-                v_row = start(v, task.b, task.h_kv, task.k_first + j)
-                add(own, prob, v.data, (v_row, column))
+                counts = share_of(num.exp(score - row_lse), arrays, task, at, scaled, options)
+                add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
             j = opaque_i32(j + 1)
 
     def put_slot(slot: int) -> Callable[..., None]:

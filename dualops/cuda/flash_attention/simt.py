@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -116,7 +116,10 @@ def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
     return {"delta": ArrayMeta(lse.shape, compute_dtype(problem.dtype), contiguous_strides(lse.shape), lse.device, 0)}
 
 
-def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
+def backward_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs, elsewhere: Container[str] = ()
+) -> Sequence[Step]:
+    """delta first. elsewhere: "dk", which stands for dv too, and "dq", where other kernels make them."""
     p, varlen, found = problem, is_varlen(problem), variant(problem)
     metas = {**p.arrays, **results, **backward_workspace(p)}
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
@@ -130,11 +133,11 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
         delta = build_delta(general(found), "dlse" in p.arrays)
         args = (*arrays("delta", "o", "do", "dlse"), p.H, tokens, p.Dv)
         steps.append(Step(delta, (batches * p.H * cdiv(tokens, ROWS),), args))
-    if results["dk"].size:
+    if "dk" not in elsewhere and results["dk"].size:
         dkv, blocks = build_dkv(configs.dkv, found), p.B * (p.H // p.group) * cdiv(p.Sk, configs.dkv.rows)
         args = (*arrays("dk", "dv"), *inputs, *sizes(p))
         steps.append(Step(dkv, (blocks,), args, configs.dkv.shared_bytes(p.D, p.Dv, p.dtype, 2)))
-    if results["dq"].size:
+    if "dq" not in elsewhere and results["dq"].size:
         dq, blocks = build_dq(configs.dq, found), p.B * p.H * cdiv(p.Sq, configs.dq.rows)
         args = (*arrays("dq"), *inputs, *sizes(p))
         steps.append(Step(dq, (blocks,), args, configs.dq.shared_bytes(p.D, p.Dv, p.dtype, 1)))

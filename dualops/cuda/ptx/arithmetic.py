@@ -218,6 +218,18 @@ def settle(x):
         raise RuntimeError(f"settle: {x}, expected nothing below 0")
 
 
+@instruction(
+    "(u32) -> void",
+    "{ .reg .pred all; setp.eq.u32 all, {x}, 0xFFFFFFFF; @all nanosleep.u32 0; }",
+    section="9.7.19.10",
+    convergent=True,
+)
+def settle_bits(x):
+    """The same of whatever bits: those of several numbers, by or."""
+    if not 0 <= x < 1 << 32:
+        raise RuntimeError(f"settle_bits: {x}, expected 32 bits")
+
+
 @instruction("(f32) -> f32", "mov.b32 {d}, {x};", section="9.7.9.5")
 def opaque_f32(x):
     """x, but the compiler sees a number that comes from nowhere: what is made of it is made after this."""

@@ -45,6 +45,7 @@ class Pipeline(Namespace):
     start: Callable[..., None]  # (): from here on everybody knows them
     leave: Callable[..., None]  # (): after the last filling: wait until no block of the cluster needs this one's memory
     next: Callable[..., Any]  # (i) -> i + 1; the compiler unrolls no loop that counts so
+    stage: Callable[..., Any]  # (i) -> stage, where nobody has to wait
     acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
     wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
     release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
@@ -81,6 +82,10 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
             barrier_cluster_wait()
 
     @verb
+    def stage_of(i):
+        return i32(u32(i) % STAGES)
+
+    @verb
     def acquire(barriers, i):
         stage = i32(u32(i) % STAGES)
         free = u32(i) // STAGES & 1 ^ 1  # the phase before is over; a new barrier's is
@@ -113,6 +118,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
         start=start,
         leave=leave,
         next=next_of,
+        stage=stage_of,
         acquire=acquire,
         wait=wait,
         release=release,

@@ -38,6 +38,7 @@ class SoftmaxRows(Namespace):
     new_max: Callable[..., None]  # (new_max, scores, row_max): in all lanes of a row
     rescale_of: Callable[..., None]  # (rescale, row_max, new_max, multiplier): and row_max becomes new_max
     exp2: Callable[..., None]  # (scores, row_max, multiplier)
+    exp2_from: Callable[..., None]  # (scores, base, multiplier): of exponents less those of the rows, in base
     add: Callable[..., None]  # (row_sum, scores, rescale): a lane's share of the sums
     scale: Callable[..., None]  # (acc, rescale)
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
@@ -96,15 +97,32 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
             rescale[h] = num.exp2((row_max[h] - num.base(new_max[h])) * multiplier)
             row_max[h] = new_max[h]
 
-    def exp2_of(h: int) -> Callable[..., None]:
+    def exp2_less(h: int) -> Callable[..., None]:
         @verb
-        def exp2(scores, row_max, multiplier):
-            base = num.base(row_max[h]) * multiplier
+        def exp2(scores, base, multiplier):
             for j in range(quads):
                 scores[4 * j + 2 * h] = num.exp2(scores[4 * j + 2 * h] * multiplier - base)
                 scores[4 * j + 2 * h + 1] = num.exp2(scores[4 * j + 2 * h + 1] * multiplier - base)
 
         return exp2
+
+    def exp2_of(h: int) -> Callable[..., None]:
+        less = exp2_less(h)
+
+        @verb
+        def exp2(scores, row_max, multiplier):
+            less(scores, num.base(row_max[h]) * multiplier, multiplier)
+
+        return exp2
+
+    def exp2_from_of(h: int) -> Callable[..., None]:
+        less = exp2_less(h)
+
+        @verb
+        def exp2_from(scores, base, multiplier):
+            less(scores, base[h], multiplier)
+
+        return exp2_from
 
     def add_of(h: int) -> Callable[..., None]:
         @verb
@@ -167,6 +185,7 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
         new_max=_both(new_max_of),
         rescale_of=rescale_of,
         exp2=_both(exp2_of),
+        exp2_from=_both(exp2_from_of),
         add=_both(add_of),
         scale=scale,
         pack=pack,

@@ -84,7 +84,10 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
     qk, pv = warpgroup_mma(variant.dtype, tiles.q, tiles.k), register_mma(variant.dtype, tiles.v)
     rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, config.heads)
-    turn, visits = turns(config.consumers if config.turns else 1), visits_of(config, variant, score)
+    turn, visits = (
+        turns(config.consumers if config.turns else 1),
+        visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
+    )
     walk = walk_of(config, variant, chain, visits)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split

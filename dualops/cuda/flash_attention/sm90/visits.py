@@ -15,7 +15,7 @@ from ...backend import Namespace, i32, i64, verb
 from ..arguments import Variant
 from ..fragment_scores import FragmentScores
 from ..walk import range_of
-from .config import BLOCK_MASK, Sm90Config
+from .config import BLOCK_MASK
 
 
 class Visit(NamedTuple):
@@ -37,15 +37,15 @@ class Visits(Namespace):
     keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
 
 
-def visits_of(config: Sm90Config, variant: Variant, score: FragmentScores) -> Visits:
+def visits_of(block_q: int, block_kv: int, variant: Variant, score: FragmentScores, *, split: bool = False) -> Visits:
     """The verbs of a kernel. Where keys are split, block masks are not looked at."""
     names = [option.name for option, _ in variant.having.variants]
-    listed = BLOCK_MASK in names and not config.split
-    return _of_list(config, score, names) if listed else _of_range(config, score)
+    listed = BLOCK_MASK in names and not split
+    return _of_list(block_q, block_kv, score, names) if listed else _of_range(block_kv, score)
 
 
-def _of_range(config: Sm90Config, score: FragmentScores) -> Visits:
-    BLOCK_KV, tiles = config.block_kv, range_of(config.block_kv)
+def _of_range(block_kv: int, score: FragmentScores) -> Visits:
+    BLOCK_KV, tiles = block_kv, range_of(block_kv)
 
     @verb
     def last(task, options):
@@ -66,10 +66,11 @@ def _of_range(config: Sm90Config, score: FragmentScores) -> Visits:
     return Visits(between=tiles.between, last=last, before=before, picks=picks, finish=finish, keys=tiles.keys)
 
 
-def _of_list(config: Sm90Config, score: FragmentScores, names: list[str]) -> Visits:
-    BLOCK_KV, PARTS, INDEX = config.block_kv, TILE // config.block_kv, names.index(BLOCK_MASK)
-    if TILE % config.block_kv or TILE % config.block_q:
-        raise ValueError(f"{config} has tiles that do not divide a block mask's, {TILE} queries by {TILE} keys")
+def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str]) -> Visits:
+    BLOCK_KV, PARTS, INDEX = block_kv, TILE // block_kv, names.index(BLOCK_MASK)
+    if TILE % block_kv or TILE % block_q:
+        told = f"{block_q} queries by {block_kv} keys"
+        raise ValueError(f"tiles of {told} do not divide a block mask's, {TILE} queries by {TILE} keys")
     has_ranges, tells_all = "band" in names, "key_padding_mask" not in names
 
     @verb

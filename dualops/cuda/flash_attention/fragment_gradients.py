@@ -1,0 +1,96 @@
+"""Gradients of scores in the registers of tensor cores' products, where rows are queries.
+
+P = exp2(scores - lse) * slope;  dS = P * (weight * dP - delta)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, verb
+from ..ptx.arithmetic import bits_of_f32, settle_bits
+from ..tile.numbers import LOG2_E, numbers
+from ..tile.softmax_rows import ROWS, SoftmaxRows
+from ..tile.unrolled import one_after_another
+from ..views import start
+from .fragment_scores import FragmentScores, my_row
+from .options import OptionChain
+
+
+class FragmentGradients(Namespace):
+    """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
+
+    pair: Callable[..., Any]  # () -> such an array
+    read: Callable[..., None]  # (found, x, task, row): of my rows of the warpgroup's from `row` on; 0 beyond the last
+    bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
+    probs: Callable[..., None]  # (scores, options, scale, where, base): finished scores become P
+    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
+    scale: Callable[..., None]  # (acc, scale, lse): dS @ K becomes dq; 0 where a row has seen nothing
+
+
+def fragment_gradients(
+    chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
+) -> FragmentGradients:
+    """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
+    num, LOG2, quads, acc_quads = numbers(f32), f32(LOG2_E), scores_size // 4, acc_size // 4
+
+    @verb
+    def pair():
+        return cuda.local.array(ROWS, f32)
+
+    @verb
+    def read(found, x, task, row):
+        for h in range(ROWS):
+            found[h] = num.zero
+            i = task.m0 + row + my_row() + 8 * h
+            if i < task.Sq:
+                found[h] = x.data[start(x, task.b, task.h, task.q_first + i)]
+
+    @verb
+    def bases(base, lse):
+        for h in range(ROWS):
+            base[h] = num.base(lse[h]) * LOG2
+
+    @verb
+    def probs(scores, options, scale, where, base):
+        if chain.bends:
+            score.bend(scores, options, (scale, base[0], base[1]), where)
+        else:
+            rows.exp2_from(scores, base, score.multiplier(scale))
+        bits = bits_of_f32(scores[0])
+        for e in range(1, scores_size):
+            bits |= bits_of_f32(scores[e])
+        settle_bits(bits)
+
+    def of_row(h: int) -> Callable[..., None]:
+        @verb
+        def d_scores(scores, d_probs, delta, _):
+            for j in range(quads):
+                scores[4 * j + 2 * h] *= d_probs[4 * j + 2 * h] - delta[h]
+                scores[4 * j + 2 * h + 1] *= d_probs[4 * j + 2 * h + 1] - delta[h]
+
+        return d_scores
+
+    def scaled(h: int) -> Callable[..., None]:
+        @verb
+        def scale(acc, factor, lse, _):
+            seen = lse[h] != num.minus_inf
+            for j in range(acc_quads):
+                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
+                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
+
+        return scale
+
+    both_rows, scale_both = (one_after_another([make(h) for h in range(ROWS)]) for make in (of_row, scaled))
+
+    @verb
+    def d_scores(scores, d_probs, options, where, delta):
+        score.weigh(d_probs, options, where)
+        both_rows(scores, d_probs, delta, 0)
+
+    @verb
+    def scale(acc, factor, lse):
+        scale_both(acc, factor, lse, 0)
+
+    return FragmentGradients(pair=pair, read=read, bases=bases, probs=probs, d_scores=d_scores, scale=scale)

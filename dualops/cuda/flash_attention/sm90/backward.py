@@ -1,0 +1,94 @@
+"""Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
+
+dq.py   the kernel of dq;  dq_config.py: its tiles
+What else there is, delta first of all, is as simt has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...maps import Mapped
+from ...plans import Choice
+from ...step import Step
+from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...views import by_token
+from ...words import build_writer
+from .. import simt
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from ..walk import section_of
+from .boxed import boxed, how_stored
+from .config import BOX, SLACK, padded
+from .dq import build_dq
+from .dq_config import DqConfig, dq_configs
+
+LOADED = ("q", "k", "v", "do")
+MOST_WIDTH = 128  # of a head
+
+
+class BackwardConfigs(NamedTuple):
+    """A Config for each of the kernels."""
+
+    dq: DqConfig
+    others: simt.BackwardConfigs
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+        return
+    if not results["dq"].size or any(boxed(p.arrays, name, varlen) is None for name in LOADED):
+        return
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    for config, reason in dq_configs(D, Dv, [option.name for option, _ in having(p).variants]):
+        if config.shared_bytes(D, Dv) + SLACK > room:
+            continue
+        for others, told in simt.backward_configs(p):
+            configs, found = BackwardConfigs(config, others), workspace(p)
+            steps = partial(backward_steps, p, results, configs)
+            maps, shared_bytes = dq_maps(p, {**p.arrays, **results}, config), others.shared_bytes(p.D, p.Dv, p.dtype)
+            yield Choice("sm90", configs, f"{reason}; dk and dv: {told}", steps, found, shared_bytes, maps)
+
+
+def workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """delta, and of the pieces of work, how many were drawn."""
+    counter = ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)
+    return {**simt.backward_workspace(problem), "counter": counter}
+
+
+def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
+    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere=("dq",))
+    metas = {**problem.arrays, **results, **workspace(problem)}
+    return [delta, *dq_steps(problem, metas, configs.dq), *others]
+
+
+def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:
+    """The tensor maps of the launch, by names that are its own. metas: of the problem's arrays and the results."""
+    p, varlen = problem, is_varlen(problem)
+    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    if how_stored(metas, "dq", varlen) == "boxes":
+        lines["dq"] = ROWS
+    found = [each for name in lines if (each := boxed(metas, name, varlen))]
+    return {
+        f"dq_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
+        for each in found
+    }
+
+
+def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> Sequence[Step]:
+    """The launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
+    p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
+    stored = how_stored(metas, "dq", varlen)
+    maps = [f"dq_{name}_map" for name in ("q", "k", "v", "do")] + ["dq_dq_map" if stored == "boxes" else 0]
+    arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
+    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
+    blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
+    step = Step(build_dq(config, variant(p), stored), (blocks,), args, shared_bytes, resident=True)
+    return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]

@@ -1,0 +1,245 @@
+"""dq of attention on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, a walk like forward's.
+
+A block takes BLOCK_Q queries of one head, 64 for each warpgroup that multiplies, and when they are done the next ones;
+one thread of another warpgroup loads.
+
+    producer, one thread                       consumers
+    for each piece of work that it draws:      for each piece of work:
+    1  load Q and dO                           3  lse and delta of two rows a thread; wait for Q and dO
+    2  for each tile of BLOCK_KV keys that     for each tile:
+       some of the queries see, the last       4  acc [64, D] += dS @ K of the tile before
+       first: load K and V                     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
+                                               6  when 4 is over: dP [64, BLOCK_KV] = dO @ V.T, beside 5
+                                               7  when 5 is over, beside 6: scores through the options; -inf where a
+                                                  mask is; P = exp2(scores - lse) * slope
+                                               8  when 6 is over: dS = P * (weight * dP - delta)
+                                               9  dq = acc * scale, which is copied out of shared memory while the
+                                                  next piece begins
+
+At 4, dS is the left factor as it lies in registers, and they are free when dP needs them. At 7 a warpgroup has the
+product of 6 under way, and those of the other warpgroups, which may take turns to start theirs. K of a tile is read
+twice: by its rows for the scores, by its columns for dq.
+
+A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`visits`). What a mask
+hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`hidden`). A row that
+has seen nothing has lse = -inf, and gets zeros.
+
+Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, where
+dq is over Q BLOCK_Q * D less. Registers: BLOCK_KV / 2 scores and as many of dP, D / 2 of acc, and about 40.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.numbers import numbers
+from ...tile.pipeline import pipeline
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.softmax_rows import softmax_rows
+from ...tile.tickets import tickets
+from ...tile.turns import turns
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_gradients import fragment_gradients
+from ..fragment_scores import fragment_scores
+from ..hidden import hidden_rows
+from ..options import chain_of
+from ..tiles import Where
+from ..walk import ROWS_OF_A_HEAD, Extent, walk_by_queries
+from .config import padded
+from .dq_config import DqConfig
+from .output import rows_output
+from .visits import visits_of
+from .walk import SIZE, get, put, put_end
+
+
+@builds
+def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
+    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, counter, heads, section, dq, q, k, v, do, lse,
+    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+
+    stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. counter: 0. heads: of all batches.
+    """
+    D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
+    num, chain, role = (
+        numbers(f32),
+        chain_of(variant.having, variant.dtype, gradient=True),
+        roles(config.consumers, most=True),
+    )
+    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
+    ticket = tickets(config.q_stages + 1, SIZE)
+    q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
+    k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
+    q_pipe = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, warps)
+    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
+    qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
+    dsk = register_mma(variant.dtype, tiles.k_right)
+    rows = softmax_rows(variant.dtype, qk.size, dsk.size)
+    score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.bends)
+    gradient = fragment_gradients(chain, score, rows, qk.size, dsk.size)
+    turn, visits = (
+        turns(config.consumers if config.turns else 1),
+        visits_of(config.block_q, BLOCK_KV, variant, score),
+    )
+    walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
+    beside = config.consumers if DQ_OVER_Q else 0
+    output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
+
+    @kernel(
+        *[tensor_map] * 4,
+        tensor_map if stored == "boxes" else i64,
+        pointer(i64),
+        *[i32] * 2,
+        *[array_type(variant)] * 5,
+        *[statistic_type(variant)] * 2,
+        *size_types(variant),
+        threads=role.threads,
+    )
+    def flash_attention_dq_sm90(
+        q_map,
+        k_map,
+        v_map,
+        do_map,
+        dq_map,
+        counter,
+        heads,
+        section,
+        dq,
+        q,
+        k,
+        v,
+        do,
+        lse,
+        delta,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        warpgroup = my_warpgroup()
+        if cuda.threadIdx.x == 0:
+            q_pipe.init(q_bars)
+            k_pipe.init(k_bars)
+            v_pipe.init(v_bars)
+            ticket.init(slots)
+        prefetch_maps((q_map, k_map, v_map, do_map), 1)
+        q_pipe.start()
+        i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
+        if warpgroup == config.consumers:
+            role.produce()
+            if cuda.threadIdx.x % 128 == 0:
+                total, number = walk.total(extent), i32(cuda.blockIdx.x)
+                while number < total:
+                    task = walk.task(number, extent, lengths, options)
+                    if task.m0 < task.Sq:
+                        put(slots.numbers, ticket.place(piece), task, i32(0))
+                        ticket.hand(slots, piece)
+                        b = i32(0) if variant.varlen else task.b
+                        stage, token = q_pipe.acquire(q_bars, piece), i32(task.q_first + task.m0)
+                        q_tile.load(smem, stage, q_map, Corner(token, 0, (task.h, b)), q_bars.full)
+                        do_tile.load(smem, stage, do_map, Corner(token, 0, (task.h, b)), q_bars.full)
+                        tile, end = visits.last(task, options), u32(i + task.count)
+                        while i != end:
+                            token = i32(task.k_first + tile.n0)
+                            stage = k_pipe.acquire(k_bars, i)
+                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            stage = v_pipe.acquire(v_bars, i)
+                            v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
+                            i = k_pipe.next(i)
+                            tile = visits.before(tile, task, options)
+                        piece = u32(piece + 1)
+                    number = ticket.draw(counter)
+                put_end(slots.numbers, ticket.place(piece))
+                ticket.hand(slots, piece)
+        else:
+            role.consume()
+            scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
+            row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
+            turn.begin(warpgroup)
+            task, _ = get(slots.numbers, ticket.take(slots, piece))
+            while task.m0 >= 0:
+                i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
+                row = i32(ROWS * warpgroup)
+                m = i32(task.m0 + row)
+                gradient.read(row_lse, lse, task, row)
+                gradient.read(row_delta, delta, task, row)
+                gradient.bases(row_base, row_lse)
+                stage = q_pipe.wait(q_bars, piece)
+                q_at, do_at = q_tile.at(stage), do_tile.at(stage)
+                if task.count != u32(0):
+                    tile = visits.last(task, options)
+                    where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                    picks = visits.picks(options, where, tile)
+                    stage = k_pipe.wait(k_bars, i)
+                    qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
+                    stage = v_pipe.wait(v_bars, i)
+                    dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)
+                    qk.wait_but_one(scores)
+                    tile = visits.before(tile, task, options)
+                    visits.finish(scores, options, scale, where, picks)
+                    gradient.probs(scores, options, scale, where, row_base)
+                    dov.wait(d_probs)
+                    v_pipe.release(v_bars, i)
+                    gradient.d_scores(scores, d_probs, options, where, row_delta)
+                    rows.pack(d_scores, scores)
+                    adds, end = i32(0), u32(i + task.count)
+                    i = k_pipe.next(i)
+                    while i != end:
+                        where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                        picks = visits.picks(options, where, tile)
+                        stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
+                        turn.take(warpgroup)
+                        dsk.add(acc, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
+                        qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
+                        stage = v_pipe.wait(v_bars, i)
+                        dsk.wait_but_one(acc)
+                        k_pipe.release(k_bars, i - 1)
+                        dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)  # dP = dO @ V.T
+                        turn.give(warpgroup)
+                        adds = i32(1)
+                        qk.wait_but_one(scores)
+                        tile = visits.before(tile, task, options)
+                        visits.finish(scores, options, scale, where, picks)
+                        gradient.probs(scores, options, scale, where, row_base)
+                        dov.wait(d_probs)
+                        v_pipe.release(v_bars, i)
+                        gradient.d_scores(scores, d_probs, options, where, row_delta)
+                        rows.pack(d_scores, scores)
+                        i = k_pipe.next(i)
+                    task, _ = get(
+                        slots.numbers, ticket.place(piece)
+                    )  # anew, while its place is ours: it held registers
+                    if not DQ_OVER_Q:
+                        q_pipe.release(q_bars, piece)
+                    dsk.add(acc, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
+                    dsk.wait(acc)
+                    k_pipe.release(k_bars, i - 1)
+                else:
+                    if not DQ_OVER_Q:
+                        q_pipe.release(q_bars, piece)
+                    for n in range(dsk.size):
+                        acc[n] = num.zero
+                gradient.read(row_lse, lse, task, row)
+                lse_pair = (row_lse[0], row_lse[1])
+                hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, row, i32(0), scale, options)
+                gradient.scale(acc, scale, row_lse)
+                output.store(smem, dq_map, dq, acc, task, row, i32(0))
+                if DQ_OVER_Q:
+                    output.finish()
+                piece = u32(piece + 1)
+                task, _ = get(slots.numbers, ticket.take(slots, piece))
+                if DQ_OVER_Q:
+                    q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads dq any more
+            if not DQ_OVER_Q:
+                output.finish()
+
+    return flash_attention_dq_sm90

@@ -1,0 +1,177 @@
+"""attention's gradient on the sm90 rung: dq by each option and layout, what a mask hides, what the rung refuses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference, spec
+from dualops.cuda import simulator
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
+from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, dq_configs
+from dualops.spec.attention.cases import bent
+from tests.cuda.configs import changed
+from tests.cuda.simulator.attention import FLOOR, named, numbers, options_for, widened
+
+gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
+gradient_varlen: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
+NAMES = ("dq", "dk", "dv")
+
+
+def held(found: Any, truths: Any, baselines: Any, dtype: str) -> None:
+    """Gradients by the spec's rule of accuracy; NaN and infinities where truth has them."""
+    for name, actual, truth, baseline in zip(NAMES, found, truths, baselines):
+        result = spec.compare(actual, truth, baseline, dtype=dtype, floor=FLOOR, name=name)
+        assert result.passed, result.message
+
+
+def arrays_for(q: tuple[int, ...], k: tuple[int, ...], Dv: int, dtype: Any = None) -> list[np.ndarray]:
+    """q, k, v and do for arrays of these shapes."""
+    shapes = (q, k, (*k[:-1], Dv), (*q[:-1], Dv))
+    made = [numbers(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    return [x.astype(dtype) for x in made] if dtype else made
+
+
+def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: Any = None, **params: Any) -> Any:
+    """The gradients, held against truth."""
+    o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
+    arrays = (q, k, v, o, lse, do, dlse)
+    found = gradient(*arrays, **params)
+    wide = {name: widened(value) for name, value in params.items()}
+    truths = reference.flash_attention_backward(*map(widened, arrays), **wide)
+    held(found, truths, reference.flash_attention_backward(*arrays, **params), str(q.dtype))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 30, 150), (128, 128, 140, 90), (96, 32, 64, 129), (8, 8, 1, 1)]
+)
+def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
+    checked(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"causal": True},
+        {"causal": "top_left"},
+        {"window": (30, 10)},
+        {"causal": True, "window": (40, None), "scale": 0.3},
+    ],
+    ids=named,
+)
+def test_masks_that_are_ranges_and_heads_of_a_group(params):
+    """Some queries see nothing, where there are more of them than keys."""
+    checked(*arrays_for((2, 2, 150, 32), (2, 1, 100, 32), 32), **params)
+
+
+@pytest.mark.parametrize("params", options_for(2, 70, 100), ids=named)
+def test_options(params):
+    checked(*arrays_for((1, 2, 70, 32), (1, 1, 100, 32), 40), **params)
+
+
+def test_slopes_beside_weights_and_arrays():
+    bias = numbers(1, 2, 40, 70, seed=9)
+    params: dict[str, Any] = {"softcap": 3.0, "bias": bias, "score_mod": bent, "dropout_p": 0.2, "seed": 3}
+    checked(*arrays_for((1, 2, 40, 16), (1, 1, 70, 16), 16), causal=True, **params)
+
+
+def test_float16_and_the_gradient_of_lse():
+    arrays = arrays_for((1, 2, 70, 64), (1, 2, 90, 64), 64, np.float16)
+    checked(*arrays, numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
+
+
+def test_tokens_before_heads_and_rows_that_are_no_boxes():
+    """dq lies as q; or among other memory, element by element."""
+    q, k, v, do = (x.transpose(0, 2, 1, 3) for x in arrays_for((2, 70, 2, 24), (2, 50, 1, 24), 40))
+    dq, dk, dv = checked(q, k, v, do)
+    assert dq.strides == q.strides
+    o, lse = reference.flash_attention(q, k, v, return_lse=True)
+    room = np.full((2, 2, 80, 30), 7, q.dtype)
+    out = (room[:, :, 3:73, 1:25], np.empty_like(dk), np.empty_like(dv))
+    gradient(q, k, v, o, lse, do, out=out)
+    assert np.array_equal(out[0], dq)
+    around = room.copy()
+    around[:, :, 3:73, 1:25] = 7
+    assert (around == 7).all()
+
+
+@pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}], ids=named)
+def test_sequences_one_after_another(params):
+    """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 140), (0, 30, 47, 47, 150)))
+    q, k, v, do = arrays_for((140, 2, 16), (150, 1, 16), 24)
+    v[47] = np.nan  # the first key of the last sequence
+    lengths: dict[str, Any] = {"max_seqlen_q": 70, "max_seqlen_k": 103, **params}
+    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **lengths)
+    arrays = (q, k, v, o, lse, do, ends_q, ends_k)
+    found = gradient_varlen(*arrays, **lengths)
+    truths = reference.flash_attention_varlen_backward(*map(widened, arrays), **lengths)
+    held(found, truths, reference.flash_attention_varlen_backward(*arrays, **lengths), "bfloat16")
+    assert np.isfinite(found[0][:75].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 30}, {"softcap": 2.0}], ids=named)
+def test_what_a_mask_hides_stays_where_it_is(params, value):
+    q, k, v, do = arrays_for((1, 1, 40, 16), (1, 1, 50, 16), 24)
+    v[0, 0, 30, 5] = k[0, 0, 45] = value
+    dq, _, _ = checked(q, k, v, do, causal=True, **params)
+    assert np.isfinite(dq[:, :, :20].astype(np.float32)).all()
+
+
+def test_rows_that_see_nothing_have_no_gradient_whatever_do_holds():
+    q, k, v, do = arrays_for((1, 1, 60, 16), (1, 1, 20, 16), 16)
+    do[0, 0, 5] = q[0, 0, 7] = np.nan
+    dq, _, _ = checked(q, k, v, do, causal=True)
+    assert not dq[:, :, :40].any()
+
+
+SMALL = (
+    DqConfig(1, 16, q_stages=2),
+    DqConfig(1, 32, stages=3, dq_over_q=True),
+    DqConfig(2, 16, turns=False),
+    DqConfig(3, 16),
+)
+
+
+@pytest.mark.parametrize("config", SMALL, ids=str)
+@pytest.mark.parametrize("order", ["forward", "reversed"])
+def test_each_step_of_the_kernel(config, order):
+    """Several pieces of work a block, of several tiles of keys each."""
+    arrays = arrays_for((1, 2, 200, 16), (1, 1, 70, 16), 16)
+    instead = {"dq_configs": lambda *_: iter([(config, "small")])}
+    with changed("flash_attention", (sm90_backward, instead)), simulator.order(order):
+        checked(*arrays, causal=True)
+
+
+def test_a_tile_of_dq_has_no_place_over_two_of_q():
+    with pytest.raises(ValueError, match="dq over Q in 2 stages, expected 1"):
+        DqConfig(2, 64, q_stages=2, dq_over_q=True).tiles(64, 64)
+
+
+def test_tiles_fit_into_shared_memory():
+    for D in (64, 128):
+        for options in ([], ["mask_mod"], ["bias"], ["bias", "dropout"], ["mask_mod", "block_mask"]):
+            ((config, _),) = dq_configs(D, D, options)
+            assert config.shared_bytes(D, D) <= 227 * 1024
+
+
+def rung_of(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, **params: Any) -> str:
+    o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
+    call = partial(dualops.cuda.plan, "flash_attention", backward=True)
+    return call(q, k, v, o, lse, do, **params).choice.rung
+
+
+def test_what_a_call_takes():
+    q, k, v, do = arrays_for((1, 1, 8, 16), (1, 1, 8, 16), 16)
+    assert rung_of(q, k, v, do) == "sm90"
+    assert rung_of(q, k, v, do, scale=0.0) == "simt"
+    assert rung_of(q, k, v, np.broadcast_to(do[:, :, :1], do.shape)) == "simt"
+    assert rung_of(*(x.astype(np.float32) for x in (q, k, v, do))) == "simt"
+    assert rung_of(*arrays_for((1, 1, 8, 136), (1, 1, 8, 136), 16)) == "simt"
+    assert rung_of(*arrays_for((1, 1, 8, 12), (1, 1, 8, 12), 16)) == "simt"  # rows at multiples of 8 bytes
