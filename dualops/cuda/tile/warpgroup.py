@@ -51,6 +51,7 @@ class RegisterMma(Namespace):
     left: Callable[..., Any]  # () -> a local array for A
     add: Callable[..., None]  # (acc, a, smem, b_at, adds): acc += A @ B, or acc = A @ B where `adds` is 0
     wait: Callable[..., None]  # (acc): until then neither acc nor A may be touched
+    wait_but_one: Callable[..., None]  # (acc): the same where one product was started since
 
 
 @verb
@@ -154,4 +155,10 @@ def register_mma(dtype: str, b: Operand) -> RegisterMma:
     def wait(acc):
         wait_group(acc, 0)
 
-    return RegisterMma(size=size, words=words, fragment=fragment, left=left, add=add, wait=wait)
+    @verb
+    def wait_but_one(acc):
+        wait_group(acc, 1)
+
+    return RegisterMma(
+        size=size, words=words, fragment=fragment, left=left, add=add, wait=wait, wait_but_one=wait_but_one
+    )

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
-from ....spec.meta import Strided, contiguous_strides, itemsize
+from ....spec.meta import Strided, contiguous_strides
 from ...arrays import cdiv
 from ...device import Device
 from ...maps import Mapped
@@ -27,46 +26,15 @@ from ...words import build_writer
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
+from .boxed import boxed, how_stored
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge
 from .queries import box_of_group
 from .splits import LEAST_TILES, split_count
 
-MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
-MULTIPLE = 16  # bytes
 SHORT = 64  # queries at most, where keys are split
 MOST_D, MOST_DV = 256, 512
-
-
-class Boxed(NamedTuple):
-    """[B, H, S, width] of an array, or of varlen [1, H, total, width], as boxes of so many rows."""
-
-    name: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def boxed(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Boxed | None:
-    """None for what can't be loaded as boxes: rows that don't lie at multiples of 16 bytes, or lie one upon another."""
-    meta = metas[name]
-    shape, strides = meta.shape, meta.strides
-    if varlen:
-        shape, strides = (1, shape[1], shape[0], shape[2]), (0, strides[1], strides[0], strides[2])
-    nbytes = itemsize(meta.dtype)
-    steps = [stride * nbytes for size, stride in zip(shape[:3], strides) if size > 1]
-    apart = all(step > 0 and step % MULTIPLE == 0 and step < 2**40 for step in steps)
-    if not apart or meta.pointer % MULTIPLE or any(size < 1 or size > MOST for size in shape):
-        return None
-    return Boxed(name, shape, strides)
-
-
-def how_stored(metas: Mapping[str, ArrayMeta], varlen: bool) -> str:
-    """How o is stored (`output.STORED`). Boxes of varlen would pass the ends of sequences."""
-    found = boxed(metas, "o", varlen)
-    if found is None or found.shape[-1] * itemsize(metas["o"].dtype) % MULTIPLE:
-        return "elements"
-    return "vectors" if varlen else "boxes"
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -96,7 +64,7 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
     """The tensor maps of the launch."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
-    names = ("q", "k", "v", "o") if how_stored(metas, varlen) == "boxes" and not config.split else ("q", "k", "v")
+    names = ("q", "k", "v", "o") if how_stored(metas, "o", varlen) == "boxes" and not config.split else ("q", "k", "v")
     found = [boxed(metas, name, varlen) for name in names]
     maps = {
         f"{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
@@ -113,7 +81,7 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    stored, heads = how_stored(metas, varlen), p.B * p.H
+    stored, heads = how_stored(metas, "o", varlen), p.B * p.H
     build = build_forward(config, variant(p), p.return_lse, stored)
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))

@@ -45,12 +45,21 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     if config.split:
         return _parts(variant, queries, Dv)
     at = config.tiles(padded(variant.D), variant.Dv).o_at
-    beside = config.consumers if config.o_over_q else 0  # each warpgroup over its own rows of Q
-    return _boxes(variant, Dv, at, beside) if stored == "boxes" else _rows(variant, Dv, at, beside, stored == "vectors")
+    return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
 
-def _boxes(variant: Variant, Dv: int, at: int, beside: int) -> Output:
-    boxes = box_output(variant.dtype, Dv, at, Dv // BOX, 2, beside)
+def rows_output(stored: str, dtype: str, width: int, columns: int, at: int, beside: int) -> Output:
+    """For results with rows of this width, of which acc has `columns`, whole boxes; their place begins at byte `at`.
+
+    beside: where that is Q's, each warpgroup over its own rows, how many warpgroups there are; else 0.
+    """
+    if stored == "boxes":
+        return _boxes(dtype, columns, at, beside)
+    return _rows(dtype, width, columns, at, beside, stored == "vectors")
+
+
+def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
+    boxes = box_output(dtype, columns, at, columns // BOX, 2, beside)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
@@ -71,19 +80,19 @@ def _nothing():
     pass
 
 
-def _rows(variant: Variant, Dv: int, at: int, beside: int, vectors: bool) -> Output:
+def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: bool) -> Output:
     @verb
     def finish(words, head, m, n):
         n = n + head.column
         place = start(head.o, head.b, head.h, m) + n
         if vectors:
-            st_global_kept_v4_b32(head.o.data, place, i32(n < variant.Dv), words[0], words[1], words[2], words[3])
+            st_global_kept_v4_b32(head.o.data, place, i32(n < width), words[0], words[1], words[2], words[3])
         else:
             for c in range(NEAR):
-                if n + c < variant.Dv:
+                if n + c < width:
                     head.o.data[place + c] = u16(words[c // 2] >> u32(16 * (c % 2)))
 
-    lines = line_output(variant.dtype, Dv, at, finish, beside)
+    lines = line_output(dtype, columns, at, finish, beside)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
