@@ -209,7 +209,10 @@ def fragment_scores(
             a, b, c, d = chain.weights(options, at)
             upper, lower = (b, d) if odd else (a, c)
             of_beside, lower_of_beside = (a, c) if odd else (b, d)
-            beside, lower_beside = num.shuffle(of_beside, LANES, FULL_WARP), num.shuffle(lower_of_beside, LANES, FULL_WARP)
+            beside, lower_beside = (
+                num.shuffle(of_beside, LANES, FULL_WARP),
+                num.shuffle(lower_of_beside, LANES, FULL_WARP),
+            )
             weights[4 * j + 2 * h] = beside if odd else upper
             weights[4 * j + 2 * h + 1] = upper if odd else beside
             weights[4 * j + 2 * h + 4] = lower_beside if odd else lower

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import dualops.cuda
-from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import paired
 from tests.checks import check

@@ -23,16 +23,15 @@ class Columns(Namespace):
     own: Callable[..., Any]  # () -> a local array for what a lane of the bringing warp has on its way
     fetch: Callable[..., None]  # (own, lse, delta, task, h, m0): by all lanes of a warp
     put: Callable[..., None]  # (slots, stage, own): into a stage that is free
-    pair: Callable[..., Any]  # () -> a local array for a statistic of the columns of a thread
-    lse: Callable[..., None]  # (found, slots, stage): number 2 * j + e of column 8 * j + e of mine
-    delta: Callable[..., None]  # (found, slots, stage)
+    lse: Callable[..., Any]  # (stage) -> where those of my columns begin: number 2 * j + e of column 8 * j + e of mine
+    delta: Callable[..., Any]  # (stage) -> the same
 
 
 def columns_of(config: DkvConfig) -> Columns:
     """The verbs of tiles of the Config's queries."""
     num, LOG2 = numbers(f32), f32(LOG2_E)
     BLOCK_Q, LANE, STAGE = config.block_q, config.lane_columns, 2 * LANES * config.lane_columns
-    SIZE, PER_LANE, PER_THREAD = config.stages * STAGE, -(-config.block_q // 32), config.block_q // 4
+    SIZE, PER_LANE = config.stages * STAGE, -(-config.block_q // 32)
     OWN, DELTA = 2 * PER_LANE, LANES * config.lane_columns
 
     @verb
@@ -62,20 +61,11 @@ def columns_of(config: DkvConfig) -> Columns:
                 slots[at + DELTA] = own[2 * n + 1]
 
     @verb
-    def pair():
-        return cuda.local.array(PER_THREAD, f32)
+    def lse_at(stage):
+        return i32(stage * STAGE + cuda.threadIdx.x % LANES * LANE)
 
     @verb
-    def load(found, slots, at):
-        for n in range(0, PER_THREAD, 4):
-            num.load_four(found, n, slots, i32(at + n))
+    def delta_at(stage):
+        return i32(stage * STAGE + DELTA + cuda.threadIdx.x % LANES * LANE)
 
-    @verb
-    def lse_of(found, slots, stage):
-        load(found, slots, i32(stage * STAGE + cuda.threadIdx.x % LANES * LANE))
-
-    @verb
-    def delta_of(found, slots, stage):
-        load(found, slots, i32(stage * STAGE + DELTA + cuda.threadIdx.x % LANES * LANE))
-
-    return Columns(slots=slots, own=own, fetch=fetch, put=put, pair=pair, lse=lse_of, delta=delta_of)
+    return Columns(slots=slots, own=own, fetch=fetch, put=put, lse=lse_at, delta=delta_at)

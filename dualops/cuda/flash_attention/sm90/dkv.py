@@ -27,7 +27,7 @@ slopes and weights, half of it for one of these.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -66,39 +66,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
-    gradient = fragment_gradient(variant.dtype, BLOCK_Q)
+    gradient = fragment_gradient(chain, variant.dtype, BLOCK_Q)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
-
-    @verb
-    def add_tile(sums, products, packed, statistics, smem, stage, where, scale, options):
-        """5 to 8 of a tile whose S.T is there, and whose dP.T is under way."""
-        dk_acc, dv_acc = sums
-        scores, d_probs, slopes, weights = products
-        probs, d_scores = packed
-        slots, found = statistics
-        multiplier = score.multiplier(scale)
-        if chain.bends:
-            score.slopes(slopes, scores, options, scale, where)
-        score.finish(scores, options, scale, where)
-        columns.lse(found, slots, stage)
-        gradient.probabilities(scores, found, multiplier)
-        if chain.weighs:
-            score.weights(weights, options, where)
-            gradient.pack_weighed(probs, scores, weights)
-        else:
-            gradient.pack(probs, scores)
-        pdo.add(dv_acc, probs, smem, do_tile.at(stage), 1)
-        columns.delta(found, slots, stage)
-        vdo.wait_but_one(d_probs)
-        if chain.weighs:
-            gradient.times(d_probs, weights)
-        gradient.d_scores(d_probs, scores, found)
-        if chain.bends:
-            gradient.times(d_probs, slopes)
-        gradient.pack(d_scores, d_probs)
-        dsq.add(dk_acc, d_scores, smem, q_tile.at(stage), 1)
 
     @kernel(
         *[tensor_map] * 4,
@@ -181,40 +152,44 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             n = i32(task.n0 + ROWS * warpgroup)
-            dk_acc, dv_acc, found = dsq.fragment(), pdo.fragment(), columns.pair()
-            scores, d_probs, probs, d_scores = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
-            slopes, weights = kq.fragment(), kq.fragment()
-            for e in range(dsq.size):
-                dk_acc[e] = num.zero
-            for e in range(pdo.size):
-                dv_acc[e] = num.zero
+            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
+            scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
+            slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
             if end != u32(0):
-                k_at = k_tile.at(k_pipe.wait(k_bars, 0))
-                stage = q_pipe.wait(q_bars, i)
-                kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)
-                v_at = v_tile.at(v_pipe.wait(v_bars, 0))
-                do_pipe.wait(do_bars, i)
-                vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)
-                kq.wait_but_one(scores)
-                i = q_pipe.next(i)
+                k_at, v_at = k_tile.at(k_pipe.wait(k_bars, 0)), v_tile.at(v_pipe.wait(v_bars, 0))
+                adds = i32(0)
                 while i != end:
                     where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
-                    sums, products, packed = (dk_acc, dv_acc), (scores, d_probs, slopes, weights), (probs, d_scores)
-                    add_tile(sums, products, packed, (slots, found), smem, stage, where, scale, options)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     stage = q_pipe.wait(q_bars, i)
-                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)
+                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
                     do_pipe.wait(do_bars, i)
-                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)
+                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kq.wait_but_one(scores)
-                    q_pipe.release(q_bars, i - 1)
-                    do_pipe.release(do_bars, i - 1)
+                    if i != u32(0):
+                        q_pipe.release(q_bars, i - 1)
+                        do_pipe.release(do_bars, i - 1)
+                    if chain.bends:
+                        score.slopes(slopes, scores, options, scale, where)
+                    score.finish(scores, options, scale, where)
+                    if chain.weighs:
+                        score.weights(weights, options, where)
+                    gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
+                    pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
+                    vdo.wait_but_one(d_probs)
+                    gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
+                    pdo.wait(dv_acc)
+                    gradient.pack(packed, d_probs)
+                    dsq.add(dk_acc, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    adds = i32(1)
+                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
-                where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
-                sums, products, packed = (dk_acc, dv_acc), (scores, d_probs, slopes, weights), (probs, d_scores)
-                add_tile(sums, products, packed, (slots, found), smem, stage, where, scale, options)
                 pdo.wait(dv_acc)
                 dsq.wait(dk_acc)
+            else:
+                for e in range(dsq.size):
+                    dk_acc[e] = num.zero
+                for e in range(pdo.size):
+                    dv_acc[e] = num.zero
             for e in range(dsq.size):
                 dk_acc[e] *= scale
             rows = key_rows_of(task)

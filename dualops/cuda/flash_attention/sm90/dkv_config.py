@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
-from .config import LIGHT_OPTIONS, padded
+from .config import LIGHT_OPTIONS
 
 PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
@@ -75,6 +75,6 @@ def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DkvCo
     if heavy:
         block_q, stages = (32, 3)
     else:
-        block_q, stages = (64, 3) if max(D, Dv) > 64 else (128, 2)
+        block_q, stages = (48, 3) if max(D, Dv) > 64 else (64, 3)
     told = ", options need registers" if heavy else ""
     yield DkvConfig(2, block_q, stages), f"{2 * ROWS} keys by {block_q} queries{told}"

@@ -22,9 +22,7 @@ from .dkv_config import DkvConfig, dkv_configs
 RESULTS = ("dk", "dv")
 
 
-def dkv_choices(
-    problem: Problem, results: Mapping[str, ArrayMeta], device: Device
-) -> Iterator[tuple[DkvConfig, str]]:
+def dkv_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[tuple[DkvConfig, str]]:
     """Configs that the kernel can do a problem with, best first, and what they are. delta is that of simt."""
     p, varlen = problem, is_varlen(problem)
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not p.scale > 0 or not results["dk"].size:
