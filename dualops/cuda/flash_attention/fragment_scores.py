@@ -227,8 +227,8 @@ def fragment_scores(
 
     @verb
     def put_weights(weights, e, four, odd):
-        """Of two neighbouring queries and keys, as of those 8 queries further: my key's, of which one comes from the lane
-        of the key beside. That has asked for the other query, and gets one of mine.
+        """Of two neighbouring queries and keys, and 8 queries further: my key's, one of them from the lane of the key
+        beside, which has asked for the other query and gets one of mine.
         """
         upper, lower = (four[1], four[3]) if odd else (four[0], four[2])
         of_beside, lower_of_beside = (four[0], four[2]) if odd else (four[1], four[3])
