@@ -50,8 +50,8 @@ def fragment_scores(
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
-    which takes registers, where options read arrays. transposed: rows are keys and columns queries, which `weights` is for
-    and `weigh` is not.
+    which takes registers, where options read arrays. transposed: rows are keys and columns queries, for
+    which there is `weights` in place of `weigh`.
     """
     num, quads, LOG2 = numbers(f32), columns // 8, f32(LOG2_E)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
