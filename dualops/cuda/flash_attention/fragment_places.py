@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spec.attention import At
-from ..backend import Namespace, cuda, f32, i32, i64, verb
+from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
 from .options import OptionChain
@@ -19,13 +19,14 @@ from .options import OptionChain
 @verb
 def my_row():
     """The first row of this thread among those of its warpgroup."""
-    return i32(cuda.threadIdx.x % 128 // 32 * 16 + cuda.threadIdx.x % 32 // LANES)
+    tid = u32(cuda.threadIdx.x)  # no sign to look after
+    return i32(tid % u32(128) // u32(32) * u32(16) + tid % u32(32) // u32(LANES))
 
 
 @verb
 def my_column():
     """The first of the columns of this thread among those of each quad of lanes."""
-    return i32(2 * (cuda.threadIdx.x % LANES))
+    return i32(u32(2) * (u32(cuda.threadIdx.x) % u32(LANES)))
 
 
 class Places(Namespace):

@@ -112,7 +112,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: in
 
     @verb
     def release(barriers, i):
-        stage, lane = i32(u32(i) % STAGES), cuda.threadIdx.x % 32
+        stage, lane = i32(u32(i) % STAGES), i32(u32(cuda.threadIdx.x) % u32(32))
         if cluster > 1:
             if lane < cluster:
                 mbarrier_arrive_cluster(barriers.empty, stage, u32(lane))
@@ -128,7 +128,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: in
     @verb
     def hand(barriers, i):
         bar_warp_sync(FULL_WARP)
-        if cuda.threadIdx.x % 32 == 0:
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.full, i32(u32(i) % STAGES))
 
     return Pipeline(

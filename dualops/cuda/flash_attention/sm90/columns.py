@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Namespace, cuda, f32, i32, verb
+from ...backend import Namespace, cuda, f32, i32, u32, verb
 from ...tile.numbers import LOG2_E, numbers
+from ...tile.products import opaque_i32
 from ...tile.softmax_rows import LANES
+from ...tile.unrolled import one_after_another
 from ...views import start
 from .dkv_config import DkvConfig
 
@@ -25,6 +27,12 @@ class Columns(Namespace):
     put: Callable[..., None]  # (slots, stage, own): into a stage that is free
     lse: Callable[..., Any]  # (stage) -> where those of my columns begin: number 2 * j + e of column 8 * j + e of mine
     delta: Callable[..., Any]  # (stage) -> the same
+
+
+@verb
+def my_lane():
+    """Without a sign to look after."""
+    return u32(cuda.threadIdx.x) % u32(32)
 
 
 def columns_of(config: DkvConfig) -> Columns:
@@ -42,30 +50,39 @@ def columns_of(config: DkvConfig) -> Columns:
     def own():
         return cuda.local.array(OWN, f32)
 
+    def fetch_one(n: int, which: int) -> Callable[..., None]:
+        @verb
+        def fetch(own, x, task, tile):
+            h, m0 = tile
+            m = i32(m0 + i32(my_lane()) + 32 * n)
+            own[2 * n + which] = num.zero
+            if m < task.Sq:  # its place is found anew each time: a thread that loads has no register to keep one in
+                own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
+
+        return fetch
+
+    fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
+
     @verb
     def fetch(own, lse, delta, task, h, m0):
-        for n in range(PER_LANE):
-            m = i32(m0 + 32 * n + cuda.threadIdx.x % 32)
-            own[2 * n], own[2 * n + 1] = num.zero, num.zero
-            if m < task.Sq:
-                own[2 * n] = lse.data[start(lse, task.b, h, task.q_first + m)]
-                own[2 * n + 1] = delta.data[start(delta, task.b, h, task.q_first + m)]
+        fetch_lse(own, lse, task, (h, m0))
+        fetch_delta(own, delta, task, (h, m0))
 
     @verb
     def put(slots, stage, own):
+        lane = my_lane()
+        at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
         for n in range(PER_LANE):
-            column = i32(32 * n + cuda.threadIdx.x % 32)
-            if column < BLOCK_Q:
-                at = i32(stage * STAGE + column % 8 // 2 * LANE + column // 8 * 2 + column % 2)
-                slots[at] = num.base(own[2 * n]) * LOG2
-                slots[at + DELTA] = own[2 * n + 1]
+            if i32(lane) < i32(BLOCK_Q - 32 * n):
+                slots[at + 8 * n] = num.base(own[2 * n]) * LOG2
+                slots[at + (8 * n + DELTA)] = own[2 * n + 1]
 
     @verb
     def lse_at(stage):
-        return i32(stage * STAGE + cuda.threadIdx.x % LANES * LANE)
+        return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
     @verb
     def delta_at(stage):
-        return i32(stage * STAGE + DELTA + cuda.threadIdx.x % LANES * LANE)
+        return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
     return Columns(slots=slots, own=own, fetch=fetch, put=put, lse=lse_at, delta=delta_at)

@@ -31,6 +31,7 @@ from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, 
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
@@ -55,8 +56,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. heads: of all batches.
     section: heads of keys whose queries blocks share at a time.
     """
-    D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers)
+    D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, config.few)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -121,12 +122,12 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             do_pipe.init(do_bars)
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         q_pipe.start()
-        i, end = u32(0), u32(group * ((task.end - task.first + (BLOCK_Q - 1)) // BLOCK_Q))
+        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
         h, m0 = i32(task.h_kv * group), i32(task.first)
         if warpgroup == config.consumers:
             role.produce()
-            tid, b = cuda.threadIdx.x % 128, i32(0) if variant.varlen else task.b
-            if tid == 0 and end != u32(0):
+            tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if variant.varlen else task.b
+            if tid == u32(0) and end != u32(0):
                 token = i32(task.k_first + task.n0)
                 stage = k_pipe.acquire(k_bars, 0)
                 k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
@@ -140,7 +141,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_bars.full)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
-            elif tid // 32 == 1:
+            elif tid // u32(32) == u32(1):
                 own = columns.own()
                 while i != end:
                     columns.fetch(own, lse, delta, task, h, m0)
@@ -175,9 +176,14 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                         score.weights(weights, options, where)
                     gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
                     pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    vdo.wait_but_one(d_probs)
+                    if BESIDE:
+                        vdo.wait_but_one(d_probs)
+                    else:
+                        pdo.wait(dv_acc)
+                        vdo.wait(d_probs)
                     gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
-                    pdo.wait(dv_acc)
+                    if BESIDE:
+                        pdo.wait(dv_acc)
                     gradient.pack(packed, d_probs)
                     dsq.add(dk_acc, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
                     adds = i32(1)
@@ -192,6 +198,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dv_acc[e] = num.zero
             for e in range(dsq.size):
                 dk_acc[e] *= scale
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
             rows = key_rows_of(task)
             dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
             dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))

@@ -33,11 +33,17 @@ class DkvTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class DkvConfig:
-    """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages."""
+    """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
+
+    beside: dS.T is made beside the product for dv, which takes registers. few: registers of a thread that loads, which
+    says how many there are for those that multiply.
+    """
 
     consumers: int
     block_q: int
     stages: int = 2
+    beside: bool = True
+    few: int = 24
 
     @property
     def block_kv(self) -> int:
@@ -73,8 +79,10 @@ def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DkvCo
         return
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     if heavy:
-        block_q, stages = (32, 3)
+        config = DkvConfig(2, 32, 3)
+    elif max(D, Dv) > 64:  # with dS.T beside the product for dv registers are left for 48 queries
+        config = DkvConfig(2, 64, 3, beside=False)
     else:
-        block_q, stages = (48, 3) if max(D, Dv) > 64 else (64, 3)
+        config = DkvConfig(2, 96, 3)
     told = ", options need registers" if heavy else ""
-    yield DkvConfig(2, block_q, stages), f"{2 * ROWS} keys by {block_q} queries{told}"
+    yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"
