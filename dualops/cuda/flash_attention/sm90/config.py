@@ -44,7 +44,8 @@ class Sm90Config:
     other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
     blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
-    columns are taken in so many, each a piece of work of its own (`slices`).
+    columns are taken in so many, each a piece of work of its own (`slices`). few: registers of a thread that loads, if not
+    as many as can be, which leaves those that multiply more.
     """
 
     consumers: int
@@ -56,6 +57,7 @@ class Sm90Config:
     heads: int = 1
     o_over_q: bool = False
     slices: int = 1
+    few: int = 0
 
     @property
     def block_q(self) -> int:
@@ -91,8 +93,10 @@ class Sm90Config:
 MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned, 606 without options
-KEYS_BESIDE = {"softcap": 112, "alibi": 112, "bias": 64, "dropout": 64}  # 389 and 335, 525 and 453 with 64; 313; 228
+# tuned, and of 64 keys: softcap 346 (112 not in turns 311), ALiBi 540 (in turns 524), dropout 328 (64: 299), bias
+# 306; 642 without options
+KEYS_BESIDE = {"softcap": 112, "alibi": 112, "bias": 64, "dropout": 96}
+IN_TURNS = ("softcap", "dropout")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
 READING_OPTIONS = ("bias", "dropout")
 MANY = 5  # options, of which one reads
@@ -121,7 +125,11 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
         config = _wide_config(D, Dv, heavy)
         told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
     elif heavy:
-        config = Sm90Config(2, keys_beside(heavy), turns=False)
+        config = (
+            Sm90Config(2, keys_beside(heavy), turns=heavy[0] in IN_TURNS, few=24)
+            if len(heavy) == 1
+            else Sm90Config(2, keys_beside(heavy), turns=False)
+        )
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
         config = Sm90Config(2, 128)
     else:  # 506 and 461; two stages, in turns, 475 and 456
