@@ -54,7 +54,7 @@ def fragment_gradients(
 
     @verb
     def probs(scores, options, scale, where, base):
-        if chain.bends:
+        if chain.scores:
             score.bend(scores, options, (scale, base[0], base[1]), where)
         else:
             rows.exp2_from(scores, base, score.multiplier(scale))
