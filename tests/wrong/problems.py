@@ -17,7 +17,9 @@ from unittest import mock
 from dualops.cuda import norm
 from dualops.cuda.flash_attention import sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
+from dualops.cuda.flash_attention.sm90 import backward as attention_sm90_backward
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
@@ -154,6 +156,14 @@ def _attention() -> Iterator[Problem]:
     ):
         case, configs = Case(name, "bfloat16", shapes, {"return_lse": True, **params}), (alone(attention_sm90, config),)
         yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=configs)
+    for name, operator, shapes, params, config in (
+        ("boxes", "flash_attention", fewer, {}, DqConfig(1, 16)),
+        ("some rows see nothing", "flash_attention_varlen", tokens, masked, DqConfig(1, 16, q_stages=2)),
+        ("boxes over Q", "flash_attention", fewer, {}, DqConfig(1, 16, dq_over_q=True)),
+    ):
+        chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=(chosen,))
     # tiles of keys that fill each stage twice; results of two boxes
     for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, verb
-from ..ptx.arithmetic import bits_of_f32, settle_bits
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.softmax_rows import ROWS, SoftmaxRows
 from ..tile.unrolled import one_after_another
@@ -54,14 +53,11 @@ def fragment_gradients(
 
     @verb
     def probs(scores, options, scale, where, base):
-        if chain.bends:
+        if chain.scores:
             score.bend(scores, options, (scale, base[0], base[1]), where)
         else:
             rows.exp2_from(scores, base, score.multiplier(scale))
-        bits = bits_of_f32(scores[0])
-        for e in range(1, scores_size):
-            bits |= bits_of_f32(scores[e])
-        settle_bits(bits)
+        rows.settle(scores)
 
     def of_row(h: int) -> Callable[..., None]:
         @verb

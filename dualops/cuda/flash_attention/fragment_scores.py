@@ -147,8 +147,9 @@ def fragment_scores(
                     at = places.at(where, row, first, 8 * j + e, distance)
                     score = chain.score(product * factors[0], options, at)
                     if score != num.minus_inf:
-                        prob = num.exp2(score * LOG2 - factors[1 + h])
-                        bent_prob = prob * chain.slope(product * factors[0], options, at)
+                        bent_prob = num.exp2(score * LOG2 - factors[1 + h])
+                        if chain.bends:
+                            bent_prob *= chain.slope(product * factors[0], options, at)
                 scores[4 * j + 2 * h + e] = bent_prob
 
         return bend_pair

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, verb
-from ..ptx.arithmetic import settle as settle
+from ..ptx.arithmetic import bits_of_f32, settle as settle, settle_bits
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from .numbers import numbers
 from .rows import lane_reductions
@@ -39,6 +39,7 @@ class SoftmaxRows(Namespace):
     rescale_of: Callable[..., None]  # (rescale, row_max, new_max, multiplier): and row_max becomes new_max
     exp2: Callable[..., None]  # (scores, row_max, multiplier)
     exp2_from: Callable[..., None]  # (scores, base, multiplier): of exponents less those of the rows, in base
+    settle: Callable[..., None]  # (scores): all are known before what comes next, which may be a wait for products
     add: Callable[..., None]  # (row_sum, scores, rescale): a lane's share of the sums
     scale: Callable[..., None]  # (acc, rescale)
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
@@ -124,6 +125,13 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
 
         return exp2_from
 
+    @verb
+    def settle_all(scores):
+        bits = bits_of_f32(scores[0])
+        for e in range(1, scores_size):
+            bits |= bits_of_f32(scores[e])
+        settle_bits(bits)
+
     def add_of(h: int) -> Callable[..., None]:
         @verb
         def add(row_sum, scores, rescale):
@@ -186,6 +194,7 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
         rescale_of=rescale_of,
         exp2=_both(exp2_of),
         exp2_from=_both(exp2_from_of),
+        settle=settle_all,
         add=_both(add_of),
         scale=scale,
         pack=pack,

@@ -91,7 +91,10 @@ def test_ptx(kernel, dtype):
 HOPPERS_ALONE = {
     f"dualops.cuda.matmul.sm90.{name}"
     for name in ("persistent.build_product", "split.build_split_product", "parts.build_copy")
-} | {f"dualops.cuda.flash_attention.sm90.{name}" for name in ("forward.build_forward", "merge.build_merge")}
+} | {
+    f"dualops.cuda.flash_attention.sm90.{name}"
+    for name in ("forward.build_forward", "merge.build_merge", "dq.build_dq")
+}
 
 
 def sample_for_others() -> Iterator[Any]:

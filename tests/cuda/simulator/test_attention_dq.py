@@ -82,7 +82,7 @@ def test_slopes_beside_weights_and_arrays():
 
 def test_float16_and_the_gradient_of_lse():
     arrays = arrays_for((1, 2, 70, 64), (1, 2, 90, 64), 64, np.float16)
-    checked(*arrays, numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
+    checked(*arrays, dlse=numbers(1, 2, 70, seed=7).astype(np.float32), causal=True)
 
 
 def test_tokens_before_heads_and_rows_that_are_no_boxes():

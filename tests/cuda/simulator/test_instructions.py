@@ -32,6 +32,7 @@ from dualops.cuda.ptx.arithmetic import (
     opaque_i32,
     rcp_approx_ftz,
     settle,
+    settle_bits,
     sub_rn,
     sub_rn_f64,
 )
@@ -444,6 +445,14 @@ def _settle() -> None:
         run(kernel, Pointer(np.full(1, value, np.float32), "y"))
     with pytest.raises(RuntimeError, match=r"settle: -2\.0, expected nothing below 0"):
         run(kernel, Pointer(np.full(1, -2, np.float32), "y"))
+
+
+@of("settle_bits")
+def _settle_bits() -> None:
+    for bits in (0, 0xFFFFFFFF):
+        settle_bits(bits)
+    with pytest.raises(RuntimeError, match="settle_bits: -1, expected 32 bits"):
+        settle_bits(-1)
 
 
 @of("atom_add_i64")

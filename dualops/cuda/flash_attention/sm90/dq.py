@@ -76,7 +76,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     dsk = register_mma(variant.dtype, tiles.k_right)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.bends)
+    score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.scores)
     gradient = fragment_gradients(chain, score, rows, qk.size, dsk.size)
     turn, visits = (
         turns(config.consumers if config.turns else 1),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
-from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES
+from .config import BLOCK_MASK, LIGHT_OPTIONS
 
 
 class DqTiles(NamedTuple):
@@ -63,23 +63,28 @@ class DqConfig:
         return self.tiles(D, Dv).nbytes
 
 
-ASKED_BEFORE = ("mask_mod", BLOCK_MASK, "key_padding_mask")  # masks that pick pairs
-# keys of a tile beside none, such masks, one other option, and several, by columns of dq
-KEYS = {64: (128, 96, 64, 32), 128: (128, 64, 48, 32), 192: (64, 48, 32, 32), 256: (48, 32, 16, 16)}
+MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
+KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE = 80, 64
+
+
+def keys_beside(heavy: Sequence[str]) -> int:
+    """Keys of a tile that registers are left for beside these options and 128 columns of dq."""
+    if "dropout" in heavy:
+        return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
+    if len(heavy) > 1:
+        return KEYS_BESIDE_SOME
+    return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
 
 
 def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DqConfig, str]]:
-    """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for."""
+    """Tiles for heads of these widths, in whole boxes to 128, best first: as many keys as registers are left for, of
+    those that divide a block mask's tiles where there is one.
+    """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    others = [name for name in heavy if name not in ASKED_BEFORE]
-    kind = min(2, len(others)) + 1 if others else min(1, len(heavy))
-    most = KEYS[D][kind]
-    for block_kv in (1 << n for n in range(7, 3, -1)) if BLOCK_MASK in options else range(most, 0, -16):
-        if block_kv > most:
-            continue
-        for dq_over_q in (False, True):
-            config = DqConfig(2, block_kv, turns=not heavy, dq_over_q=dq_over_q)
-            if config.shared_bytes(D, Dv) <= MOST_BYTES:
-                told = ", options need registers" * bool(heavy) + ", dq over Q" * dq_over_q
-                yield config, f"{config.block_q} queries by {block_kv} keys for dq{told}"
-                return
+    if BLOCK_MASK in options:
+        block_kv = 128 if keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS else 64
+    else:
+        block_kv = keys_beside(heavy)
+    config = DqConfig(2, block_kv, turns=not heavy)
+    told = ", options need registers" if heavy else ""
+    yield config, f"{config.block_q} queries by {block_kv} keys for dq{told}"
