@@ -20,7 +20,7 @@ from ..tile.unrolled import one_after_another
 from ..views import start
 from .arguments import Variant
 from .fragment_places import my_column
-from .hidden import HIDING_NOTHING, LANES
+from .hidden import LANES
 from .options import OptionChain, pair_places
 
 
@@ -85,17 +85,10 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
 
 
 def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> HiddenKeys:
-    """The verb for so many accumulators; it does nothing where nothing is hidden."""
+    """The verb for so many accumulators. There is always something to hide: a score of -inf, of an infinite q say."""
     mem, num, pair_at, lanes = storage(variant.dtype), numbers(f32), pair_places(f32), lane_reductions(f32, 32)
     D, Dv = variant.D, variant.Dv
     of_k, of_v = warp_row(variant.dtype, D, dk_size), warp_row(variant.dtype, Dv, dv_size)
-
-    @verb
-    def nothing(dk_acc, dv_acc, arrays, task, row, group, scale, options):
-        pass
-
-    if not variant.varlen and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
-        return HiddenKeys(repair=nothing)
 
     @verb
     def product(x, x_row, y, y_row, width):
