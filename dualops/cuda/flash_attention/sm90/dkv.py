@@ -13,16 +13,17 @@ of BLOCK_Q queries after another, so that every sum has one owner and one order.
                                                8  dk [64, D] += dS.T @ Q
                                                9  dk *= scale; dk is copied out of K's place, dv out of V's
 
-Products run beside the threads, which are never without one: dP.T is under way at 5, 6 at 7, and before the threads
-wait they start 8 and 4 of the next tile. P.T and dS.T never leave registers: as accumulators lie, two and two packed,
-they are the left factors of 6 and 8, which read dO and Q along their other axis.
+Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6 if there are registers for it
+(`DkvConfig.beside`), at 4 the 8 of the tile before, and always those of the other warpgroup. P.T and dS.T never leave
+registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
+their other axis.
 
 A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
 Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes. Registers: BLOCK_Q of S.T and
-dP.T, BLOCK_Q / 2 of both packed, D / 2 + Dv / 2 of dk and dv, and about 30; as many as BLOCK_Q again where options have
-slopes and weights, half of it for one of these.
+dP.T, a quarter of that packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24; BLOCK_Q / 2 more
+where options have slopes, and again where they have weights.
 """
 
 from __future__ import annotations
