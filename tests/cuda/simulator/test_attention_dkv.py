@@ -18,14 +18,20 @@ SMALL = DkvConfig(1, 16, 2)
 
 
 def checked(
-    q: tuple[int, ...], k: tuple[int, int], Dv: int, config: Any = None, dtype: str = "bfloat16", **params: Any
+    q: tuple[int, ...],
+    k: tuple[int, int],
+    Dv: int,
+    config: Any = None,
+    dtype: str = "bfloat16",
+    special: bool = False,
+    **params: Any,
 ) -> None:
     """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
     shapes, params = paired(params, q, k, Dv)
     with served(config):
         run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
         case = Case("dkv", dtype, shapes, params)
-        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",))
+        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",), special=special)
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (96, 40), (16, 120)])
@@ -37,9 +43,7 @@ def test_float16():
     checked((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
 
 
-@pytest.mark.parametrize(
-    "config", [SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, beside=False), DkvConfig(3, 32, 2, few=32)]
-)
+@pytest.mark.parametrize("config", [SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, beside=False), DkvConfig(3, 32, 2)])
 def test_configs(config):
     checked((1, 1, 100, 64), (1, 200), 64, config, causal=True)
 
@@ -81,6 +85,12 @@ def test_heads_of_a_group():
 def test_options(params):
     """With a group of two heads, and ragged tiles."""
     checked((1, 2, 75, 40), (1, 69), 64, **params)
+
+
+@pytest.mark.parametrize("params", [{}, {"causal": True}, {"mask_mod": woven, "score_mod": bent}], ids=str)
+def test_what_a_mask_hides_stays_where_it_is(params):
+    """NaN and infinities among the values."""
+    checked((1, 2, 40, 40), (1, 75), 64, SMALL, special=True, **params)
 
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])

@@ -107,7 +107,7 @@ def keys_beside(heavy: Sequence[str]) -> int:
     """Keys of a tile beside options that need registers."""
     if len(heavy) == 1:
         return KEYS_BESIDE.get(heavy[0], KEYS_BESIDE_ONE)
-    if _are_many(heavy):
+    if are_many(heavy):
         return KEYS_BESIDE_MANY
     return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
 
@@ -146,7 +146,7 @@ def _wide_config(D: int, Dv: int, heavy: Sequence[str]) -> Sm90Config:
     D 192, Dv 128: 654 and 614.
     """
     slices = _slices(Dv, heavy)
-    most = KEYS_BESIDE_MANY if _are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
+    most = KEYS_BESIDE_MANY if are_many(heavy) else WIDE_KEYS[max(slice_width(Dv, slices), 128)][bool(heavy)]
     return _of_room(D, Dv, heavy, slices, range(most, 0, -16))
 
 
@@ -178,7 +178,8 @@ def _read(options: Sequence[str]) -> bool:
     return any(name in READING_OPTIONS for name in options)
 
 
-def _are_many(options: Sequence[str]) -> bool:
+def are_many(options: Sequence[str]) -> bool:
+    """Whether so many options need registers that few are left."""
     return len(options) >= MANY and _read(options)
 
 

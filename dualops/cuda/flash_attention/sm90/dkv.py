@@ -13,16 +13,17 @@ of BLOCK_Q queries after another, so that every sum has one owner and one order.
                                                8  dk [64, D] += dS.T @ Q
                                                9  dk *= scale; dk is copied out of K's place, dv out of V's
 
-Products run beside the threads, which are never without one: dP.T is under way at 5, 6 at 7, and before the threads
-wait they start 8 and 4 of the next tile. P.T and dS.T never leave registers: as accumulators lie, two and two packed,
-they are the left factors of 6 and 8, which read dO and Q along their other axis.
+Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6 if there are registers for it
+(`DkvConfig.beside`), at 4 the 8 of the tile before, and always those of the other warpgroup. P.T and dS.T never leave
+registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
+their other axis.
 
 A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
 Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes. Registers: BLOCK_Q of S.T and
-dP.T, BLOCK_Q / 2 of both packed, D / 2 + Dv / 2 of dk and dv, and about 30; as many as BLOCK_Q again where options have
-slopes and weights, half of it for one of these.
+dP.T, a quarter of that packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24; BLOCK_Q / 2 more
+where options have slopes, and again where they have weights.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..fragment_gradient import fragment_gradient
 from ..fragment_scores import fragment_scores
+from ..hidden_keys import hidden_keys
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
@@ -57,7 +59,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     section: heads of keys whose queries blocks share at a time.
     """
     D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, config.few)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -67,6 +69,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = fragment_gradient(chain, variant.dtype, BLOCK_Q)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
@@ -196,9 +199,11 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dk_acc[e] = num.zero
                 for e in range(pdo.size):
                     dv_acc[e] = num.zero
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
+            arrays = q, k, v, do, lse, delta
+            hidden.repair(dk_acc, dv_acc, arrays, task, i32(ROWS * warpgroup), group, scale, options)
             for e in range(dsq.size):
                 dk_acc[e] *= scale
-            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
             rows = key_rows_of(task)
             dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
             dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))

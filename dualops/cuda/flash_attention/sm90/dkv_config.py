@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
-from .config import LIGHT_OPTIONS
+from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many
 
 PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
 WHOLE = 1024  # a multiple of which tiles begin at
-MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
 class DkvTiles(NamedTuple):
@@ -35,15 +34,13 @@ class DkvTiles(NamedTuple):
 class DkvConfig:
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    beside: dS.T is made beside the product for dv, which takes registers. few: registers of a thread that loads, which
-    says how many there are for those that multiply.
+    beside: dS.T is made beside the product for dv, which takes registers.
     """
 
     consumers: int
     block_q: int
     stages: int = 2
     beside: bool = True
-    few: int = 24
 
     @property
     def block_kv(self) -> int:
@@ -73,16 +70,24 @@ class DkvConfig:
         return self.tiles(D, Dv).nbytes
 
 
+# queries that there are registers for beside one option that needs some, at widths to 128, and beside several
+QUERIES_BESIDE = {"alibi": 64, "key_padding_mask": 64, "mask_mod": 64, "score_mod": 48, "dropout": 48}
+QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16
+MOST_BESIDE = 48  # queries with which dS.T may be made beside the product for dv, at widths to 128
+
+
 def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DkvConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first; none for heads that are too wide."""
     if max(D, Dv) > 128:
         return
-    heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    if heavy:
-        config = DkvConfig(2, 32, 3)
-    elif max(D, Dv) > 64:  # with dS.T beside the product for dv registers are left for 48 queries
-        config = DkvConfig(2, 64, 3, beside=False)
+    heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
+    narrow = max(D, Dv) <= 64
+    if not heavy:
+        block_q = 96 if narrow else 64
+    elif len(heavy) == 1:
+        block_q = 64 if narrow else QUERIES_BESIDE.get(heavy[0], QUERIES_BESIDE_ONE)
     else:
-        config = DkvConfig(2, 96, 3)
+        block_q = QUERIES_BESIDE_MANY if are_many(heavy) else QUERIES_BESIDE_SOME
+    config = DkvConfig(2, block_q, 3, beside=narrow or block_q <= MOST_BESIDE)
     told = ", options need registers" if heavy else ""
     yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"

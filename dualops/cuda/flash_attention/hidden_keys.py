@@ -1,0 +1,162 @@
+"""Rows of dk and dv that a NaN or an infinity of Q, dO or V may have reached though a mask hides it.
+
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So a key whose row of dk or dv is not finite has both made
+anew by its warp: score after score, and of Q and dO what sees the key.
+
+    p = exp(score - lse),  dv += weight * p * do[i]                for each query i that sees it, of each head
+    dS = p * (weight * do[i] @ v - delta) * slope,  dk += dS * q[i]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.numbers import numbers
+from ..tile.products import opaque_i32
+from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32
+from ..tile.storage import storage
+from ..tile.unrolled import one_after_another
+from ..views import start
+from .arguments import Variant
+from .fragment_places import my_column
+from .hidden import LANES
+from .options import OptionChain, pair_places
+
+
+class HiddenKeys(Namespace):
+    """The verb, by all lanes of a warp that has rows of dk and dv."""
+
+    # (dk_acc, dv_acc, arrays, task, row, group, scale, options): dk is not scaled yet; q, k, v, do, lse and delta; the
+    # warpgroup's first row
+    repair: Callable[..., None]
+
+
+class WarpRow(Namespace):
+    """A row of accumulators whose columns lane, lane + 32, ... a lane has, in `slots` numbers."""
+
+    slots: int
+    clear: Callable[..., None]  # (own)
+    add: Callable[..., None]  # (own, factor, x, first): the row of x that begins there
+    put: Callable[..., None]  # (acc, own, upper, lower): where it is my upper row, or my lower one
+    doubtful: Callable[..., int]  # (acc, h) -> 1 where my upper row, or my lower one, is not finite
+
+
+def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
+    """For acc [64, 2 * acc_size] of a warpgroup, of which so many columns are an array's."""
+    mem, num, quad, slots = storage(dtype), numbers(f32), lane_reductions(f32, LANES), acc_size // 16
+
+    @verb
+    def clear(own):
+        for slot in range(slots):
+            own[slot] = num.zero
+
+    def add_slot(slot: int) -> Callable[..., None]:
+        @verb
+        def add(own, factor, x, first):
+            column = i32(32 * slot + cuda.threadIdx.x % 32)
+            if column < width:
+                own[slot] += factor * mem.load(x, first + column)
+
+        return add
+
+    def put_slot(slot: int) -> Callable[..., None]:
+        @verb
+        def put(acc, own, upper, lower):
+            for j in range(4):
+                for e in range(2):
+                    value = shfl_idx_f32(own[slot], i32(8 * j + my_column() + e), FULL_WARP)
+                    if upper:
+                        acc[16 * slot + 4 * j + e] = value
+                    if lower:
+                        acc[16 * slot + 4 * j + 2 + e] = value
+
+        return put
+
+    @verb
+    def doubtful(acc, h):
+        total = num.zero
+        for j in range(acc_size // 4):
+            total += acc[4 * j + 2 * h] * num.zero + acc[4 * j + 2 * h + 1] * num.zero
+        return i32(quad.sum(total) != num.zero)  # a NaN is not
+
+    add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
+    return WarpRow(slots=slots, clear=clear, add=add, put=put, doubtful=doubtful)
+
+
+def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> HiddenKeys:
+    """The verb for so many accumulators. There is always something to hide: a score of -inf, of an infinite q say."""
+    mem, num, pair_at, lanes = storage(variant.dtype), numbers(f32), pair_places(f32), lane_reductions(f32, 32)
+    D, Dv = variant.D, variant.Dv
+    of_k, of_v = warp_row(variant.dtype, D, dk_size), warp_row(variant.dtype, Dv, dv_size)
+
+    @verb
+    def product(x, x_row, y, y_row, width):
+        """A row of x times one of y, in all lanes."""
+        total, d = num.zero, i32(cuda.threadIdx.x % 32)
+        while d < width:
+            total += mem.load(x.data, x_row + d) * mem.load(y.data, y_row + d)
+            d = opaque_i32(d + 32)
+        return lanes.sum(total)
+
+    @verb
+    def add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options):
+        q, k, v, do, lse, delta = arrays
+        token = task.q_first + at.i
+        q_row, do_row = start(q, at.b, at.h, token), start(do, at.b, at.h, token)
+        scaled = product(q, q_row, k, k_row, D) * scale
+        score = scaled
+        if chain.scores:
+            score = chain.score(scaled, options, at)
+        if score != num.minus_inf and chain.pick(options, at):
+            prob = num.exp(score - num.base(lse.data[start(lse, at.b, at.h, token)]))
+            d_prob, weighted = product(do, do_row, v, v_row, Dv), prob
+            if chain.weighs:
+                weight = chain.weight(options, at)
+                d_prob *= weight
+                weighted *= weight
+            d_score = prob * (d_prob - delta.data[start(delta, at.b, at.h, token)])
+            if chain.bends:
+                d_score *= chain.slope(scaled, options, at)
+            of_k.add(own_k, d_score, q.data, q_row)
+            of_v.add(own_v, weighted, do.data, do_row)
+
+    @verb
+    def again(own_k, own_v, arrays, task, j, group, scale, options):
+        """A key's row of dk and of dv, of which a lane has columns."""
+        k, v = arrays[1], arrays[2]
+        k_row = start(k, task.b, task.h_kv, task.k_first + j)
+        v_row = start(v, task.b, task.h_kv, task.k_first + j)
+        first, end = chain.queries(options, j, i32(j - task.offset), task.Sq)
+        of_k.clear(own_k)
+        of_v.clear(own_v)
+        h = i32(task.h_kv * group)
+        while h < i32((task.h_kv + 1) * group):
+            i = i32(first)
+            while i < end:
+                at = pair_at(task.b, h, i, j, task.offset)
+                add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options)
+                i = opaque_i32(i + 1)
+            h = opaque_i32(h + 1)
+
+    K_SLOTS, V_SLOTS = of_k.slots, of_v.slots
+
+    @verb
+    def repair(dk_acc, dv_acc, arrays, task, row, group, scale, options):
+        lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
+        upper_doubt = of_k.doubtful(dk_acc, 0) | of_v.doubtful(dv_acc, 0)
+        lower_doubt = of_k.doubtful(dk_acc, 1) | of_v.doubtful(dv_acc, 1)
+        own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)
+        r = i32(0)
+        while r < 16:
+            owner, upper = i32(r % 8 * LANES), r < 8
+            j = i32(task.n0 + row + 16 * warp + r)
+            above, below = shfl_idx_i32(upper_doubt, owner, FULL_WARP), shfl_idx_i32(lower_doubt, owner, FULL_WARP)
+            if (above if upper else below) and j < task.Sk:
+                mine = lane // LANES == r % 8
+                again(own_k, own_v, arrays, task, j, group, scale, options)
+                of_k.put(dk_acc, own_k, i32(upper and mine), i32(mine and not upper))
+                of_v.put(dv_acc, own_v, i32(upper and mine), i32(mine and not upper))
+            r = opaque_i32(r + 1)
+
+    return HiddenKeys(repair=repair)
