@@ -44,8 +44,8 @@ class Sm90Config:
     other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
     blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
-    columns are taken in so many, each a piece of work of its own (`slices`). few: registers of a thread that loads,
-    if not as many as can be, which leaves those that multiply more.
+    columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load
+    do with fewer registers, which those that multiply get.
     """
 
     consumers: int
@@ -57,7 +57,7 @@ class Sm90Config:
     heads: int = 1
     o_over_q: bool = False
     slices: int = 1
-    few: int = 0
+    most: bool = False
 
     @property
     def block_q(self) -> int:
@@ -127,7 +127,7 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
     elif heavy:
         config = Sm90Config(2, keys_beside(heavy), turns=False)
         if len(heavy) == 1:
-            config = replace(config, turns=heavy[0] in IN_TURNS, few=24)
+            config = replace(config, turns=heavy[0] in IN_TURNS, most=True)
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
         config = Sm90Config(2, 128)
     else:  # 506 and 461; two stages, in turns, 475 and 456

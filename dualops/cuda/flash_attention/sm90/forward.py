@@ -72,7 +72,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
     num, INVERSE = numbers(f32), f32(1 / LOG2_E)
-    chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, config.few)
+    chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
     ticket = tickets(config.q_stages + 1, SIZE)
     queries, k_tile, v_tile = (
