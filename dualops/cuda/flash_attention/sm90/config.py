@@ -126,8 +126,8 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
         told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
     elif heavy:
         config = Sm90Config(2, keys_beside(heavy), turns=False)
-        if len(heavy) == 1:
-            config = replace(config, turns=heavy[0] in IN_TURNS, most=True)
+        if heavy[0] in IN_TURNS and len(heavy) == 1:
+            config = replace(config, turns=True, most=True)
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
         config = Sm90Config(2, 128)
     else:  # 506 and 461; two stages, in turns, 475 and 456
