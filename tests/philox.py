@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-WORD = 2**32
+WORD, HALVES = 2**32, 2**16
 
 Words = tuple[int, int, int, int]
 
@@ -42,15 +42,17 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 
 
 @cache
-def word(seed: int, head: int, i: int, j: int) -> int:
-    """What decides over query i and key j of a head, counted over all batches. The seed may be negative."""
-    counter = (j // 2, 8 * (i // 16) + i % 8, head % WORD, head // WORD)
-    return philox(counter, (seed % WORD, seed // WORD % WORD))[2 * (i // 8 % 2) + j % 2]
+def half(seed: int, head: int, i: int, j: int) -> int:
+    """16 bits that decide over query i and key j of a head, counted over all batches. The seed may be negative."""
+    counter = (4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, head % WORD, head // WORD)
+    whole = philox(counter, (seed % WORD, seed // WORD % WORD))[2 * (i // 8 % 2) + j % 2]
+    return whole // HALVES if j // 8 % 2 else whole % HALVES
 
 
 def weight(seed: int, dropout_p: float, head: int, i: int, j: int) -> float:
     """What multiplies a probability: 0 where it is dropped."""
-    return 0.0 if word(seed, head, i, j) < round(WORD * dropout_p) else 1.0 / (1.0 - dropout_p)
+    dropped = min(round(HALVES * dropout_p), HALVES - 1)
+    return 0.0 if half(seed, head, i, j) < dropped else HALVES / (HALVES - dropped)
 
 
 def weights(seed: int, dropout_p: float, shape: tuple[int, int, int, int]) -> np.ndarray:

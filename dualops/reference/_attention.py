@@ -102,7 +102,7 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
         larger=np.maximum,
         smaller=np.minimum,
         tanh=np.tanh,
-        tanh_of_one=np.tanh,
+        bounded=lambda x, rate, size: size * np.tanh(rate * x),
         exp=np.exp,
         reader=lambda dtype, rank: lambda array, *index: array[index],
         reader_at=lambda dtype, order: lambda array, at: array[at.b, at.h, at.i, at.j],

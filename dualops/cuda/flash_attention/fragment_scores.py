@@ -1,6 +1,4 @@
-"""What happens to scores in the registers of tensor cores' products: through the options, masked, weighted. And which
-rows and columns of a tile a thread has there.
-"""
+"""What happens to scores in the registers of tensor cores' products: through the options, masked, weighted."""
 
 from __future__ import annotations
 
@@ -11,9 +9,11 @@ from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
+from ..tile.rows import FULL_WARP
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
 from ..views import start
+from .fragment_places import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
 from .options import OptionChain
 
 GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
@@ -22,7 +22,7 @@ GROUP = 2  # quads of which a loop is left to the compiler: what options do to o
 class FragmentScores(Namespace):
     """The verbs of a tile of scores, of which a thread has quads: rows r and r + 8, of each two neighbours.
 
-    where: the tile's, whose first row is the first of those that the thread's warpgroup (or warp) has.
+    where: as `Places` has it.
     """
 
     multiplier: Callable[..., Any]  # (scale) -> what a score is multiplied by to be an exponent of 2
@@ -32,21 +32,11 @@ class FragmentScores(Namespace):
     picks: Callable[..., Any]
     finish_picked: Callable[..., None]  # (scores, options, scale, where, picks): `finish`, after `picks`
     weigh: Callable[..., None]  # (scores, options, where): probabilities, by their weights
+    slopes: Callable[..., None]  # (slopes, scores, options, scale, where): of products, before `finish`
+    weights: Callable[..., None]  # (weights, options, where): those of transposed tiles
     # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
     # factors: scale, and of my two rows what their exponents of 2 are less by
     bend: Callable[..., None]
-
-
-@verb
-def my_row():
-    """The first row of this thread among those of its warpgroup."""
-    return i32(cuda.threadIdx.x % 128 // 32 * 16 + cuda.threadIdx.x % 32 // LANES)
-
-
-@verb
-def my_column():
-    """The first of the columns of this thread among those of each quad of lanes."""
-    return i32(2 * (cuda.threadIdx.x % LANES))
 
 
 @verb
@@ -58,14 +48,23 @@ def store_lse(lse, task, row, value):
 
 
 def fragment_scores(
-    chain: OptionChain, rows: int, columns: int, heads: int = 1, *, apart: bool = True, bent: bool = False
+    chain: OptionChain,
+    rows: int,
+    columns: int,
+    heads: int = 1,
+    *,
+    apart: bool = True,
+    bent: bool = False,
+    transposed: bool = False,
 ) -> FragmentScores:
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
     which takes registers, where options read arrays. bent: `finish` masks products, which `bend` then takes on.
+    transposed: rows are keys and columns queries, which `weights` is for and `weigh` is not.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
+    places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
 
     @verb
@@ -79,46 +78,13 @@ def fragment_scores(
             share = num.exp2((found - num.base(found)) * multiplier)
         return found, share
 
-    @verb
-    def ahead(where, row, key):
-        """How far the query of a row is ahead of a key."""
-        return f32(i32(where.m0 + row // heads + where.offset - key))
-
-    @verb
-    def my_key(where):
-        """The first of mine in a tile, an even one; of 64 bits, so that a constant beside it is an address's."""
-        return i64(opaque_i32(i32(where.n0 + my_column())))
-
-    @verb
-    def place_inside(where, row, key, e, distance):
-        """The same where nothing is beyond."""
-        i = i32(where.m0 + row // heads)
-        return At(where.b, i32(where.h + row % heads), i, key + e, i32(i + where.offset), distance - f32(e), e & 1)
-
-    @verb
-    def place(where, row, key, e, distance):
-        """Where a score stands, of a row and of key `key + e`; what is beyond the last query or key, and is masked,
-        stands at that one, or next to it: options read arrays there.
-        """
-        i, j = min(i32(where.m0 + row // heads), i32(where.Sq - 1)), min(i32(key + e), i32(where.Sk - 1))
-        return At(where.b, i32(where.h + row % heads), i, j, i32(i + where.offset), distance - f32(e), j & 1)
-
-    @verb
-    def inside(where):
-        return (where.m0 + (rows + heads - 1) // heads <= where.Sq) & (where.n0 + columns <= where.Sk)
-
-    @verb
-    def within(options, where):
-        m1, n1 = min(where.m0 + rows // heads, where.Sq), where.n0 + columns  # rows beyond the last query do not count
-        return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
-
     def changed(place: Callable[..., At], j: int, h: int) -> Callable[..., None]:
         @verb
         def change(scores, options, scale, where):
-            row, key = i32(my_row() + 8 * h), my_key(where)
-            distance = ahead(where, row, key)
+            row, first = i32(my_row() + 8 * h), places.first(where)
+            distance = places.ahead(where, row, first)
             for e in range(2):
-                at = place(where, row, key, 8 * j + e, distance)
+                at = place(where, row, first, 8 * j + e, distance)
                 scores[4 * j + 2 * h + e] = chain.score(scores[4 * j + 2 * h + e] * scale, options, at)
 
         return change
@@ -126,9 +92,9 @@ def fragment_scores(
     def hidden(h: int) -> Callable[..., None]:
         @verb
         def hide(scores, options, scale, where):
-            i, column = i32(where.m0 + (my_row() + 8 * h) // heads), my_column()
-            first, end = chain.keys(options, i, i32(i + where.offset), where.Sk)
-            first, end = i32(first - where.n0 - column), i32(end - where.n0 - column)
+            mine = i32(places.origin(where) + my_column())
+            first, end = places.seen(options, where, i32(my_row() + 8 * h))
+            first, end = i32(first - mine), i32(end - mine)
             for j in range(quads):
                 for e in range(2):
                     if (8 * j + e < first) | (8 * j + e >= end):
@@ -139,24 +105,46 @@ def fragment_scores(
     def picked(j: int, h: int) -> Callable[..., None]:
         @verb
         def pick(scores, options, scale, where):
-            row, key = i32(my_row() + 8 * h), my_key(where)
-            distance = ahead(where, row, key)
+            row, first = i32(my_row() + 8 * h), places.first(where)
+            distance = places.ahead(where, row, first)
             for e in range(2):
-                at = place(where, row, key, 8 * j + e, distance)
+                at = places.at(where, row, first, 8 * j + e, distance)
                 if scores[4 * j + 2 * h + e] != num.minus_inf and not chain.pick(options, at):
                     scores[4 * j + 2 * h + e] = num.minus_inf
 
         return pick
 
+    pairs = [(j, h) for j in range(quads) for h in range(2)]
+    change, change_inside = (
+        one_after_another([changed(make, *pair) for pair in pairs]) for make in (places.at, places.at_inside)
+    )
+    pick, hide = one_after_another([picked(*pair) for pair in pairs]), one_after_another([hidden(h) for h in range(2)])
+
+    @verb
+    def through(scores, options, scale, where):
+        if apart and chain.reads and places.inside(where):
+            change_inside(scores, options, scale, where)
+        else:
+            change(scores, options, scale, where)
+
+    @verb
+    def finish(scores, options, scale, where):
+        if changes:
+            through(scores, options, scale, where)
+        if chain.picks or not places.within(options, where):
+            hide(scores, options, scale, where)
+            if chain.picks:
+                pick(scores, options, scale, where)
+
     def bent_ones(j: int, h: int) -> Callable[..., None]:
         @verb
         def bend_pair(scores, options, factors, where):
-            row, key = i32(my_row() + 8 * h), my_key(where)
-            distance = ahead(where, row, key)
+            row, first = i32(my_row() + 8 * h), places.first(where)
+            distance = places.ahead(where, row, first)
             for e in range(2):
                 product, bent_prob = scores[4 * j + 2 * h + e], num.zero
                 if product != num.minus_inf:
-                    at = place(where, row, key, 8 * j + e, distance)
+                    at = places.at(where, row, first, 8 * j + e, distance)
                     score = chain.score(product * factors[0], options, at)
                     if score != num.minus_inf:
                         bent_prob = num.exp2(score * LOG2 - factors[1 + h])
@@ -166,44 +154,41 @@ def fragment_scores(
 
         return bend_pair
 
-    pairs = [(j, h) for j in range(quads) for h in range(2)]
-    change, change_inside = (
-        one_after_another([changed(make, *pair) for pair in pairs]) for make in (place, place_inside)
-    )
-    pick, hide = one_after_another([picked(*pair) for pair in pairs]), one_after_another([hidden(h) for h in range(2)])
-
     bend = one_after_another([bent_ones(*pair) for pair in pairs])
 
-    @verb
-    def through(scores, options, scale, where):
-        if apart and chain.reads and inside(where):
-            change_inside(scores, options, scale, where)
-        else:
-            change(scores, options, scale, where)
+    def sloping(j: int, h: int) -> Callable[..., None]:
+        @verb
+        def slope_pair(both, options, scale, where):
+            slopes, scores = both
+            row, first = i32(my_row() + 8 * h), places.first(where)
+            distance = places.ahead(where, row, first)
+            for e in range(2):
+                at = places.at(where, row, first, 8 * j + e, distance)
+                slopes[4 * j + 2 * h + e] = chain.slope(scores[4 * j + 2 * h + e] * scale, options, at)
+
+        return slope_pair
+
+    all_slopes = one_after_another([sloping(*pair) for pair in pairs])
 
     @verb
-    def finish(scores, options, scale, where):
-        if changes:
-            through(scores, options, scale, where)
-        if chain.picks or not within(options, where):
-            hide(scores, options, scale, where)
-            if chain.picks:
-                pick(scores, options, scale, where)
+    def slopes(slopes, scores, options, scale, where):
+        all_slopes((slopes, scores), options, scale, where)
 
     ALL = u64((1 << 4 * quads) - 1)
 
     @verb
     def picks(options, where, all_seen):
         """Asked before the scores are there, so that registers are left for whatever a user's function needs."""
-        row, key, found, j = my_row(), my_key(where), ALL, i32(0)
+        row, first, found, j = my_row(), places.first(where), ALL, i32(0)
         if all_seen == 0:
             found = u64(0)
             while j < quads:
                 quad = u32(0)
                 for h in range(2):
                     for e in range(2):
-                        distance = ahead(where, i32(row + 8 * h), key)
-                        if chain.pick(options, place(where, i32(row + 8 * h), key, i32(8 * j + e), distance)):
+                        this = i32(row + 8 * h)
+                        distance = places.ahead(where, this, first)
+                        if chain.pick(options, places.at(where, this, first, i32(8 * j + e), distance)):
                             quad |= u32(1 << (2 * h + e))
                 found |= u64(u64(quad) << u64(4 * j))
                 j = opaque_i32(j + 1)
@@ -213,7 +198,7 @@ def fragment_scores(
     def finish_picked(scores, options, scale, where, found):
         if changes:
             through(scores, options, scale, where)
-        if not within(options, where):
+        if not places.within(options, where):
             hide(scores, options, scale, where)
         if found != ALL:
             for j in range(quads):
@@ -225,13 +210,12 @@ def fragment_scores(
     def weighed(first: int, end: int) -> Callable[..., None]:
         @verb
         def weigh_some(scores, options, scale, where):
-            for j in range(first, end):
-                corner = place_inside(where, my_row(), my_key(where), 8 * j, f32(0))
-                a, b, c, d = chain.weights(options, corner)
-                scores[4 * j] *= a
-                scores[4 * j + 1] *= b
-                scores[4 * j + 2] *= c
-                scores[4 * j + 3] *= d
+            for j in range(first, end, 2):
+                corner = places.at_inside(where, my_row(), places.first(where), 8 * j, f32(0))
+                near, far = chain.weights(options, corner)
+                for e in range(4):
+                    scores[4 * j + e] *= near[e]
+                    scores[4 * j + 4 + e] *= far[e]
 
         return weigh_some
 
@@ -242,6 +226,35 @@ def fragment_scores(
         if chain.weighs:
             weigh_all(scores, options, f32(1), where)
 
+    @verb
+    def put_weights(weights, e, four, odd):
+        """Of two neighbouring queries and keys, and 8 queries further: my key's, one of them from the lane of the key
+        beside, which has asked for the other query and gets one of mine.
+        """
+        upper, lower = (four[1], four[3]) if odd else (four[0], four[2])
+        of_beside, lower_of_beside = (four[0], four[2]) if odd else (four[1], four[3])
+        beside = num.shuffle(of_beside, LANES, FULL_WARP)
+        lower_beside = num.shuffle(lower_of_beside, LANES, FULL_WARP)
+        weights[e], weights[e + 1] = (beside, upper) if odd else (upper, beside)
+        weights[e + 4], weights[e + 5] = (lower_beside, lower) if odd else (lower, lower_beside)
+
+    def weights_of(j: int) -> Callable[..., None]:
+        @verb
+        def weights_of_keys(weights, options, scale, where):
+            odd = my_row() % 2
+            at = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, 8 * j, f32(0))
+            near, far = chain.weights(options, at)
+            put_weights(weights, 4 * j, near, odd)
+            put_weights(weights, 4 * j + 2, far, odd)
+
+        return weights_of_keys
+
+    all_weights = one_after_another([weights_of(j) for j in range(0, quads, 2)])
+
+    @verb
+    def weights(weights, options, where):
+        all_weights(weights, options, f32(1), where)
+
     return FragmentScores(
         multiplier=multiplier,
         sink=sink,
@@ -249,5 +262,7 @@ def fragment_scores(
         picks=picks,
         finish_picked=finish_picked,
         weigh=weigh,
+        slopes=slopes,
+        weights=weights,
         bend=bend,
     )

@@ -13,7 +13,7 @@ from ...spec.attention import OPTIONS, At, Chain, OptionVariant, Verbs, compose,
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import numbers
-from ..tile.quick import tanh_of_one
+from ..tile.quick import bounded_quick_tanh
 from ..tile.storage import storage
 from ..user_functions import typed
 from ..views import strided
@@ -91,6 +91,10 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         return a if condition else b
 
     @verb
+    def bounded(x, rate, size):
+        return size * num.tanh(rate * x)
+
+    @verb
     def wide(place):
         """No place is negative: what divides one need not ask, and does so in 32 bits."""
         return i64(u32(place))
@@ -105,7 +109,7 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         max,
         min,
         num.tanh,
-        tanh_of_one if quick else num.tanh,
+        bounded_quick_tanh if quick else bounded,
         num.exp,
         _reader,
         _reader_at,

@@ -133,24 +133,28 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
         for e in range(COUNT):
             slopes[e] = smem[at(e)]
 
-    # four weights come at once: of queries i and i + 8, which are BELOW apart in the tile, and keys j and j + 1
-    ACROSS, QUADS = tile.width // 2, tile.rows * tile.width // 4
+    # eight weights come at once: of queries i, i + 8, BELOW apart in the tile, and keys j, j + 1, j + 8, j + 9
+    CALLS = tile.rows * tile.width // 8
+    ACROSS = (tile.rows if transposed else tile.width) // 4
     BELOW, RIGHT = (8, tile.row) if transposed else (8 * tile.row, 1)
+
+    @verb
+    def put_four(smem, corner, four):
+        smem[corner], smem[corner + RIGHT], smem[corner + BELOW], smem[corner + BELOW + RIGHT] = four
 
     @verb
     def weights(smem, options, where):
         if not RANGES_ALONE:
             cuda.syncthreads()  # scores have gone through these places
-        for quad in range(cuda.threadIdx.x, QUADS, THREADS):
-            down, across = quad // ACROSS, quad % ACROSS
-            upper, pair = (across, down) if TRANSPOSED else (down, across)
-            i, j = i32(upper // 8 * 16 + upper % 8), i32(2 * pair)
+        for call in range(cuda.threadIdx.x, CALLS, THREADS):
+            upper, pair = call // ACROSS, call % ACROSS
+            i, j = i32(upper // 8 * 16 + upper % 8), i32(pair // 4 * 16 + 2 * (pair % 4))
             row, column = (j, i) if TRANSPOSED else (i, j)
             if (where.m0 + i < where.Sq) & (where.n0 + j < where.Sk):
                 here, corner = place(where, row, column), tile.place(row, column)
-                a, b, c, d = chain.weights(options, here)
-                smem[corner], smem[corner + RIGHT] = a, b
-                smem[corner + BELOW], smem[corner + BELOW + RIGHT] = c, d
+                near, far = chain.weights(options, here)
+                put_four(smem, corner, near)
+                put_four(smem, corner + 8 * RIGHT, far)
         cuda.syncthreads()
 
     return Scores(at=at, finish=finish, slopes=slopes, weights=weights)

@@ -1,4 +1,6 @@
-"""Which queries of which head a block of attention's tensor-core rungs has, and which tiles of keys they see."""
+"""Which queries of which head a block of attention's tensor-core rungs has, and which tiles of keys they see; or which
+keys, and which tiles of queries see them.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,13 @@ def section_of(problem: Problem) -> Any:
     return p.group * min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
 
 
+def section_of_queries(problem: Problem) -> Any:
+    """Heads of keys whose queries blocks share at a time, as many as L2 has room for."""
+    p = problem
+    each = itemsize(p.dtype) * max(1, p.Sq) * (p.D + p.Dv) * p.group
+    return min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
+
+
 class Extent(NamedTuple):
     """How much there is: of heads and their groups, of the longest sequence, and heads that blocks share at a time."""
 
@@ -32,7 +41,7 @@ class Extent(NamedTuple):
     Sq: Any
     Sk: Any
     aligned: Any
-    section: Any
+    section: Any  # heads, or for tiles of keys heads of keys
 
 
 class Task(NamedTuple):
@@ -52,6 +61,23 @@ class Task(NamedTuple):
     first: Any
     count: Any
     split: Any  # which of the parts that keys are split into
+
+
+class KeysTask(NamedTuple):
+    """Keys of a head, those from n0 on. And of the queries of each head of its group those in tiles from `first` to
+    `end`, which is excluded: the tiles with some that see some of the keys.
+    """
+
+    b: Any
+    h_kv: Any
+    n0: Any
+    Sq: Any
+    Sk: Any
+    offset: Any  # position of query 0 among the keys
+    q_first: Any  # tokens of varlen before this sequence
+    k_first: Any
+    first: Any
+    end: Any
 
 
 class Walk(Namespace):
@@ -140,3 +166,27 @@ def walk_by_queries(block_q: int, between: Callable[..., Any], varlen: bool, cha
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
 
     return Walk(total=total, task=task)
+
+
+def walk_by_keys(block_kv: int, block_q: int, varlen: bool, chain: OptionChain) -> Callable[..., KeysTask]:
+    """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
+    first that most queries of a causal mask see, and heads, a section at a time, that find their queries in L2.
+    """
+    span = spans(varlen)
+
+    @verb
+    def task(number, extent, lengths, options):
+        blocks = u32((extent.Sk + (block_kv - 1)) // block_kv)
+        heads_kv, all_heads = u32(extent.H) // u32(extent.group), u32(extent.heads) // u32(extent.group)
+        section = min(u32(extent.section), all_heads)
+        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
+        place, here = u32(number) - u32(before * blocks), min(all_heads - before, section)
+        head, n0 = u32(before + place % here), i32(place // here * u32(block_kv))
+        b, h_kv = i32(head // heads_kv), i32(head % heads_kv)
+        q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
+        offset = i32(extent.aligned * (Sk - Sq))
+        m_first, m_end = chain.query_range(options, n0, min(n0 + block_kv, Sk), offset, Sq)
+        first = i32(m_first // block_q * block_q)
+        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, max(i32(m_end), first))
+
+    return task

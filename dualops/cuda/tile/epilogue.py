@@ -91,13 +91,13 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
 
     @verb
     def acquire():
-        if cuda.threadIdx.x % 128 == 0:
+        if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             cp_async_bulk_wait_group_read(most_pending)
         bar_sync(1 + my_warpgroup(), 128)
 
     @verb
     def store(smem, tensor_map, values, corner, part, number):
-        tid, group = cuda.threadIdx.x % 128, my_warpgroup()
+        tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + (group * of_group + i32(u32(number) % u32(places)) * of_place) * box_bytes)
         put(smem, place, values)
         fence_proxy_async()
@@ -112,7 +112,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
 
     @verb
     def finish():
-        if cuda.threadIdx.x % 128 == 0:
+        if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             cp_async_bulk_wait_group_read(0)
 
     return BoxOutput(
@@ -263,7 +263,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
 
     @verb
     def store(smem, acc, first, M, results):
-        tid, group = cuda.threadIdx.x % 128, my_warpgroup()
+        tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         mine = i32(at + group * group_bytes)
         values = boxes.fragment()
         if not beside:

@@ -9,6 +9,8 @@ blocks.
     stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
     tile.load(smem, stage, ..., barriers)       ...
                                                 pipe.release(barriers, i)
+
+A part of a stage may be written by the threads of a warp beside the copies: `claim` it, write, and `hand` it on.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from ..ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait_cta,
 )
-from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait
+from ..ptx.warp import bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
+from .rows import FULL_WARP
 
 
 class Barriers(NamedTuple):
@@ -49,11 +52,15 @@ class Pipeline(Namespace):
     acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
     wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
     release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
+    claim: Callable[..., Any]  # (barriers, i) -> stage: by all lanes of a warp that writes to it; wait until it is free
+    hand: Callable[..., None]  # (barriers, i): they have written
 
 
 @cache
-def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline:
-    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
+def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: int = 0) -> Pipeline:
+    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read; writers: warps
+    that write to each stage beside the copies.
+    """
     STAGES = u32(stages)  # no sign to look after in what follows
 
     @verb
@@ -63,7 +70,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
     @verb
     def init(barriers):
         for stage in range(stages):
-            mbarrier_init(barriers.full, stage, 1)
+            mbarrier_init(barriers.full, stage, 1 + writers)
             mbarrier_init(barriers.empty, stage, warps * cluster)
 
     @verb
@@ -105,12 +112,24 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
 
     @verb
     def release(barriers, i):
-        stage, lane = i32(u32(i) % STAGES), cuda.threadIdx.x % 32
+        stage, lane = i32(u32(i) % STAGES), i32(u32(cuda.threadIdx.x) % u32(32))
         if cluster > 1:
             if lane < cluster:
                 mbarrier_arrive_cluster(barriers.empty, stage, u32(lane))
         elif lane == 0:
             mbarrier_arrive(barriers.empty, stage)
+
+    @verb
+    def claim(barriers, i):
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
+        return stage
+
+    @verb
+    def hand(barriers, i):
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.full, i32(u32(i) % STAGES))
 
     return Pipeline(
         barriers=barriers,
@@ -122,4 +141,6 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
         acquire=acquire,
         wait=wait,
         release=release,
+        claim=claim,
+        hand=hand,
     )

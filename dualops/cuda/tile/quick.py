@@ -11,9 +11,9 @@ SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
 
 
 @verb
-def tanh_of_one(x):
-    """tanh(x) to 3e-7, of 1 and not of itself."""
-    return ONE - rcp_approx_ftz(HALF + ex2_approx_ftz(x * TWICE - ONE))
+def bounded_quick_tanh(x, rate, size):
+    """size * tanh(rate * x) to 3e-7 of size."""
+    return size - size * rcp_approx_ftz(HALF + ex2_approx_ftz(x * (rate * TWICE) - ONE))
 
 
 @verb
@@ -21,4 +21,4 @@ def quick_tanh(x):
     """tanh(x) to 3e-6 of itself."""
     square = x * x
     small = x + x * square * (THIRD + square * REST)
-    return small if abs(x) < SMALL else tanh_of_one(x)
+    return small if abs(x) < SMALL else bounded_quick_tanh(x, ONE, ONE)

@@ -8,10 +8,9 @@ from functools import cache
 from ..backend import Namespace, verb
 from ..ptx.registers import setmaxnreg_dec, setmaxnreg_inc
 
-# by the number of multiplying warpgroups, registers of a thread that loads and of one that multiplies; an SM has 65536,
-# and a block of 256 threads has all that a thread can have
-REGISTERS = {2: (40, 232), 3: (32, 160)}
-MOST_REGISTERS = {2: (24, 240), 3: (32, 160)}
+# by the number of multiplying warpgroups and the registers of a thread that loads, those of one that multiplies; an SM
+# has 65536, and a block of 256 threads has all that a thread can have
+REGISTERS = {2: {40: 232, 24: 240}, 3: {32: 160}}
 
 
 class Roles(Namespace):
@@ -23,17 +22,18 @@ class Roles(Namespace):
 
 
 @cache
-def roles(consumers: int, *, most: bool = False) -> Roles:
-    """For so many warpgroups that multiply, 1 to 3; most: the one that loads does with fewer registers."""
-    threads, registers = 128 * (consumers + 1), MOST_REGISTERS if most else REGISTERS
+def roles(consumers: int, few: int = 0) -> Roles:
+    """For so many warpgroups that multiply, 1 to 3. few: registers of one that loads, or the most there are."""
+    threads = 128 * (consumers + 1)
 
     @verb
     def nothing():
         pass
 
-    if consumers not in registers:
+    if consumers not in REGISTERS:
         return Roles(threads=threads, produce=nothing, consume=nothing)
-    FEW, MANY = registers[consumers]
+    FEW = few or max(REGISTERS[consumers])
+    MANY = REGISTERS[consumers][FEW]
 
     @verb
     def produce():

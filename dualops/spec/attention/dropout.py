@@ -1,10 +1,11 @@
 """Dropout of probabilities, by Philox-4x32-10 (Salmon et al. 2011, doi:10.1145/2063384.2063405), whichever kernel runs.
 
-Key: the two halves of the 64-bit seed. Counter: j // 2, 8 * (i // 16) + i % 8, and the halves of b * H + h. Of the
-four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, so that one call serves rows r and
-r + 8 of sixteen and two adjacent columns, what a thread holds of a tensor core's tile (`weights`). The
-probability is dropped where the word is below round(2**32 * dropout_p), at most 2**32 - 1, else multiplied by
-1 / (1 - dropout_p).
+Key: the two halves of the 64-bit seed. Counter: 4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, and the halves of
+b * H + h. Of the four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, and of that the
+lower half where j // 8 is even, else the upper. So one call serves rows r and r + 8 of sixteen, and of sixteen columns
+two adjacent ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores (`weights`). The
+probability is dropped where these 16 bits are below t = round(2**16 * dropout_p), at most 2**16 - 1, else divided by
+the share that stays, 1 - t / 2**16.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ..domains import finite
 from ..meta import ArrayMeta, Strided
 from .option import Option, Parts, Verbs
 
-WORD = 2**32
+HALVES = 2**16  # values of half a word
 
 
 class Args(NamedTuple):
     seed: Any
     heads: Any
-    threshold: Any
+    threshold: Any  # of a word, whose upper half decides
     scale: Any
 
 
@@ -35,18 +36,23 @@ def probability(value: Any) -> float:
 
 def make(v: Verbs, on_device: bool) -> Parts:
     number, word, where, philox, read = v.number, v.word, v.where, _philox(v), v.reader("int64", 0)
-    ZERO = number(0)
+    ZERO, HALF, MASK = number(0), word(16), word(0xFFFFFFFF)
 
     @v.verb
-    def drawn(args, word_of_score):
-        return where(word_of_score >= word(args.threshold), args.scale, ZERO)
+    def upper(args, words):
+        return where(words >= word(args.threshold), args.scale, ZERO)
+
+    @v.verb
+    def lower(args, words):
+        return upper(args, (words << HALF) & MASK)
 
     @v.verb
     def weights(args, at):
         seed = word(read(args.seed)) if on_device else word(args.seed)
-        eighth = word(8 * (at.i // 16) + at.i % 8)
-        a, b, c, d = philox(seed, word(at.j // 2), eighth, word(at.b * args.heads + at.h))
-        return drawn(args, a), drawn(args, b), drawn(args, c), drawn(args, d)
+        row, column = word(at.i >> 4 << 3 | at.i & 7), word(at.j >> 4 << 2 | (at.j & 7) >> 1)
+        a, b, c, d = philox(seed, column, row, word(at.b * args.heads + at.h))
+        near = lower(args, a), lower(args, b), lower(args, c), lower(args, d)
+        return near, (upper(args, a), upper(args, b), upper(args, c), upper(args, d))
 
     return Parts(weights=weights)
 
@@ -72,8 +78,8 @@ def _philox(v: Verbs):
 
 def args(problem: Problem) -> Args:
     seed = Strided("seed", ()) if _on_device(problem) else "seed"
-    threshold = min(round(WORD * problem.dropout_p), WORD - 1)
-    return Args(seed, problem.H, threshold, 1.0 / (1.0 - problem.dropout_p))
+    dropped = min(round(HALVES * problem.dropout_p), HALVES - 1)
+    return Args(seed, problem.H, HALVES * dropped, HALVES / (HALVES - dropped))
 
 
 def _on_device(problem: Problem) -> bool:

@@ -49,7 +49,8 @@ class Verbs(NamedTuple):
     larger: Callable[[Any, Any], Any]  # of two integers
     smaller: Callable[[Any, Any], Any]
     tanh: Callable[[Any], Any]
-    tanh_of_one: Callable[[Any], Any]  # the same where errors count beside 1, as 1e-6 does not in dtypes of 16 bits
+    # (x, rate, size) -> size * tanh(rate * x), where 1e-6 of size is no error in dtypes of 16 bits
+    bounded: Callable[..., Any]
     exp: Callable[[Any], Any]
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
     reader_at: Callable[[str, str], Callable[..., Any]]  # (dtype, order of `bias`) -> (array, at) -> value
@@ -71,7 +72,8 @@ class Parts(NamedTuple):
     keys: Any = None  # (args, i, opposite, Sk) -> first, end: the keys that query i sees, at most Sk
     queries: Any = None  # (args, j, opposite, Sq) -> first, end: the queries that see key j, at most Sq
     pick: Any = None  # (args, at) -> whether the query sees the key, which is asked within ranges alone
-    weights: Any = None  # (args, at) -> of four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1)
+    # (args, at) -> of four probabilities: (i, j), (i, j + 1), (i + 8, j), (i + 8, j + 1); and of those 8 keys further
+    weights: Any = None
     sink: Any = None  # (args, h) -> a logit that has no value
     reads: bool = False  # whether `score` reads an array at the score's own place
 
@@ -118,10 +120,10 @@ class Chain(NamedTuple):
     keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
     queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
     pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
-    weights: Callable[..., Any]  # (args, at) -> four numbers, as in Parts
+    weights: Callable[..., Any]  # (args, at) -> twice four numbers, as in Parts
     sink: Callable[..., Any]  # (args, h) -> number; -inf where there is no sink
     visible: Callable[..., Any]  # (args, at) -> bool: by ranges and by picks
-    weight: Callable[..., Any]  # (args, at) -> number: the one of four that is of this score
+    weight: Callable[..., Any]  # (args, at) -> number: the one of eight that is of this score
     key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end of what some of the queries may see
     query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end of what may see some of the keys
     full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all are there and see all
@@ -186,7 +188,7 @@ def _nothing(verbs: Verbs) -> Parts:
 
     @verbs.verb
     def weights(args, at):
-        return ONE, ONE, ONE, ONE
+        return (ONE, ONE, ONE, ONE), (ONE, ONE, ONE, ONE)
 
     @verbs.verb
     def sink(args, h):
@@ -226,10 +228,14 @@ def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
     if own.weights is not None:
 
         @verbs.verb
+        def four_products(x, y):
+            return x[0] * y[0], x[1] * y[1], x[2] * y[2], x[3] * y[3]
+
+        @verbs.verb
         def weights(args, at):
-            a, b, c, d = earlier.weights(args, at)
-            own_a, own_b, own_c, own_d = own.weights(args[INDEX], at)
-            return a * own_a, b * own_b, c * own_c, d * own_d
+            near, far = earlier.weights(args, at)
+            own_near, own_far = own.weights(args[INDEX], at)
+            return four_products(near, own_near), four_products(far, own_far)
 
         joined = joined._replace(weights=weights)
     if own.sink is not None:
@@ -275,12 +281,16 @@ def _weight(parts: Parts, verbs: Verbs, weighs: bool) -> Callable[..., Any]:
         return ONE
 
     @verbs.verb
-    def weight(args, at):
-        below, right = at.i & 8, at.j & 1
-        i, j, position = integer(at.i - below), integer(at.j - right), integer(at.position - below)
-        corner = At(at.b, at.h, i, j, position, at.distance, 0)
-        a, b, c, d = parts.weights(args, corner)
+    def one_of_four(four, below, right):
+        a, b, c, d = four
         return where(below == 0, where(right == 0, a, b), where(right == 0, c, d))
+
+    @verbs.verb
+    def weight(args, at):
+        below, further, right = at.i & 8, at.j & 8, at.j & 1
+        i, j, position = integer(at.i - below), integer(at.j - further - right), integer(at.position - below)
+        near, far = parts.weights(args, At(at.b, at.h, i, j, position, at.distance, 0))
+        return where(further == 0, one_of_four(near, below, right), one_of_four(far, below, right))
 
     return weight if weighs else one
 

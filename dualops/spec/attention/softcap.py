@@ -25,10 +25,14 @@ def positive(value: Any) -> float:
 
 def make(v: Verbs, usual: bool) -> Parts:
     ONE, TWO, FOUR, exp = v.number(1), v.number(2), v.number(4), v.exp
-    tanh = v.tanh_of_one if usual else v.tanh
+    tanh, bounded = v.tanh, v.bounded
 
     @v.verb
-    def score(score, args, at):
+    def usual_score(score, args, at):
+        return bounded(score, args.inverse, args.cap)
+
+    @v.verb
+    def any_score(score, args, at):
         return args.cap * tanh(score * args.inverse)
 
     @v.verb
@@ -37,7 +41,7 @@ def make(v: Verbs, usual: bool) -> Parts:
         e = exp(-TWO * abs(score * args.inverse))
         return FOUR * e / ((ONE + e) * (ONE + e))
 
-    return Parts(score=score, slope=slope)
+    return Parts(score=usual_score if usual else any_score, slope=slope)
 
 
 def args(problem: Problem) -> Args:

@@ -2,6 +2,7 @@
 
     python -m tests.cuda.gpu.edge backward sm90             # those whose name holds all of these words
     python -m tests.cuda.gpu.edge --from FILE --until T     # those named in a file, until time.time() is T
+    python -m tests.cuda.gpu.edge matmul --given            # into memory that has been written before
     python -m tests.cuda.gpu.edge --mistake racecheck       # a kernel that this tool must complain of
 
 The results are checked as well. A line before each case and one after it say how far this came. Exit code 1 where a
@@ -13,13 +14,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dualops.cuda.backend import Kernel, cuda, verb
 from dualops.spec import Tag
-from tests.checks import Rejected, check
+from tests.checks import WAYS, Rejected, check
 from tests.cuda.operators import cases_on_rungs
 
 BEGINS, DONE, WRONG, BROKE = "begins", "done", "wrong", "broke"  # what a line starts with
@@ -35,8 +36,8 @@ def cases() -> dict[str, Any]:
     return {str(param.id): param.values for param in cases_on_rungs(Tag.EDGE)}
 
 
-def run(wanted: list[str], until: float) -> int:
-    """Check these cases, at least one of them, and print how far that came. Returns the exit code."""
+def run(wanted: list[str], until: float, ways: Sequence[str] = WAYS) -> int:
+    """Check these cases, at least one of them, in these ways, and print how far that came. Returns the exit code."""
     from tests.cuda.gpu.library import TORCH
 
     known, code = cases(), 0
@@ -46,7 +47,7 @@ def run(wanted: list[str], until: float) -> int:
         direction, rung, case = known[name]
         print(BEGINS, name, flush=True)
         try:
-            check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH)
+            check(direction.spec, case, direction.function(rung), backward=direction.backward, library=TORCH, ways=ways)
         except Rejected as error:
             code = 1
             print(WRONG, name, one_line(error), flush=True)
@@ -102,6 +103,7 @@ def main() -> int:
     parser.add_argument("--from", type=Path, dest="file", help="a file with the names of cases, one a line")
     parser.add_argument("--until", type=float, default=float("inf"), help="begin no case after this time")
     parser.add_argument("--mistake", choices=("memcheck", "racecheck", "synccheck", "initcheck"))
+    parser.add_argument("--given", action="store_true", help="results only where the caller says, not in new memory")
     given = parser.parse_intermixed_args()
     if given.mistake:
         make_mistake(given.mistake)
@@ -109,7 +111,7 @@ def main() -> int:
     wanted = list(picked(names(), given.words)) if given.file is None else given.file.read_text().split()
     if not wanted:
         parser.error(f"no case is named like {' '.join(given.words)}")
-    code = run(wanted, given.until)
+    code = run(wanted, given.until, WAYS[:1] if given.given else WAYS)
     print(f"{len(wanted)} cases")
     return code
 

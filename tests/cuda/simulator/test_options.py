@@ -23,6 +23,7 @@ from tests import philox
 MOST = 2**31 - 1  # keys or queries that a sequence may have
 SIDES = (0, 1, 20, MOST - 1, UNBOUNDED)
 SEED, SHARE = -7, 0.3  # of dropout
+DROPPED = round(2**16 * SHARE)
 # rows and columns of scores that a thread has, and whether rows are keys
 TILES = pytest.mark.parametrize(
     ("rows", "columns", "transposed"), [(1, 1, False), (1, 1, True), (2, 1, False), (1, 3, True), (1, 2, False)]
@@ -117,7 +118,7 @@ def test_an_option_with_ranges_of_its_own(rows, columns, transposed, window, off
 
 
 @TILES
-def test_one_call_of_philox_gives_four_weights(rows, columns, transposed, order):
+def test_one_call_of_philox_gives_eight_weights(rows, columns, transposed, order):
     """All of the tile's places are written, though their owners have just written others to them."""
     tiles = tiles_of(rows, columns)
     block_q, block_kv = tiles.sizes[::-1] if transposed else tiles.sizes
@@ -132,7 +133,7 @@ def test_one_call_of_philox_gives_four_weights(rows, columns, transposed, order)
 
     chain = right.but(weights=weights, picks=True)  # so that scores go through the tile
     score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
-    args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
+    args = (Dropout(SEED, 4, 2**16 * DROPPED, f32(2**16 / (2**16 - DROPPED))),)
     found = np.zeros(tiles.sizes)
 
     def kernel():
@@ -149,14 +150,14 @@ def test_one_call_of_philox_gives_four_weights(rows, columns, transposed, order)
     expected = [[philox.weight(SEED, SHARE, 4 + 2, i, j) for j in range(n0, Sk)] for i in range(m0, Sq)]
     part = (found.T if transposed else found)[: Sq - m0, : Sk - n0]
     np.testing.assert_array_equal(part, np.array(expected, np.float32))
-    quads = {(i // 16 * 16 + i % 8, j // 2 * 2) for i in range(m0, Sq) for j in range(n0, Sk)}
-    assert len(asked) == len(quads) and set(asked) == quads
+    corners = {(i // 16 * 16 + i % 8, j // 16 * 16 + j % 8 // 2 * 2) for i in range(m0, Sq) for j in range(n0, Sk)}
+    assert len(asked) == len(corners) and set(asked) == corners
 
 
-def test_the_weight_of_one_is_that_of_the_four():
+def test_the_weight_of_one_is_that_of_the_eight():
     chain = chain_with((DROPOUT, False))
-    args = (Dropout(SEED, 4, round(2**32 * SHARE), f32(1 / (1 - SHARE))),)
-    for i, j in np.ndindex(33, 3):
+    args = (Dropout(SEED, 4, 2**16 * DROPPED, f32(2**16 / (2**16 - DROPPED))),)
+    for i, j in np.ndindex(33, 19):
         found = chain.weight(args, At(1, 2, i32(i), i32(j), i32(i), f32(i - j), j & 1))
         assert found == f32(philox.weight(SEED, SHARE, 4 + 2, i, j))
 

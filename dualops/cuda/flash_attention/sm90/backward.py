@@ -1,6 +1,7 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-dq.py   the kernel of dq;  dq_config.py: its tiles
+dq.py    the kernel of dq;         dq_config.py: its tiles
+dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles;  dkv_launch.py: its launch
 What else there is, delta first of all, is as simt has it.
 """
 
@@ -25,6 +26,8 @@ from ..options import having
 from ..walk import section_of
 from .boxed import boxed, how_stored
 from .config import BOX, SLACK, padded
+from .dkv_config import DkvConfig
+from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
 from .dq_config import DqConfig, dq_configs
 
@@ -36,6 +39,7 @@ class BackwardConfigs(NamedTuple):
     """A Config for each of the kernels."""
 
     dq: DqConfig
+    dkv: DkvConfig
     others: simt.BackwardConfigs
 
 
@@ -50,11 +54,12 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     for config, reason in dq_configs(D, Dv, [option.name for option, _ in having(p).variants]):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue
-        for others, told in simt.backward_configs(p):
-            configs, found = BackwardConfigs(config, others), workspace(p)
+        for dkv_config, told in dkv_choices(p, results, device):
+            others, _ = next(simt.backward_configs(p))
+            configs, found, metas = BackwardConfigs(config, dkv_config, others), workspace(p), {**p.arrays, **results}
             steps = partial(backward_steps, p, results, configs)
-            maps, shared_bytes = dq_maps(p, {**p.arrays, **results}, config), others.shared_bytes(p.D, p.Dv, p.dtype)
-            yield Choice("sm90", configs, f"{reason}; dk and dv: {told}", steps, found, shared_bytes, maps)
+            maps = {**dq_maps(p, metas, config), **dkv_maps(p, metas, dkv_config)}
+            yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {told}", steps, found, maps=maps)
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -64,9 +69,9 @@ def workspace(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
-    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere=("dq",))
+    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere=("dq", "dk"))
     metas = {**problem.arrays, **results, **workspace(problem)}
-    return [delta, *dq_steps(problem, metas, configs.dq), *others]
+    return [delta, *dq_steps(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
 
 
 def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:

@@ -178,7 +178,7 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
     """Tiles for few queries, and what they are: as many bytes of K and V on their way as there is room for.
 
     A tile has the queries of all heads of a group, so that the keys that these share are read once; beside dropout
-    those of one head, since its weights come four at once, of two queries of a head.
+    those of one head, as its weights come eight at once, of two queries of a head.
     """
     heads = group if group <= ROWS and "dropout" not in options else 1
     heavy = [name for name in options if name not in LIGHT_OPTIONS]

@@ -65,7 +65,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     num, chain, role = (
         numbers(f32),
         chain_of(variant.having, variant.dtype, gradient=True),
-        roles(config.consumers, most=True),
+        roles(config.consumers, few=24),
     )
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ticket = tickets(config.q_stages + 1, SIZE)

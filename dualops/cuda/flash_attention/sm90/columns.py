@@ -1,0 +1,88 @@
+"""lse and delta of a tile's queries, where the queries are columns of scores: from memory through shared memory.
+
+A warp brings those of a tile beside the copies of its boxes, so that nothing is asked of their addresses. A thread
+needs the columns that it has scores of, two of every eight, and finds them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...backend import Namespace, cuda, f32, i32, u32, verb
+from ...tile.numbers import LOG2_E, numbers
+from ...tile.products import opaque_i32
+from ...tile.softmax_rows import LANES
+from ...tile.unrolled import one_after_another
+from ...views import start
+from .dkv_config import DkvConfig
+
+
+class Columns(Namespace):
+    """The verbs. lse is to base 2 there, and 0 for a query that sees nothing, whose scores are all masked."""
+
+    slots: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
+    own: Callable[..., Any]  # () -> a local array for what a lane of the bringing warp has on its way
+    fetch: Callable[..., None]  # (own, lse, delta, task, h, m0): by all lanes of a warp
+    put: Callable[..., None]  # (slots, stage, own): into a stage that is free
+    lse: Callable[..., Any]  # (stage) -> where those of my columns begin: number 2 * j + e of column 8 * j + e of mine
+    delta: Callable[..., Any]  # (stage) -> the same
+
+
+@verb
+def my_lane():
+    """Without a sign to look after."""
+    return u32(cuda.threadIdx.x) % u32(32)
+
+
+def columns_of(config: DkvConfig) -> Columns:
+    """The verbs of tiles of the Config's queries."""
+    num, LOG2 = numbers(f32), f32(LOG2_E)
+    BLOCK_Q, LANE, STAGE = config.block_q, config.lane_columns, 2 * LANES * config.lane_columns
+    SIZE, PER_LANE = config.stages * STAGE, -(-config.block_q // 32)
+    OWN, DELTA = 2 * PER_LANE, LANES * config.lane_columns
+
+    @verb
+    def slots():
+        return cuda.shared.array(SIZE, f32, alignment=16)
+
+    @verb
+    def own():
+        return cuda.local.array(OWN, f32)
+
+    def fetch_one(n: int, which: int) -> Callable[..., None]:
+        @verb
+        def fetch(own, x, task, tile):
+            h, m0 = tile
+            m = i32(m0 + i32(my_lane()) + 32 * n)
+            own[2 * n + which] = num.zero
+            if m < task.Sq:  # its place is found anew each time: a thread that loads has no register to keep one in
+                own[2 * n + which] = x.data[start(x, opaque_i32(task.b), h, task.q_first + m)]
+
+        return fetch
+
+    fetch_lse, fetch_delta = (one_after_another([fetch_one(n, which) for n in range(PER_LANE)]) for which in range(2))
+
+    @verb
+    def fetch(own, lse, delta, task, h, m0):
+        fetch_lse(own, lse, task, (h, m0))
+        fetch_delta(own, delta, task, (h, m0))
+
+    @verb
+    def put(slots, stage, own):
+        lane = my_lane()
+        at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
+        for n in range(PER_LANE):
+            if i32(lane) < i32(BLOCK_Q - 32 * n):
+                slots[at + 8 * n] = num.base(own[2 * n]) * LOG2
+                slots[at + (8 * n + DELTA)] = own[2 * n + 1]
+
+    @verb
+    def lse_at(stage):
+        return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    @verb
+    def delta_at(stage):
+        return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
+
+    return Columns(slots=slots, own=own, fetch=fetch, put=put, lse=lse_at, delta=delta_at)

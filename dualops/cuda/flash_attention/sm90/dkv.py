@@ -1,0 +1,208 @@
+"""dk and dv of attention on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
+
+A block takes BLOCK_KV keys of one key head, 64 for each warpgroup that multiplies, and all that looks at them, one tile
+of BLOCK_Q queries after another, so that every sum has one owner and one order. Rows are keys, columns queries.
+
+    producer                                   consumers
+    1  one thread loads K and V                3  wait for K and V
+    2  for each query head of the group, for   for each tile:
+       each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T, dP.T [64, BLOCK_Q] = V @ dO.T
+       the keys: it loads Q and dO, and a      5  S.T through the options; P.T = exp2(S.T - lse), 0 where a mask is
+       warp brings lse and delta               6  dv [64, Dv] += (weight * P.T) @ dO
+                                               7  dS.T = P.T * (weight * dP.T - delta) * slope
+                                               8  dk [64, D] += dS.T @ Q
+                                               9  dk *= scale; dk is copied out of K's place, dv out of V's
+
+Products run beside the threads, which are never without one: dP.T is under way at 5, 6 at 7, and before the threads
+wait they start 8 and 4 of the next tile. P.T and dS.T never leave registers: as accumulators lie, two and two packed,
+they are the left factors of 6 and 8, which read dO and Q along their other axis.
+
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
+Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+
+Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes. Registers: BLOCK_Q of S.T and
+dP.T, BLOCK_Q / 2 of both packed, D / 2 + Dv / 2 of dk and dv, and about 30; as many as BLOCK_Q again where options have
+slopes and weights, half of it for one of these.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.numbers import numbers
+from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_gradient import fragment_gradient
+from ..fragment_scores import fragment_scores
+from ..options import chain_of
+from ..tiles import Where
+from ..walk import Extent, walk_by_keys
+from .columns import columns_of
+from .config import padded
+from .dkv_config import DkvConfig
+from .key_rows import key_rows_of, tile_after
+from .output import rows_output
+
+
+@builds
+def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
+    """flash_attention_dkv_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, heads, section, dk, dv, q, k, v, do, lse,
+    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+
+    dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. heads: of all batches.
+    section: heads of keys whose queries blocks share at a time.
+    """
+    D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, config.few)
+    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
+    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
+    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
+    k_pipe, v_pipe = pipeline(1, tiles.k.nbytes, warps), pipeline(1, tiles.v.nbytes, warps)
+    q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
+    do_pipe = pipeline(config.stages, tiles.do.nbytes, warps, writers=1)  # with lse and delta
+    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
+    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
+    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    gradient = fragment_gradient(chain, variant.dtype, BLOCK_Q)
+    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
+    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
+    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
+
+    @kernel(
+        *[tensor_map] * 4,
+        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
+        *[i32] * 2,
+        *[array_type(variant)] * 6,
+        *[statistic_type(variant)] * 2,
+        *size_types(variant),
+        threads=role.threads,
+    )
+    def flash_attention_dkv_sm90(
+        q_map,
+        do_map,
+        k_map,
+        v_map,
+        dk_map,
+        dv_map,
+        heads,
+        section,
+        dk,
+        dv,
+        q,
+        k,
+        v,
+        do,
+        lse,
+        delta,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        k_bars, v_bars, q_bars, do_bars = k_pipe.barriers(), v_pipe.barriers(), q_pipe.barriers(), do_pipe.barriers()
+        slots = columns.slots()
+        warpgroup = my_warpgroup()
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        task = task_of(cuda.blockIdx.x, extent, lengths, options)
+        if task.n0 >= task.Sk:
+            return
+        if cuda.threadIdx.x == 0:
+            k_pipe.init(k_bars)
+            v_pipe.init(v_bars)
+            q_pipe.init(q_bars)
+            do_pipe.init(do_bars)
+        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        q_pipe.start()
+        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+        h, m0 = i32(task.h_kv * group), i32(task.first)
+        if warpgroup == config.consumers:
+            role.produce()
+            tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if variant.varlen else task.b
+            if tid == u32(0) and end != u32(0):
+                token = i32(task.k_first + task.n0)
+                stage = k_pipe.acquire(k_bars, 0)
+                k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                stage = v_pipe.acquire(v_bars, 0)
+                v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
+                while i != end:
+                    token = i32(task.q_first + m0)
+                    stage = q_pipe.acquire(q_bars, i)
+                    q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
+                    stage = do_pipe.acquire(do_bars, i)
+                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_bars.full)
+                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    i = q_pipe.next(i)
+            elif tid // u32(32) == u32(1):
+                own = columns.own()
+                while i != end:
+                    columns.fetch(own, lse, delta, task, h, m0)
+                    columns.put(slots, do_pipe.claim(do_bars, i), own)
+                    do_pipe.hand(do_bars, i)
+                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    i = q_pipe.next(i)
+        else:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            n = i32(task.n0 + ROWS * warpgroup)
+            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
+            scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
+            slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
+            if end != u32(0):
+                k_at, v_at = k_tile.at(k_pipe.wait(k_bars, 0)), v_tile.at(v_pipe.wait(v_bars, 0))
+                adds = i32(0)
+                while i != end:
+                    where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
+                    stage = q_pipe.wait(q_bars, i)
+                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
+                    do_pipe.wait(do_bars, i)
+                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
+                    kq.wait_but_one(scores)
+                    if i != u32(0):
+                        q_pipe.release(q_bars, i - 1)
+                        do_pipe.release(do_bars, i - 1)
+                    if chain.bends:
+                        score.slopes(slopes, scores, options, scale, where)
+                    score.finish(scores, options, scale, where)
+                    if chain.weighs:
+                        score.weights(weights, options, where)
+                    gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
+                    pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
+                    if BESIDE:
+                        vdo.wait_but_one(d_probs)
+                    else:
+                        pdo.wait(dv_acc)
+                        vdo.wait(d_probs)
+                    gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
+                    if BESIDE:
+                        pdo.wait(dv_acc)
+                    gradient.pack(packed, d_probs)
+                    dsq.add(dk_acc, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    adds = i32(1)
+                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    i = q_pipe.next(i)
+                pdo.wait(dv_acc)
+                dsq.wait(dk_acc)
+            else:
+                for e in range(dsq.size):
+                    dk_acc[e] = num.zero
+                for e in range(pdo.size):
+                    dv_acc[e] = num.zero
+            for e in range(dsq.size):
+                dk_acc[e] *= scale
+            task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
+            rows = key_rows_of(task)
+            dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dk_output.finish()
+            dv_output.finish()
+
+    return flash_attention_dkv_sm90

@@ -1,0 +1,61 @@
+"""dk and dv on Hopper: which problems the kernel takes, its launch and its tensor maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...maps import Mapped
+from ...step import Step
+from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...views import by_token
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from ..walk import section_of_queries
+from .boxed import boxed, how_stored
+from .config import BOX, padded
+from .dkv import build_dkv
+from .dkv_config import DkvConfig, dkv_configs
+
+RESULTS = ("dk", "dv")
+
+
+def dkv_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[tuple[DkvConfig, str]]:
+    """Configs that the kernel can do a problem with, best first, and what they are. delta is that of simt."""
+    p, varlen = problem, is_varlen(problem)
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not p.scale > 0 or not results["dk"].size:
+        return
+    if not p.arrays["q"].size or any(boxed(p.arrays, name, varlen) is None for name in ("q", "do", "k", "v")):
+        return
+    D, Dv, options = padded(int(p.D)), padded(int(p.Dv)), [option.name for option, _ in having(p).variants]
+    for config, reason in dkv_configs(D, Dv, options):
+        if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
+            yield config, reason
+
+
+def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DkvConfig) -> dict[str, Mapped]:
+    """The tensor maps of the launch, by names that are its own. metas: of the problem's arrays and the results."""
+    p, varlen = problem, is_varlen(problem)
+    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
+    found = [each for name in lines if (each := boxed(metas, name, varlen))]
+    return {
+        f"dkv_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
+        for each in found
+    }
+
+
+def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: DkvConfig) -> Step:
+    """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
+    p, varlen = problem, is_varlen(problem)
+    stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
+    build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
+    maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
+    maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]
+    arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
+    heads = p.B * p.H
+    args = (*maps, heads, section_of_queries(p), *arrays, *sizes(p))
+    blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
+    return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))

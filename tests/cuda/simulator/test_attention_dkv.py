@@ -1,0 +1,93 @@
+"""dk and dv of attention's sm90 rung."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+import dualops.cuda
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
+from dualops.spec import OPERATORS, Case
+from dualops.spec.attention.cases import bent, paired, woven
+from tests.checks import check
+from tests.cuda.simulator.dkv import served
+
+SMALL = DkvConfig(1, 16, 2)
+
+
+def checked(
+    q: tuple[int, ...], k: tuple[int, int], Dv: int, config: Any = None, dtype: str = "bfloat16", **params: Any
+) -> None:
+    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
+    shapes, params = paired(params, q, k, Dv)
+    with served(config):
+        run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
+        case = Case("dkv", dtype, shapes, params)
+        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",))
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (96, 40), (16, 120)])
+def test_widths(D, Dv):
+    checked((1, 1, 150, D), (1, 140), Dv)
+
+
+def test_float16():
+    checked((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
+
+
+@pytest.mark.parametrize(
+    "config", [SMALL, DkvConfig(2, 48, 2), DkvConfig(2, 64, 4, beside=False), DkvConfig(3, 32, 2, few=32)]
+)
+def test_configs(config):
+    checked((1, 1, 100, 64), (1, 200), 64, config, causal=True)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"causal": True},
+        {"causal": "top_left"},
+        {"window": (20, 5)},
+        {"window": (30, None), "causal": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("Sq", "Sk"), [(100, 100), (40, 150), (150, 40)])
+def test_masks(Sq, Sk, params):
+    checked((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
+
+
+def test_heads_of_a_group():
+    checked((2, 6, 40, 64), (2, 70), 64, SMALL, causal=True)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"softcap": 2.0},
+        {"alibi_slopes": True, "causal": True},
+        {"bias": "full"},
+        {"sinks": True, "window": (20, 5)},
+        {"key_padding_mask": True},
+        {"mask_mod": woven},
+        {"score_mod": bent, "mask_mod": woven},
+        {"dropout_p": 0.3},
+        {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
+    ],
+    ids=lambda params: "-".join(params),
+)
+def test_options(params):
+    """With a group of two heads, and ragged tiles."""
+    checked((1, 2, 75, 40), (1, 69), 64, **params)
+
+
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+def test_sequences(causal):
+    shapes = {"q": (120, 2, 64), "k": (150, 1, 64), "v": (150, 1, 40), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    params = {"max_seqlen_q": 70, "max_seqlen_k": 80, "causal": causal, "return_lse": True}
+    with served(SMALL):
+        run: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
+        case = Case("dkv", "bfloat16", shapes, params)
+        check(OPERATORS["flash_attention_varlen"], case, run, backward=True, ways=("given",))
