@@ -23,7 +23,7 @@ class Roles(Namespace):
 
 @cache
 def roles(consumers: int, few: int = 0) -> Roles:
-    """For so many warpgroups that multiply, 1 to 3. few: registers of one that loads, or the most there are."""
+    """For so many warpgroups that multiply, 1 to 3. few: registers of one that loads, where that is a choice."""
     threads = 128 * (consumers + 1)
 
     @verb
@@ -32,7 +32,7 @@ def roles(consumers: int, few: int = 0) -> Roles:
 
     if consumers not in REGISTERS:
         return Roles(threads=threads, produce=nothing, consume=nothing)
-    FEW = few or max(REGISTERS[consumers])
+    FEW = few if few in REGISTERS[consumers] else max(REGISTERS[consumers])
     MANY = REGISTERS[consumers][FEW]
 
     @verb
