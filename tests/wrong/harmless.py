@@ -13,7 +13,7 @@ HARMLESS = {
     r"retention_recurrent syncthreads#1: left out": "what the next tokens overwrite was read before the block met for "
     "the parts of the sums, and these are written again after it meets for the tokens",
     r"flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#3): left out": "Q @ K.T was started just before it, behind a "
+    r"wgmma_fence#[23]): left out": "Q @ K.T was started just before it, behind a "
     "fence of its own, and no register was touched in between",
     r"flash_attention_(sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5)|dq_sm90 boxes( over Q)?: "
     r"pipeline\.release#[456]): i \+ 1": "Q has one stage, which a release finds by any number",

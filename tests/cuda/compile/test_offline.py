@@ -45,7 +45,7 @@ def test_forward_and_backward():
         forward,
         f"{backward}_delta.build_delta",
         "flash_attention.sm90.dq.build_dq",
-        f"{backward}_dkv.build_dkv",
+        "flash_attention.sm90.dkv.build_dkv",
     ]
     assert names(f"{ATTENTION} return_lse=True", backward=False) != names(ATTENTION)[2:]
 
