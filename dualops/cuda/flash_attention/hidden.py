@@ -8,6 +8,8 @@ exponentials is, is made anew by its warp: score after score, and of V what the 
 The same of dq, which K may have reached:
 
     dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
+
+which is 0 where nothing is seen, though a sink made lse NaN.
 """
 
 from __future__ import annotations
@@ -152,11 +154,12 @@ def hidden_rows(
 
     @verb
     def doubtful(acc, row_lse, h):
-        """Whether my upper row, or my lower one, is not finite though its sum is."""
+        """Whether my upper row, or my lower one, is not finite though its sum is, or in a gradient whatever that is."""
         total = num.zero
         for j in range(acc_size // 4):
             total += acc[4 * j + 2 * h] * num.zero + acc[4 * j + 2 * h + 1] * num.zero
-        return i32(not is_finite(quad.sum(total)) and is_finite(row_lse))
+        may_be_finite = row_lse != num.minus_inf if gradient else is_finite(row_lse)
+        return i32(not is_finite(quad.sum(total)) and may_be_finite)
 
     @verb
     def repair(acc, lse, arrays, task, row, column, scale, options):
