@@ -17,8 +17,9 @@ from unittest import mock
 from dualops.cuda import norm
 from dualops.cuda.flash_attention import sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
-from dualops.cuda.flash_attention.sm90 import backward as attention_sm90_backward
+from dualops.cuda.flash_attention.sm90 import backward as attention_sm90_backward, dkv_launch as attention_dkv_launch
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
@@ -164,6 +165,13 @@ def _attention() -> Iterator[Problem]:
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=(chosen,))
+    for name, operator, shapes, params, config in (
+        ("boxes", "flash_attention", fewer, {}, DkvConfig(1, 16)),
+        ("some rows see nothing", "flash_attention_varlen", tokens, masked, DkvConfig(1, 16, beside=False)),
+    ):
+        chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen,))
     # tiles of keys that fill each stage twice; results of two boxes
     for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
