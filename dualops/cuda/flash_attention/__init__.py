@@ -3,7 +3,7 @@
 naive.py   the unfused idea: all scores, softmax, product, each a kernel
 simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 sm80       the same on tensor cores, by a warp's products: 16-bit dtypes, and float32 in two parts
-sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16-bit dtypes
+sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16-bit dtypes; and the gradient
 blocks.py  which tiles of keys a mask_mod shows, made once
 """
 
@@ -67,8 +67,9 @@ def flash_attention(
         128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
         it cuts; elsewhere, and for the gradient, it is asked everywhere
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
-    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p. seed is an integer of 64 bits, or an int64
-        array without axes on the device (for CUDA graphs); the mask is that of every rung and of the reference
+    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16.
+        seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs); the mask is that
+        of every rung and of the reference
 
     What score_mod and mask_mod read from outside counts as it is at this call: variables, globals, arrays, attributes
     of modules and objects, functions that they call. It becomes part of the kernel: other values need another, which
@@ -132,7 +133,11 @@ def flash_attention_backward(
     this call, as much as the rest.
     Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks, each in the dtype of its input. Bit-equal from run to run, on every GPU of a kind: no atomics.
-    Beside its results the rung simt needs delta, as large as lse; naive twice B * H * Sq * Sk scores.
+    On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 128, where scale is above 0 and rows of q, k,
+    v and do lie at multiples of 16 bytes; dbias and dsinks are simt's. A row of them that comes out NaN or infinite is
+    made again without tensor cores, which is slow: after an overflow, all rows. Elsewhere simt serves.
+    Beside its results simt needs delta, as large as lse; sm90 that and a counter of 8 bytes; naive twice B * H * Sq * Sk
+    scores.
     out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """
 
