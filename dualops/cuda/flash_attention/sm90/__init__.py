@@ -6,6 +6,7 @@ queries.py   what the rows of a tile of queries are
 slices.py    V's columns in slices, where they are many
 splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts
 config.py    tiles
+backward.py  the gradient
 """
 
 from __future__ import annotations
