@@ -143,41 +143,48 @@ def _norm_rows() -> Iterator[Problem]:
     yield Problem("norm_sums", "layer_norm", True, "simt", case, configs=((norm, sums),))
 
 
+# queries and keys of attention on sm90: a plain call, and one whose rows see little
+FEWER = {"q": (1, 1, 140, 64), "k": (1, 1, 40, 64), "v": (1, 1, 40, 64)}
+TOKENS = {"q": (332, 1, 64), "k": (72, 1, 64), "v": (72, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
+MASKED = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
+
+
 def _attention() -> Iterator[Problem]:
     """sm90: three pieces of work for a block, of three tiles of keys each; or six, of five, four and no tiles."""
-    fewer = {"q": (1, 1, 140, 64), "k": (1, 1, 40, 64), "v": (1, 1, 40, 64)}
-    tokens = {"q": (332, 1, 64), "k": (72, 1, 64), "v": (72, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
-    masked = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
     over_q = AttentionSm90Config(1, 16, q_stages=1, o_over_q=True)
     for name, operator, shapes, params, config in (
-        ("boxes", "flash_attention", fewer, {}, AttentionSm90Config(1, 16, q_stages=1)),
-        ("some rows see nothing", "flash_attention_varlen", tokens, masked, AttentionSm90Config(1, 16)),
-        ("boxes over Q", "flash_attention", fewer, {}, over_q),
-        ("rows over Q", "flash_attention_varlen", tokens, masked, over_q),
+        ("boxes", "flash_attention", FEWER, {}, AttentionSm90Config(1, 16, q_stages=1)),
+        ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, AttentionSm90Config(1, 16)),
+        ("boxes over Q", "flash_attention", FEWER, {}, over_q),
+        ("rows over Q", "flash_attention_varlen", TOKENS, MASKED, over_q),
     ):
         case, configs = Case(name, "bfloat16", shapes, {"return_lse": True, **params}), (alone(attention_sm90, config),)
         yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=configs)
-    for name, operator, shapes, params, config in (
-        ("boxes", "flash_attention", fewer, {}, DqConfig(1, 16)),
-        ("some rows see nothing", "flash_attention_varlen", tokens, masked, DqConfig(1, 16, q_stages=2)),
-        ("boxes over Q", "flash_attention", fewer, {}, DqConfig(1, 16, dq_over_q=True)),
-    ):
-        chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
-        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=(chosen,))
-    for name, operator, shapes, params, config in (
-        ("boxes", "flash_attention", fewer, {}, DkvConfig(1, 16)),
-        ("some rows see nothing", "flash_attention_varlen", tokens, masked, DkvConfig(1, 16, beside=False)),
-    ):
-        chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
-        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen,))
     # tiles of keys that fill each stage twice; results of two boxes
     for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
         case = Case("four tiles", dtype, shapes, {"return_lse": True})
         configs = (alone(attention_sm80, AttentionSm80Config(1, block_kv)),)
         yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=configs)
+
+
+def _attention_gradient() -> Iterator[Problem]:
+    """sm90's; of dk and dv nine tiles of queries, which fill each stage anew."""
+    for name, operator, shapes, params, config in (
+        ("boxes", "flash_attention", FEWER, {}, DqConfig(1, 16)),
+        ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, DqConfig(1, 16, q_stages=2)),
+        ("boxes over Q", "flash_attention", FEWER, {}, DqConfig(1, 16, dq_over_q=True)),
+    ):
+        chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=(chosen,))
+    for name, operator, shapes, params, config in (
+        ("boxes", "flash_attention", FEWER, {}, DkvConfig(1, 16)),
+        ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, DkvConfig(1, 16, beside=False)),
+    ):
+        chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen,))
 
 
 def _products_in_boxes() -> Iterator[Problem]:
@@ -295,4 +302,7 @@ def _steps() -> Iterator[Problem]:
         yield StepProblem(f"matmul_{kernels[name]}", "matmul", False, name, case)
 
 
+# whose mutants are not all judged yet: of a first run of dk's and dv's 120 of 142 were killed, and of the rest nobody
+# has said yet what is harmless and what the problems are too small for
+UNJUDGED = [*_attention_gradient()]
 LADDER = [*_steps()]
