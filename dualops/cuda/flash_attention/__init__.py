@@ -65,7 +65,7 @@ def flash_attention(
     block_mask: what `block_mask(mask_mod, ...)` made of it for so many queries and keys; or the `lists` of one, of
         which nothing but the shape is checked. Results are those without it. On sm90, where Sq is above 64, tiles of
         128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
-        it cuts; elsewhere, and for the gradient, it is asked everywhere
+        it cuts, forward and for dq; elsewhere, and for dk and dv, it is asked everywhere
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16.
         seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs); the mask is that

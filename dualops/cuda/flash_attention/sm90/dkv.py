@@ -37,8 +37,8 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..fragment_gradient import fragment_gradient
 from ..fragment_scores import fragment_scores
+from ..gradient_of_keys import gradient_of_keys
 from ..hidden_keys import hidden_keys
 from ..options import chain_of
 from ..tiles import Where
@@ -70,7 +70,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = fragment_gradient(chain, variant.dtype, BLOCK_Q)
+    gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)

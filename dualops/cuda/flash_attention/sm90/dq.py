@@ -41,8 +41,8 @@ from ...tile.tickets import tickets
 from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..fragment_gradients import fragment_gradients
 from ..fragment_scores import fragment_scores
+from ..gradient_of_queries import gradient_of_queries
 from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where
@@ -62,11 +62,8 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. counter: 0. heads: of all batches.
     """
     D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
-    num, chain, role = (
-        numbers(f32),
-        chain_of(variant.having, variant.dtype, gradient=True),
-        roles(config.consumers, most=True),
-    )
+    num, role = numbers(f32), roles(config.consumers, most=True)
+    chain = chain_of(variant.having, variant.dtype, gradient=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ticket = tickets(config.q_stages + 1, SIZE)
     q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -77,11 +74,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     dsk = register_mma(variant.dtype, tiles.k_right)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
     score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.scores)
-    gradient = fragment_gradients(chain, score, rows, qk.size, dsk.size)
-    turn, visits = (
-        turns(config.consumers if config.turns else 1),
-        visits_of(config.block_q, BLOCK_KV, variant, score),
-    )
+    gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
+    turn = turns(config.consumers if config.turns else 1)
+    visits = visits_of(config.block_q, BLOCK_KV, variant, score)
     walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
@@ -215,9 +210,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
-                    task, _ = get(
-                        slots.numbers, ticket.place(piece)
-                    )  # anew, while its place is ours: it held registers
+                    task, _ = get(slots.numbers, ticket.place(piece))  # anew, while it is there: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     dsk.add(acc, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)

@@ -15,7 +15,7 @@ from ..tile.unrolled import one_after_another
 from .options import OptionChain
 
 
-class FragmentGradient(Namespace):
+class GradientOfKeys(Namespace):
     """The verbs. Packed is what is rounded and in pairs, as the left factor of a product has it.
 
     slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
@@ -27,7 +27,7 @@ class FragmentGradient(Namespace):
     pack: Callable[..., None]  # (packed, values)
 
 
-def fragment_gradient(chain: OptionChain, dtype: str, columns: int) -> FragmentGradient:
+def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOfKeys:
     """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16"."""
     num, pack_two, eights = numbers(f32), PAIRS[dtype], range(0, columns // 2, 8)
 
@@ -90,4 +90,4 @@ def fragment_gradient(chain: OptionChain, dtype: str, columns: int) -> FragmentG
     def pack(packed, values):
         all_packs(packed, values, 0, 0)
 
-    return FragmentGradient(probabilities=probabilities, d_scores=d_scores, pack=pack)
+    return GradientOfKeys(probabilities=probabilities, d_scores=d_scores, pack=pack)

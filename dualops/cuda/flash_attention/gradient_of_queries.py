@@ -17,7 +17,7 @@ from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
 
 
-class FragmentGradients(Namespace):
+class GradientOfQueries(Namespace):
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
 
     pair: Callable[..., Any]  # () -> such an array
@@ -28,9 +28,9 @@ class FragmentGradients(Namespace):
     scale: Callable[..., None]  # (acc, scale, lse): dS @ K becomes dq; 0 where a row has seen nothing
 
 
-def fragment_gradients(
+def gradient_of_queries(
     chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
-) -> FragmentGradients:
+) -> GradientOfQueries:
     """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
     num, LOG2, quads, acc_quads = numbers(f32), f32(LOG2_E), scores_size // 4, acc_size // 4
 
@@ -89,4 +89,4 @@ def fragment_gradients(
     def scale(acc, factor, lse):
         scale_both(acc, factor, lse, 0)
 
-    return FragmentGradients(pair=pair, read=read, bases=bases, probs=probs, d_scores=d_scores, scale=scale)
+    return GradientOfQueries(pair=pair, read=read, bases=bases, probs=probs, d_scores=d_scores, scale=scale)
