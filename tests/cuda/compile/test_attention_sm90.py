@@ -25,7 +25,7 @@ CASES: list[Any] = [
     (112, 128, 128, ("alibi_slopes",), "boxes"),
     (96, 128, 128, ("score_mod",), "boxes"),
     (64, 128, 128, ("bias",), "boxes"),
-    (64, 128, 128, ("dropout_p",), "boxes"),
+    (96, 128, 128, ("dropout_p",), "boxes"),
     (64, 128, 128, ("alibi_slopes", "key_padding_mask", "sinks"), "boxes"),
     (48, 128, 128, ("bias", "dropout_p"), "boxes"),
     (32, 128, 128, tuple(EVERYTHING), "boxes"),
