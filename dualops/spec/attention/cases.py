@@ -245,7 +245,8 @@ def _varlen_cases() -> tuple[Case, ...]:
                 if entry.axes is not None and params.pop(entry.name, False):
                     shapes[entry.name] = tuple({"H": q[1]}[axis] for axis in entry.axes)
         half = ("bfloat16",)
-        dtypes = {Tag.COMPILE: ("float32",), Tag.BENCH: half, Tag.COMPARE: half, Tag.SIM: ("float32", "bfloat16")}
+        both = ("float32", "bfloat16")
+        dtypes = {Tag.COMPILE: both, Tag.BENCH: half, Tag.COMPARE: half, Tag.SIM: both}
         chosen = next((dtypes[tag] for tag in dtypes if tag in tags and Tag.TEST not in tags), FLOATS)
         cases.extend(Case(name, dtype, shapes, params, frozenset(tags)) for dtype in chosen)
 
