@@ -31,6 +31,7 @@ from __future__ import annotations
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import numbers
+from ...tile.once import copied_once
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
 from ...tile.roles import roles
@@ -63,7 +64,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    k_pipe, v_pipe = pipeline(1, tiles.k.nbytes, warps), pipeline(1, tiles.v.nbytes, warps)
+    k_once, v_once = copied_once(tiles.k.nbytes), copied_once(tiles.v.nbytes)
     q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
     do_pipe = pipeline(config.stages, tiles.do.nbytes, warps, writers=1)  # with lse and delta
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
@@ -111,7 +112,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         options,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        k_bars, v_bars, q_bars, do_bars = k_pipe.barriers(), v_pipe.barriers(), q_pipe.barriers(), do_pipe.barriers()
+        k_full, v_full, q_bars, do_bars = k_once.barrier(), v_once.barrier(), q_pipe.barriers(), do_pipe.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
@@ -119,8 +120,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         if task.n0 >= task.Sk:
             return
         if cuda.threadIdx.x == 0:
-            k_pipe.init(k_bars)
-            v_pipe.init(v_bars)
+            k_once.init(k_full)
+            v_once.init(v_full)
             q_pipe.init(q_bars)
             do_pipe.init(do_bars)
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
@@ -132,10 +133,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if variant.varlen else task.b
             if tid == u32(0) and end != u32(0):
                 token = i32(task.k_first + task.n0)
-                stage = k_pipe.acquire(k_bars, 0)
-                k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
-                stage = v_pipe.acquire(v_bars, 0)
-                v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
+                k_once.expect(k_full)
+                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), k_full)
+                v_once.expect(v_full)
+                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), v_full)
                 while i != end:
                     token = i32(task.q_first + m0)
                     stage = q_pipe.acquire(q_bars, i)
@@ -160,8 +161,9 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
             slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
             if end != u32(0):
-                k_at, v_at = k_tile.at(k_pipe.wait(k_bars, 0)), v_tile.at(v_pipe.wait(v_bars, 0))
-                adds = i32(0)
+                k_once.wait(k_full)
+                v_once.wait(v_full)
+                k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
                 while i != end:
                     where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
                     stage = q_pipe.wait(q_bars, i)

@@ -8,7 +8,7 @@ one thread of another warpgroup loads.
     1  load Q and dO                           3  lse and delta of two rows a thread; wait for Q and dO
     2  for each tile of BLOCK_KV keys that     for each tile:
        some of the queries see, the last       4  acc [64, D] += dS @ K of the tile before
-       first: load K and V                     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
+       first: load V and K                     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
                                                6  when 4 is over: dP [64, BLOCK_KV] = dO @ V.T, beside 5
                                                7  when 5 is over, beside 6: scores through the options; -inf where a
                                                   mask is; P = exp2(scores - lse) * slope
@@ -145,10 +145,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         tile, end = visits.last(task, options), u32(i + task.count)
                         while i != end:
                             token = i32(task.k_first + tile.n0)
-                            stage = k_pipe.acquire(k_bars, i)
-                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
                             stage = v_pipe.acquire(v_bars, i)
                             v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
+                            stage = k_pipe.acquire(k_bars, i)
+                            k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
