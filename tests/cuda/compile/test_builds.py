@@ -93,7 +93,7 @@ HOPPERS_ALONE = {
     for name in ("persistent.build_product", "split.build_split_product", "parts.build_copy")
 } | {
     f"dualops.cuda.flash_attention.sm90.{name}"
-    for name in ("forward.build_forward", "merge.build_merge", "dq.build_dq")
+    for name in ("forward.build_forward", "merge.build_merge", "dq.build_dq", "dkv.build_dkv")
 }
 
 
