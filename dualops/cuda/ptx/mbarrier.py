@@ -102,3 +102,4 @@ def _wait(bar, index, parity):
     barrier = thread.block.mbarrier(bar.key, index)
     while barrier.phase & 1 == parity:
         thread.scheduler.wait(barrier.event)
+    thread.scheduler.come_back()

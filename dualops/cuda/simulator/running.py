@@ -14,15 +14,16 @@ from .dialect import cuda
 from .meetings import Barrier
 from .threads import Block, Dim3, Scheduler, Thread
 
+ORDERS = ("forward", "reversed", "shuffled", "scattered")  # what they are: `Scheduler`
 _order, _seed = "forward", 0
 
 
 @contextmanager
 def order(name: str, seed: int = 0) -> Iterator[None]:
-    """Run threads and blocks "forward", "reversed" or "shuffled", by this seed, inside the with statement."""
+    """Run threads and blocks in one of ORDERS, by this seed, inside the with statement."""
     global _order, _seed
-    if name not in ("forward", "reversed", "shuffled"):
-        raise ValueError(f"order is {name!r}, expected 'forward', 'reversed' or 'shuffled'")
+    if name not in ORDERS:
+        raise ValueError(f"order is {name!r}, expected one of {', '.join(ORDERS)}")
     before = _order, _seed
     _order, _seed = name, seed
     try:

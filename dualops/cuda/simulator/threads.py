@@ -116,6 +116,7 @@ class Scheduler:
 
     "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
     are drawn for both, the same for the same seed, and for which threads that others wait for are late.
+    "scattered": also for which lanes of a warp stay behind after a wait at an mbarrier, until nothing else can go on.
 
     A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
     """
@@ -123,9 +124,11 @@ class Scheduler:
     def __init__(self, order: str, seed: int):
         self.host = getcurrent()
         self.reverse = order == "reversed"
-        self.lots = random.Random(seed) if order == "shuffled" else None
+        self.lots = random.Random(seed) if order in ("shuffled", "scattered") else None
+        self.scatters = order == "scattered"
         self.ready: deque[Thread] = deque()
         self.late: deque[Thread] = deque()
+        self.strays: list[Thread] = []
         self.in_flight: deque[Callable[[Scheduler], None]] = deque()  # copies
         self.cluster_barrier = Barrier("barrier.cluster", 0)
 
@@ -144,6 +147,8 @@ class Scheduler:
             elif self.in_flight:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
+            elif self.strays:
+                self.ready.append(self.strays.pop())  # the first is the last: it stays furthest behind
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
@@ -190,6 +195,12 @@ class Scheduler:
         """Called by a thread that loads or draws work, for others too: by lot, it is late from here on."""
         if self.by_lot():
             self.late.append(current())
+            self.host.switch()
+
+    def come_back(self) -> None:
+        """Called by a thread that has waited at an mbarrier: where lanes are scattered it stays behind by lot."""
+        if self.scatters and self.by_lot(0.1):
+            self.strays.append(current())
             self.host.switch()
 
     def deadlock(self, threads: list[Thread]) -> NoReturn:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer
+from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer, u64
+from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from dualops.cuda.ptx.memory import ld_global_v4_b32
 from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
@@ -257,10 +258,39 @@ def test_orders_of_threads_and_blocks():
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
     with (
-        pytest.raises(ValueError, match="order is 'random', expected 'forward', 'reversed' or 'shuffled'"),
+        pytest.raises(ValueError, match="order is 'random', expected one of forward, reversed, shuffled, scattered"),
         simulator.order("random"),
     ):
         pass
+
+
+def test_scattered_lanes_stay_behind_after_a_wait():
+    """A lane says of all others that they have written, and asks none."""
+
+    def hasty(y):
+        written, bars, tid = cuda.shared.array(32, f32), cuda.shared.array(2, u64), cuda.threadIdx.x
+        if tid == 0:
+            for n in range(2):
+                mbarrier_init(bars, n, 1)
+            fence_mbarrier_init()
+            mbarrier_arrive(bars, 0)
+        cuda.syncthreads()
+        mbarrier_wait_cta(bars, int(tid >= 32), 0)
+        if tid >= 32:
+            y[tid - 32] = written[tid - 32]
+        else:
+            written[tid] = tid
+            if tid == 31:
+                mbarrier_arrive(bars, 1)
+
+    def found(order, seed=0):
+        y = np.zeros(32, np.float32)
+        with simulator.order(order, seed):
+            run(hasty, y, threads=64)
+        return y
+
+    assert np.array_equal(found("forward"), np.arange(32))
+    assert any(np.isnan(found("scattered", seed)).any() for seed in range(3))
 
 
 def test_blocks_and_threads_of_three_axes():
