@@ -10,7 +10,7 @@ blocks.
     tile.load(smem, stage, ..., barriers)       ...
                                                 pipe.release(barriers, i)
 
-A part of a stage may be written by the threads of a warp beside the copies: `claim` it, write, and `hand` it on.
+A part of a stage that readers wait for later, and warps may write to: `companion`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from ..ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait_cta,
 )
-from ..ptx.warp import bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
-from .rows import FULL_WARP
+from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait
 
 
 class Barriers(NamedTuple):
@@ -52,15 +51,12 @@ class Pipeline(Namespace):
     acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
     wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
     release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
-    claim: Callable[..., Any]  # (barriers, i) -> stage: by all lanes of a warp that writes to it; wait until it is free
-    hand: Callable[..., None]  # (barriers, i): they have written
+    claim: Callable[..., Any]  # (barriers, i) -> stage: by a warp that writes to its companion; wait until it is free
 
 
 @cache
-def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: int = 0) -> Pipeline:
-    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read; writers: warps
-    that write to each stage beside the copies.
-    """
+def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline:
+    """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
     STAGES = u32(stages)  # no sign to look after in what follows
 
     @verb
@@ -70,7 +66,7 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: in
     @verb
     def init(barriers):
         for stage in range(stages):
-            mbarrier_init(barriers.full, stage, 1 + writers)
+            mbarrier_init(barriers.full, stage, 1)
             mbarrier_init(barriers.empty, stage, warps * cluster)
 
     @verb
@@ -125,12 +121,6 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: in
         mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
         return stage
 
-    @verb
-    def hand(barriers, i):
-        bar_warp_sync(FULL_WARP)
-        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
-            mbarrier_arrive(barriers.full, i32(u32(i) % STAGES))
-
     return Pipeline(
         barriers=barriers,
         init=init,
@@ -142,5 +132,4 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1, writers: in
         wait=wait,
         release=release,
         claim=claim,
-        hand=hand,
     )

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.companion import companion
 from ...tile.numbers import numbers
 from ...tile.once import copied_once
 from ...tile.pipeline import pipeline
@@ -64,9 +65,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
-    k_once, v_once = copied_once(tiles.k.nbytes), copied_once(tiles.v.nbytes)
-    q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
-    do_pipe = pipeline(config.stages, tiles.do.nbytes, warps, writers=1)  # with lse and delta
+    kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
@@ -75,6 +75,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
+    last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
     @kernel(
         *[tensor_map] * 4,
@@ -112,7 +113,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         options,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        k_full, v_full, q_bars, do_bars = k_once.barrier(), v_once.barrier(), q_pipe.barriers(), do_pipe.barriers()
+        kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
         slots = columns.slots()
         warpgroup = my_warpgroup()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
@@ -120,10 +121,9 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         if task.n0 >= task.Sk:
             return
         if cuda.threadIdx.x == 0:
-            k_once.init(k_full)
-            v_once.init(v_full)
+            kv_once.init(kv_full)
             q_pipe.init(q_bars)
-            do_pipe.init(do_bars)
+            do_part.init(do_full)
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         q_pipe.start()
         i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
@@ -133,24 +133,23 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if variant.varlen else task.b
             if tid == u32(0) and end != u32(0):
                 token = i32(task.k_first + task.n0)
-                k_once.expect(k_full)
-                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), k_full)
-                v_once.expect(v_full)
-                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), v_full)
+                kv_once.expect(kv_full)
+                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
                 while i != end:
                     token = i32(task.q_first + m0)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
-                    stage = do_pipe.acquire(do_bars, i)
-                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_bars.full)
+                    do_part.expect(do_full, i)
+                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
                 own = columns.own()
                 while i != end:
                     columns.fetch(own, lse, delta, task, h, m0)
-                    columns.put(slots, do_pipe.claim(do_bars, i), own)
-                    do_pipe.hand(do_bars, i)
+                    columns.put(slots, q_pipe.claim(q_bars, i), own)
+                    do_part.hand(do_full, i)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
         else:
@@ -161,19 +160,17 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
             slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
             if end != u32(0):
-                k_once.wait(k_full)
-                v_once.wait(v_full)
+                kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
                 while i != end:
                     where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
                     stage = q_pipe.wait(q_bars, i)
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
-                    do_pipe.wait(do_bars, i)
+                    do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kq.wait_but_one(scores)
                     if i != u32(0):
                         q_pipe.release(q_bars, i - 1)
-                        do_pipe.release(do_bars, i - 1)
                     if chain.bends:
                         score.slopes(slopes, scores, options, scale, where)
                     score.finish(scores, options, scale, where)
@@ -194,7 +191,6 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     adds = i32(1)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
-                pdo.wait(dv_acc)
                 dsq.wait(dk_acc)
             else:
                 for e in range(dsq.size):
@@ -209,7 +205,6 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             rows = key_rows_of(task)
             dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
             dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
-            dk_output.finish()
-            dv_output.finish()
+            last.finish()
 
     return flash_attention_dkv_sm90

@@ -227,7 +227,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 gradient.scale(acc, scale, row_lse)
                 output.store(smem, dq_map, dq, acc, task, row, i32(0))
                 if DQ_OVER_Q:
-                    output.finish()
+                    output.free()
                 piece = u32(piece + 1)
                 task, _ = get(slots.numbers, ticket.take(slots, piece))
                 if DQ_OVER_Q:

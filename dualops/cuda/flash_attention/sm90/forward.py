@@ -243,7 +243,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 hidden.repair(acc, (upper, lower), (q, k, v), task, row, column, scale, options)
                 output.store(smem, o_map, o, acc, task, row, column)
                 if O_OVER_Q:
-                    output.finish()
+                    output.free()
                 piece = u32(piece + 1)
                 task, column = get(slots.numbers, ticket.take(slots, piece))
                 if O_OVER_Q:

@@ -27,7 +27,8 @@ class Output(Namespace):
     # (smem, o_map, o, acc, task, row, column): acc [64, a slice of Dv] begins at this row and column
     store: Callable[..., None]
     store_lse: Callable[..., None]  # (lse, task, row, value): of one row, by one of the lanes that share it
-    finish: Callable[..., None]  # (): once lanes have met, copies may overwrite what was stored
+    free: Callable[..., None]  # (): once lanes have met, copies may overwrite what was stored over Q
+    finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
 
 class Head(NamedTuple):
@@ -72,7 +73,7 @@ def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
             boxes.store(smem, o_map, values, corner, part, part)
             part = boxes.next(part)
 
-    return Output(store=store, store_lse=store_lse, finish=boxes.finish)
+    return Output(store=store, store_lse=store_lse, free=boxes.finish, finish=boxes.finish)
 
 
 @verb
@@ -99,7 +100,7 @@ def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: b
         first = task.q_first + i64(task.m0 + row)
         lines.store(smem, acc, first, task.q_first + task.Sq, Head(o, task.b, task.h, column))
 
-    return Output(store=store, store_lse=store_lse, finish=lines.leave if beside else _nothing)
+    return Output(store=store, store_lse=store_lse, free=lines.leave, finish=_nothing)
 
 
 def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
@@ -124,4 +125,4 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
             token = task.q_first + queries.query(task, row)
             lse.data[part_start(lse, task.split, task.b, queries.head(task, row), token)] = value
 
-    return Output(store=store, store_lse=store_part, finish=_nothing)
+    return Output(store=store, store_lse=store_part, free=_nothing, finish=_nothing)

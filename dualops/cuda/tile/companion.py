@@ -1,0 +1,63 @@
+"""A second part of a pipeline's stages, which readers wait for later, and give back with the first.
+
+    producer                                    readers
+    stage = pipe.acquire(barriers, i)           stage = pipe.wait(barriers, i)
+    tile.load(smem, stage, ..., barriers.full)  ...
+    part.expect(full, i)                        part.wait(full, i)
+    other_tile.load(smem, stage, ..., full)     ...
+                                                pipe.release(barriers, i)
+
+Its mbarriers count the producer, the bytes of the copies, and warps that write to the part beside them: each waits
+until the stage is free (`pipe.claim`), writes, and hands it on. They are told to all by the pipeline's `start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
+from ..ptx.warp import bar_warp_sync
+from .rows import FULL_WARP
+
+
+class Companion(Namespace):
+    """The verbs; i numbers the pipeline's fillings."""
+
+    barriers: Callable[..., object]  # () -> full, in shared memory; once in a kernel, by all threads
+    init: Callable[..., None]  # (full): by one thread, before the pipeline's `start`
+    expect: Callable[..., None]  # (full, i): by the producer, once the pipeline's stage is free
+    hand: Callable[..., None]  # (full, i): the lanes of my warp have written their share
+    wait: Callable[..., None]  # (full, i): until all of it is there
+
+
+@cache
+def companion(stages: int, nbytes: int, writers: int = 0) -> Companion:
+    """The verbs for `nbytes` of copies in each of so many stages, beside which so many warps write."""
+    STAGES = u32(stages)  # no sign to look after in what follows
+
+    @verb
+    def barriers():
+        return cuda.shared.array(stages, u64)
+
+    @verb
+    def init(full):
+        for stage in range(stages):
+            mbarrier_init(full, stage, 1 + writers)
+
+    @verb
+    def expect(full, i):
+        mbarrier_arrive_expect_tx(full, i32(u32(i) % STAGES), nbytes)
+
+    @verb
+    def hand(full, i):
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(full, i32(u32(i) % STAGES))
+
+    @verb
+    def wait(full, i):
+        mbarrier_wait_cta(full, i32(u32(i) % STAGES), u32(i) // STAGES & 1)
+
+    return Companion(barriers=barriers, init=init, expect=expect, hand=hand, wait=wait)
