@@ -12,13 +12,11 @@ HARMLESS = {
     "last read and the release",
     r"retention_recurrent syncthreads#1: left out": "what the next tokens overwrite was read before the block met for "
     "the parts of the sums, and these are written again after it meets for the tokens",
-    r"flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#[23]): left out": "Q @ K.T was started just before it, behind a "
-    "fence of its own, and no register was touched in between",
+    r"flash_attention_(sm90 register_mma\.add > wgmma_fence#1|(dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
+    r"wgmma_fence#[23]|dkv_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2)): left out": "Q @ K.T, "
+    "or K @ Q.T, was started just before it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_(dq_)?sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5): i \+ 1": "Q has one "
     "stage, which a release finds by any number",
-    r"flash_attention_sm90 (some rows see nothing|rows over Q): register_mma\.add > wgmma_rs_.*#1: left out": "acc "
-    "stays NaN, and where there are masks, rows that are NaN are made anew",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}
