@@ -39,16 +39,16 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
 from ..hidden_keys import hidden_keys
+from ..key_rows import key_rows_of, tile_after
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
-from .columns import columns_of
 from .config import padded
 from .dkv_config import DkvConfig
-from .key_rows import key_rows_of, tile_after
 from .output import rows_output
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ..columns import lane_columns
 from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many
 
-PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
 WHOLE = 1024  # a multiple of which tiles begin at
 
@@ -47,14 +47,9 @@ class DkvConfig:
         return ROWS * self.consumers
 
     @property
-    def lane_columns(self) -> int:
-        """Floats from a lane's columns to the next one's, of a statistic of the tile's queries."""
-        return self.block_q // 4 + PAD
-
-    @property
     def slack(self) -> int:
         """Bytes beside the tiles: statistics, mbarriers, and what lies between them and the tiles."""
-        return -(-(self.stages * 2 * 4 * self.lane_columns * 4 + BARRIERS) // WHOLE) * WHOLE
+        return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""

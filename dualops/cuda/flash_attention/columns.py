@@ -7,15 +7,31 @@ needs the columns that it has scores of, two of every eight, and finds them side
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from ...backend import Namespace, cuda, f32, i32, u32, verb
-from ...tile.numbers import LOG2_E, numbers
-from ...tile.products import opaque_i32
-from ...tile.softmax_rows import LANES
-from ...tile.unrolled import one_after_another
-from ...views import start
-from .dkv_config import DkvConfig
+from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..tile.numbers import LOG2_E, numbers
+from ..tile.products import opaque_i32
+from ..tile.softmax_rows import LANES
+from ..tile.unrolled import one_after_another
+from ..views import start
+
+PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
+
+
+def lane_columns(block_q: int) -> int:
+    """Floats from a lane's columns to the next one's, of a statistic of so many queries."""
+    return block_q // 4 + PAD
+
+
+class QueryTiles(Protocol):
+    """A Config of tiles of queries."""
+
+    @property
+    def block_q(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
 
 
 class Columns(Namespace):
@@ -35,12 +51,12 @@ def my_lane():
     return u32(cuda.threadIdx.x) % u32(32)
 
 
-def columns_of(config: DkvConfig) -> Columns:
+def columns_of(config: QueryTiles) -> Columns:
     """The verbs of tiles of the Config's queries."""
     num, LOG2 = numbers(f32), f32(LOG2_E)
-    BLOCK_Q, LANE, STAGE = config.block_q, config.lane_columns, 2 * LANES * config.lane_columns
-    SIZE, PER_LANE = config.stages * STAGE, -(-config.block_q // 32)
-    OWN, DELTA = 2 * PER_LANE, LANES * config.lane_columns
+    BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
+    STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
+    SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
 
     @verb
     def slots():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...backend import i32, verb
+from ..backend import i32, verb
 
 
 class KeyRows(NamedTuple):
