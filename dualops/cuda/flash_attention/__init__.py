@@ -2,7 +2,7 @@
 
 naive.py   the unfused idea: all scores, softmax, product, each a kernel
 simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
-sm80       the same on tensor cores, by a warp's products: 16-bit dtypes, and float32 in two parts
+sm80       the same on tensor cores, by a warp's products: 16-bit dtypes and their gradient, and float32 in two parts
 sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16-bit dtypes; and the gradient
 blocks.py  which tiles of keys a mask_mod shows, made once
 """
@@ -18,6 +18,7 @@ from ..launch import Operation
 from ..public import calls
 from . import naive, simt, sm80, sm90
 from .blocks import block_mask as block_mask
+from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward
 
 RUNGS = SPEC.rungs
@@ -200,7 +201,12 @@ FORWARD = (
     sm80.float32_choices,
     naive.forward_choices,
 )
-BACKWARD = (sm90_backward.backward_choices, simt.backward_choices, naive.backward_choices)
+BACKWARD = (
+    sm90_backward.backward_choices,
+    sm80_backward.backward_choices,
+    simt.backward_choices,
+    naive.backward_choices,
+)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
 forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)

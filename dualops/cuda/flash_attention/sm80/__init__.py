@@ -1,8 +1,9 @@
 """Attention by mma.sync: which problems the rung takes, its Configs and its launches.
 
-forward.py   the kernel;  output.py: how o gets to memory
+forward.py   the kernel;  output.py: how results get to memory
 config.py    tiles
 reading.py   how rows are copied
+backward.py  the gradient: launches, and where its kernels are
 """
 
 from __future__ import annotations

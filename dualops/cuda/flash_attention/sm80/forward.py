@@ -65,7 +65,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     pv = strip_ab(variant.dtype, tile.v, tile.v_boxes)
     rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, apart=False)
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, pv.size, passes=False)
-    output = output_of(variant, mem.itemsize, tile.v_boxes, vectors.o > 1)
+    output = output_of(variant.dtype, variant.Dv, tile.v_boxes, vectors.o > 1)
 
     @kernel(
         *[i32] * 2,

@@ -1,14 +1,13 @@
-"""How attention's sm80 rung stores o: 16 rows of a warp through shared memory, a box's columns at a time."""
+"""How attention's sm80 rung stores results: 16 rows of a warp through shared memory, a box's columns at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ...backend import Namespace, cuda, f32, i32, verb
-from ...tile.storage import access
+from ...tile.storage import access, storage
 from ...tile.warp_rows import COLUMNS, warp_rows
 from ...views import start
-from ..arguments import Variant
 from .config import pitch
 
 
@@ -18,9 +17,9 @@ class Output(Namespace):
     store: Callable[..., None]  # (smem, o, acc, task, row): smem is a shared array of f32
 
 
-def output_of(variant: Variant, itemsize: int, boxes: int, aligned: bool) -> Output:
-    """The verb for acc [16, Dv]. aligned: rows of o lie at multiples of 16 bytes, and fill such."""
-    width, vec = pitch(variant.Dv, itemsize), access(variant.dtype, aligned)
+def output_of(dtype: str, columns: int, boxes: int, aligned: bool) -> Output:
+    """The verb for rows of so many columns. aligned: they lie at multiples of 16 bytes, and fill such."""
+    width, vec = pitch(columns, storage(dtype).itemsize), access(dtype, aligned)
     lines = warp_rows(16 * boxes, width)  # boxes of columns lie in registers as 16 rows each would
 
     @verb
@@ -37,7 +36,7 @@ def output_of(variant: Variant, itemsize: int, boxes: int, aligned: bool) -> Out
                     lines.take(values, smem, line)
                     at = start(o, task.b, task.h, task.q_first + i) + n
                     for c in range(0, COLUMNS, vec.vector):
-                        vec.store(o.data, at + c, n + c < variant.Dv, values, c)
+                        vec.store(o.data, at + c, n + c < columns, values, c)
                 line = i32(line + lines.apart)
             lines.release()
             box = i32(box + 1)

@@ -1,4 +1,4 @@
-"""How many elements of a row of q, k, v and o are copied at once: as many as lie at multiples of 16, 8 or 4 bytes."""
+"""How many elements of a row are copied at once, of q say: as many as lie at multiples of 16, 8 or 4 bytes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,29 @@ class Vectors(NamedTuple):
     o: int
 
 
+class GradientVectors(NamedTuple):
+    """Elements at once of what the gradient loads."""
+
+    q: int
+    k: int
+    v: int
+    do: int
+
+
 def vectors_of(metas: Mapping[str, ArrayMeta]) -> Vectors:
     """For all arrays of a call. Rows of o are stored by 16 bytes or one by one."""
-    q, k, v, o = (vector_of(metas[name]) for name in ("q", "k", "v", "o"))
-    whole = o * itemsize(metas["o"].dtype) == SIZES[0] and metas["o"].shape[-1] % o == 0
-    return Vectors(q, k, v, o if whole else 1)
+    q, k, v, o = (vector_of(metas[name]) for name in Vectors._fields)
+    return Vectors(q, k, v, o if is_stored_whole(metas["o"]) else 1)
+
+
+def gradient_vectors_of(metas: Mapping[str, ArrayMeta]) -> GradientVectors:
+    return GradientVectors(*(vector_of(metas[name]) for name in GradientVectors._fields))
+
+
+def is_stored_whole(meta: ArrayMeta) -> bool:
+    """Whether rows of a result lie at multiples of 16 bytes, and fill such."""
+    vector = vector_of(meta)
+    return vector * itemsize(meta.dtype) == SIZES[0] and meta.shape[-1] % vector == 0
 
 
 def vector_of(meta: ArrayMeta) -> int:

@@ -1,0 +1,82 @@
+"""Attention's gradient by mma.sync: which problems the rung takes, and its launches.
+
+dq.py    the kernel of dq;         dq_config.py: its tiles
+dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
+What else there is, delta first of all, is as simt has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...plans import Choice
+from ...step import Step
+from ...tile.warp_mma import MMA_TYPES
+from ...views import by_token
+from .. import simt
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from ..walk import section_of, section_of_queries
+from .dkv import build_dkv
+from .dkv_config import Sm80DkvConfig, dkv_configs
+from .dq import build_dq
+from .dq_config import Sm80DqConfig, dq_configs
+from .reading import gradient_vectors_of, is_stored_whole
+
+
+class BackwardConfigs(NamedTuple):
+    """A Config for each of the kernels."""
+
+    dq: Sm80DqConfig
+    dkv: Sm80DkvConfig
+    others: simt.BackwardConfigs
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not p.scale > 0:
+        return
+    if not results["dq"].size or not results["dk"].size:
+        return
+    D, Dv, options = int(p.D), int(p.Dv), [option.name for option, _ in having(p).variants]
+    others, _ = next(simt.backward_configs(p))
+    for config, reason in dq_configs(D, Dv, options):
+        dq_bytes = config.min_blocks * config.shared_bytes(D, Dv)
+        for dkv_config, told in dkv_configs(D, Dv, options):
+            dkv_bytes = dkv_config.min_blocks * (dkv_config.shared_bytes(D, Dv) + dkv_config.statistics_bytes)
+            configs = BackwardConfigs(config, dkv_config, others)
+            steps, needed = partial(backward_steps, p, results, configs), max(dq_bytes, dkv_bytes)
+            found = simt.backward_workspace(p)
+            yield Choice("sm80", configs, f"{reason}; dk and dv: {told}", steps, found, shared_bytes=needed)
+
+
+def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
+    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere=("dq", "dk"))
+    metas = {**problem.arrays, **results, **simt.backward_workspace(problem)}
+    return [delta, dq_step(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
+
+
+def dq_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DqConfig) -> Step:
+    """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
+    p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
+    build = build_dq(config, variant(p), gradient_vectors_of(metas), is_stored_whole(metas["dq"]))
+    arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
+    args = (heads, section_of(p), *arrays, *sizes(p))
+    return Step(build, (heads * cdiv(p.Sq, config.block_q),), args, config.shared_bytes(p.D, p.Dv))
+
+
+def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm80DkvConfig) -> Step:
+    """The same for dk and dv."""
+    p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
+    whole = (is_stored_whole(metas[name]) for name in ("dk", "dv"))
+    build = build_dkv(config, variant(p), gradient_vectors_of(metas), *whole)
+    arrays = (by_token(metas, name, varlen) for name in ("dk", "dv", "q", "k", "v", "do", "lse", "delta"))
+    args = (heads, section_of_queries(p), *arrays, *sizes(p))
+    blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
+    return Step(build, (blocks,), args, config.shared_bytes(p.D, p.Dv))

@@ -1,0 +1,152 @@
+"""attention's gradient on the sm80 rung: widths, Configs, options, layouts, what a mask hides, what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda.flash_attention.sm80 import backward as sm80_backward
+from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs
+from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs
+from dualops.spec import OPERATORS, Case
+from dualops.spec.attention.cases import bent, paired, woven
+from tests.checks import check
+from tests.cuda.configs import changed
+from tests.cuda.simulator.attention import named, numbers
+
+SMALL = Sm80DqConfig(1, 32), Sm80DkvConfig(1, 32)
+
+
+@contextmanager
+def served(configs: Any) -> Iterator[None]:
+    """Inside the with statement these Configs are the only ones, of dq's kernel and of dk's and dv's."""
+    dq, dkv = configs
+    instead = {"dq_configs": lambda *_: iter([(dq, "alone")]), "dkv_configs": lambda *_: iter([(dkv, "alone")])}
+    with changed("flash_attention", (sm80_backward, instead)), changed("flash_attention_varlen"):
+        yield
+
+
+def checked(
+    q: tuple[int, ...],
+    k: tuple[int, int],
+    Dv: int,
+    configs: Any = SMALL,
+    dtype: str = "bfloat16",
+    special: bool = False,
+    **params: Any,
+) -> None:
+    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
+    shapes, params = paired(params, q, k, Dv)
+    with served(configs):
+        run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm80")
+        case = Case("gradient", dtype, shapes, params)
+        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",), special=special)
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (96, 40), (16, 120), (7, 33)])
+def test_widths(D, Dv):
+    checked((1, 1, 70, D), (1, 80), Dv, causal=True)
+
+
+def test_float16_and_the_gradient_of_lse():
+    checked((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        (Sm80DqConfig(1, 64), Sm80DkvConfig(2, 64)),
+        (Sm80DqConfig(2, 64, held=False), Sm80DkvConfig(1, 32, k_held=True)),
+        (Sm80DqConfig(1, 32), Sm80DkvConfig(1, 32, k_held=True, v_held=True)),
+    ],
+    ids=str,
+)
+def test_configs(configs):
+    """Tiles that fill each stage twice."""
+    checked((1, 1, 150, 24), (1, 150), 40, configs)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"causal": True}, {"causal": "top_left"}, {"window": (20, 5)}, {"window": (30, None), "causal": True}],
+    ids=str,
+)
+@pytest.mark.parametrize(("Sq", "Sk"), [(100, 100), (40, 150), (150, 40)])
+def test_masks(Sq, Sk, params):
+    """Some queries see nothing, and some keys are not seen."""
+    checked((1, 1, Sq, 32), (1, Sk), 32, **params)
+
+
+def test_heads_of_a_group():
+    checked((2, 6, 40, 32), (2, 70), 32, causal=True)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"softcap": 2.0},
+        {"alibi_slopes": True, "causal": True},
+        {"bias": "full"},
+        {"bias": "keys"},
+        {"sinks": True, "window": (20, 5)},
+        {"key_padding_mask": True},
+        {"mask_mod": woven},
+        {"score_mod": bent, "mask_mod": woven},
+        {"dropout_p": 0.3},
+        {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
+    ],
+    ids=named,
+)
+def test_options(params):
+    """With a group of two heads, and ragged tiles; by the Configs that a call takes."""
+    shapes, params = paired(params, (1, 2, 75, 40), (1, 69), 64)
+    run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm80")
+    check(OPERATORS["flash_attention"], Case("gradient", "bfloat16", shapes, params), run, backward=True)
+
+
+@pytest.mark.parametrize("params", [{}, {"causal": True}, {"mask_mod": woven, "score_mod": bent}], ids=named)
+def test_what_a_mask_hides_stays_where_it_is(params):
+    """NaN and infinities among the values."""
+    checked((1, 2, 40, 40), (1, 75), 64, special=True, **params)
+
+
+@pytest.mark.parametrize("causal", [False, True, "top_left"])
+def test_sequences(causal):
+    """Empty ones, and ends within a tile."""
+    shapes = {"q": (120, 2, 32), "k": (150, 1, 32), "v": (150, 1, 40), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    params = {"max_seqlen_q": 70, "max_seqlen_k": 80, "causal": causal, "return_lse": True}
+    with served(SMALL):
+        run: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm80")
+        case = Case("gradient", "bfloat16", shapes, params)
+        check(OPERATORS["flash_attention_varlen"], case, run, backward=True, ways=("given",))
+
+
+def rung_of(D: int, Dv: int, dtype: Any = None, **params: Any) -> str:
+    """Which serves a call whose rows lie at multiples of 2 bytes, so that no boxes are copied."""
+    q, k = (numbers(1, 1, 8, D + 1, seed=seed)[..., 1:] for seed in range(2))
+    v, do = (numbers(1, 1, 8, Dv + 1, seed=seed)[..., 1:] for seed in range(2))
+    arrays = [x.astype(dtype) for x in (q, k, v, do)] if dtype else (q, k, v, do)
+    o, lse = reference.flash_attention(*arrays[:3], return_lse=True, **params)
+    plan = dualops.cuda.plan("flash_attention", *arrays[:3], o, lse, arrays[3], backward=True, **params)
+    return plan.choice.rung
+
+
+def test_what_a_call_takes():
+    assert rung_of(16, 16) == rung_of(128, 40, causal=True) == "sm80"
+    assert rung_of(136, 16) == rung_of(16, 136) == rung_of(16, 16, scale=0.0) == rung_of(16, 16, np.float32) == "simt"
+
+
+def test_tiles_fit_into_what_a_block_has():
+    """Of consumers' cards too: 99 KiB."""
+    for D in (32, 64, 128):
+        for options in ([], ["bias"]):
+            assert min(config.shared_bytes(D, D) for config, _ in dq_configs(D, D, options)) <= 99 * 1024
+            found = [config for config, _ in dkv_configs(D, D, options)]
+            assert min(config.shared_bytes(D, D) + config.statistics_bytes for config in found) <= 99 * 1024
