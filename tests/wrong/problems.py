@@ -16,7 +16,10 @@ from unittest import mock
 
 from dualops.cuda import norm
 from dualops.cuda.flash_attention import hidden, hidden_keys, sm80 as attention_sm80, sm90 as attention_sm90
+from dualops.cuda.flash_attention.sm80 import backward as attention_sm80_backward
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
+from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
+from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import backward as attention_sm90_backward, dkv_launch as attention_dkv_launch
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
@@ -204,6 +207,15 @@ def _attention_gradient() -> Iterator[Problem]:
         yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen, *NONE_ANEW))
 
 
+def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, D: int) -> Iterator[Problem]:
+    """Four tiles of keys, or of the queries of two heads, which fill each stage twice."""
+    shapes = {"q": (1, 2, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, 64)}
+    case = Case("four tiles", "bfloat16", shapes, {"return_lse": True})
+    one = {"dq_configs": lambda *_: iter([(Sm80DqConfig(1, 32), "alone")])}
+    one |= {"dkv_configs": lambda *_: iter([(Sm80DkvConfig(1, 32), "alone")])}
+    yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NONE_ANEW))
+
+
 def _products_in_boxes() -> Iterator[Problem]:
     """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
     blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
@@ -267,6 +279,8 @@ PROBLEMS = [
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),
+    *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 128),
+    *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 32),
     *_products_in_boxes(),
     *_of_cases(),
 ]

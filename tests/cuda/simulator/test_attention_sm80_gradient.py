@@ -12,6 +12,7 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
+from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm80 import backward as sm80_backward
 from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs
@@ -55,7 +56,16 @@ def test_widths(D, Dv):
     checked((1, 1, 70, D), (1, 80), Dv, causal=True)
 
 
-def test_float16_and_the_gradient_of_lse():
+@pytest.mark.parametrize("order", ["forward", "reversed", "shuffled"])
+@pytest.mark.parametrize(("D", "Dv"), [(32, 40), (40, 32)])
+def test_threads_in_any_order(D, Dv, order):
+    """Rows of dk and dv that lie in shared memory at different distances, and more than one tile of everything."""
+    for seed in range(3 if order == "shuffled" else 1):
+        with simulator.order(order, seed):
+            checked((1, 2, 50, D), (1, 40), Dv)
+
+
+def test_float16():
     checked((1, 1, 70, 64), (1, 70), 64, dtype="float16", causal=True)
 
 

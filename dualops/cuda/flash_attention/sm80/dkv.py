@@ -151,6 +151,7 @@ def build_dkv(
             dk_acc[e] *= scale
         rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)
         dk_output.store(row_smem, dk, dk_acc, rows, row)
+        cuda.syncthreads()  # rows of another width lie elsewhere, where another warp's were
         dv_output.store(row_smem, dv, dv_acc, rows, row)
 
     return flash_attention_dkv_sm80
