@@ -207,9 +207,9 @@ def _attention_gradient() -> Iterator[Problem]:
         yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen, *NONE_ANEW))
 
 
-def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, D: int) -> Iterator[Problem]:
-    """Four tiles of keys, or of the queries of two heads, which fill each stage twice."""
-    shapes = {"q": (1, 2, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, 64)}
+def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator[Problem]:
+    """Four tiles of keys, or of the queries of two heads, which fill each stage twice; results in two boxes."""
+    shapes = {"q": (1, 2, Sq, 128), "k": (1, 1, Sk, 128), "v": (1, 1, Sk, Dv)}
     case = Case("four tiles", "bfloat16", shapes, {"return_lse": True})
     one = {"dq_configs": lambda *_: iter([(Sm80DqConfig(1, 32), "alone")])}
     one |= {"dkv_configs": lambda *_: iter([(Sm80DkvConfig(1, 32), "alone")])}
@@ -279,8 +279,8 @@ PROBLEMS = [
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),
-    *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 128),
-    *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 32),
+    *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 64),
+    *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 128),
     *_products_in_boxes(),
     *_of_cases(),
 ]

@@ -62,9 +62,12 @@ class WarpRows(Namespace):
 
 
 @cache
-def warp_rows(rows: int, width: int) -> WarpRows:
-    """The verbs for sums [rows, width] as `warp_mma.warp_products` has them."""
+def warp_rows(rows: int, width: int, widest: int = 0) -> WarpRows:
+    """The verbs for sums [rows, width] as `warp_mma.warp_products` has them. widest: a warp's place in shared memory
+    has room for rows of so many columns, so that rows of two widths can follow each other there.
+    """
     layout, num = WarpRowsLayout(width), numbers(f32)
+    SIZE = WarpRowsLayout(max(width, widest)).size
     THREADS, M_TILES, N_TILES = width // COLUMNS, rows // ROWS, width // 8  # threads that share a row
 
     @verb
@@ -79,7 +82,7 @@ def warp_rows(rows: int, width: int) -> WarpRows:
     def put(smem, acc, i):
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         pair = lane % 4
-        at = i32(warp * layout.size + lane // 4 * layout.row + pair // 2 * layout.half + pair % 2 * 2)
+        at = i32(warp * SIZE + lane // 4 * layout.row + pair // 2 * layout.half + pair % 2 * 2)
         for tile in range(M_TILES):
             if tile == i:  # constants are what registers can be named by
                 for j in range(N_TILES):
@@ -90,7 +93,7 @@ def warp_rows(rows: int, width: int) -> WarpRows:
 
     @verb
     def take(values, smem, row):
-        at = i32(cuda.threadIdx.x // 32 * layout.size + row * layout.row + cuda.threadIdx.x % THREADS * 4)
+        at = i32(cuda.threadIdx.x // 32 * SIZE + row * layout.row + cuda.threadIdx.x % THREADS * 4)
         num.load_four(values, 0, smem, at)
         num.load_four(values, 4, smem, i32(at + layout.half))
 

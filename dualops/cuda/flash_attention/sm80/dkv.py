@@ -73,8 +73,9 @@ def build_dkv(
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, transposed=True), columns_of(config)
     gradient = gradient_of_keys(chain, dtype, BLOCK_Q)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned)
-    dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned)
+    widest = max(variant.D, variant.Dv)
+    dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
+    dv_output = output_of(dtype, variant.Dv, tile.v_boxes, dv_aligned, widest)
 
     @kernel(
         *[i32] * 2,
@@ -151,7 +152,6 @@ def build_dkv(
             dk_acc[e] *= scale
         rows, row_smem = key_rows_of(task), cuda.shared.array(0, f32, alignment=128)
         dk_output.store(row_smem, dk, dk_acc, rows, row)
-        cuda.syncthreads()  # rows of another width lie elsewhere, where another warp's were
         dv_output.store(row_smem, dv, dv_acc, rows, row)
 
     return flash_attention_dkv_sm80

@@ -17,10 +17,14 @@ class Output(Namespace):
     store: Callable[..., None]  # (smem, o, acc, task, row): smem is a shared array of f32
 
 
-def output_of(dtype: str, columns: int, boxes: int, aligned: bool) -> Output:
-    """The verb for rows of so many columns. aligned: they lie at multiples of 16 bytes, and fill such."""
-    width, vec = pitch(columns, storage(dtype).itemsize), access(dtype, aligned)
-    lines = warp_rows(16 * boxes, width)  # boxes of columns lie in registers as 16 rows each would
+def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int = 0) -> Output:
+    """The verb for rows of so many columns. aligned: they lie at multiples of 16 bytes, and fill such. widest: columns
+    of the widest rows that the same warps store.
+    """
+    itemsize, vec = storage(dtype).itemsize, access(dtype, aligned)
+    width = pitch(columns, itemsize)
+    # boxes of columns lie in registers as 16 rows each would
+    lines = warp_rows(16 * boxes, width, pitch(widest, itemsize))
 
     @verb
     def store(smem, o, acc, task, row):
