@@ -9,7 +9,8 @@ The same of dq, which K may have reached:
 
     dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
 
-which is 0 where nothing is seen, though a sink made lse NaN.
+which is 0 where nothing is seen, though a sink made lse NaN. There, something is hidden always: an infinity of K can
+make a score -inf, which is a masked one, and 0 times that infinity is NaN.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def hidden_rows(
     passes: bool,
     gradient: bool = False,
 ) -> HiddenRows:
-    """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where nothing is hidden.
+    """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where no option hides a key from o.
 
     keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
     sequences. gradient: acc is of dq, before it is scaled, instead of o.
@@ -64,7 +65,7 @@ def hidden_rows(
     def nothing(acc, lse, arrays, task, row, column, scale, options):
         pass
 
-    if not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
+    if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
         return HiddenRows(repair=nothing)
 
     @verb

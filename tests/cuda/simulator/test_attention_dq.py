@@ -124,6 +124,13 @@ def test_what_a_mask_hides_stays_where_it_is(params, value):
     assert np.isfinite(dq[:, :, :20].astype(np.float32)).all()
 
 
+def test_a_score_of_minus_infinity_is_a_masked_one():
+    q, k, v, do = arrays_for((1, 1, 40, 16), (1, 1, 50, 16), 24)
+    k[0, 0, 30, 3], q[..., 3] = -np.inf, np.abs(q[..., 3])
+    dq, _, _ = checked(q, k, v, do)
+    assert np.isfinite(dq.astype(np.float32)).all()
+
+
 def test_rows_that_see_nothing_have_no_gradient_whatever_do_holds():
     q, k, v, do = arrays_for((1, 1, 60, 16), (1, 1, 20, 16), 16)
     do[0, 0, 5] = q[0, 0, 7] = np.nan

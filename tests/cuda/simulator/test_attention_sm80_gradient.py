@@ -127,6 +127,20 @@ def test_what_a_mask_hides_stays_where_it_is(params):
     checked((1, 2, 40, 40), (1, 75), 64, special=True, **params)
 
 
+def test_a_score_of_minus_infinity_is_a_masked_one():
+    """An infinite key is no part of the rows that it has such a score in, though nothing else hides it."""
+    q, k, v, do = (numbers(1, 1, tokens, 16, seed=seed) for seed, tokens in enumerate((40, 75, 75, 40)))
+    k[0, 0, 30, 3] = -np.inf
+    q[..., 3] = np.abs(q[..., 3])
+    o, lse = reference.flash_attention(q, k, v, return_lse=True)
+    with served(SMALL):
+        dq, _, dv = dualops.cuda.flash_attention_backward(q, k, v, o, lse, do, kernel="sm80")
+    expected, _, expected_dv = reference.flash_attention_backward(q, k, v, o, lse, do)
+    for found, right in ((dq, expected), (dv, expected_dv)):
+        assert np.isfinite(right.astype(np.float32)).all()
+        np.testing.assert_allclose(found.astype(np.float32), right.astype(np.float32), rtol=2e-2, atol=2e-3)
+
+
 @pytest.mark.parametrize("causal", [False, True, "top_left"])
 def test_sequences(causal):
     """Empty ones, and ends within a tile."""

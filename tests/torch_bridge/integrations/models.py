@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -115,11 +115,7 @@ class Pair:
     def call(self, function: Callable[[Any], Any], *, where: Tensor | None = None) -> None:
         """`function` of each model gives the same tensors, or dicts of them; `where`: at these places."""
         ours, eager, exact = (_named(function(model), where) for model in self.all)
-        assert ours.keys() == eager.keys()
-        assert ours
-        usual = median([_distance(eager[name], exact[name])[1] for name in ours])
-        for name, found in ours.items():
-            close(found, eager[name], exact[name], name, usual)
+        all_close(ours, eager, exact)
 
 
 def _named(found: Any, where: Tensor | None) -> dict[str, Tensor]:
@@ -131,6 +127,15 @@ def _distance(found: Tensor, exact: Tensor) -> tuple[float, float]:
     """RMS of the difference, and what share it is of the RMS of what is exact."""
     difference, size = ((x.detach().float() ** 2).mean().sqrt().item() for x in (found.float() - exact.float(), exact))
     return difference, difference / size if size else 0.0
+
+
+def all_close(ours: Mapping[str, Tensor], eager: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
+    """The same names, and `close` of each, with what is usual among them."""
+    assert ours.keys() == eager.keys()
+    assert ours
+    usual = median([_distance(eager[name], exact[name])[1] for name in ours])
+    for name, found in ours.items():
+        close(found, eager[name], exact[name], name, usual)
 
 
 def close(ours: Tensor, eager: Tensor, exact: Tensor, name: str = "", usual: float = 0.0) -> None:

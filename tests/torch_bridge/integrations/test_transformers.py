@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import DynamicCache, StaticCache
 
-from .models import FAMILIES, Pair, close, labels, padding, tokens, trained
+from .models import FAMILIES, Pair, all_close, close, labels, padding, tokens, trained
 
 B, S = 2, 11
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -100,8 +100,7 @@ def test_autocast(family: str, device: str) -> None:
 
     ours, eager, exact = loss(pair.ours, True), loss(pair.eager, True), loss(pair.exact, False)
     assert not torch.equal(eager["loss"], exact["loss"])
-    for name, found in ours.items():
-        close(found, eager[name], exact[name], name)
+    all_close(ours, eager, exact)
 
 
 # --- packed sequences ----------------------------------------------------------------------------
@@ -226,8 +225,7 @@ def test_compiled(family: str, masked: bool, device: str) -> None:
     found, eager, exact = (
         trained(compiled(model) if model is pair.ours else model, input_ids=ids, **told) for model in pair.all
     )
-    for name in exact:
-        close(found[name], eager[name], exact[name], name)
+    all_close(found, eager, exact)
 
 
 @pytest.mark.parametrize("family", ["mistral", "gpt_oss"])
