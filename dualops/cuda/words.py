@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from .backend import SIMULATED, Kernel, builds, i64, kernel, pointer, types
+from .backend import SIMULATED, Kernel, builds, cuda, i64, kernel, pointer, types
 from .device import Device
 from .step import Step, prepare
 from .tile.groups import store_words
 
+CLEARED = 256  # words, by a block
 WORDS = 256  # that a launch may write: 2 kilobytes of arguments, where every GPU takes 4
 
 
@@ -27,6 +28,19 @@ def build_writer(count: int) -> Kernel:
         store_words(to, first, words)
 
     return write_words
+
+
+@builds
+def build_clear() -> Kernel:
+    """clear_words(to, count): zeros, a word a thread."""
+
+    @kernel(pointer(i64), i64, threads=CLEARED)
+    def clear_words(to, count):
+        i = i64(cuda.blockIdx.x * CLEARED + cuda.threadIdx.x)
+        if i < count:
+            to[i] = i64(0)
+
+    return clear_words
 
 
 @cache

@@ -20,7 +20,12 @@ from dualops.cuda.flash_attention.sm80 import backward as attention_sm80_backwar
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
 from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
-from dualops.cuda.flash_attention.sm90 import backward as attention_sm90_backward, dkv_launch as attention_dkv_launch
+from dualops.cuda.flash_attention.sm90 import (
+    backward as attention_sm90_backward,
+    dkv_launch as attention_dkv_launch,
+    fused as attention_fused,
+    fused_launch as attention_fused_launch,
+)
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
@@ -33,11 +38,13 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing
 from dualops.cuda.norm.sums import SumsConfig
+from dualops.cuda.retention.sm90 import forward as retention_forward, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
+from dualops.cuda.tile.roles import Roles, roles
 from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
@@ -51,6 +58,8 @@ def _anew(*_: Any) -> NoReturn:
 
 
 # what rows that are not finite are made anew of is not found: that would heal what a step left out has made NaN
+NO_ELEMENT_ANEW: Change = (retention_hidden, {"start": _anew})
+TWO_KERNELS: Change = (attention_sm90_backward, {"fused_choices": lambda *_: iter(())})
 NONE_ANEW: tuple[Change, ...] = ((hidden, {"start": _anew}), (hidden_keys, {"start": _anew}))
 
 
@@ -186,8 +195,14 @@ DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqle
 DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
 
+def _roles_of_any_registers(consumers: int, *, most: bool) -> Roles:
+    """The simulator has no registers to run out of; those of one that multiplies are left as they are."""
+    found = roles(1)
+    return Roles(threads=128 * (consumers + 1), produce=found.produce, consume=found.consume)
+
+
 def _attention_gradient() -> Iterator[Problem]:
-    """sm90's; pieces of dq as of `_attention`."""
+    """sm90's; pieces of dq as of `_attention`; of the fused kernel six tiles and two, and two of no block."""
     over_q = DqConfig(1, 16, dq_over_q=True)
     for name, operator, shapes, params, config in (
         ("boxes", "flash_attention", FEWER, {}, DqConfig(1, 16)),
@@ -197,14 +212,30 @@ def _attention_gradient() -> Iterator[Problem]:
     ):
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=(chosen, *NONE_ANEW))
+        configs = (chosen, TWO_KERNELS, *NONE_ANEW)
+        yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=configs)
     for name, operator, shapes, params, config in (
         ("boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
         ("some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED, DkvConfig(1, 16, beside=False)),
     ):
         chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=(chosen, *NONE_ANEW))
+        configs = (chosen, TWO_KERNELS, *NONE_ANEW)
+        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=configs)
+    shapes = {"q": (1, 2, 230, 128), "k": (1, 1, 140, 128), "v": (1, 1, 140, 64)}
+    case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
+    small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
+    plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
+    for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
+        yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
+
+
+def _retention() -> Iterator[Problem]:
+    """Five chunks, which fill each stage twice; o in two boxes; the state in one part, and in three."""
+    plain = (retention_forward, {"roles": _roles_of_any_registers})
+    for name, params in (("o alone", {}), ("the final state", {"return_state": True})):
+        case = Case(name, "bfloat16", {"q": (1, 1, 570, 72), "k": (1, 1, 570, 72), "v": (1, 1, 570, 72)}, params)
+        yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
 
 
 def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator[Problem]:
@@ -281,6 +312,7 @@ PROBLEMS = [
     *_attention_gradient(),
     *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 64),
     *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 128),
+    *_retention(),
     *_products_in_boxes(),
     *_of_cases(),
 ]

@@ -17,22 +17,25 @@ from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
 
 
-class GradientOfQueries(Namespace):
-    """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
+class RowsOfQueries(Namespace):
+    """The verbs of a tile's rows of dq."""
 
-    pair: Callable[..., Any]  # () -> such an array
+    pair: Callable[..., Any]  # () -> an array of two numbers
     read: Callable[..., None]  # (found, x, task, row): of my rows of the warpgroup's from `row` on; 0 beyond the last
-    bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
-    probs: Callable[..., None]  # (scores, options, scale, where, base): finished scores become P
-    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
     scale: Callable[..., None]  # (acc, scale, lse): dS @ K becomes dq; 0 where a row has seen nothing
 
 
-def gradient_of_queries(
-    chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
-) -> GradientOfQueries:
-    """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
-    num, LOG2, quads, acc_quads = numbers(f32), f32(LOG2_E), scores_size // 4, acc_size // 4
+class GradientOfQueries(RowsOfQueries):
+    """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
+
+    bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
+    probs: Callable[..., None]  # (scores, options, scale, where, base): finished scores become P
+    d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
+
+
+def rows_of_queries(acc_size: int) -> RowsOfQueries:
+    """For so many numbers of dq of a thread."""
+    num, quads = numbers(f32), acc_size // 4
 
     @verb
     def pair():
@@ -45,6 +48,31 @@ def gradient_of_queries(
             i = task.m0 + row + my_row() + 8 * h
             if i < task.Sq:
                 found[h] = x.data[start(x, task.b, task.h, task.q_first + i)]
+
+    def scaled(h: int) -> Callable[..., None]:
+        @verb
+        def scale(acc, factor, lse, _):
+            seen = lse[h] != num.minus_inf
+            for j in range(quads):
+                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
+                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
+
+        return scale
+
+    scale_both = one_after_another([scaled(h) for h in range(ROWS)])
+
+    @verb
+    def scale(acc, factor, lse):
+        scale_both(acc, factor, lse, 0)
+
+    return RowsOfQueries(pair=pair, read=read, scale=scale)
+
+
+def gradient_of_queries(
+    chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
+) -> GradientOfQueries:
+    """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
+    num, LOG2, quads, own = numbers(f32), f32(LOG2_E), scores_size // 4, rows_of_queries(acc_size)
 
     @verb
     def bases(base, lse):
@@ -68,25 +96,11 @@ def gradient_of_queries(
 
         return d_scores
 
-    def scaled(h: int) -> Callable[..., None]:
-        @verb
-        def scale(acc, factor, lse, _):
-            seen = lse[h] != num.minus_inf
-            for j in range(acc_quads):
-                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * factor if seen else num.zero
-                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * factor if seen else num.zero
-
-        return scale
-
-    both_rows, scale_both = (one_after_another([make(h) for h in range(ROWS)]) for make in (of_row, scaled))
+    both_rows = one_after_another([of_row(h) for h in range(ROWS)])
 
     @verb
     def d_scores(scores, d_probs, options, where, delta):
         score.weigh(d_probs, options, where)
         both_rows(scores, d_probs, delta, 0)
 
-    @verb
-    def scale(acc, factor, lse):
-        scale_both(acc, factor, lse, 0)
-
-    return GradientOfQueries(pair=pair, read=read, bases=bases, probs=probs, d_scores=d_scores, scale=scale)
+    return GradientOfQueries(pair=own.pair, read=own.read, bases=bases, probs=probs, d_scores=d_scores, scale=own.scale)

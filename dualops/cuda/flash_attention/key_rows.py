@@ -1,4 +1,4 @@
-"""What the rows of a tile of keys are, and which tile of queries comes after another."""
+"""What the rows of a tile of keys are, and which tile of queries comes after another, or before it."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def tile_after(task, h, m0, block_q):
     """Head and first query of the tile after this one: of the same head, or the next one's first."""
     m0 = i32(m0 + block_q)
     return (i32(h), m0) if m0 < task.end else (i32(h + 1), i32(task.first))
+
+
+@verb
+def tile_before(task, h, m0, block_q, last):
+    """The same of the tile before this one: of the same head, or the next one's `last`."""
+    m0 = i32(m0 - block_q)
+    return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))

@@ -13,7 +13,7 @@ from ..arrays import cdiv
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
-from ..views import by_token, whole
+from ..views import by_token, how_stored, whole
 from .arguments import general, is_varlen, sizes, variant
 from .options import having
 from .simt_dbias import build_dbias
@@ -130,7 +130,8 @@ def backward_steps(
     steps = []
     inputs = arrays("q", "k", "v", "do", "lse", "delta")
     if metas["delta"].size:
-        delta = build_delta(general(found), "dlse" in p.arrays)
+        aligned = all(how_stored(metas, name, varlen) != "elements" for name in ("o", "do"))
+        delta = build_delta(general(found), "dlse" in p.arrays, aligned)
         args = (*arrays("delta", "o", "do", "dlse"), p.H, tokens, p.Dv)
         steps.append(Step(delta, (batches * p.H * cdiv(tokens, ROWS),), args))
     if "dk" not in elsewhere and results["dk"].size:

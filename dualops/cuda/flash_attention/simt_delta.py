@@ -1,6 +1,6 @@
 """delta of attention's gradient, a number a query, before the tiles.
 
-delta = rowsum(do * o) - dlse                     16 lanes a row
+delta = rowsum(do * o) - dlse                     16 lanes a row, four rows at a time: a block of few would end too soon
 """
 
 from __future__ import annotations
@@ -9,34 +9,47 @@ from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS
 from ..tile.rows import lane_reductions
-from ..tile.storage import storage
+from ..tile.storage import access, storage
 from ..views import start
 from .arguments import Variant, array_type, statistic_type
 
-ROWS = THREADS // LANES  # of a block
+LINES, EACH = THREADS // LANES, 4
+ROWS = LINES * EACH  # of a block
 
 
 @builds
-def build_delta(variant: Variant, with_dlse: bool) -> Kernel:
-    """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence."""
-    mem = storage(variant.dtype)
+def build_delta(variant: Variant, with_dlse: bool, aligned: bool) -> Kernel:
+    """flash_attention_delta(delta, o, do, dlse, H, S, Dv): of all tokens, in whatever sequence.
+
+    aligned: rows of o and do are multiples of 16 bytes, and begin at such.
+    """
+    mem, source = storage(variant.dtype), access(variant.dtype, aligned, once=True)
+    VECTOR, WIDTH = source.vector, LANES * source.vector
     num, lanes = numbers(mem.number), lane_reductions(mem.number, LANES)
 
     @kernel(statistic_type(variant), *[array_type(variant)] * 2, statistic_type(variant), *[i32] * 3, threads=THREADS)
     def flash_attention_delta(delta, o, do, dlse, H, S, Dv):
         lane, line = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         blocks = (S + ROWS - 1) // ROWS
-        head, m = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
+        head, m0 = cuda.blockIdx.x // blocks, cuda.blockIdx.x % blocks * ROWS + line
         b, h = i64(head // H), i64(head % H)
-        total = num.zero
-        if m < S:
-            o_row, do_row = start(o, b, h, m), start(do, b, h, m)
-            for c in range(lane, Dv, LANES):
-                total += mem.load(o.data, o_row + c) * mem.load(do.data, do_row + c)
-        total = lanes.sum(total)
-        if (m < S) & (lane == 0):
-            if with_dlse:
-                total -= dlse.data[start(dlse, b, h, m)]
-            delta.data[start(delta, b, h, m)] = total
+        some_o, some_do = cuda.local.array(EACH * VECTOR, mem.number), cuda.local.array(EACH * VECTOR, mem.number)
+        totals = cuda.local.array(EACH, mem.number)
+        for r in range(EACH):
+            totals[r] = num.zero
+        for c in range(lane * VECTOR, Dv, WIDTH):
+            for r in range(EACH):
+                m = m0 + r * LINES
+                source.load(some_o, r * VECTOR, o.data, start(o, b, h, m) + c, m < S, num.zero)
+                source.load(some_do, r * VECTOR, do.data, start(do, b, h, m) + c, m < S, num.zero)
+            for r in range(EACH):
+                for e in range(VECTOR):
+                    totals[r] += some_o[r * VECTOR + e] * some_do[r * VECTOR + e]
+        for r in range(EACH):
+            m, total = m0 + r * LINES, lanes.sum(totals[r])
+            if (m < S) & (lane == 0):
+                if with_dlse:
+                    total -= dlse.data[start(dlse, b, h, m)]
+                delta.data[start(delta, b, h, m)] = total
 
     return flash_attention_delta

@@ -238,3 +238,25 @@ def atom_add_i64(x, index, value):
     before = int(x[index])
     x[index] = before + value
     return before
+
+
+@instruction(
+    "(global[i64], i64) -> void",
+    "{ .reg .pred there; .reg .b64 found; "
+    "WAIT_${:uid}: ld.acquire.gpu.global.b64 found, [{x}]; setp.eq.s64 there, found, {value}; "
+    "@there bra DONE_${:uid}; bra WAIT_${:uid}; DONE_${:uid}: }",
+    section="9.7.9.8",
+)
+def wait_for_i64(x, index, value):
+    """Wait until another block has made a number in memory this one; what it wrote before is then there."""
+    current().scheduler.pass_by()
+    if int(x[index]) != value:
+        raise RuntimeError(
+            f"wait for {value} in {x.name}[{index}], which is {int(x[index])}: no block is left to write it"
+        )
+
+
+@instruction("(global[i64], i64) -> void", "st.release.gpu.global.b64 [{x}], {value};", section="9.7.9.11")
+def st_release_i64(x, index, value):
+    """Write a number for which other blocks wait; what this thread wrote before is there before it."""
+    x[index] = value

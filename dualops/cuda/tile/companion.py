@@ -5,6 +5,7 @@
     tile.load(smem, stage, ..., barriers.full)  ...
     part.expect(full, i)                        part.wait(full, i)
     other_tile.load(smem, stage, ..., full)     ...
+                                                part.leave()
                                                 pipe.release(barriers, i)
 
 Its mbarriers count the producer, the bytes of the copies, and warps that write to the part beside them: each waits
@@ -30,6 +31,7 @@ class Companion(Namespace):
     expect: Callable[..., None]  # (full, i): by the producer, once the pipeline's stage is free
     hand: Callable[..., None]  # (full, i): the lanes of my warp have written their share
     wait: Callable[..., None]  # (full, i): until all of it is there
+    leave: Callable[..., None]  # (): my warp's lanes have read what warps wrote; before the pipeline's release
 
 
 @cache
@@ -60,4 +62,8 @@ def companion(stages: int, nbytes: int, writers: int = 0) -> Companion:
     def wait(full, i):
         mbarrier_wait_cta(full, i32(u32(i) % STAGES), u32(i) // STAGES & 1)
 
-    return Companion(barriers=barriers, init=init, expect=expect, hand=hand, wait=wait)
+    @verb
+    def leave():
+        bar_warp_sync(FULL_WARP)
+
+    return Companion(barriers=barriers, init=init, expect=expect, hand=hand, wait=wait, leave=leave)

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
-from ..ptx.arithmetic import opaque_f32, opaque_i32
+from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async
@@ -74,7 +74,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
     _, along = output_box(columns, itemsize)
     if columns % along or along % 16:
         raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
-    put, copy = _put_pairs(along) if dtype == "float32" else _put_matrices(dtype, along), _copy_out(others)
+    put, copy = _put_pairs(along) if dtype == "float32" else put_matrices(dtype, along), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
     of_group, of_place = (1, beside) if beside else (places, 1)
@@ -132,7 +132,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
     )
 
 
-def _put_matrices(dtype: str, along: int) -> Callable[..., None]:
+def put_matrices(dtype: str, along: int) -> Callable[..., None]:
     """(smem, at, values): a part of 16-bit results to a box."""
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
@@ -260,7 +260,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
     has been read. finish(words, results, m, n): of row m, from column n on. Rows from M on are left out.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
-    put, box_bytes = _put_matrices(dtype, boxes.columns), ROWS * SPAN
+    put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN
     group_bytes, step_bytes = (box_bytes, beside * box_bytes) if beside else (ROWS * 2 * columns, box_bytes)
     parts, groups, of_box = boxes.parts, columns // NEAR, boxes.columns // NEAR
     items = ROWS * groups // 128

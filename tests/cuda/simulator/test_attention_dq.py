@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,18 @@ from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, dq_configs
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import FLOOR, named, numbers, options_for, widened
+from tests.cuda.simulator.dkv import served
 
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 gradient_varlen: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
 NAMES = ("dq", "dk", "dv")
+
+
+@pytest.fixture(autouse=True)
+def two_kernels() -> Iterator[None]:
+    """dq is not made with dk and dv."""
+    with served():
+        yield
 
 
 def held(found: Any, truths: Any, baselines: Any, dtype: str) -> None:

@@ -64,12 +64,14 @@ from dualops.cuda.ptx.memory import (
     st_global_v2_b32,
     st_global_v2_f64,
     st_global_v4_b32,
+    st_release_i64,
     st_shared_b32,
     st_shared_f32,
     st_shared_f64,
     st_shared_v2_f32,
     st_shared_v2_f64,
     st_shared_v4_f32,
+    wait_for_i64,
 )
 from dualops.cuda.ptx.warp import (
     barrier_cluster_arrive,
@@ -463,6 +465,21 @@ def _counted() -> None:
     y = np.zeros(33, np.int64)
     run(kernel, Pointer(y, "y"))
     assert y[0] == 32 and sorted(y[1:]) == [*range(32)]
+
+
+@of("wait_for_i64", "st_release_i64")
+def _one_block_after_another() -> None:
+    def kernel(y):
+        if cuda.threadIdx.x == 0:
+            wait_for_i64(y, 1, 40 + cuda.blockIdx.x)
+            y[0] = 10 * y[0] + cuda.blockIdx.x
+            st_release_i64(y, 1, 41 + cuda.blockIdx.x)
+
+    y = np.array([7, 40], np.int64)
+    run(kernel, Pointer(y, "y"), blocks=3)
+    assert y.tolist() == [7012, 43]
+    with pytest.raises(RuntimeError, match=r"wait for 40 in y\[1\], which is 43: no block is left"):
+        run(kernel, Pointer(y, "y"))
 
 
 @of("shfl_idx_i32", "shfl_idx_f32")

@@ -22,12 +22,11 @@ from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import by_token
+from ...views import boxed, by_token, how_stored
 from ...words import build_writer
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
-from .boxed import boxed, how_stored
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge

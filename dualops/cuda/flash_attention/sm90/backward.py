@@ -2,6 +2,7 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles;  dkv_launch.py: its launch
+fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
 
@@ -18,18 +19,18 @@ from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import by_token
+from ...views import boxed, by_token, how_stored
 from ...words import build_writer
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
-from .boxed import boxed, how_stored
 from .config import BOX, SLACK, padded
 from .dkv_config import DkvConfig
 from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
 from .dq_config import DqConfig, dq_configs
+from .fused_launch import fused_choices
 
 LOADED = ("q", "k", "v", "do")
 MOST_WIDTH = 128  # of a head
@@ -45,6 +46,7 @@ class BackwardConfigs(NamedTuple):
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
+    yield from fused_choices(problem, results, device)
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
         return

@@ -170,6 +170,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kq.wait_but_one(scores)
                     if i != u32(0):
+                        do_part.leave()
                         q_pipe.release(q_bars, i - 1)
                     if chain.bends:
                         score.slopes(slopes, scores, options, scale, where)

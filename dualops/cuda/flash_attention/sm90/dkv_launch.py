@@ -10,11 +10,10 @@ from ...device import Device
 from ...maps import Mapped
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
-from ...views import by_token
+from ...views import boxed, by_token, how_stored
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of_queries
-from .boxed import boxed, how_stored
 from .config import BOX, padded
 from .dkv import build_dkv
 from .dkv_config import DkvConfig, dkv_configs

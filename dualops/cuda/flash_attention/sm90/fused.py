@@ -1,0 +1,246 @@
+"""dq, dk and dv of attention on Hopper's tensor cores in one kernel. Dao 2023 (arXiv:2307.08691), Alg. 2, in order.
+
+A block takes 128 keys of one key head, 64 for each of two warpgroups that multiply, and all that looks at them, one
+tile of BLOCK_Q queries after another, the last first. Rows are keys, columns queries, as in `dkv`, which makes the same
+products but the last: dq is a sum over the keys of many blocks.
+
+    producers                                  consumers
+    1  one thread loads K and V                3  wait for K and V
+    2  for each query head of the group, for   for each tile:
+       each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T; beside it dq of the tile before goes to
+       the keys: it loads Q and dO, and a         shared memory
+       warp brings lse and delta               5  dP.T [64, BLOCK_Q] = V @ dO.T; beside it P.T = exp2(S.T - lse)
+                                               6  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
+                                                  goes, rounded, to shared memory, where both warpgroups meet
+                                               7  dq [64, 64] = dS @ K, of all 128 keys, each warpgroup its columns;
+                                                  dk [64, D] += dS.T @ Q
+    8  a thread adds dq to its sum in memory   9  dk *= scale; dk is copied out of K's place, dv out of V's
+
+The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
+(`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
+before who waits; all walk the queries the same way, so that they follow one another a tile apart. Fragments of dq lie
+in memory as registers have them; `dq_finish` makes rows of them.
+
+Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
+dq_places * 32768 bytes. Registers: BLOCK_Q of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T
+packed, D / 2 + Dv / 2 of dk and dv, and about 16.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.companion import companion
+from ...tile.epilogue import put_matrices
+from ...tile.meeting import meeting
+from ...tile.numbers import numbers
+from ...tile.once import copied_once
+from ...tile.ordered_sums import draw, ordered_sums
+from ...tile.outbox import outbox
+from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ..arguments import Variant, array_type, size_types, statistic_type
+from ..columns import columns_of
+from ..fragment_scores import fragment_scores
+from ..gradient_of_keys import gradient_of_keys
+from ..hidden_keys import hidden_keys
+from ..key_rows import key_rows_of, tile_before
+from ..options import chain_of
+from ..tiles import Where
+from ..walk import Extent, walk_by_keys
+from .config import padded
+from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
+from .output import rows_output
+
+
+@builds
+def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
+    """flash_attention_fused_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, sums, flags, tiles, heads, section, dk,
+    dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+
+    sums: dq in float32, `tiles` tiles of each head, each fragment after fragment. flags: zeros; a counter, then one a
+    tile. dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. heads: of all
+    batches. section: heads of keys whose queries blocks share at a time.
+    """
+    D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=True)
+    warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
+    k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
+    q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
+    kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
+    do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
+    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
+    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
+    dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
+    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
+    gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
+    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
+    put_scores, both = put_matrices(variant.dtype, BLOCK_Q), meeting(CONSUMERS)
+    DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
+    box, ordered = outbox(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
+    DQ_AT, PLACE, COLUMNS_BYTES, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, tiles.k_columns.nbytes, dsk.size
+    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
+    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
+    last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
+
+    @verb
+    def put_part(floats, bars, i, values):
+        """My part of dq as it lies in registers, four numbers of a thread beside those of its neighbour."""
+        place = i32(box.claim(bars, i) * PLACE + my_warpgroup() * FRAGMENT + 4 * (u32(cuda.threadIdx.x) % u32(128)))
+        for n in range(0, SIZE, 4):
+            num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
+        box.hand(bars, i)
+
+    @kernel(
+        *[tensor_map] * 4,
+        *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
+        pointer(f32),
+        pointer(i64),
+        *[i32] * 3,
+        *[array_type(variant)] * 6,
+        *[statistic_type(variant)] * 2,
+        *size_types(variant),
+        threads=role.threads,
+    )
+    def flash_attention_fused_sm90(
+        q_map,
+        do_map,
+        k_map,
+        v_map,
+        dk_map,
+        dv_map,
+        sums,
+        flags,
+        q_tiles,
+        heads,
+        section,
+        dk,
+        dv,
+        q,
+        k,
+        v,
+        do,
+        lse,
+        delta,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem, floats = cuda.shared.array(0, u8, alignment=1024), cuda.shared.array(0, f32, alignment=1024)
+        kv_full, q_bars, do_full = kv_once.barrier(), q_pipe.barriers(), do_part.barriers()
+        dq_bars, drawn = box.barriers(), cuda.shared.array(1, i32)
+        slots = columns.slots()
+        warpgroup = my_warpgroup()
+        if cuda.threadIdx.x == 0:
+            drawn[0] = draw(flags)
+            kv_once.init(kv_full)
+            q_pipe.init(q_bars)
+            do_part.init(do_full)
+            box.init(dq_bars)
+        prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        q_pipe.start()
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section)
+        task = task_of(drawn[0], extent, lengths, options)
+        if task.n0 >= task.Sk:
+            return
+        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
+        start = i32(u32(max(i32(task.end), i32(1)) - 1) // u32(BLOCK_Q) * u32(BLOCK_Q))  # the last tile
+        h, m0 = i32(task.h_kv * group), start
+        if warpgroup == CONSUMERS:
+            role.produce()
+            tid, b = u32(cuda.threadIdx.x) % u32(128), task.b
+            if tid == u32(0) and end != u32(0):
+                token = i32(task.n0)
+                kv_once.expect(kv_full)
+                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+                while i != end:
+                    stage = q_pipe.acquire(q_bars, i)
+                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                    do_part.expect(do_full, i)
+                    do_tile.load(smem, stage, do_map, Corner(m0, 0, (h, b)), do_full)
+                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    i = q_pipe.next(i)
+            elif tid // u32(32) == u32(1):
+                own = columns.own()
+                while i != end:
+                    columns.fetch(own, lse, delta, task, h, m0)
+                    columns.put(slots, q_pipe.claim(q_bars, i), own)
+                    do_part.hand(do_full, i)
+                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    i = q_pipe.next(i)
+            elif tid == u32(64):
+                rank = i32(task.n0 // BLOCK_KV)
+                while i != end:
+                    tile = i64(i64(task.b * H + h) * q_tiles + m0 // BLOCK_Q)
+                    at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
+                    ordered.add(sums, i64(tile * PLACE), floats, at, flags, i64(1 + tile), rank)
+                    box.free(dq_bars, i)
+                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    i = q_pipe.next(i)
+        else:
+            role.consume()
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            n = i32(task.n0 + ROWS * warpgroup)
+            dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
+            scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
+            multiplier = score.multiplier(scale)
+            if end != u32(0):
+                kv_once.wait(kv_full)
+                k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
+                while i != end:
+                    where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
+                    stage = q_pipe.wait(q_bars, i)
+                    dsk.wait(d_probs)
+                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
+                    if i != u32(0):
+                        put_part(floats, dq_bars, i - 1, d_probs)
+                    do_part.wait(do_full, i)
+                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
+                    kq.wait_but_one(scores)
+                    score.finish(scores, options, scale, where)
+                    gradient.probabilities(packed, scores, scores, slots, columns.lse(stage), multiplier)
+                    pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
+                    vdo.wait_but_one(d_probs)
+                    gradient.d_scores(d_probs, scores, scores, scores, slots, columns.delta(stage))
+                    gradient.pack(packed_ds, d_probs)
+                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * DS_BYTES)
+                    put_scores(smem, i32(ds_at + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
+                    both.meet()
+                    dsk.start(d_probs, smem, ds_at, i32(k_at + warpgroup * COLUMNS_BYTES), 0)  # dq [64, 64] = dS @ K
+                    dsq.add(dk_acc, packed_ds, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    adds = i32(1)
+                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    dsk.wait(d_probs)
+                    do_part.leave()
+                    q_pipe.release(q_bars, i)
+                    i = q_pipe.next(i)
+                dsq.wait(dk_acc)
+                pdo.wait(dv_acc)
+                put_part(floats, dq_bars, i - 1, d_probs)
+                both.gather()  # dk goes where K was
+            else:
+                for e in range(dsq.size):
+                    dk_acc[e] = num.zero
+                for e in range(pdo.size):
+                    dv_acc[e] = num.zero
+            task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # anew: no register kept it until now
+            arrays = q, k, v, do, lse, delta
+            hidden.repair(dk_acc, dv_acc, arrays, task, i32(ROWS * warpgroup), group, scale, options)
+            for e in range(dsq.size):
+                dk_acc[e] *= scale
+            rows = key_rows_of(task)
+            dk_output.store(smem, dk_map, dk, dk_acc, rows, i32(ROWS * warpgroup), i32(0))
+            dv_output.store(smem, dv_map, dv, dv_acc, rows, i32(ROWS * warpgroup), i32(0))
+            last.finish()
+
+    return flash_attention_fused_sm90

@@ -1,0 +1,80 @@
+"""The Configs of attention's whole gradient in one kernel on Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...tile.swizzle import Operand
+from ...tile.warpgroup import ROWS
+from ..columns import lane_columns
+from .config import BOX
+from .dkv_config import BARRIERS, WHOLE
+
+CONSUMERS = 2
+FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup makes at a time, in float32
+FRAGMENT = ROWS * BOX  # numbers
+DS_PLACES = 2  # so that warpgroups meet once a tile
+SERVED = ("band", "sinks")  # options that need no registers beside the rest
+
+
+class FusedTiles(NamedTuple):
+    """What lies in shared memory. K, Q and dO are read two ways: along either axis."""
+
+    k: Operand  # [BLOCK_KV, D]; dk is put over it in the end
+    v: Operand  # [BLOCK_KV, Dv]; and dv over that
+    q: Operand  # [BLOCK_Q, D], a stage
+    do: Operand  # [BLOCK_Q, Dv], a stage
+    q_steps: Operand
+    do_steps: Operand
+    ds: Operand  # [BLOCK_KV, BLOCK_Q], dS.T as the left factor of dq
+    k_columns: Operand  # [BLOCK_KV, 64], of K as the right one
+    v_at: int
+    q_at: int
+    do_at: int
+    ds_at: int
+    dq_at: int  # a fragment of each warpgroup in each place
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way."""
+
+    block_q: int = 64
+    stages: int = 2
+    dq_places: int = 2
+
+    @property
+    def block_kv(self) -> int:
+        return ROWS * CONSUMERS
+
+    @property
+    def slack(self) -> int:
+        """Bytes beside the tiles: statistics, mbarriers, and what lies between them and the tiles."""
+        return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
+
+    def tiles(self, D: int, Dv: int) -> FusedTiles:
+        """For heads of these widths, in whole boxes."""
+        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
+        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
+        q_steps, do_steps = (Operand(self.block_q, width, 2, 128, "mn") for width in (D, Dv))
+        ds, k_columns = (Operand(self.block_kv, width, 2, 128, "mn") for width in (self.block_q, BOX))
+        v_at = k.nbytes
+        q_at = v_at + v.nbytes
+        do_at = q_at + self.stages * q.nbytes
+        ds_at = do_at + self.stages * do.nbytes
+        dq_at = ds_at + DS_PLACES * ds.nbytes
+        end = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
+        return FusedTiles(k, v, q, do, q_steps, do_steps, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, end)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[FusedConfig, str]]:
+    """Tiles for heads of these widths, in whole boxes, best first."""
+    if D == 128 and Dv <= 128 and all(name in SERVED for name in options):
+        config = FusedConfig()
+        yield config, f"{config.block_kv} keys by {config.block_q} queries"

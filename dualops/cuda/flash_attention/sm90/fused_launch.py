@@ -1,0 +1,122 @@
+"""Attention's whole gradient in one kernel on Hopper: which problems it takes, its launches and their tensor maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ....spec import ArrayMeta, Problem
+from ....spec.meta import itemsize
+from ...arrays import cdiv
+from ...device import Device
+from ...maps import Mapped
+from ...plans import Choice
+from ...step import Step
+from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
+from ...views import boxed, by_token, how_stored
+from ...words import CLEARED, build_clear
+from .. import simt
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from .config import BOX, padded
+from .dq_finish import build_dq_finish
+from .fused import build_fused
+from .fused_config import FusedConfig, fused_configs
+
+BYTES_IN_L2, MOST_HEADS = 64 << 20, 16  # measured, H200, 2026-11-24
+# of queries of a head: each is added to by one block after the other. That heads are few does not count, so that one
+# has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels
+LEAST_TILES = 4
+LOADED, RESULTS = ("q", "do", "k", "v"), ("dk", "dv", "dq")
+
+
+class FusedConfigs(NamedTuple):
+    """A Config for the kernel, and for what simt does beside it."""
+
+    fused: FusedConfig
+    others: simt.BackwardConfigs
+
+
+def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first: where each key is seen from some query on to the last."""
+    p = problem
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or is_varlen(p) or p.window is not None:
+        return
+    if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
+        return
+    if p.Sq <= (LEAST_TILES - 1) * FusedConfig.block_q:
+        return
+    if any(boxed(p.arrays, name, False) is None for name in LOADED):
+        return
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))
+    for config, reason in fused_configs(D, Dv, [option.name for option, _ in having(p).variants]):
+        if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
+            others, _ = next(simt.backward_configs(p))
+            steps = partial(fused_steps, p, results, FusedConfigs(config, others))
+            told = f"dq, dk and dv: {reason}, dq added in float32"
+            maps = fused_maps(p, {**p.arrays, **results}, config)
+            yield Choice("sm90", FusedConfigs(config, others), told, steps, workspace(p, config), maps=maps)
+
+
+def section_of(problem: Problem) -> Any:
+    """Heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a
+    head's keys are not all under way at once, each a tile behind the one before.
+    """
+    p = problem
+    each = max(1, p.Sq) * (itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D)  # Q, dO and dq of a head
+    return min(max(1, BYTES_IN_L2 // each), MOST_HEADS)
+
+
+def tiles_of(problem: Problem, config: FusedConfig) -> Any:
+    """Tiles of queries of a head."""
+    return cdiv(problem.Sq, config.block_q)
+
+
+def workspace(problem: Problem, config: FusedConfig) -> dict[str, ArrayMeta]:
+    """delta; dq in float32, in whole tiles; a counter, and a flag a tile."""
+    p, place = problem, problem.arrays["q"].device
+    tiles = p.B * p.H * tiles_of(p, config)
+    size = tiles * (config.block_q * padded(p.D))
+    sums = ArrayMeta((size,), "float32", (1,), place, 0)
+    return {**simt.backward_workspace(p), "sums": sums, "flags": ArrayMeta((1 + tiles,), "int64", (1,), place, 0)}
+
+
+def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedConfig) -> dict[str, Mapped]:
+    """The tensor maps of the launches, by names that are their own. metas: of the problem's arrays and the results."""
+    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, False) == "boxes"}
+    found = [each for name in lines if (each := boxed(metas, name, False))]
+    return {
+        f"fused_{each.name}_map": Mapped(
+            each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
+        )
+        for each in found
+    }
+
+
+def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: FusedConfigs) -> Sequence[Step]:
+    """delta, zeros for the flags, the kernel, and what makes rows of dq."""
+    p, config, found = problem, configs.fused, variant(problem)
+    delta, *others = simt.backward_steps(p, results, configs.others, elsewhere=("dq", "dk"))
+    metas = {**p.arrays, **results, **workspace(p, config)}
+    heads, tiles, D = p.B * p.H, tiles_of(p, config), padded(p.D)
+    stored = {name: how_stored(metas, name, False) for name in RESULTS}
+    maps = {name: f"fused_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS}
+    count = 1 + heads * tiles
+    clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
+    arrays = [by_token(metas, name, False) for name in ("q", "k", "v", "do", "lse", "delta")]
+    own = (by_token(metas, name, False) for name in ("dk", "dv"))
+    loaded = (f"fused_{name}_map" for name in LOADED)
+    args = (*loaded, maps["dk"], maps["dv"], "sums", "flags", tiles, heads, section_of(p), *own, *arrays)
+    blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
+    fused = build_fused(config, found, stored["dk"], stored["dv"])
+    rest = (maps["dq"], "sums", "flags", tiles, by_token(metas, "dq", False), *arrays, *sizes(p))
+    finish = build_dq_finish(config, found, stored["dq"])
+    return [
+        delta,
+        clear,
+        Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
+        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D),
+        *others,
+    ]

@@ -1,0 +1,50 @@
+"""Sums of what several blocks add to one place in memory, in an order that is always the same.
+
+A place has a flag: how many blocks have added. Who comes as number r waits until it is r, adds by a bulk copy, waits
+until that is written, and makes it r + 1. The first one stores, so that nothing need be cleared but the flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from ..backend import Namespace, i32, i64, u32, verb
+from ..ptx.async_copy import (
+    cp_async_bulk_commit_group,
+    cp_async_bulk_store,
+    cp_async_bulk_wait_group,
+    cp_reduce_async_bulk_add_f32,
+)
+from ..ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
+
+
+class OrderedSums(Namespace):
+    """The verb, by one thread of a block."""
+
+    # (sums, index, smem, at, flags, flag, rank): float32 from an element of smem on, to those of sums from index on
+    add: Callable[..., None]
+
+
+@verb
+def draw(counter):
+    """The number of a piece of work, 0 first: who draws it later waits for those before, which have begun then."""
+    return i32(atom_add_i64(counter, i64(0), i64(1)))
+
+
+@cache
+def ordered_sums(nbytes: int) -> OrderedSums:
+    """The verb for so many bytes at a time."""
+
+    @verb
+    def add(sums, index, smem, at, flags, flag, rank):
+        wait_for_i64(flags, flag, i64(rank))
+        if rank == 0:
+            cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
+        else:
+            cp_reduce_async_bulk_add_f32(sums, index, smem, at, u32(nbytes))
+        cp_async_bulk_commit_group()
+        cp_async_bulk_wait_group(0)
+        st_release_i64(flags, flag, i64(rank + 1))
+
+    return OrderedSums(add=add)

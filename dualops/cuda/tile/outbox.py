@@ -1,0 +1,74 @@
+"""Places of shared memory that warps fill, and that one thread empties by copies to memory.
+
+    warps                                       thread
+    place = box.claim(barriers, i)              place = box.take(barriers, i)
+    ...                                         ...
+    box.hand(barriers, i)                       box.free(barriers, i)
+
+Fillings are numbered, `i`; filling i is in place i % places, in the phase i // places of its two mbarriers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..ptx.fences import fence_proxy_async
+from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from ..ptx.warp import bar_warp_sync
+from .pipeline import Barriers
+from .rows import FULL_WARP
+
+
+class Outbox(Namespace):
+    """The verbs."""
+
+    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
+    init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
+    claim: Callable[..., Any]  # (barriers, i) -> place: wait until it is empty
+    hand: Callable[..., None]  # (barriers, i): the lanes of my warp have written their share
+    take: Callable[..., Any]  # (barriers, i) -> place: wait until all warps have; copies may read it
+    free: Callable[..., None]  # (barriers, i): copies have read it
+
+
+@cache
+def outbox(places: int, warps: int) -> Outbox:
+    """The verbs of so many places, each filled by so many warps."""
+    PLACES = u32(places)  # no sign to look after in what follows
+
+    @verb
+    def barriers():
+        return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
+
+    @verb
+    def init(barriers):
+        for place in range(places):
+            mbarrier_init(barriers.full, place, warps)
+            mbarrier_init(barriers.empty, place, 1)
+
+    @verb
+    def claim(barriers, i):
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
+        return place
+
+    @verb
+    def hand(barriers, i):
+        fence_proxy_async()
+        bar_warp_sync(FULL_WARP)
+        if u32(cuda.threadIdx.x) % u32(32) == u32(0):
+            mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
+
+    @verb
+    def take(barriers, i):
+        place = i32(u32(i) % PLACES)
+        mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
+        return place
+
+    @verb
+    def free(barriers, i):
+        mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
+
+    return Outbox(barriers=barriers, init=init, claim=claim, hand=hand, take=take, free=free)

@@ -1,0 +1,39 @@
+"""Attention's whole gradient in one kernel of the sm90 rung, and what makes rows of its dq."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualops.cuda.flash_attention.sm90.config import padded
+from dualops.cuda.flash_attention.sm90.dq_finish import build_dq_finish
+from dualops.cuda.flash_attention.sm90.fused import build_fused
+from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig, fused_configs
+from dualops.cuda.tile.warpgroup import ROWS
+from tests.cuda.compile.attention import names, variant_of
+from tests.cuda.compile.ptx import sound
+
+ARCH = "sm_90a"
+MOST_BYTES = 227 * 1024  # of Hopper's shared memory
+CASES: list[Any] = [
+    (128, 128, (), "boxes"),
+    (128, 128, ("causal",), "boxes"),
+    (96, 72, ("causal", "sinks"), "boxes"),
+    (100, 60, ("causal",), "elements"),
+]
+
+
+@pytest.mark.parametrize(("D", "Dv", "options", "stored"), CASES)
+def test_each_variant(D, Dv, options, stored):
+    found = variant_of(D, Dv, *options)
+    ((config, _),) = fused_configs(padded(D), padded(Dv), names(found))
+    room = config.shared_bytes(padded(D), padded(Dv))
+    report = sound(build_fused(config, found, stored, stored), ARCH, room)
+    assert report.static_shared <= config.slack and room + config.slack <= MOST_BYTES
+    sound(build_dq_finish(config, found, stored), ARCH, 2 * ROWS * padded(D))
+
+
+def test_another_that_may_be_measured():
+    config = FusedConfig(dq_places=1)
+    sound(build_fused(config, variant_of(128, 128), "boxes", "boxes"), ARCH, config.shared_bytes(128, 128))
