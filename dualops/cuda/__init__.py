@@ -34,7 +34,7 @@ RUNGS: dict[str, tuple[str, ...]] = {
     "lion": _lion.RUNGS,
     "matmul": _matmul.RUNGS,
     "retention": _retention.RUNGS,
-    "retention_varlen": _retention.RUNGS,
+    "retention_varlen": _retention.RUNGS_VARLEN,
     "rms_norm": _rms_norm.RUNGS,
     "rope": _rope.RUNGS,
     "rope_tables": _rope.RUNGS_TABLES,

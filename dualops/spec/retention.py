@@ -309,13 +309,13 @@ def _spec(
         "backward_cost": BACKWARD_COST,
         "rounding": "o, dq, dk and dv once, to the storage dtype; all else in float32 (float64 for float64)",
         "floor": 16.0,
-        "rungs": ("naive", "simt"),
         "generate": generate,
     }
 
 
 SPEC = Spec(
     name="retention",
+    rungs=("naive", "simt", "sm90"),
     **_spec(
         ("B", "H", "Sq"),
         ("B", "H", "Sk"),
@@ -343,6 +343,7 @@ SPEC = Spec(
 )
 SPEC_VARLEN = Spec(
     name="retention_varlen",
+    rungs=("naive", "simt"),
     **_spec(
         ("total", "H"),
         ("total", "H"),

@@ -121,8 +121,11 @@ def _cases() -> tuple[Case, ...]:
     add("sim_abs", (1, 1, 18, 12), 8, single, sim, form="parallel", normalize="abs", gamma=1)
     add("sim_mask", (1, 2, 9, 8), 8, single, sim, form="parallel", normalize="signed", mask=1, Sk=13)
     add("sim_parallel_states", (1, 1, 17, 8), 8, single, sim, form="parallel", **states)
+    add("sim_boxes", (1, 1, 140, 72), 8, half, sim, gamma=1, states=1)
     # one of each kernel variant, for the offline compiler
     add("d128", (1, 2, 256, 128), 128, ("float32", "bfloat16"), build)
+    add("d128states", (1, 2, 256, 128), 128, half, build, **states)
+    add("d64", (1, 2, 256, 64), 64, half, build)
     add("d64signed", (1, 2, 256, 64), 64, ("float16",), build, normalize="signed", **states)
     add("d256v512", (1, 2, 256, 256), 512, half, build, return_state=True)
     add("d32", (1, 2, 256, 32), 48, ("float64",), build, normalize="signed", gamma=1)

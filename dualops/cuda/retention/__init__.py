@@ -3,6 +3,7 @@
 passes.py          the operator and its gradient as passes of one kind
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
+sm90/              forward in chunks on Hopper's tensor cores, bfloat16
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
-from . import naive, simt
+from . import naive, simt, sm90
 
-RUNGS = SPEC.rungs
+RUNGS, RUNGS_VARLEN = SPEC.rungs, SPEC_VARLEN.rungs
 
 
 def retention(
@@ -132,7 +133,7 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (simt.forward_choices, naive.forward_choices)
+FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
 BACKWARD = (simt.backward_choices, naive.backward_choices)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)

@@ -1,0 +1,106 @@
+"""Elements of o that a NaN or an infinity of V may have reached though its token comes later.
+
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what stood before
+the chunk is, is made anew by its thread from what it sees:
+
+    o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...backend import Namespace, cuda, f32, i32, verb
+from ...tile.carried import Carried
+from ...tile.epilogue import opaque_f32
+from ...tile.numbers import numbers
+from ...tile.products import opaque_i32
+from ...tile.storage import storage
+from ...tile.unrolled import one_after_another
+from ...views import start
+from ..arguments import decay
+from .fragments import my_column, my_row
+
+DTYPE = "bfloat16"
+
+
+class HiddenElements(Namespace):
+    """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
+
+    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row
+    repair: Callable[..., None]
+
+
+def hidden_elements(carry: Carried, size: int) -> HiddenElements:
+    """For o with so many numbers a thread."""
+    mem, num, power = storage(DTYPE), numbers(f32), decay(DTYPE).power
+
+    @verb
+    def is_finite(x):
+        return x - x == num.zero
+
+    @verb
+    def product(q, q_row, k, k_row, D):
+        total, d = num.zero, i32(0)
+        while d < D:
+            total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
+            d = opaque_i32(d + 1)
+        return total
+
+    @verb
+    def anew(arrays, smem, place, where, log2_gamma, call):
+        """An element by its row and column; without V where what stood before the chunk is not finite."""
+        q, k, v = arrays
+        b, h, m0, _ = where
+        r, column = place
+        q_row = start(q, b, h, m0 + r)
+        total, d = num.zero, i32(0)
+        while d < call.D:
+            total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
+            d = opaque_i32(d + 1)
+        total *= power(log2_gamma, i32(r + 1))
+        c = i32(0) if is_finite(total) else i32(r + 1)
+        while c <= r:
+            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * power(log2_gamma, i32(r - c))
+            total += score * mem.load(v.data, start(v, b, h, m0 + c) + column)
+            c = opaque_i32(c + 1)
+        return total * call.scale
+
+    def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Of registers, each is known by its number; what is opaque is not indexed instead."""
+
+        @verb
+        def take_one(value, o, element, _):
+            for e in range(first, first + 4):
+                if e == element:
+                    value[0] = opaque_f32(o[e])
+
+        @verb
+        def put_one(o, element, value, _):
+            for e in range(first, first + 4):
+                o[e] = opaque_f32(value if e == element else o[e])
+
+        return take_one, put_one
+
+    takes, puts = zip(*(four(first) for first in range(0, size, 4)))
+    take, put = one_after_another(takes), one_after_another(puts)
+
+    @verb
+    def repair(o, arrays, smem, where, log2_gamma, call):
+        doubt = num.zero
+        for j in range(size // 4):
+            for e in range(4):
+                doubt += o[4 * j + e] * num.zero
+        if not is_finite(doubt):
+            mine, element = cuda.local.array(1, f32), i32(0)
+            while element < size:
+                take(mine, o, element, 0)
+                value = mine[0]
+                r = i32(where[3] + my_row() + element // 2 % 2 * 8)
+                column = i32(element // 4 * 8 + my_column() + element % 2)
+                if not is_finite(value) and where[2] + r < call.rows and column < call.Dv:
+                    value = anew(arrays, smem, (r, column), where, log2_gamma, call)
+                put(o, element, value, 0)
+                element = opaque_i32(element + 1)
+
+    return HiddenElements(repair=repair)

@@ -1,0 +1,128 @@
+"""A matrix that is carried from tile to tile: a right factor of this tile's product, then more by the tile's own.
+
+    acc [64, n] += (weights * X).T @ Y        X [tokens, 64 a warpgroup] and Y [tokens, n] tiles, the sum over tokens
+
+    sums = weighted_sums(x, y, parts, weight)     by a warpgroup, acc of its 64 columns of X
+    sums.add(acc, smem, (x_at, y_at), args)       runs beside the threads until sums.wait(acc)
+    carry = carried(tile, at, groups)             all of acc, rounded, [64 * groups, n] in shared memory
+    carry.store(smem, acc)
+
+X comes to registers transposed, where each token is multiplied by its weight and rounded: as one number of 16 bits, or
+as several parts whose sum has as many digits as there are in float32. A product for each part is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..ptx.convert import pack_bf16x2, unpack_bf16x2
+from ..ptx.fences import fence_proxy_async
+from ..ptx.ldmatrix import ldmatrix
+from ..ptx.memory import ld_shared_b32
+from ..ptx.warp import bar_sync
+from .epilogue import put_matrices
+from .swizzle import Operand
+from .unrolled import one_after_another
+from .warpgroup import ROWS, my_warpgroup, register_mma
+
+BOX = 64  # numbers of 16 bits in a line of a box
+SPAN = 128  # bytes of it
+DTYPE = "bfloat16"
+
+
+@verb
+def rest(less):
+    """What rounding left: nothing of what is not finite."""
+    return less if less == less else f32(0)
+
+
+class WeightedSums(Namespace):
+    """The verbs, by all threads of a warpgroup."""
+
+    size: int  # accumulators of a thread
+    fragment: Callable[..., Any]  # () -> a local array for acc
+    add: Callable[..., None]  # (acc, smem, places, args): of X and Y
+    wait: Callable[..., None]  # (acc)
+
+
+def weighted_sums(x: Operand, y: Operand, parts: int, weight: Callable[..., Any]) -> WeightedSums:
+    """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
+    a token of the tile is multiplied by.
+    """
+    mma, load, box = register_mma(DTYPE, y), ldmatrix(4, True), x.box
+    steps = x.lines // 16
+
+    def add_part(part: int) -> Callable[..., None]:
+        @verb
+        def add(acc, smem, places, args):
+            left, tid = mma.left(), i32(u32(cuda.threadIdx.x) % u32(128))
+            warp, lane = i32(tid // 32), i32(tid % 32)
+            line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
+            first = i32(places[0] + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
+            for step in range(steps):
+                load(left, 4 * step, smem, i32(first + step * 16 * SPAN))
+                for half in range(2):
+                    token = i32(16 * step + 8 * half + 2 * (lane % 4))
+                    here, next_one = weight(args, token), weight(args, i32(token + 1))
+                    for row in range(2):
+                        word = 4 * step + 2 * half + row
+                        low, high = unpack_bf16x2(left[word])
+                        low, high = low * here, high * next_one
+                        for _ in range(part):
+                            of_low, of_high = unpack_bf16x2(pack_bf16x2(low, high))
+                            low, high = rest(low - of_low), rest(high - of_high)
+                        left[word] = pack_bf16x2(low, high)
+            mma.add(acc, left, smem, places[1], 1)
+            if part < parts - 1:
+                mma.wait(acc)
+
+        return add
+
+    return WeightedSums(
+        size=mma.size,
+        fragment=mma.fragment,
+        add=one_after_another([add_part(part) for part in range(parts)]),
+        wait=mma.wait,
+    )
+
+
+class Carried(Namespace):
+    """The verbs."""
+
+    store: Callable[..., None]  # (smem, acc): by all warpgroups, when none of their products reads what was there
+    number: Callable[..., Any]  # (smem, line, column) -> one of what is there, as float32
+
+
+def carried(tile: Operand, at: int, groups: int) -> Carried:
+    """For a tile "mn" of bfloat16 at this byte, 64 lines of each warpgroup."""
+    put, boxes, box_bytes = put_matrices(DTYPE, BOX), tile.width // BOX, tile.box
+    size, number_of_barrier, threads = BOX // 2, 1 + groups, 128 * groups
+
+    def put_box(box: int) -> Callable[..., None]:
+        @verb
+        def put_one(smem, place, acc, values):
+            for e in range(size):
+                values[e] = acc[box * size + e]
+            put(smem, i32(place + box * box_bytes), values)
+
+        return put_one
+
+    put_all = one_after_another([put_box(box) for box in range(boxes)])
+
+    @verb
+    def store(smem, acc):
+        bar_sync(number_of_barrier, threads)
+        put_all(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc, cuda.local.array(size, f32))
+        fence_proxy_async()
+        bar_sync(number_of_barrier, threads)
+
+    @verb
+    def number(smem, line, column):
+        byte = i32(column % BOX * 2)
+        place = i32(at + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
+        low, high = unpack_bf16x2(ld_shared_b32(smem, place))
+        return high if column % 2 == 1 else low
+
+    return Carried(store=store, number=number)
