@@ -24,8 +24,8 @@ HARMLESS = {
     "it tells the assembler that dq's registers are free",
     r"flash_attention_fused_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_commit#3: left out": "dq's "
     "product is then of the group of dk's, which is waited for with it",
-    r"flash_attention_(dq_)?sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5): i \+ 1": "Q has one "
-    "stage, which a release finds by any number",
+    r"(flash_attention_(dq_)?sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5)|"
+    r"retention_sm90 pipeline\.release#1): i \+ 1": "Q has one stage, which a release finds by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

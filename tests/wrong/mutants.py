@@ -25,7 +25,14 @@ from tests.wrong.harmless import NEVER, reason
 from tests.wrong.problems import Problem
 from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
 
-ORDERS = (("forward", 0), ("reversed", 0), *(("shuffled", seed) for seed in range(6)), ("scattered", 0))
+ORDERS = (
+    ("forward", 0),
+    ("reversed", 0),
+    ("lagging", 0),
+    ("lagging", 1),
+    *(("shuffled", seed) for seed in range(6)),
+    ("scattered", 0),
+)
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .threads import Scheduler, Thread
 
 WARP = 32
+WARPGROUP = 128
 SM_REGISTERS = 65536
 
 

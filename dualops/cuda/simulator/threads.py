@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from greenlet import getcurrent, greenlet
 
-from .meetings import WARP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
+from .meetings import WARP, WARPGROUP, Barrier, Deadlock, Event, Exchange, MBarrier, RegisterPool
 from .memory import Pointer
 from .shared import SharedMemory
 
@@ -117,6 +117,7 @@ class Scheduler:
     "forward" and "reversed": who waited goes first, and copies land in turn, or the last one first. "shuffled": lots
     are drawn for both, the same for the same seed, and for which threads that others wait for are late.
     "scattered": also for which lanes of a warp stay behind after a wait at an mbarrier, until nothing else can go on.
+    "lagging": as "forward", but the warpgroup of this number goes on only when nobody else can and copies have landed.
 
     A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
     """
@@ -126,6 +127,8 @@ class Scheduler:
         self.reverse = order == "reversed"
         self.lots = random.Random(seed) if order in ("shuffled", "scattered") else None
         self.scatters = order == "scattered"
+        self.laggards = seed if order == "lagging" else None  # a warpgroup's number
+        self.in_turn = order in ("forward", "reversed")
         self.ready: deque[Thread] = deque()
         self.late: deque[Thread] = deque()
         self.strays: list[Thread] = []
@@ -137,18 +140,18 @@ class Scheduler:
         alive = len(threads)
         while alive:
             if self.ready:
-                self.running = self._take(self.ready)
-                self.running.switch()
-                if self.running.dead:  # another one perhaps than was switched to
-                    alive -= 1
-                    self.running.block.running -= 1
+                thread = self._take(self.ready)
+                if thread.tid // WARPGROUP == self.laggards:
+                    self.strays.insert(0, thread)
+                else:
+                    alive -= self._go_on(thread)
             elif self.late and not (self.in_flight and self.by_lot(0.8)):
                 self.ready.append(self._take(self.late))
             elif self.in_flight:
                 land = self._take(self.in_flight, last=self.reverse)  # copies overtake one another
                 land(self)
             elif self.strays:
-                self.ready.append(self.strays.pop())  # the first is the last: it stays furthest behind
+                alive -= self._go_on(self.strays.pop())  # of scattered ones the first stays furthest behind
             else:
                 self.deadlock([thread for thread in threads if not thread.dead])
         under_way = len(self.in_flight) + sum(len(group) for thread in threads for group in thread.copies)
@@ -157,6 +160,15 @@ class Scheduler:
         for thread in threads:
             for unit in thread.units.values():
                 unit.end()
+
+    def _go_on(self, thread: Thread) -> int:
+        """Let it run until somebody waits or ends; how many have ended."""
+        self.running = thread
+        thread.switch()
+        if not self.running.dead:  # another one perhaps than was switched to
+            return 0
+        self.running.block.running -= 1
+        return 1
 
     def _take(self, queue: deque[Waiting], last: bool = False) -> Waiting:
         """The first of a queue, or the last, or one by lot."""
@@ -171,7 +183,7 @@ class Scheduler:
             thread.waiting = event
             event.waiters.append(thread)
             ready = self.ready
-            if ready and self.lots is None and ready[0].waiting is not None:  # has begun: the way by the host is longer
+            if ready and self.in_turn and ready[0].waiting is not None:  # has begun: the way by the host is longer
                 self.running = ready.popleft()
                 self.running.switch()
             else:

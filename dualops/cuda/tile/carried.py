@@ -4,8 +4,8 @@
 
     sums = weighted_sums(x, y, parts, weight)     by a warpgroup, acc of its 64 columns of X
     sums.add(acc, smem, (x_at, y_at), args)       runs beside the threads until sums.wait(acc)
-    carry = carried(tile, at, groups)             all of acc, rounded, [64 * groups, n] in shared memory
-    carry.store(smem, acc)
+    carry = carried(tile, at)                     acc of all warpgroups, rounded, in shared memory
+    carry.put(smem, acc)
 
 X comes to registers transposed, where each token is multiplied by its weight and rounded: as one number of 16 bits, or
 as several parts whose sum has as many digits as there are in float32. A product for each part is added.
@@ -18,10 +18,8 @@ from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2
-from ..ptx.fences import fence_proxy_async
 from ..ptx.ldmatrix import ldmatrix
 from ..ptx.memory import ld_shared_b32
-from ..ptx.warp import bar_sync
 from .epilogue import put_matrices
 from .swizzle import Operand
 from .unrolled import one_after_another
@@ -56,8 +54,8 @@ def weighted_sums(x: Operand, y: Operand, parts: int, weight: Callable[..., Any]
 
     def add_part(part: int) -> Callable[..., None]:
         @verb
-        def add(acc, smem, places, args):
-            left, tid = mma.left(), i32(u32(cuda.threadIdx.x) % u32(128))
+        def add_one(both, smem, places, args):
+            (acc, left), tid = both, i32(u32(cuda.threadIdx.x) % u32(128))
             warp, lane = i32(tid // 32), i32(tid % 32)
             line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
             first = i32(places[0] + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
@@ -78,12 +76,18 @@ def weighted_sums(x: Operand, y: Operand, parts: int, weight: Callable[..., Any]
             if part < parts - 1:
                 mma.wait(acc)
 
-        return add
+        return add_one
+
+    add_parts = one_after_another([add_part(part) for part in range(parts)])
+
+    @verb
+    def add(acc, smem, places, args):
+        add_parts((acc, mma.left()), smem, places, args)
 
     return WeightedSums(
         size=mma.size,
         fragment=mma.fragment,
-        add=one_after_another([add_part(part) for part in range(parts)]),
+        add=add,
         wait=mma.wait,
     )
 
@@ -91,14 +95,13 @@ def weighted_sums(x: Operand, y: Operand, parts: int, weight: Callable[..., Any]
 class Carried(Namespace):
     """The verbs."""
 
-    store: Callable[..., None]  # (smem, acc): by all warpgroups, when none of their products reads what was there
+    put: Callable[..., None]  # (smem, acc): by a warpgroup, where no product reads what was there, nor yet this
     number: Callable[..., Any]  # (smem, line, column) -> one of what is there, as float32
 
 
-def carried(tile: Operand, at: int, groups: int) -> Carried:
+def carried(tile: Operand, at: int) -> Carried:
     """For a tile "mn" of bfloat16 at this byte, 64 lines of each warpgroup."""
-    put, boxes, box_bytes = put_matrices(DTYPE, BOX), tile.width // BOX, tile.box
-    size, number_of_barrier, threads = BOX // 2, 1 + groups, 128 * groups
+    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
         @verb
@@ -112,11 +115,8 @@ def carried(tile: Operand, at: int, groups: int) -> Carried:
     put_all = one_after_another([put_box(box) for box in range(boxes)])
 
     @verb
-    def store(smem, acc):
-        bar_sync(number_of_barrier, threads)
+    def put_mine(smem, acc):
         put_all(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc, cuda.local.array(size, f32))
-        fence_proxy_async()
-        bar_sync(number_of_barrier, threads)
 
     @verb
     def number(smem, line, column):
@@ -125,4 +125,4 @@ def carried(tile: Operand, at: int, groups: int) -> Carried:
         low, high = unpack_bf16x2(ld_shared_b32(smem, place))
         return high if column % 2 == 1 else low
 
-    return Carried(store=store, number=number)
+    return Carried(put=put_mine, number=number)

@@ -7,7 +7,14 @@ import pytest
 
 from dualops.cuda import simulator
 from dualops.cuda.backend import builds, cuda, f32, f64, i32, kernel, pointer, u64
-from dualops.cuda.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
+from dualops.cuda.ptx.async_copy import cp_async_bulk
+from dualops.cuda.ptx.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    mbarrier_wait_cta,
+)
 from dualops.cuda.ptx.memory import ld_global_v4_b32
 from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
@@ -257,10 +264,8 @@ def test_orders_of_threads_and_blocks():
     shuffled = [collected("shuffled", seed) for seed in range(9)]
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
-    with (
-        pytest.raises(ValueError, match="order is 'random', expected one of forward, reversed, shuffled, scattered"),
-        simulator.order("random"),
-    ):
+    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging"
+    with pytest.raises(ValueError, match=told), simulator.order("random"):
         pass
 
 
@@ -291,6 +296,33 @@ def test_scattered_lanes_stay_behind_after_a_wait():
 
     assert np.array_equal(found("forward"), np.arange(32))
     assert any(np.isnan(found("scattered", seed)).any() for seed in range(3))
+
+
+def test_a_warpgroup_lags_until_copies_have_landed():
+    """Both write and wait for a copy; who has it takes for granted that the other has written."""
+
+    def hasty(y):
+        written, bars, tid = cuda.shared.array(256, f32), cuda.shared.array(1, u64), cuda.threadIdx.x
+        stage = cuda.shared.array(4, f32, alignment=16)
+        if tid == 0:
+            mbarrier_init(bars, 0, 1)
+            fence_mbarrier_init()
+            mbarrier_arrive_expect_tx(bars, 0, 16)
+            cp_async_bulk(stage, 0, y, 256, 16, bars, 0)
+        cuda.syncthreads()
+        written[tid] = tid
+        mbarrier_wait_cta(bars, 0, 0)
+        y[tid] = written[tid ^ 128]
+
+    def found(order, seed=0):
+        y = np.zeros(260, np.float32)
+        with simulator.order(order, seed):
+            run(hasty, y, threads=256)
+        return y[:256]
+
+    assert np.array_equal(found("forward"), np.arange(256) ^ 128)
+    for laggard in range(2):  # whose last thread goes on behind the barrier, as it lets the others through
+        assert np.isnan(found("lagging", laggard)[np.arange(256) // 128 != laggard]).sum() >= 127
 
 
 def test_blocks_and_threads_of_three_axes():

@@ -27,7 +27,9 @@ from __future__ import annotations
 from ...backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
+from ...tile.companion import companion
 from ...tile.epilogue import box_output, opaque_f32
+from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
@@ -54,10 +56,10 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
-    v_pipe = pipeline(config.stages, tiles.v.nbytes, warps)
+    v_part, both = companion(config.stages, tiles.v.nbytes), meeting(CONSUMERS)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
-    carry, boxes = carried(tiles.state, tiles.state_at, CONSUMERS), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
+    carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
     hidden = hidden_elements(carry, pv.size)
 
     @verb
@@ -78,13 +80,13 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
     )
     def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers()
+        q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
         b, h = i32(cuda.blockIdx.x // call.H), i32(cuda.blockIdx.x % call.H)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
-            v_pipe.init(v_bars)
+            v_part.init(v_full)
         prefetch_maps((q_map, k_map, v_map), 1)
         q_pipe.start()
         i, end, m0 = u32(0), u32((call.rows + (CHUNK - 1)) // CHUNK), i32(0)
@@ -94,8 +96,8 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                 while i != end:
                     stage = k_pipe.acquire(k_bars, i)
                     k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
-                    stage = v_pipe.acquire(v_bars, i)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_bars.full)
+                    v_part.expect(v_full, i)
+                    v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
                     m0 = i32(m0 + CHUNK)
@@ -111,7 +113,8 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                     state[4 * j + e] = num.zero
             if begins:
                 fragments.load(state, initial, b, h, row, call)
-            carry.store(smem, state)
+            carry.put(smem, state)
+            both.meet()
             while i != end:
                 log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
                 q_at, stage = q_tile.at(q_pipe.wait(q_bars, i)), k_pipe.wait(k_bars, i)
@@ -124,7 +127,8 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                 qs.wait(o)
                 q_pipe.release(q_bars, i)
                 fragments.decay_rows(o, row, log2_gamma, call.scale)
-                v_at = v_tile.at(v_pipe.wait(v_bars, i))
+                v_part.wait(v_full, i)
+                v_at = v_tile.at(stage)
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 fade = decays.power(log2_gamma, count)
@@ -143,8 +147,9 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                 kv.add(state, smem, (k_at, v_at), (log2_gamma, count))  # state += (decayed K).T @ V
                 kv.wait(state)
                 k_pipe.release(k_bars, i)
-                v_pipe.release(v_bars, i)
-                carry.store(smem, state)
+                both.gather()  # nobody reads the state of before
+                carry.put(smem, state)
+                both.meet()
                 m0 = i32(m0 + CHUNK)
                 i = k_pipe.next(i)
             if finishes:
