@@ -56,7 +56,10 @@ def sdpa(problem: spec.Problem, *, name: str, backend: str) -> Contestant:
 
 
 def flash_attention_4(problem: spec.Problem) -> Contestant:
-    """FlashAttention's kernels in CuTe-DSL, forward, on views of the same memory: they name tokens before heads."""
+    """FlashAttention's kernels in CuTe-DSL, on views of the same memory: they name tokens before heads.
+
+    The gradient is made in the deterministic one of its two ways.
+    """
     attend = _attend_4(problem, "softcap", "window", "sinks")
 
     def forward(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
@@ -65,7 +68,16 @@ def flash_attention_4(problem: spec.Problem) -> Contestant:
         o = o.transpose(1, 2)
         return (o, lse) if problem.return_lse else o
 
-    return Contestant("FlashAttention-4", forward)
+    named = _named_4(problem)
+
+    def backward(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+        gradient = import_module("flash_attn.cute.interface")._flash_attn_bwd
+        tokens_first = (x.transpose(1, 2) for x in (q, k, v, o, do))
+        dq, dk, dv, *_ = gradient(*tokens_first, lse, deterministic=True, **named)
+        return tuple(x.transpose(1, 2) for x in (dq, dk, dv))
+
+    has_sinks = "sinks" in problem.arrays
+    return Contestant("FlashAttention-4", forward, None if has_sinks else backward)
 
 
 def flash_attention_4_varlen(problem: spec.Problem) -> Contestant:
@@ -87,20 +99,24 @@ def _attend_4(problem: spec.Problem, *options: str) -> Callable[..., Any]:
         raise NotImplementedError(f"FlashAttention-4 takes float16 and bfloat16, not {problem.dtype}")
     if problem.causal == "top_left":
         raise NotImplementedError("FlashAttention-4 aligns the causal mask at the last key")
-    causal, named = bool(problem.causal), {"softmax_scale": problem.scale, "return_lse": problem.return_lse}
-    if problem.window:  # it takes causal or a window
-        left, right = problem.window
-        named |= {"window_size_left": left, "window_size_right": 0 if causal else right}
-        causal = False
-    if problem.softcap is not None:
-        named["softcap"] = problem.softcap
-    attend = import_module("flash_attn.cute.interface")._flash_attn_fwd
+    attend, named = import_module("flash_attn.cute.interface")._flash_attn_fwd, _named_4(problem)
 
     def call(*arrays: Any, **more: Any) -> tuple[Any, Any]:
-        o, lse, *_ = attend(*arrays, causal=causal, **named, **more)
+        o, lse, *_ = attend(*arrays, return_lse=problem.return_lse, **named, **more)
         return o, lse
 
     return call
+
+
+def _named_4(problem: spec.Problem) -> dict[str, Any]:
+    """What FlashAttention-4's forward and gradient must know of a problem, by the names that they have."""
+    named: dict[str, Any] = {"softmax_scale": problem.scale, "causal": bool(problem.causal)}
+    if problem.window:  # it takes causal or a window
+        left, right = problem.window
+        named |= {"window_size_left": left, "window_size_right": 0 if problem.causal else right, "causal": False}
+    if problem.softcap is not None:
+        named["softcap"] = problem.softcap
+    return named
 
 
 def flex_attention(problem: spec.Problem) -> Contestant:

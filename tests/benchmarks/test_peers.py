@@ -189,7 +189,13 @@ class TestFlashAttention4:
             options.update(named)
             return arrays[0], None
 
-        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(_flash_attn_fwd=attend))
+        def gradient(q: Any, k: Any, v: Any, o: Any, do: Any, lse: Any, **named: Any) -> Any:
+            options.clear()
+            options.update(named)
+            return o, k, v
+
+        module = SimpleNamespace(_flash_attn_fwd=attend, _flash_attn_bwd=gradient)
+        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", module)
         return options
 
     def peer(self, name: str, case: spec.Case, dtype: str = "bfloat16", **shapes: tuple[int, ...]) -> Contestant:
@@ -204,6 +210,16 @@ class TestFlashAttention4:
         assert told.pop("learnable_sink").dtype == torch.bfloat16
         window = {"causal": False, "window_size_left": 7, "window_size_right": 0}
         assert told == {"softmax_scale": 0.25, "return_lse": False, "softcap": 3.0, **window}
+
+    def test_gradient_is_the_deterministic_one(self, told: dict[str, Any]) -> None:
+        case = attention(causal=True, scale=0.25)
+        q, k, v, o, do = (torch.full(case.shapes["q"], float(n), dtype=torch.bfloat16) for n in range(5))
+        backward = self.peer("flash_attention", case).backward
+        assert backward is not None
+        dq, dk, dv = backward(q=q, k=k, v=v, o=o, do=do, lse=torch.zeros(1))
+        assert dq.shape == q.shape and all(map(torch.equal, (dq, dk, dv), (o, k, v)))
+        assert told == {"softmax_scale": 0.25, "causal": True, "deterministic": True}
+        assert self.peer("flash_attention", case, sinks=(4,)).backward is None
 
     def test_sequences(self, told: dict[str, Any]) -> None:
         case = packed(causal=True)

@@ -100,23 +100,24 @@ def paired(row: Row, q: tuple[int, ...], kv: tuple[int, int], Dv: int) -> tuple[
 
 
 def _add_compared(add: Callable[..., None]) -> None:
-    """What attention forward is judged by: short and long sequences, narrow and wide heads, grouped ones, options."""
-    bf16: Row = {"dtypes": ("bfloat16",), "tags": {Tag.COMPARE}, "backward": False}
+    """What attention is judged by: short and long sequences, narrow and wide heads, grouped ones, options."""
+    both: Row = {"dtypes": ("bfloat16",), "tags": {Tag.COMPARE}}
+    bf16: Row = {**both, "backward": False}
     for suffix, causal in (("", False), ("causal", True)):
         for S, B in ((512, 32), (2048, 8), (8192, 2), (16384, 1)):
-            add(f"s{S}b{B}d128{suffix}", (B, 16, S, 128), (16, S), causal=causal, **bf16)
+            add(f"s{S}b{B}d128{suffix}", (B, 16, S, 128), (16, S), causal=causal, **(both if S > 512 else bf16))
         for S, B in ((2048, 8), (8192, 2)):
-            add(f"s{S}b{B}d64{suffix}", (B, 32, S, 64), (32, S), causal=causal, **bf16)
+            add(f"s{S}b{B}d64{suffix}", (B, 32, S, 64), (32, S), causal=causal, **both)
         for S, B in ((4096, 2), (16384, 1)):
-            add(f"s{S}b{B}d256{suffix}", (B, 8, S, 256), (8, S), causal=causal, **bf16)
-        add(f"s8192d192{suffix}", (2, 16, 8192, 192), (16, 8192), Dv=128, causal=causal, **bf16)
+            add(f"s{S}b{B}d256{suffix}", (B, 8, S, 256), (8, S), causal=causal, **both)
+        add(f"s8192d192{suffix}", (2, 16, 8192, 192), (16, 8192), Dv=128, causal=causal, **both)
         add(f"s8192fp16{suffix}", (2, 16, 8192, 128), (16, 8192), causal=causal, **bf16 | {"dtypes": ("float16",)})
     for S in (4096, 8192):
-        add(f"s{S}gqa8causal", (2, 64, S, 128), (8, S), causal=True, **bf16)
-    add("s16384window", (1, 16, 16384, 128), (16, 16384), causal=True, window=(1023, 0), **bf16)
-    add("s4096b32h8causal", (32, 8, 4096, 128), (8, 4096), causal=True, **bf16)  # beside `varlen_b32`
+        add(f"s{S}gqa8causal", (2, 64, S, 128), (8, S), causal=True, **both)
+    add("s16384window", (1, 16, 16384, 128), (16, 16384), causal=True, window=(1023, 0), **both)
+    add("s4096b32h8causal", (32, 8, 4096, 128), (8, 4096), causal=True, **both)  # beside `varlen_b32`
     add("sq1sk16384gqa8", (8, 64, 1, 128), (8, 16384), **bf16)
-    plain: Row = {"q": (4, 16, 4096, 128), "kv": (16, 4096), **bf16}
+    plain: Row = {"q": (4, 16, 4096, 128), "kv": (16, 4096), **both}
     add("s4096", **plain)
     add("s4096softcap", **plain, softcap=30.0)
     add("s4096alibi", **plain, arrays={"alibi_slopes": (16,)})
