@@ -133,7 +133,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import host_table, plot as drawing, scaling_plot, training_plot
+    from . import attention_plot, host_table, plot as drawing, scaling_plot, training_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -157,6 +157,9 @@ def plot(arguments: argparse.Namespace) -> int:
             continue
         target = arguments.docs / f"{operator}.png"
         drawing.picture(operator, history, peers.get(operator), target)
+        print(target)
+    target = arguments.docs / f"{attention_plot.OPERATOR}.png"
+    if attention_plot.OPERATOR in peers and attention_plot.picture(peers[attention_plot.OPERATOR], target):
         print(target)
     lengths = arguments.scaling / f"{arguments.machine}.json"
     if lengths.exists():

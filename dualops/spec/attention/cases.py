@@ -119,6 +119,7 @@ def _add_compared(add: Callable[..., None]) -> None:
     add("sq1sk16384gqa8", (8, 64, 1, 128), (8, 16384), **bf16)
     plain: Row = {"q": (4, 16, 4096, 128), "kv": (16, 4096), **both}
     add("s4096", **plain)
+    add("s4096causal", **plain, causal=True)
     add("s4096softcap", **plain, softcap=30.0)
     add("s4096alibi", **plain, arrays={"alibi_slopes": (16,)})
     add("s4096sinks", **plain, causal=True, window=(1023, 0), arrays={"sinks": (16,)})
