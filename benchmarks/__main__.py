@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     suite, show = find(arguments.operator), partial(print, flush=True)
     try:
-        who = {"peers": arguments.peers, "slow": arguments.slow_peers}
+        who = {"peers": arguments.peers is not None, "named": arguments.peers or (), "slow": arguments.slow_peers}
         comparison.run(suite, cases=arguments.case, **who, show=show, keep=keep)
     except (NotImplementedError, ValueError, WrongResult) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -197,7 +197,8 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     runner = commands.add_parser("run", help="time an operator on this machine's GPU, beside its peers")
     runner.add_argument("operator", choices=list(spec.OPERATORS))
-    runner.add_argument("--peers", action="store_true", help="also time every peer that can be imported")
+    told = "also time every peer that can be imported, or those with one of these words in their names"
+    runner.add_argument("--peers", nargs="*", metavar="WORD", help=told)
     runner.add_argument("--slow-peers", action="store_true", help="also time those that search for their best kernel")
     runner.add_argument(
         "--case", nargs="+", default=[], metavar="NAME", help="only these BENCH or COMPARE cases; * is any"

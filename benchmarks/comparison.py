@@ -166,10 +166,18 @@ def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> 
     return figure(roofs)
 
 
-def contestants(suite: type[Suite], case: spec.Case, *, peers: bool, slow: bool) -> dict[str, PeerMaker]:
-    """Who stands beside dualops, if anybody is to: its other rungs, and the peers."""
+def contestants(
+    suite: type[Suite], case: spec.Case, *, peers: bool, slow: bool, named: Sequence[str] = ()
+) -> dict[str, PeerMaker]:
+    """Who stands beside dualops, if anybody is to: its other rungs, and the peers; of these, those that are named by a
+    word of theirs. Raises ValueError for a word that nobody has.
+    """
     rungs = {f"dualops {rung}": partial(_on_rung, suite.operator, case, rung) for rung in suite.rungs}
-    return ({**rungs, **suite.peers} if peers else {}) | (dict(suite.slow_peers) if slow else {})
+    everybody = ({**rungs, **suite.peers} if peers else {}) | (dict(suite.slow_peers) if slow else {})
+    for word in named:
+        if not any(word in name for name in everybody):
+            raise ValueError(f"{suite.operator.name} has no peer {word!r}, it has {', '.join(everybody)}")
+    return {name: make for name, make in everybody.items() if not named or any(word in name for word in named)}
 
 
 def _on_rung(operator: spec.Spec, case: spec.Case, rung: str, problem: spec.Problem) -> Contestant:
@@ -181,22 +189,23 @@ def run(
     *,
     cases: Sequence[str] = (),
     peers: bool,
+    named: Sequence[str] = (),
     slow: bool = False,
     show: Callable[[str], None],
     keep: Callable[[list[Measurement]], None] = lambda found: None,
 ) -> list[Measurement]:
     """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id matches one of `cases`.
 
-    slow: also peers that search for minutes. Lines are shown direction by direction. keep: is given all that was
-    measured after each case, so that a run that is cut off leaves what it had. Raises ValueError if there is no such
-    case.
+    named: peers are those with one of these words in their names. slow: also peers that search for minutes. Lines are
+    shown direction by direction. keep: is given all that was measured after each case, so that a run that is cut off
+    leaves what it had. Raises ValueError if there is no such case or peer.
     """
     require_gpu()
     meant, found = chosen(suite.operator, cases), []
     show(line(list(COLUMNS)))
     with torch.no_grad():
         for one in meant:
-            found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow), show)
+            found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow, named=named), show)
             keep(found)
     return found
 

@@ -237,6 +237,13 @@ def test_peers_that_search_for_minutes_are_timed_on_request(suite: Any) -> None:
         assert [m.name for m in found if m.direction == "forward"][-1] == last
 
 
+def test_peers_by_a_word_of_their_names(suite: Any) -> None:
+    found = comparison.run(suite, cases=["small"], peers=True, named=["eager", "shapen"], show=lambda text: None)
+    assert [m.name for m in found if m.direction == "forward"] == ["dualops", "torch eager", "misshapen"]
+    with pytest.raises(ValueError, match=r"softmax has no peer 'nobody', it has .*torch eager, absent"):
+        comparison.run(suite, cases=["small"], peers=True, named=["eager", "nobody"], show=lambda text: None)
+
+
 def test_cases_to_compare_are_timed_where_they_are_named_and_without_a_gradient_that_they_do_not_want(
     suite: Any,
 ) -> None:
