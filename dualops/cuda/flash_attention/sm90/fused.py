@@ -32,6 +32,7 @@ from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, ten
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.epilogue import put_matrices
+from ...tile.grids import let_next_grid_begin
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.once import copied_once
@@ -146,6 +147,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             q_pipe.init(q_bars)
             do_part.init(do_full)
             box.init(dq_bars)
+            let_next_grid_begin()
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         q_pipe.start()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)

@@ -108,15 +108,16 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     arrays = [by_token(metas, name, False) for name in ("q", "k", "v", "do", "lse", "delta")]
     own = (by_token(metas, name, False) for name in ("dk", "dv"))
     loaded = (f"fused_{name}_map" for name in LOADED)
-    args = (*loaded, maps["dk"], maps["dv"], "sums", "flags", tiles, heads, section_of(p), *own, *arrays)
+    sums = ("sums", "flags", tiles, heads, section_of(p))
+    args = (*loaded, maps["dk"], maps["dv"], *sums, *own, *arrays)
     blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
-    rest = (maps["dq"], "sums", "flags", tiles, by_token(metas, "dq", False), *arrays, *sizes(p))
+    rest = (maps["dq"], *sums, by_token(metas, "dq", False), *arrays, *sizes(p))
     finish = build_dq_finish(config, found, stored["dq"])
     return [
         delta,
         clear,
         Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
-        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D),
+        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D, overlaps=True),
         *others,
     ]
