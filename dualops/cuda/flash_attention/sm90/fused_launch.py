@@ -30,6 +30,9 @@ BYTES_IN_L2, BYTES_OF_GROUPS, LEAST_HEADS, MOST_HEADS = 16 << 20, 64 << 20, 2, 1
 # of queries of a head: each is added to by one block after the other. That heads are few does not count, so that one
 # has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels
 LEAST_TILES = 4
+# queries, up to which rows of dq are made beside the end of the kernel: the gradient takes 0.98 of the time so at
+# S = 2048, B = 8, but 1.01 at S = 8192, B = 2 (H200, 2026-11-25)
+MOST_BESIDE = 4096
 LOADED, RESULTS = ("q", "do", "k", "v"), ("dk", "dv", "dq")
 
 
@@ -122,6 +125,6 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
         delta,
         clear,
         Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
-        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D, overlaps=True),
+        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
     ]
