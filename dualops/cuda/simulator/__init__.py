@@ -16,7 +16,7 @@ from .bulk import Store, stores
 from .dialect import Float, Signed, Unsigned, cuda
 from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
-from .running import launch, order
+from .running import launch, order, waited_for_grid
 from .shared import Late, swizzled
 from .tensor_map import TensorMap, as_tf32, tensor_map_at
 from .threads import current, exchange
@@ -46,4 +46,5 @@ __all__ = [
     "stores",
     "swizzled",
     "tensor_map_at",
+    "waited_for_grid",
 ]

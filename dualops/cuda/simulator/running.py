@@ -16,6 +16,7 @@ from .threads import Block, Dim3, Scheduler, Thread
 
 ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging")  # what they are: `Scheduler`
 _order, _seed = "forward", 0
+_waited = False  # whether a thread of the grid has waited for the grid before
 
 
 @contextmanager
@@ -40,11 +41,15 @@ def launch(
     *,
     cluster: int = 1,
     shared_bytes: int = 0,
+    overlaps: bool = False,
 ) -> None:
     """Run a kernel to its end. Arrays among `args` are `Pointer`s; grid, block: up to three sizes.
 
-    `cluster` consecutive blocks along x run together. Raises what a thread raises, and Deadlock.
+    `cluster` consecutive blocks along x run together. overlaps: on a GPU it could begin before the grid before has
+    ended. Raises what a thread raises, Deadlock, and RuntimeError if it could even end before.
     """
+    global _waited
+    _waited = False
     grid3, block3 = Dim3(*grid), Dim3(*block)
     if grid3.x % cluster:
         raise ValueError(f"grid of {grid3.x} blocks along x, expected a multiple of the cluster's {cluster}")
@@ -58,6 +63,14 @@ def launch(
                 _run_cluster(function, indices, block3, args, shared_bytes)
     finally:
         cuda.gridDim, cuda.blockDim = before
+    if overlaps and not _waited:
+        raise RuntimeError("a grid that overlaps the one before has ended without waiting for it")
+
+
+def waited_for_grid() -> None:
+    """A thread of the running grid knows that the grid before has ended."""
+    global _waited
+    _waited = True
 
 
 def _run_cluster(

@@ -1,7 +1,8 @@
 """Sums of what several blocks add to one place in memory, in an order that is always the same.
 
 A place has a flag: how many blocks have added. Who comes as number r waits until it is r, adds by a bulk copy, waits
-until that is written, and makes it r + 1. The first one stores, so that nothing need be cleared but the flags.
+until that is written, and makes it r + 1. The first one stores, so that nothing need be cleared but the flags. Who
+reads the sum waits until all have added; that may be a grid that overlaps the one that adds.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class OrderedSums(Namespace):
 def draw(counter):
     """The number of a piece of work, 0 first: who draws it later waits for those before, which have begun then."""
     return i32(atom_add_i64(counter, i64(0), i64(1)))
+
+
+@verb
+def all_added(flags, flag, count):
+    """Wait until `count` blocks have added; then threads of this block that come here may read the sum."""
+    wait_for_i64(flags, flag, i64(count))
 
 
 @cache

@@ -14,6 +14,7 @@ import pytest
 from dualops.cuda import simulator
 from dualops.cuda.backend import cuda, f32, f64, u64
 from dualops.cuda.ptx.async_copy import cp_async_bulk, st_async_v2_f32, st_async_v2_f64
+from dualops.cuda.ptx.grid import griddepcontrol_launch_dependents, griddepcontrol_wait
 from dualops.cuda.ptx.mbarrier import (
     fence_mbarrier_init,
     mbarrier_arrive,
@@ -375,3 +376,18 @@ def _block_barrier() -> None:
 
     with pytest.raises(Deadlock, match=r"64 threads wait for ever: .* at bar\.sync 1: threads 0\.\.63"):
         run(absent, np.zeros(1), threads=96)
+
+
+@of("griddepcontrol_launch_dependents", "griddepcontrol_wait")
+def _grids_that_overlap():
+    """The last block knows that the grid before has ended; else nobody does."""
+
+    def kernel(last):
+        griddepcontrol_launch_dependents()
+        if cuda.blockIdx.x == last:
+            griddepcontrol_wait()
+
+    simulator.launch(kernel, (3,), (32,), (2,), overlaps=True)
+    simulator.launch(kernel, (3,), (32,), (3,))
+    with pytest.raises(RuntimeError, match="overlaps the one before has ended without waiting"):
+        simulator.launch(kernel, (3,), (32,), (3,), overlaps=True)

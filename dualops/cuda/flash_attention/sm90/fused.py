@@ -7,14 +7,13 @@ products but the last: dq is a sum over the keys of many blocks.
     producers                                  consumers
     1  one thread loads K and V                3  wait for K and V
     2  for each query head of the group, for   for each tile:
-       each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T; beside it dq of the tile before goes to
-       the keys: it loads Q and dO, and a         shared memory
-       warp brings lse and delta               5  dP.T [64, BLOCK_Q] = V @ dO.T; beside it P.T = exp2(S.T - lse)
-                                               6  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
+       each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T, dP.T [64, BLOCK_Q] = V @ dO.T; beside
+       the keys: it loads Q and dO, and a         the second P.T = exp2(S.T - lse)
+       warp brings lse and delta               5  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
                                                   goes, rounded, to shared memory, where both warpgroups meet
-                                               7  dq [64, 64] = dS @ K, of all 128 keys, each warpgroup its columns;
-                                                  dk [64, D] += dS.T @ Q
-    8  a thread adds dq to its sum in memory   9  dk *= scale; dk is copied out of K's place, dv out of V's
+                                               6  dq [64, 64] = dS @ K, of all 128 keys, each warpgroup its columns;
+                                                  dk [64, D] += dS.T @ Q; beside it dq goes to shared memory
+    8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
 
 The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
@@ -32,6 +31,7 @@ from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, ten
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.epilogue import put_matrices
+from ...tile.grids import let_next_grid_begin
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.once import copied_once
@@ -146,6 +146,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             q_pipe.init(q_bars)
             do_part.init(do_full)
             box.init(dq_bars)
+            let_next_grid_begin()
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         q_pipe.start()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
@@ -179,11 +180,11 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
                     i = q_pipe.next(i)
             elif tid == u32(64):
-                rank = i32(task.n0 // BLOCK_KV)
+                rank = i32(u32(task.n0) // u32(BLOCK_KV))
                 while i != end:
-                    tile = i64(i64(task.b * H + h) * q_tiles + m0 // BLOCK_Q)
+                    tile = i32(i32(i32(task.b * H) + h) * q_tiles + i32(u32(m0) // u32(BLOCK_Q)))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
-                    ordered.add(sums, i64(tile * PLACE), floats, at, flags, i64(1 + tile), rank)
+                    ordered.add(sums, i64(tile) * PLACE, floats, at, flags, i64(tile) + 1, rank)
                     box.free(dq_bars, i)
                     h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
                     i = q_pipe.next(i)
@@ -200,10 +201,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 while i != end:
                     where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
                     stage = q_pipe.wait(q_bars, i)
-                    dsk.wait(d_probs)
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
-                    if i != u32(0):
-                        put_part(floats, dq_bars, i - 1, d_probs)
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kq.wait_but_one(scores)
@@ -220,13 +218,13 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dsq.add(dk_acc, packed_ds, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
                     adds = i32(1)
                     h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
-                    dsk.wait(d_probs)
+                    dsk.wait_but_one(d_probs)
+                    put_part(floats, dq_bars, i, d_probs)
+                    dsq.wait(dk_acc)
                     do_part.leave()
                     q_pipe.release(q_bars, i)
                     i = q_pipe.next(i)
-                dsq.wait(dk_acc)
                 pdo.wait(dv_acc)
-                put_part(floats, dq_bars, i - 1, d_probs)
                 both.gather()  # dk goes where K was
             else:
                 for e in range(dsq.size):

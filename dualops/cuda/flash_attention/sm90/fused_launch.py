@@ -24,10 +24,15 @@ from .dq_finish import build_dq_finish
 from .fused import build_fused
 from .fused_config import FusedConfig, fused_configs
 
-BYTES_IN_L2, MOST_HEADS = 64 << 20, 16  # measured, H200, 2026-11-24
+# measured, H200, 2026-11-25: the kernel takes 1.05 of the time with 64 MB instead of 16 (full, S = 2048 and 8192), 1.00
+# and 1.02 where it is causal; but where heads share a key head, fewer than 16 took up to 1.42 (S = 4096, causal)
+BYTES_IN_L2, BYTES_OF_GROUPS, LEAST_HEADS, MOST_HEADS = 16 << 20, 64 << 20, 2, 16
 # of queries of a head: each is added to by one block after the other. That heads are few does not count, so that one
 # has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels
 LEAST_TILES = 4
+# queries, up to which rows of dq are made beside the end of the kernel: the gradient takes 0.98 of the time so at
+# S = 2048, B = 8, but 1.01 at S = 8192, B = 2 (H200, 2026-11-25)
+MOST_BESIDE = 4096
 LOADED, RESULTS = ("q", "do", "k", "v"), ("dk", "dv", "dq")
 
 
@@ -61,11 +66,13 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 
 def section_of(problem: Problem) -> Any:
     """Heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a
-    head's keys are not all under way at once, each a tile behind the one before.
+    head's keys are not all under way at once, each a tile behind the one before. In a group those with few tiles of
+    each head would wait, head by head, for those with many.
     """
     p = problem
     each = max(1, p.Sq) * (itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D)  # Q, dO and dq of a head
-    return min(max(1, BYTES_IN_L2 // each), MOST_HEADS)
+    room = BYTES_IN_L2 if p.group == 1 else BYTES_OF_GROUPS
+    return min(max(LEAST_HEADS, room // each), MOST_HEADS)
 
 
 def tiles_of(problem: Problem, config: FusedConfig) -> Any:
@@ -108,15 +115,16 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     arrays = [by_token(metas, name, False) for name in ("q", "k", "v", "do", "lse", "delta")]
     own = (by_token(metas, name, False) for name in ("dk", "dv"))
     loaded = (f"fused_{name}_map" for name in LOADED)
-    args = (*loaded, maps["dk"], maps["dv"], "sums", "flags", tiles, heads, section_of(p), *own, *arrays)
+    sums = ("sums", "flags", tiles, heads, section_of(p))
+    args = (*loaded, maps["dk"], maps["dv"], *sums, *own, *arrays)
     blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
-    rest = (maps["dq"], "sums", "flags", tiles, by_token(metas, "dq", False), *arrays, *sizes(p))
+    rest = (maps["dq"], *sums, by_token(metas, "dq", False), *arrays, *sizes(p))
     finish = build_dq_finish(config, found, stored["dq"])
     return [
         delta,
         clear,
         Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
-        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D),
+        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
     ]

@@ -1,0 +1,10 @@
+"""Grids that overlap (`Step.overlaps`): the first one lets the next begin, which waits for what it needs."""
+
+from __future__ import annotations
+
+from ..ptx.grid import (
+    griddepcontrol_launch_dependents as let_next_grid_begin,
+    griddepcontrol_wait as wait_for_grid_before,
+)
+
+__all__ = ["let_next_grid_begin", "wait_for_grid_before"]
