@@ -22,12 +22,13 @@ from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
+    dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
     fused as attention_fused,
     fused_launch as attention_fused_launch,
 )
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
-from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
@@ -218,14 +219,17 @@ def _attention_gradient() -> Iterator[Problem]:
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW)
         yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=configs)
-    for name, operator, shapes, params, config in (
-        ("boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
-        ("some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED, DkvConfig(1, 16, beside=False)),
+    seen_less = "some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED
+    for kernel, name, operator, shapes, params, config in (
+        ("dkv", "boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
+        ("dkv", *seen_less, DkvConfig(1, 16, beside=False)),
+        ("dkv_apart", "boxes", "flash_attention", DKV_FEWER, {}, DkvApartConfig(16, 2)),
+        ("dkv_apart", *seen_less, DkvApartConfig(16, 2, places=1, beside=False, exact=True)),
     ):
         chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, TWO_KERNELS, *NONE_ANEW)
-        yield Problem("flash_attention_dkv_sm90", operator, True, "sm90", case, configs=configs)
+        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
+        yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     small: Change = (attention_fused_launch, {"LEAST_TILES": 1})

@@ -43,7 +43,9 @@ class WarpRow(Namespace):
 
 
 def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
-    """For acc [64, 2 * acc_size] of a warpgroup, of which so many columns are an array's."""
+    """For acc [64, 2 * acc_size] of a warpgroup, of which so many columns are an array's. Of size 0 it is nobody's."""
+    if not acc_size:
+        return _nobodys()
     mem, num, quad, slots = storage(dtype), numbers(f32), lane_reductions(f32, LANES), acc_size // 16
 
     @verb
@@ -84,8 +86,31 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
     return WarpRow(slots=slots, clear=clear, add=add, put=put, doubtful=doubtful)
 
 
+def _nobodys() -> WarpRow:
+    @verb
+    def clear(own):
+        pass
+
+    @verb
+    def add(own, factor, x, first):
+        pass
+
+    @verb
+    def put(acc, own, upper, lower):
+        pass
+
+    @verb
+    def doubtful(acc, h):
+        return i32(0)
+
+    return WarpRow(slots=1, clear=clear, add=add, put=put, doubtful=doubtful)
+
+
 def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> HiddenKeys:
-    """The verb for so many accumulators. There is always something to hide: a score of -inf, of an infinite q say."""
+    """The verb for so many accumulators, 0 of dk or dv where they are another warpgroup's.
+
+    There is always something to hide: a score of -inf, of an infinite q say.
+    """
     mem, num, pair_at, lanes = storage(variant.dtype), numbers(f32), pair_places(f32), lane_reductions(f32, 32)
     D, Dv = variant.D, variant.Dv
     of_k, of_v = warp_row(variant.dtype, D, dk_size), warp_row(variant.dtype, Dv, dv_size)

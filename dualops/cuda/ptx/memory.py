@@ -204,6 +204,14 @@ def st_shared_b32(y, index, a):
     y.vector(index, 4 // y.itemsize).view(np.uint32)[0] = a
 
 
+@instruction(
+    "(shared[i32], u32, u32, u32, u32) -> void", "st.shared.v4.b32 [{y}], {{a}, {b}, {c}, {d}};", section="9.7.9.11"
+)
+def st_shared_v4_b32(y, index, a, b, c, d):
+    """Write four words to 16 bytes of shared memory."""
+    _put_four(y, index, (a, b, c, d))
+
+
 @instruction("(shared[i32], f32) -> void", "st.shared.f32 [{y}], {a};", section="9.7.9.11")
 def st_shared_f32(y, index, a):
     """Write a float to shared memory, by an address of 32 bits, of which constants are not computed."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import dualops.cuda
 from dualops.cuda.flash_attention.sm90 import backward, dkv_launch
+from dualops.spec import OPERATORS, Case
+from dualops.spec.attention.cases import paired
+from tests.checks import check
 from tests.cuda.configs import Change, changed
 
 TWO_KERNELS: Change = (backward, {"fused_choices": lambda *_: iter(())})  # one for dq, one for dk and dv
@@ -20,3 +25,30 @@ def served(config: Any = None) -> Iterator[None]:
         changes.append((dkv_launch, {"dkv_configs": lambda *_: iter([(config, "alone")])}))
     with changed("flash_attention", *changes), changed("flash_attention_varlen", *changes):
         yield
+
+
+def checked(
+    q: tuple[int, ...],
+    k: tuple[int, int],
+    Dv: int,
+    config: Any = None,
+    dtype: str = "bfloat16",
+    special: bool = False,
+    **params: Any,
+) -> None:
+    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
+    shapes, params = paired(params, q, k, Dv)
+    with served(config):
+        run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
+        case = Case("dkv", dtype, shapes, params)
+        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",), special=special)
+
+
+def checked_varlen(D: int, Dv: int, config: Any = None, **params: Any) -> None:
+    """The same of four sequences."""
+    shapes = {"q": (120, 2, D), "k": (150, 1, D), "v": (150, 1, Dv), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    params = {"max_seqlen_q": 70, "max_seqlen_k": 80, "return_lse": True, **params}
+    with served(config):
+        run: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
+        case = Case("dkv", "bfloat16", shapes, params)
+        check(OPERATORS["flash_attention_varlen"], case, run, backward=True, ways=("given",))

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 
-import dualops.cuda
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
-from dualops.spec import OPERATORS, Case
-from dualops.spec.attention.cases import bent, paired, woven
-from tests.checks import check
-from tests.cuda.simulator.dkv import served
+from dualops.spec.attention.cases import bent, woven
+from tests.cuda.simulator.dkv import checked, checked_varlen
 
 SMALL = DkvConfig(1, 16, 2)
-
-
-def checked(
-    q: tuple[int, ...],
-    k: tuple[int, int],
-    Dv: int,
-    config: Any = None,
-    dtype: str = "bfloat16",
-    special: bool = False,
-    **params: Any,
-) -> None:
-    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
-    shapes, params = paired(params, q, k, Dv)
-    with served(config):
-        run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
-        case = Case("dkv", dtype, shapes, params)
-        check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",), special=special)
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (96, 40), (16, 120)])
@@ -95,9 +72,4 @@ def test_what_a_mask_hides_stays_where_it_is(params):
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])
 def test_sequences(causal):
-    shapes = {"q": (120, 2, 64), "k": (150, 1, 64), "v": (150, 1, 40), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
-    params = {"max_seqlen_q": 70, "max_seqlen_k": 80, "causal": causal, "return_lse": True}
-    with served(SMALL):
-        run: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
-        case = Case("dkv", "bfloat16", shapes, params)
-        check(OPERATORS["flash_attention_varlen"], case, run, backward=True, ways=("given",))
+    checked_varlen(64, 40, SMALL, causal=causal)

@@ -189,5 +189,6 @@ def test_what_a_call_takes():
     assert rung_of(q, k, v, do, scale=0.0) == "simt"
     assert rung_of(q, k, v, np.broadcast_to(do[:, :, :1], do.shape)) == "sm80"
     assert rung_of(*(x.astype(np.float32) for x in (q, k, v, do))) == "simt"
-    assert rung_of(*arrays_for((1, 1, 8, 136), (1, 1, 8, 136), 16)) == "simt"
+    assert rung_of(*arrays_for((1, 1, 8, 136), (1, 1, 8, 136), 16)) == "sm90"
+    assert rung_of(*arrays_for((1, 1, 8, 264), (1, 1, 8, 264), 16)) == "simt"
     assert rung_of(*arrays_for((1, 1, 8, 12), (1, 1, 8, 12), 16)) == "sm80"  # rows at multiples of 8 bytes

@@ -70,6 +70,7 @@ from dualops.cuda.ptx.memory import (
     st_shared_f64,
     st_shared_v2_f32,
     st_shared_v2_f64,
+    st_shared_v4_b32,
     st_shared_v4_f32,
     wait_for_i64,
 )
@@ -396,6 +397,16 @@ def _shared():
         assert ld_shared_b32(Pointer(shared, "s"), each + each // 4) == words[1]
     assert ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
     assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+
+
+@of("st_shared_v4_b32")
+def _shared_words():
+    shared = aligned(32, np.uint8)
+    st_shared_v4_b32(Pointer(shared, "s"), 16, 1, 0x12345678, 3, 2**32 - 1)
+    assert shared[16:].view(np.uint32).tolist() == [1, 0x12345678, 3, 2**32 - 1]
+    assert shared[:16].tolist() == [*range(1, 17)]
+    with pytest.raises(IndexError, match="not aligned to 16 bytes"):
+        st_shared_v4_b32(Pointer(shared, "s"), 8, 0, 0, 0, 0)
 
 
 @of("st_shared_f32", "st_shared_f64", "st_shared_v2_f32", "st_shared_v4_f32", "st_shared_v2_f64", "st_shared_b32")

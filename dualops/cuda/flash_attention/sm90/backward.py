@@ -1,7 +1,8 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
 dq.py    the kernel of dq;         dq_config.py: its tiles
-dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles;  dkv_launch.py: its launch
+dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
+         launch;  dkv_loads.py: what they load
 fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
@@ -26,21 +27,21 @@ from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
 from .config import BOX, SLACK, padded
-from .dkv_config import DkvConfig
+from .dkv_config import AnyDkvConfig
 from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
 from .dq_config import DqConfig, dq_configs
 from .fused_launch import fused_choices
 
 LOADED = ("q", "k", "v", "do")
-MOST_WIDTH = 128  # of a head
+MOST_WIDTH = 256  # of a head
 
 
 class BackwardConfigs(NamedTuple):
     """A Config for each of the kernels."""
 
     dq: DqConfig
-    dkv: DkvConfig
+    dkv: AnyDkvConfig
     others: simt.BackwardConfigs
 
 

@@ -29,7 +29,7 @@ where options have slopes, and again where they have weights.
 from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
-from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.numbers import numbers
 from ...tile.once import copied_once
@@ -49,6 +49,7 @@ from ..tiles import Where
 from ..walk import Extent, walk_by_keys
 from .config import padded
 from .dkv_config import DkvConfig
+from .dkv_loads import LoadedTiles, loads_of
 from .output import rows_output
 
 
@@ -72,6 +73,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
+    loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
+    load = loads_of(loaded, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
@@ -130,28 +133,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         h, m0 = i32(task.h_kv * group), i32(task.first)
         if warpgroup == config.consumers:
             role.produce()
-            tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if variant.varlen else task.b
-            if tid == u32(0) and end != u32(0):
-                token = i32(task.k_first + task.n0)
-                kv_once.expect(kv_full)
-                k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
-                v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
-                while i != end:
-                    token = i32(task.q_first + m0)
-                    stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
-                    do_part.expect(do_full, i)
-                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
-                    i = q_pipe.next(i)
-            elif tid // u32(32) == u32(1):
-                own = columns.own()
-                while i != end:
-                    columns.fetch(own, lse, delta, task, h, m0)
-                    columns.put(slots, q_pipe.claim(q_bars, i), own)
-                    do_part.hand(do_full, i)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
-                    i = q_pipe.next(i)
+            maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
+            load(smem, maps, bars, (lse, delta, slots), task, h, end)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..columns import lane_columns
 from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many
 
+CONSUMERS_APART = 2
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
 WHOLE = 1024  # a multiple of which tiles begin at
 
@@ -27,7 +29,23 @@ class DkvTiles(NamedTuple):
     v_at: int
     q_at: int
     do_at: int
+    p_at: int  # what warpgroups hand over
     nbytes: int
+
+
+def _tiles(widths: tuple[int, int], block_kv: int, block_q: int, stages: int, p_bytes: int = 0) -> DkvTiles:
+    k, v = (Operand(block_kv, width, 2, 128, "k") for width in widths)
+    q, do = (Operand(block_q, width, 2, 128, "k") for width in widths)
+    q_steps, do_steps = (Operand(block_q, width, 2, 128, "mn") for width in widths)
+    v_at = k.nbytes
+    q_at = v_at + v.nbytes
+    do_at = q_at + stages * q.nbytes
+    p_at = do_at + stages * do.nbytes
+    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, p_at, p_at + p_bytes)
+
+
+def _slack(block_q: int, stages: int) -> int:
+    return -(-(stages * 2 * 4 * lane_columns(block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
 
 
 @dataclass(frozen=True)
@@ -49,17 +67,44 @@ class DkvConfig:
     @property
     def slack(self) -> int:
         """Bytes beside the tiles: statistics, mbarriers, and what lies between them and the tiles."""
-        return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
+        return _slack(self.block_q, self.stages)
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
-        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
-        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        q_steps, do_steps = (Operand(self.block_q, width, 2, 128, "mn") for width in (D, Dv))
-        v_at = k.nbytes
-        q_at = v_at + v.nbytes
-        do_at = q_at + self.stages * q.nbytes
-        return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, do_at + self.stages * do.nbytes)
+        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+@dataclass(frozen=True)
+class DkvApartConfig:
+    """A block has 64 keys, whose dv is one warpgroup's and whose dk is the other's, and block_q queries at a time in
+    each of its stages. P has so many places on its way from the one to the other.
+
+    beside: P and dS are made beside the products for dv and dk of the tile before, which takes registers. exact: P is
+    handed over as float32, else as float16 (`tile.handover`), which P * slope may be too large for.
+    """
+
+    block_q: int
+    stages: int
+    places: int = 2
+    beside: bool = True
+    exact: bool = False
+
+    @property
+    def block_kv(self) -> int:
+        return ROWS
+
+    @property
+    def slack(self) -> int:
+        """As `DkvConfig` has it."""
+        return _slack(self.block_q, self.stages)
+
+    def tiles(self, D: int, Dv: int) -> DkvTiles:
+        """For heads of these widths, in whole boxes."""
+        p_bytes = handover_bytes(self.block_q // 2, self.places, self.exact)
+        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages, p_bytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -71,18 +116,44 @@ QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16
 MOST_BESIDE = 48  # queries with which dS.T may be made beside the product for dv, at widths to 128
 
 
-def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DkvConfig, str]]:
-    """Tiles for heads of these widths, in whole boxes, best first; none for heads that are too wide."""
-    if max(D, Dv) > 128:
-        return
+AnyDkvConfig = DkvConfig | DkvApartConfig
+BENDING = ("softcap", "score_mod")  # options that have slopes
+BESIDE_APART = ("alibi", "key_padding_mask", "dropout")  # options that leave registers enough
+
+
+def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[AnyDkvConfig, str]]:
+    """Tiles for heads of these widths, in whole boxes, best first; none for wide heads with so many options that
+    registers do not do.
+
+    TFLOP/s of the four products on an H200, 2026-11-25, P handed over as bfloat16: D = Dv = 256, S = 4096 697, 64
+    queries in two stages 534, 32 in four 637; D = 192, Dv = 128, S = 8192 671, 64 queries 649, 32 in a `DkvConfig` 586.
+    """
     heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
-    narrow = max(D, Dv) <= 64
+    told = ", options need registers" if heavy else ""
+    if max(D, Dv) <= 128:
+        config = _config(max(D, Dv) <= 64, heavy)
+    elif not are_many(heavy):
+        config = _apart_config(D + Dv, heavy)
+    else:
+        return
+    yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"
+
+
+def _config(narrow: bool, heavy: Sequence[str]) -> DkvConfig:
     if not heavy:
         block_q = 96 if narrow else 64
     elif len(heavy) == 1:
         block_q = 64 if narrow else QUERIES_BESIDE.get(heavy[0], QUERIES_BESIDE_ONE)
     else:
         block_q = QUERIES_BESIDE_MANY if are_many(heavy) else QUERIES_BESIDE_SOME
-    config = DkvConfig(2, block_q, 3, beside=narrow or block_q <= MOST_BESIDE)
-    told = ", options need registers" if heavy else ""
-    yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"
+    return DkvConfig(2, block_q, 3, beside=narrow or block_q <= MOST_BESIDE)
+
+
+def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
+    """width: of Q and dO together; as many queries as shared memory has room for in three stages, or registers."""
+    if not heavy:
+        return DkvApartConfig(80 if width <= 320 else 64 if width <= 384 else 48, 3)
+    exact = any(name in BENDING for name in heavy)
+    if len(heavy) == 1 and not exact:
+        return DkvApartConfig(48, 3, beside=heavy[0] in BESIDE_APART)
+    return DkvApartConfig(32, 4, beside=False, exact=exact)

@@ -16,13 +16,16 @@ from ..options import having
 from ..walk import section_of_queries
 from .config import BOX, padded
 from .dkv import build_dkv
-from .dkv_config import DkvConfig, dkv_configs
+from .dkv_apart import build_dkv_apart
+from .dkv_config import AnyDkvConfig, DkvConfig, dkv_configs
 
 RESULTS = ("dk", "dv")
 
 
-def dkv_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[tuple[DkvConfig, str]]:
-    """Configs that the kernel can do a problem with, best first, and what they are. delta is that of simt."""
+def dkv_choices(
+    problem: Problem, results: Mapping[str, ArrayMeta], device: Device
+) -> Iterator[tuple[AnyDkvConfig, str]]:
+    """Configs that a kernel can do a problem with, best first, and what they are. delta is that of simt."""
     p, varlen = problem, is_varlen(problem)
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not p.scale > 0 or not results["dk"].size:
         return
@@ -34,7 +37,7 @@ def dkv_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Devi
             yield config, reason
 
 
-def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DkvConfig) -> dict[str, Mapped]:
+def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> dict[str, Mapped]:
     """The tensor maps of the launch, by names that are its own. metas: of the problem's arrays and the results."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
@@ -46,11 +49,14 @@ def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DkvConfig
     }
 
 
-def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: DkvConfig) -> Step:
+def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
     """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen = problem, is_varlen(problem)
     stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
-    build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
+    if isinstance(config, DkvConfig):
+        build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
+    else:
+        build = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"])
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))

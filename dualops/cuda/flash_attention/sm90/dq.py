@@ -62,7 +62,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. counter: 0. heads: of all batches.
     """
     D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
-    num, role = numbers(f32), roles(config.consumers, most=True)
+    num, role, ZEROED = numbers(f32), roles(config.consumers, most=True), int(config.zeroed)
     chain = chain_of(variant.having, variant.dtype, gradient=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ticket = tickets(config.q_stages + 1, SIZE)
@@ -170,6 +170,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 gradient.bases(row_base, row_lse)
                 stage = q_pipe.wait(q_bars, piece)
                 q_at, do_at = q_tile.at(stage), do_tile.at(stage)
+                if ZEROED:
+                    for n in range(dsk.size):
+                        acc[n] = num.zero
                 if task.count != u32(0):
                     tile = visits.last(task, options)
                     where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
@@ -186,7 +189,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     v_pipe.release(v_bars, i)
                     gradient.d_scores(scores, d_probs, options, where, row_delta)
                     rows.pack(d_scores, scores)
-                    adds, end = i32(0), u32(i + task.count)
+                    adds, end = i32(ZEROED), u32(i + task.count)
                     i = k_pipe.next(i)
                     while i != end:
                         where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
@@ -219,8 +222,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 else:
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
-                    for n in range(dsk.size):
-                        acc[n] = num.zero
+                    if not ZEROED:
+                        for n in range(dsk.size):
+                            acc[n] = num.zero
                 gradient.read(row_lse, lse, task, row)
                 lse_pair = (row_lse[0], row_lse[1])
                 hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, row, i32(0), scale, options)

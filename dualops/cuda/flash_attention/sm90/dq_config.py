@@ -32,7 +32,8 @@ class DqConfig:
 
     turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
     other's products. q_stages: of Q and dO; with two, what comes next is loaded beside a piece of work. dq_over_q: dq
-    has Q's place in shared memory, where there is one, on its way to memory.
+    has Q's place in shared memory, where there is one, on its way to memory. zeroed: its sums begin as zeros, not with
+    a product that does not add: of 256 columns, two ways to begin would be more registers than there are.
     """
 
     consumers: int
@@ -41,6 +42,7 @@ class DqConfig:
     turns: bool = True
     q_stages: int = 1
     dq_over_q: bool = False
+    zeroed: bool = False
 
     @property
     def block_q(self) -> int:
@@ -76,15 +78,34 @@ def keys_beside(heavy: Sequence[str]) -> int:
     return KEYS_BESIDE_BIAS if "bias" in heavy else MOST_KEYS
 
 
+WIDE_KEYS_BESIDE_ONE, WIDE_KEYS_BESIDE_DROPOUT, WIDE_KEYS_OF_BLOCKS = 48, 32, 32
+
+
+def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
+    """Keys of a tile beside heads wider than 128: as many as shared memory has room for, or registers."""
+    if "dropout" in options:
+        return WIDE_KEYS_BESIDE_DROPOUT
+    if BLOCK_MASK in options:
+        return WIDE_KEYS_OF_BLOCKS
+    if D > 192 or any(name not in LIGHT_OPTIONS for name in options):
+        return WIDE_KEYS_BESIDE_ONE
+    return {256: 64, 192: 80}.get(Dv, 96)
+
+
 def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DqConfig, str]]:
-    """Tiles for heads of these widths, in whole boxes to 128, best first: as many keys as registers are left for, of
-    those that divide a block mask's tiles where there is one.
+    """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
+    that divide a block mask's tiles where there is one.
+
+    TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
+    turns 725.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
-    if BLOCK_MASK in options:
-        block_kv = 128 if keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS else 64
-    else:
-        block_kv = keys_beside(heavy)
-    config = DqConfig(2, block_kv, turns=not heavy)
     told = ", options need registers" if heavy else ""
-    yield config, f"{config.block_q} queries by {block_kv} keys for dq{told}"
+    if max(D, Dv) > 128:
+        config = DqConfig(2, wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
+    elif BLOCK_MASK in options:
+        most = keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
+        config = DqConfig(2, 128 if most else 64, turns=not heavy)
+    else:
+        config = DqConfig(2, keys_beside(heavy), turns=not heavy)
+    yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{told}"

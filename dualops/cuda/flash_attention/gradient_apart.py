@@ -1,0 +1,95 @@
+"""Gradients of scores of which one warpgroup has P and another dP, in the registers of tensor cores' products, whose
+rows are keys and whose columns queries.
+
+P.T = exp2(scores * multiplier - lse)                      of it one makes weight * P.T, rounded, the left factor of dv
+dS.T = (P.T * slope) * (weight * dP.T - delta)             of it the other gets P.T * slope (`tile.handover`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.handover import EIGHT, Handover
+from ..tile.numbers import numbers
+from ..tile.softmax_rows import PAIRS
+from ..tile.unrolled import one_after_another
+
+
+class GradientApart(Namespace):
+    """The verbs. Packed is what is rounded and in pairs, as the left factor of a product has it.
+
+    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
+    """
+
+    probabilities: Callable[..., None]  # (scores, slots, at, multiplier): scores become P
+    multiply: Callable[..., None]  # (values, factors)
+    d_scores: Callable[..., None]  # (d_probs, smem, place, slots, at): weight * dP becomes dS, by what lies in a place
+    pack: Callable[..., None]  # (packed, values)
+
+
+def gradient_apart(dtype: str, columns: int, box: Handover) -> GradientApart:
+    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16"; `box` has P * slope."""
+    num, pack_two, eights = numbers(f32), PAIRS[dtype], range(0, columns // 2, EIGHT)
+
+    def probabilities_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(scores, slots, at, multiplier):
+            """Of two quads of columns, whose statistics are loaded when they are needed: registers are few."""
+            lse = cuda.local.array(4, f32)
+            num.load_four(lse, 0, slots, i32(at + first // 2))
+            for n in range(4):
+                for e in range(2):
+                    i = first + 2 * n + e
+                    scores[i] = num.exp2(scores[i] * multiplier - lse[n // 2 * 2 + e])
+
+        return some
+
+    def products_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(values, factors, _, __):
+            for i in range(first, first + EIGHT):
+                values[i] *= factors[i]
+
+        return some
+
+    def d_scores_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(d_probs, smem, place, statistics):
+            slots, at = statistics
+            delta, probs = cuda.local.array(4, f32), cuda.local.array(EIGHT, f32)
+            num.load_four(delta, 0, slots, i32(at + first // 2))
+            box.get(probs, smem, place, first)
+            for n in range(4):
+                for e in range(2):
+                    i = first + 2 * n + e
+                    d_probs[i] = probs[2 * n + e] * (d_probs[i] - delta[n // 2 * 2 + e])
+
+        return some
+
+    def packs_from(first: int) -> Callable[..., None]:
+        @verb
+        def some(packed, values, _, __):
+            for n in range(first // 2, first // 2 + 4):
+                packed[n] = pack_two(values[2 * n], values[2 * n + 1])
+
+        return some
+
+    all_probabilities, all_products, all_d_scores, all_packs = (
+        one_after_another([made(first) for first in eights])
+        for made in (probabilities_from, products_from, d_scores_from, packs_from)
+    )
+
+    @verb
+    def multiply(values, factors):
+        all_products(values, factors, 0, 0)
+
+    @verb
+    def d_scores(d_probs, smem, place, slots, at):
+        all_d_scores(d_probs, smem, place, (slots, at))
+
+    @verb
+    def pack(packed, values):
+        all_packs(packed, values, 0, 0)
+
+    return GradientApart(probabilities=all_probabilities, multiply=multiply, d_scores=d_scores, pack=pack)

@@ -1,0 +1,65 @@
+"""What the kernels of dk and dv load: K and V once; of the tiles of queries that see some of the keys, one head of the
+group after the other, Q and dO, and beside them lse and delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...backend import cuda, i32, u32, verb
+from ...tile.boxes import BoxTile, Corner
+from ...tile.companion import Companion
+from ...tile.once import Once
+from ...tile.pipeline import Pipeline
+from ..columns import Columns
+from ..key_rows import tile_after
+
+
+class LoadedTiles(NamedTuple):
+    """Where boxes go."""
+
+    k: BoxTile
+    v: BoxTile
+    q: BoxTile
+    do: BoxTile
+
+
+def loads_of(
+    tiles: LoadedTiles, once: Once, pipe: Pipeline, part: Companion, columns: Columns, block_q: int, varlen: bool
+) -> Callable[..., None]:
+    """The verb (smem, maps, barriers, statistics, task, h, end), by the warpgroup that loads, of `end` tiles from the
+    first one of head h on. maps: of q, do, k and v; barriers: those of `once`, `pipe` and `part`, which has dO;
+    statistics: lse, delta, and their slots in shared memory.
+    """
+    k_tile, v_tile, q_tile, do_tile = tiles
+
+    @verb
+    def load(smem, maps, barriers, statistics, task, h, end):
+        q_map, do_map, k_map, v_map = maps
+        kv_full, q_bars, do_full = barriers
+        lse, delta, slots = statistics
+        i, m0, tid, b = u32(0), i32(task.first), u32(cuda.threadIdx.x) % u32(128), i32(0) if varlen else task.b
+        if tid == u32(0) and end != u32(0):
+            token = i32(task.k_first + task.n0)
+            once.expect(kv_full)
+            k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+            v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
+            while i != end:
+                token = i32(task.q_first + m0)
+                stage = pipe.acquire(q_bars, i)
+                q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
+                part.expect(do_full, i)
+                do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
+                h, m0 = tile_after(task, h, m0, block_q)
+                i = pipe.next(i)
+        elif tid // u32(32) == u32(1):
+            own = columns.own()
+            while i != end:
+                columns.fetch(own, lse, delta, task, h, m0)
+                columns.put(slots, pipe.claim(q_bars, i), own)
+                part.hand(do_full, i)
+                h, m0 = tile_after(task, h, m0, block_q)
+                i = pipe.next(i)
+
+    return load
