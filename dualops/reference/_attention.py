@@ -98,6 +98,8 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
         integer=lambda value: value,
         wide=lambda value: value,
         word=lambda value: np.asarray(value, np.int64).astype(np.uint64),
+        low=lambda value: np.asarray(value).astype(np.uint64) & np.uint64(0xFFFFFFFF),
+        product=np.multiply,
         where=np.where,
         larger=np.maximum,
         smaller=np.minimum,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
@@ -13,6 +12,8 @@ from ..tile.rows import FULL_WARP
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
 from ..views import start
+from .fragment_changes import fragment_changes
+from .fragment_kept import fragment_kept
 from .fragment_places import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
 from .options import OptionChain
 
@@ -28,10 +29,17 @@ class FragmentScores(Namespace):
     multiplier: Callable[..., Any]  # (scale) -> what a score is multiplied by to be an exponent of 2
     sink: Callable[..., Any]  # (options, h, multiplier) -> the sink as a score, and this lane's share of the sum
     finish: Callable[..., None]  # (scores, options, scale, where): products become scores; -inf where a mask is
+    fetches: bool  # these three: as `FragmentChanges` has them
+    held: Callable[..., Any]
+    fetch: Callable[..., None]
+    finish_held: Callable[..., None]  # (scores, held, options, scale, where): `finish`, after `fetch`
     # (options, where, all_seen) -> a bit for each score of a thread: whether picks let it through. all_seen: 1 if known
     picks: Callable[..., Any]
-    finish_picked: Callable[..., None]  # (scores, options, scale, where, picks): `finish`, after `picks`
-    weigh: Callable[..., None]  # (scores, options, where): probabilities, by their weights
+    finish_picked: Callable[..., None]  # (scores, held, options, scale, where, picks): the same, after `picks`
+    keeps: Callable[..., Any]  # these three: as `FragmentKept` has them
+    keep: Callable[..., None]
+    growth: Callable[..., Any]
+    weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     slopes: Callable[..., None]  # (slopes, scores, options, scale, where): of products, before `finish`
     weights: Callable[..., None]  # (weights, options, where): those of transposed tiles
     # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
@@ -66,6 +74,8 @@ def fragment_scores(
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
+    change = fragment_changes(chain, places, groups, apart=apart, fetches=chain.fetches and changes)
+    keeping = fragment_kept(chain, places, quads)
 
     @verb
     def multiplier(scale):
@@ -77,17 +87,6 @@ def fragment_scores(
         if cuda.threadIdx.x % LANES == 0:
             share = num.exp2((found - num.base(found)) * multiplier)
         return found, share
-
-    def changed(place: Callable[..., At], j: int, h: int) -> Callable[..., None]:
-        @verb
-        def change(scores, options, scale, where):
-            row, first = i32(my_row() + 8 * h), places.first(where)
-            distance = places.ahead(where, row, first)
-            for e in range(2):
-                at = place(where, row, first, 8 * j + e, distance)
-                scores[4 * j + 2 * h + e] = chain.score(scores[4 * j + 2 * h + e] * scale, options, at)
-
-        return change
 
     def hidden(h: int) -> Callable[..., None]:
         @verb
@@ -115,22 +114,22 @@ def fragment_scores(
         return pick
 
     pairs = [(j, h) for j in range(quads) for h in range(2)]
-    change, change_inside = (
-        one_after_another([changed(make, *pair) for pair in pairs]) for make in (places.at, places.at_inside)
-    )
     pick, hide = one_after_another([picked(*pair) for pair in pairs]), one_after_another([hidden(h) for h in range(2)])
-
-    @verb
-    def through(scores, options, scale, where):
-        if apart and chain.reads and places.inside(where):
-            change_inside(scores, options, scale, where)
-        else:
-            change(scores, options, scale, where)
 
     @verb
     def finish(scores, options, scale, where):
         if changes:
-            through(scores, options, scale, where)
+            change.through(scores, options, scale, where)
+        mask(scores, options, scale, where)
+
+    @verb
+    def finish_held(scores, held, options, scale, where):
+        if changes:
+            change.through_held(scores, held, options, scale, where)
+        mask(scores, options, scale, where)
+
+    @verb
+    def mask(scores, options, scale, where):
         if chain.picks or not places.within(options, where):
             hide(scores, options, scale, where)
             if chain.picks:
@@ -195,9 +194,9 @@ def fragment_scores(
         return found
 
     @verb
-    def finish_picked(scores, options, scale, where, found):
+    def finish_picked(scores, held, options, scale, where, found):
         if changes:
-            through(scores, options, scale, where)
+            change.through_held(scores, held, options, scale, where)
         if not places.within(options, where):
             hide(scores, options, scale, where)
         if found != ALL:
@@ -259,8 +258,15 @@ def fragment_scores(
         multiplier=multiplier,
         sink=sink,
         finish=finish,
+        fetches=change.fetches,
+        held=change.held,
+        fetch=change.fetch,
+        finish_held=finish_held,
         picks=picks,
         finish_picked=finish_picked,
+        keeps=keeping.keeps,
+        keep=keeping.keep,
+        growth=keeping.growth,
         weigh=weigh,
         slopes=slopes,
         weights=weights,

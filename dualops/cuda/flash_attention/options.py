@@ -12,9 +12,9 @@ from ...spec import Problem
 from ...spec.attention import OPTIONS, At, Chain, OptionVariant, Verbs, compose, variants
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
-from ..tile.numbers import numbers
+from ..tile.numbers import mul_wide_u32, numbers
 from ..tile.quick import bounded_quick_tanh
-from ..tile.storage import storage
+from ..tile.storage import fetch_global_b32, storage
 from ..user_functions import typed
 from ..views import strided
 
@@ -82,6 +82,11 @@ def _word(value: Any) -> Any:
     return np.uint64(int(value) & 0xFFFFFFFFFFFFFFFF)
 
 
+def _low(value: Any) -> Any:
+    """The same of 32 bits."""
+    return np.uint64(int(value) & 0xFFFFFFFF)
+
+
 def _verbs(dtype: str, gradient: bool) -> Verbs:
     mem, number = storage(dtype), storage(dtype).number
     num, quick = numbers(number), mem.itemsize == 2
@@ -105,6 +110,8 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         i32,
         wide,
         _word if SIMULATED else u64,
+        _low if SIMULATED else u32,
+        mul_wide_u32,
         where,
         max,
         min,
@@ -115,6 +122,7 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         _reader_at,
         partial(typed, number=number, quick=quick),
         gradient,
+        _fetcher,
     )
 
 
@@ -137,20 +145,32 @@ def _reader(dtype: str, rank: int) -> Callable[..., Any]:
     return {0: read_scalar, 1: read_row, 2: read_flag}[rank]
 
 
+@verb
+def _row(array, at):
+    """Where a Strided array has the row of a query."""
+    return i64(at.b) * array.strides[0] + i64(at.h) * array.strides[1] + i64(at.i) * array.strides[2]
+
+
+def _fetcher(dtype: str) -> tuple[Callable[..., Any], Any]:
+    """What fetches two neighbours at once of a Strided array of 16 bits, and what says which number each is."""
+
+    @verb
+    def fetch(array, at):
+        return fetch_global_b32(array.data, _row(array, at) + i64(at.j) - at.odd)
+
+    return fetch, storage(dtype).one_of_pair
+
+
 def _reader_at(dtype: str, order: str) -> Callable[..., Any]:
     """What reads an element of a Strided array along batch, head, query and key."""
     mem, STEP = storage(dtype), order == ""
 
     @verb
-    def row(array, at):
-        return i64(at.b) * array.strides[0] + i64(at.h) * array.strides[1] + i64(at.i) * array.strides[2]
-
-    @verb
     def read(array, at):
-        return mem.load(array.data, row(array, at) + i64(at.j) * (array.strides[3] if STEP else 1))
+        return mem.load(array.data, _row(array, at) + i64(at.j) * (array.strides[3] if STEP else 1))
 
     @verb
     def read_of_pair(array, at):
-        return mem.load_of_pair(array.data, row(array, at) + i64(at.j) - at.odd, at.odd)
+        return mem.load_of_pair(array.data, _row(array, at) + i64(at.j) - at.odd, at.odd)
 
     return read_of_pair if order == "pairs" else read

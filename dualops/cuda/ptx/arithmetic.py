@@ -111,6 +111,12 @@ def fma_rn(a, b, c):
     return np.float32(total)
 
 
+@instruction("(u32, u32) -> u64", "mul.wide.u32 {d}, {a}, {b};", section="9.7.1.3", pure=True)
+def mul_wide_u32(a, b):
+    """All 64 bits of the product."""
+    return int(a) * int(b)
+
+
 @instruction("(f32) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def bits_of_f32(x):
     """The 32 bits of a float."""

@@ -52,6 +52,12 @@ def ld_global_b32(x, index):
     return _ONE_WORD.unpack_from(x.bytes, x.first(index, 4 // x.itemsize) * x.itemsize)[0]
 
 
+@instruction("(global[i64]) -> u32", "ld.global.nc.b32 {d}, [{x}];", section="9.7.9.9")
+def fetch_global_b32(x, index):
+    """The same, begun where it stands: the compiler does not put it off until its word is needed."""
+    return _ONE_WORD.unpack_from(x.bytes, x.first(index, 4 // x.itemsize) * x.itemsize)[0]
+
+
 @instruction("(global[i64], i32, u32) -> (u32, u32, u32, u32)", _FILLED_B32 % _LOAD, section="9.7.9.8")
 def ld_global_v4_b32(x, index, keep, fill):
     """16 bytes as four words if `keep` is not zero, else four times `fill`."""

@@ -22,6 +22,7 @@ from ..ptx.arithmetic import (
     log_f64,
     max_f32,
     max_f64,
+    mul_wide_u32 as mul_wide_u32,
     pow_f64 as pow_f64,
     rcp_approx_ftz,
     sinpi_f64 as sinpi_f64,

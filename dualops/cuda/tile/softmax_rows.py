@@ -44,7 +44,7 @@ class SoftmaxRows(Namespace):
     scale: Callable[..., None]  # (acc, rescale)
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
-    divide: Callable[..., None]  # (acc, row_sum): by the totals; 0 where a row has seen nothing
+    divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
     # (row_max, row_sum, multiplier): row_max becomes the logarithm to base 2 of the sum of exponentials
     log2: Callable[..., None]
 
@@ -153,9 +153,9 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
 
     def divide_of(h: int) -> Callable[..., None]:
         @verb
-        def divide(acc, row_sum, _):
+        def divide(acc, row_sum, growth):
             seen = row_sum[h] != num.zero
-            inverse = num.one / row_sum[h] if seen else num.zero
+            inverse = growth / row_sum[h] if seen else num.zero
             for j in range(acc_quads):
                 acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * inverse if seen else num.zero
                 acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * inverse if seen else num.zero
@@ -169,8 +169,8 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
         scale_both(acc, rescale, 0)
 
     @verb
-    def divide(acc, row_sum):
-        divide_both(acc, row_sum, 0)
+    def divide(acc, row_sum, growth):
+        divide_both(acc, row_sum, growth)
 
     @verb
     def pack(probs, scores):

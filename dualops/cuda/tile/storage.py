@@ -23,6 +23,7 @@ from ..ptx.convert import (
     unpack_f16x2,
 )
 from ..ptx.memory import (
+    fetch_global_b32 as fetch_global_b32,
     ld_global_b32,
     ld_global_once_v2_f64,
     ld_global_once_v4_b32,
@@ -53,6 +54,7 @@ class Storage(Namespace):
     load_shared: Callable[..., None]  # (frag, at, smem, index): 16 bytes of a shared array of `element`
     load_once: Callable[..., None]  # load_vector, past L1
     load_of_pair: Callable[..., Any]  # (x, start, i): element start + i, start even; of 16 bits two are loaded at once
+    one_of_pair: Callable[..., Any] | None  # (bits, i): number i of two in 32 bits, in dtypes of 16 bits
 
 
 @cache
@@ -137,6 +139,7 @@ def _float64() -> Storage:
         vector=2,
         load=_load_element,
         load_of_pair=_load_one,
+        one_of_pair=None,
         store=_store_element,
         rounded=_same,
         load_vector=loading(ld_global_v2_f64),
@@ -185,6 +188,7 @@ def _float32() -> Storage:
         vector=4,
         load=_load_element,
         load_of_pair=_load_one,
+        one_of_pair=None,
         store=_store_element,
         rounded=_same,
         load_vector=loading(ld_global_v4_b32),
@@ -202,7 +206,11 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
 
     @verb
     def load_of_pair(x, index, odd):
-        first, second = unpack(ld_global_b32(x, index))
+        return one_of_pair(ld_global_b32(x, index), odd)
+
+    @verb
+    def one_of_pair(bits, odd):
+        first, second = unpack(bits)
         return second if odd else first
 
     @verb
@@ -254,6 +262,7 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         vector=8,
         load=load,
         load_of_pair=load_of_pair,
+        one_of_pair=one_of_pair,
         store=store,
         rounded=rounded,
         load_vector=loading(ld_global_v4_b32),

@@ -1,4 +1,6 @@
-"""The options of attention, each a record in a file of its own; `option.py` says what such a record is."""
+"""The options of attention, each a record in a file of its own; `option.py` says what such a record is, `chain.py`
+makes one of several.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from .alibi import ALIBI
 from .band import BAND, band
 from .bias import BIAS, broadcast_strides
 from .blocks import BLOCKS, SPEC_BLOCKS, BlockMask, lists_of
+from .chain import Chain, compose
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD, as_they_are
-from .option import UNBOUNDED, At, Chain, Option, OptionVariant, Verbs, compose, variants
+from .option import UNBOUNDED, At, Option, OptionVariant, Verbs, variants
 from .padding import PADDING
 from .sinks import SINKS
 from .softcap import SOFTCAP

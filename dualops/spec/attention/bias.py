@@ -22,7 +22,19 @@ def make(v: Verbs, facts: tuple[str, str]) -> Parts:
     def score(score, args, at):
         return score + read(args.bias, at)
 
-    return Parts(score=score, reads=True)
+    if v.fetcher is None or facts[1] != "pairs":
+        return Parts(score=score, reads=True)
+    fetch_pair, one_of_pair = v.fetcher(facts[0])
+
+    @v.verb
+    def fetch(args, at):
+        return fetch_pair(args.bias, at)
+
+    @v.verb
+    def fetched(score, args, pair, odd):
+        return score + one_of_pair(pair, odd)
+
+    return Parts(score=score, reads=True, fetch=fetch, fetched=fetched)
 
 
 def order(bias: ArrayMeta) -> str:

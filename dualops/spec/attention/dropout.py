@@ -3,7 +3,7 @@
 Key: the two halves of the 64-bit seed. Counter: 4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, and the halves of
 b * H + h. Of the four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, and of that the
 lower half where j // 8 is even, else the upper. So one call serves rows r and r + 8 of sixteen, and of sixteen columns
-two adjacent ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores (`weights`). The
+two adjacent ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores (`keeps`). The
 probability is dropped where these 16 bits are below t = round(2**16 * dropout_p), at most 2**16 - 1, else divided by
 the share that stays, 1 - t / 2**16.
 """
@@ -35,42 +35,47 @@ def probability(value: Any) -> float:
 
 
 def make(v: Verbs, on_device: bool) -> Parts:
-    number, word, where, philox, read = v.number, v.word, v.where, _philox(v), v.reader("int64", 0)
-    ZERO, HALF, MASK = number(0), word(16), word(0xFFFFFFFF)
+    word, low, where, philox, read = v.word, v.low, v.where, _philox(v), v.reader("int64", 0)
+    NOTHING, HALF = word(0), low(16)
 
     @v.verb
-    def upper(args, words):
-        return where(words >= word(args.threshold), args.scale, ZERO)
+    def upper(args, words, bit):
+        return where(words >= low(args.threshold), bit, NOTHING)
 
     @v.verb
-    def lower(args, words):
-        return upper(args, (words << HALF) & MASK)
+    def lower(args, words, bit):
+        return upper(args, low(words << HALF), bit)
 
     @v.verb
-    def weights(args, at):
+    def keeps(args, at):
         seed = word(read(args.seed)) if on_device else word(args.seed)
         row, column = word(at.i >> 4 << 3 | at.i & 7), word(at.j >> 4 << 2 | (at.j & 7) >> 1)
         a, b, c, d = philox(seed, column, row, word(at.b * args.heads + at.h))
-        near = lower(args, a), lower(args, b), lower(args, c), lower(args, d)
-        return near, (upper(args, a), upper(args, b), upper(args, c), upper(args, d))
+        near = lower(args, a, word(1)) | lower(args, b, word(2)) | lower(args, c, word(4)) | lower(args, d, word(8))
+        far = upper(args, a, word(16)) | upper(args, b, word(32)) | upper(args, c, word(64)) | upper(args, d, word(128))
+        return near | far
 
-    return Parts(weights=weights)
+    @v.verb
+    def growth(args):
+        return args.scale
+
+    return Parts(keeps=keeps, growth=growth)
 
 
 def _philox(v: Verbs):
-    word = v.word
-    MULTIPLY = (word(0xD2511F53), word(0xCD9E8D57))
-    WEYL = (word(0x9E3779B9), word(0xBB67AE85))
-    HALF, MASK = word(32), word(0xFFFFFFFF)
+    low, product = v.low, v.product
+    MULTIPLY = (low(0xD2511F53), low(0xCD9E8D57))
+    WEYL = (low(0x9E3779B9), low(0xBB67AE85))
+    HALF = v.word(32)
 
     @v.verb
     def philox(seed, c0, c1, c2):
-        k0, k1 = seed & MASK, seed >> HALF
-        c1, c2, c3 = c1 & MASK, c2 & MASK, c2 >> HALF
+        k0, k1 = low(seed), low(seed >> HALF)
+        c0, c1, c2, c3 = low(c0), low(c1), low(c2), low(c2 >> HALF)
         for _ in range(10):
-            p0, p1 = MULTIPLY[0] * c0, MULTIPLY[1] * c2
-            c0, c1, c2, c3 = (p1 >> HALF) ^ c1 ^ k0, p1 & MASK, (p0 >> HALF) ^ c3 ^ k1, p0 & MASK
-            k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+            p0, p1 = product(MULTIPLY[0], c0), product(MULTIPLY[1], c2)
+            c0, c1, c2, c3 = low(low(p1 >> HALF) ^ c1 ^ k0), low(p1), low(low(p0 >> HALF) ^ c3 ^ k1), low(p0)
+            k0, k1 = low(k0 + WEYL[0]), low(k1 + WEYL[1])
         return c0, c1, c2, c3
 
     return philox

@@ -28,6 +28,7 @@ from dualops.cuda.ptx.arithmetic import (
     max_f64,
     mul_rn,
     mul_rn_f64,
+    mul_wide_u32,
     opaque_f32,
     opaque_i32,
     rcp_approx_ftz,
@@ -50,6 +51,7 @@ from dualops.cuda.ptx.convert import (
 )
 from dualops.cuda.ptx.memory import (
     atom_add_i64,
+    fetch_global_b32,
     ld_global_b32,
     ld_global_once_v2_b32,
     ld_global_once_v2_f64,
@@ -185,6 +187,14 @@ def _max():
                 numbers = sorted((x for x in (a, b) if x == x), key=lambda x: (x, math.copysign(1, x)))
                 assert same(larger(a, b), numbers[-1] if numbers else NAN), (larger, a, b)
     assert float(max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
+
+
+@of("mul_wide_u32")
+def _all_bits_of_a_product():
+    for a in (0, 1, 3, 2**16, 2**31 + 5, 2**32 - 1):
+        for b in (0, 7, 0xD2511F53, 2**32 - 1):
+            digits = sum((a >> n & 1) * (b << n) for n in range(32))
+            assert mul_wide_u32(a, b) == digits
 
 
 @of("mul_rn", "add_rn", "sub_rn")
@@ -355,12 +365,13 @@ def _words():
             assert y.tobytes() == before
 
 
-@of("ld_global_b32")
+@of("ld_global_b32", "fetch_global_b32")
 def _word_of_what_is_read_alone():
     for dtype, each in ((np.float32, 1), (np.uint16, 2)):
         x = aligned(16, dtype)
         for place in range(8):
-            assert ld_global_b32(Pointer(x, "x"), place * each) == struct.unpack_from("<I", x.tobytes(), 4 * place)[0]
+            for load in (ld_global_b32, fetch_global_b32):
+                assert load(Pointer(x, "x"), place * each) == struct.unpack_from("<I", x.tobytes(), 4 * place)[0]
 
 
 @of("ld_global_once_v2_b32", "st_global_v2_b32")

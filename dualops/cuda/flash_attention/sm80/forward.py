@@ -117,12 +117,13 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
+            kept = score.keeps(options, where)
             score.finish(scores, options, scale, where)
             rows.new_max(new_max, scores, row_max)
             rows.rescale_of(rescale, row_max, new_max, multiplier)
             rows.exp2(scores, row_max, multiplier)
             rows.add(row_sum, scores, rescale)
-            score.weigh(scores, options, where)
+            score.keep(scores, kept)
             rows.scale(acc, rescale)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
@@ -131,7 +132,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             i, n0 = u32(i + u32(1)), n1
 
         rows.total(row_sum)
-        rows.divide(acc, row_sum)
+        rows.divide(acc, row_sum, score.growth(options))
         rows.log2(row_max, row_sum, multiplier)
         upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
         if with_lse:

@@ -158,6 +158,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
         else:
             role.consume()
             scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
+            held = score.held()  # nothing: products are not changed here
             row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
             turn.begin(warpgroup)
             task, _ = get(slots.numbers, ticket.take(slots, piece))
@@ -183,7 +184,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)
                     qk.wait_but_one(scores)
                     tile = visits.before(tile, task, options)
-                    visits.finish(scores, options, scale, where, picks)
+                    visits.finish(scores, held, options, scale, where, picks)
                     gradient.probs(scores, options, scale, where, row_base)
                     dov.wait(d_probs)
                     v_pipe.release(v_bars, i)
@@ -206,7 +207,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         adds = i32(1)
                         qk.wait_but_one(scores)
                         tile = visits.before(tile, task, options)
-                        visits.finish(scores, options, scale, where, picks)
+                        visits.finish(scores, held, options, scale, where, picks)
                         gradient.probs(scores, options, scale, where, row_base)
                         dov.wait(d_probs)
                         v_pipe.release(v_bars, i)

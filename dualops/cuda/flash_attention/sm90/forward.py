@@ -165,7 +165,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         else:
             role.consume()
             multiplier = score.multiplier(scale)
-            scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
+            scores, acc, probs, held = qk.fragment(), pv.fragment(), pv.left(), score.held()
             row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
             turn.begin(warpgroup)
             task, column = get(slots.numbers, ticket.take(slots, piece))
@@ -182,22 +182,29 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     tile = visits.last(task, options)
                     where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, tile)
+                    score.fetch(held, options, where)
                     stage = k_pipe.wait(k_bars, i)
                     qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
+                    kept = score.keeps(options, where)
                     qk.wait(scores)
                     k_pipe.release(k_bars, i)
                     tile = visits.before(tile, task, options)
-                    visits.finish(scores, options, scale, where, picks)
+                    visits.finish(scores, held, options, scale, where, picks)
+                    if score.fetches:  # for the next tile, or where there is none for this one again
+                        n0 = tile.n0 if task.count != u32(1) else where.n0
+                        where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                        score.fetch(held, options, where)
                     rows.new_max(new_max, scores, row_max)
                     rows.rescale_of(rescale, row_max, new_max, multiplier)
                     rows.exp2(scores, row_max, multiplier)
                     rows.add(row_sum, scores, rescale)
-                    score.weigh(scores, options, where)
+                    score.keep(scores, kept)
                     rows.pack(probs, scores)
                     adds, end = i32(0), u32(i + task.count)
                     i = k_pipe.next(i)
                     while i != end:
-                        where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
+                        if not score.fetches:
+                            where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
                         turn.take(warpgroup)
@@ -206,15 +213,20 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         pv.add(acc, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
                         turn.give(warpgroup)
                         adds = i32(1)
+                        kept = score.keeps(options, where)
                         qk.wait_but_one(scores)
                         k_pipe.release(k_bars, i)
                         tile = visits.before(tile, task, options)
-                        visits.finish(scores, options, scale, where, picks)
+                        visits.finish(scores, held, options, scale, where, picks)
+                        if score.fetches:
+                            n0 = tile.n0 if k_pipe.next(i) != end else where.n0
+                            where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
+                            score.fetch(held, options, where)
                         rows.new_max(new_max, scores, row_max)
                         rows.rescale_of(rescale, row_max, new_max, multiplier)
                         rows.exp2(scores, row_max, multiplier)
                         rows.add(row_sum, scores, rescale)
-                        score.weigh(scores, options, where)
+                        score.keep(scores, kept)
                         settle(row_sum[0] + row_sum[1])
                         pv.wait(acc)
                         v_pipe.release(v_bars, i - 1)
@@ -234,7 +246,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         for n in range(pv.size):
                             acc[n] = num.zero
                 rows.total(row_sum)
-                rows.divide(acc, row_sum)
+                rows.divide(acc, row_sum, score.growth(options))
                 rows.log2(row_max, row_sum, multiplier)
                 upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
                 if with_lse and column == 0:

@@ -1,0 +1,105 @@
+"""How products of a tile become scores: through the options, in the registers of whoever multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...spec.attention import At
+from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..tile.unrolled import one_after_another
+from .fragment_places import Places, my_row
+from .options import OptionChain
+
+
+class FragmentChanges(Namespace):
+    """The verbs, for quads of scores."""
+
+    fetches: bool  # whether there is anything to fetch
+    held: Callable[..., Any]  # () -> a local array for what options read that can be read before there are scores
+    fetch: Callable[..., None]  # (held, options, where): reading begins
+    through: Callable[..., None]  # (scores, options, scale, where)
+    through_held: Callable[..., None]  # (scores, held, options, scale, where): the same, of what was fetched
+
+
+def fragment_changes(
+    chain: OptionChain, places: Places, groups: list[tuple[int, int]], *, apart: bool, fetches: bool
+) -> FragmentChanges:
+    """groups: first and end of the quads whose loop is left to the compiler. apart: as in `fragment_scores`."""
+    quads = groups[-1][1]
+
+    def changed(place: Callable[..., At], first: int, end: int) -> Callable[..., None]:
+        @verb
+        def change(scores, options, scale, where):
+            for j in range(first, end):
+                for h in range(2):
+                    row, key = i32(my_row() + 8 * h), places.first(where)
+                    distance = places.ahead(where, row, key)
+                    for e in range(2):
+                        at = place(where, row, key, 8 * j + e, distance)
+                        scores[4 * j + 2 * h + e] = chain.score(scores[4 * j + 2 * h + e] * scale, options, at)
+
+        return change
+
+    change, change_inside = (
+        one_after_another([changed(make, *group) for group in groups]) for make in (places.at, places.at_inside)
+    )
+
+    def changed_held(first: int, end: int) -> Callable[..., None]:
+        @verb
+        def change(both, options, scale, where):
+            scores, held = both
+            for j in range(first, end):
+                for h in range(2):
+                    row, key = i32(my_row() + 8 * h), places.first(where)
+                    distance = places.ahead(where, row, key)
+                    for e in range(2):
+                        at = places.at(where, row, key, 8 * j + e, distance)
+                        score = scores[4 * j + 2 * h + e] * scale
+                        scores[4 * j + 2 * h + e] = chain.score_fetched(score, options, at, held[2 * j + h], e)
+
+        return change
+
+    def fetched(place: Callable[..., At], first: int, end: int) -> Callable[..., None]:
+        @verb
+        def fetch_some(held, options, scale, where):
+            for j in range(first, end):
+                for h in range(2):
+                    row, key = i32(my_row() + 8 * h), places.first(where)
+                    held[2 * j + h] = chain.fetch(options, place(where, row, key, 8 * j, f32(0)))
+
+        return fetch_some
+
+    change_held = one_after_another([changed_held(*group) for group in groups])
+    fetch_some, fetch_inside = (
+        one_after_another([fetched(make, *group) for group in groups]) for make in (places.at, places.at_inside)
+    )
+    WORDS = 2 * quads if fetches else 1
+
+    @verb
+    def held():
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def fetch(held, options, where):
+        if fetches:
+            if places.inside(where):
+                fetch_inside(held, options, f32(1), where)
+            else:
+                fetch_some(held, options, f32(1), where)
+
+    @verb
+    def through(scores, options, scale, where):
+        if apart and chain.reads and places.inside(where):
+            change_inside(scores, options, scale, where)
+        else:
+            change(scores, options, scale, where)
+
+    @verb
+    def through_held(scores, held, options, scale, where):
+        if fetches:
+            change_held((scores, held), options, scale, where)
+        else:
+            through(scores, options, scale, where)
+
+    return FragmentChanges(fetches=fetches, held=held, fetch=fetch, through=through, through_held=through_held)

@@ -1,0 +1,284 @@
+"""All options of a problem as one: a chain of functions, made of those of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from .option import UNBOUNDED, At, OptionVariant, Parts, Verbs
+
+
+class Chain(NamedTuple):
+    """All options of a problem as one. `args` is the tuple of their arguments, in order.
+
+    Queries m0 to m1 and keys n0 to n1 (ends excluded) are a tile of at least one; `offset` is the position of query 0.
+    """
+
+    score: Callable[..., Any]  # (score, args, at) -> score
+    fetch: Callable[..., Any] | None  # (args, at) -> a word, as in Parts
+    score_fetched: Callable[..., Any] | None  # (score, args, at, word, odd) -> score: the same, by what was fetched
+    slope: Callable[..., Any]  # (score, args, at) -> d score(score) / d score
+    keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
+    queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
+    pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
+    keeps: Callable[..., Any]  # (args, at) -> eight bits, as in Parts
+    growth: Callable[..., Any]  # (args) -> number
+    weights: Callable[..., Any]  # (args, at) -> twice four numbers, of eight probabilities
+    sink: Callable[..., Any]  # (args, h) -> number; -inf where there is no sink
+    visible: Callable[..., Any]  # (args, at) -> bool: by ranges and by picks
+    weight: Callable[..., Any]  # (args, at) -> number: the one of eight that is of this score
+    key_range: Callable[..., Any]  # (args, m0, m1, offset, Sk) -> first, end of what some of the queries may see
+    query_range: Callable[..., Any]  # (args, n0, n1, offset, Sq) -> first, end of what may see some of the keys
+    full: Callable[..., Any]  # (args, m0, m1, n0, n1, offset, Sq, Sk) -> bool: whether all are there and see all
+    within: Callable[..., Any]  # the same as far as ranges tell, whatever picks say
+    scores: bool  # whether some option changes scores,
+    fetches: bool  # by what can be fetched before,
+    bends: bool  # with a slope that may be other than 1,
+    picks: bool  # some mask picks pairs,
+    weighs: bool  # whether probabilities have a weight,
+    sinks: bool  # and rows a sink
+    reads: bool  # whether scores read an array at their places
+
+
+def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
+    """The chain of the options that a problem has, made of functions for the place that `verbs` are for."""
+    parts = [option.make(verbs, facts) for option, facts in having]
+    joined = _nothing(verbs)
+    for index, own in enumerate(parts):
+        joined = _joined(joined, own, index, verbs)
+
+    def some(name: str) -> bool:
+        return any(getattr(own, name) is not None for own in parts)
+
+    picks, weighs, weights = some("pick"), some("keeps"), _weights(joined, verbs)
+    known = {name: part for name, part in joined._asdict().items() if name not in ("fetch", "fetched")}
+    return Chain(
+        **known,
+        visible=_visible(joined, verbs),
+        weights=weights,
+        weight=_weight(weights, verbs, weighs),
+        **_of_tiles(joined, verbs, picks),
+        scores=some("score"),
+        **_fetched(parts, verbs),
+        bends=some("slope"),
+        picks=picks,
+        weighs=weighs,
+        sinks=some("sink"),
+    )
+
+
+def _nothing(verbs: Verbs) -> Parts:
+    """What a problem without options has, of the arguments of all options, as have `_joined` and all below."""
+    ONE, NOTHING, ALL, integer = verbs.number(1), verbs.number(-inf), verbs.word(0xFF), verbs.integer
+
+    @verbs.verb
+    def score(score, args, at):
+        return score
+
+    @verbs.verb
+    def slope(score, args, at):
+        return ONE
+
+    @verbs.verb
+    def within(args, own, opposite, count):
+        return integer(0), integer(count)
+
+    @verbs.verb
+    def pick(args, at):
+        return True
+
+    @verbs.verb
+    def keeps(args, at):
+        return ALL
+
+    @verbs.verb
+    def growth(args):
+        return ONE
+
+    @verbs.verb
+    def sink(args, h):
+        return NOTHING
+
+    return Parts(score, slope, within, within, pick, keeps, growth, sink)
+
+
+def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
+    """With one more option, whose arguments are number INDEX."""
+    joined = earlier._replace(reads=earlier.reads or own.reads)
+    if own.score is not None:
+
+        @verbs.verb
+        def score(score, args, at):
+            return own.score(earlier.score(score, args, at), args[INDEX], at)
+
+        joined = joined._replace(score=score)
+    if own.slope is not None:
+
+        @verbs.verb
+        def slope(score, args, at):
+            return earlier.slope(score, args, at) * own.slope(earlier.score(score, args, at), args[INDEX], at)
+
+        joined = joined._replace(slope=slope)
+    if own.keys is not None:
+        joined = joined._replace(keys=_overlap(earlier.keys, own.keys, INDEX, verbs))
+    if own.queries is not None:
+        joined = joined._replace(queries=_overlap(earlier.queries, own.queries, INDEX, verbs))
+    if own.pick is not None:
+
+        @verbs.verb
+        def pick(args, at):
+            return earlier.pick(args, at) & own.pick(args[INDEX], at)
+
+        joined = joined._replace(pick=pick)
+    if own.keeps is not None:
+
+        @verbs.verb
+        def keeps(args, at):
+            return earlier.keeps(args, at) & own.keeps(args[INDEX], at)
+
+        @verbs.verb
+        def growth(args):
+            return earlier.growth(args) * own.growth(args[INDEX])
+
+        joined = joined._replace(keeps=keeps, growth=growth)
+    if own.sink is not None:
+
+        @verbs.verb
+        def sink(args, h):
+            return own.sink(args[INDEX], h)
+
+        joined = joined._replace(sink=sink)
+    return joined
+
+
+def _fetched(parts: Sequence[Parts], verbs: Verbs) -> dict[str, Any]:
+    """What scores go through where one option fetches."""
+
+    @verbs.verb
+    def score(score, args, at, word, odd):
+        return score
+
+    def then_fetched(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int) -> Callable[..., Any]:
+        @verbs.verb
+        def score(score, args, at, word, odd):
+            return own(earlier(score, args, at, word, odd), args[INDEX], word, odd)
+
+        return score
+
+    def then(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int) -> Callable[..., Any]:
+        @verbs.verb
+        def score(score, args, at, word, odd):
+            return own(earlier(score, args, at, word, odd), args[INDEX], at)
+
+        return score
+
+    fetching = [index for index, own in enumerate(parts) if own.fetch is not None]
+    if len(fetching) != 1:
+        return {"fetch": None, "score_fetched": None, "fetches": False}
+    (THE_ONE,) = fetching
+    own_fetch = parts[THE_ONE].fetch
+
+    @verbs.verb
+    def fetch(args, at):
+        return own_fetch(args[THE_ONE], at)
+
+    for index, own in enumerate(parts):
+        if own.score is not None:
+            score = then_fetched(score, own.fetched, index) if index == THE_ONE else then(score, own.score, index)
+    return {"fetch": fetch, "score_fetched": score, "fetches": True}
+
+
+def _overlap(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int, verbs: Verbs) -> Callable[..., Any]:
+    """What two ranges have in common."""
+    larger, smaller = verbs.larger, verbs.smaller
+
+    @verbs.verb
+    def common(args, row, opposite, count):
+        first, end = earlier(args, row, opposite, count)
+        own_first, own_end = own(args[INDEX], row, opposite, count)
+        return larger(first, own_first), smaller(end, own_end)
+
+    return common
+
+
+def _visible(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
+    """Masks as one question about a pair that is there."""
+
+    @verbs.verb
+    def visible(args, at):
+        first, end = parts.keys(args, at.i, at.position, UNBOUNDED)
+        return (at.j >= first) & (at.j < end) & parts.pick(args, at)
+
+    return visible
+
+
+def _weights(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
+    """The weights of eight probabilities."""
+    ZERO, word, where = verbs.number(0), verbs.word, verbs.where
+
+    @verbs.verb
+    def one(kept, bit, growth):
+        return where(kept & word(bit) != word(0), growth, ZERO)
+
+    @verbs.verb
+    def weights(args, at):
+        kept, growth = parts.keeps(args, at), parts.growth(args)
+        near = one(kept, 1, growth), one(kept, 2, growth), one(kept, 4, growth), one(kept, 8, growth)
+        return near, (one(kept, 16, growth), one(kept, 32, growth), one(kept, 64, growth), one(kept, 128, growth))
+
+    return weights
+
+
+def _weight(weights: Callable[..., Any], verbs: Verbs, weighs: bool) -> Callable[..., Any]:
+    """The weight of one probability."""
+    ONE, integer, where = verbs.number(1), verbs.integer, verbs.where
+
+    @verbs.verb
+    def one(args, at):
+        return ONE
+
+    @verbs.verb
+    def one_of_four(four, below, right):
+        a, b, c, d = four
+        return where(below == 0, where(right == 0, a, b), where(right == 0, c, d))
+
+    @verbs.verb
+    def weight(args, at):
+        below, further, right = at.i & 8, at.j & 8, at.j & 1
+        i, j, position = integer(at.i - below), integer(at.j - further - right), integer(at.position - below)
+        near, far = weights(args, At(at.b, at.h, i, j, position, at.distance, 0))
+        return where(further == 0, one_of_four(near, below, right), one_of_four(far, below, right))
+
+    return weight if weighs else one
+
+
+def _of_tiles(parts: Parts, verbs: Verbs, picks: bool) -> dict[str, Any]:
+    """What the ranges of the first and the last row say of a tile."""
+    integer, ANY_MAY_BE_HIDDEN = verbs.integer, picks
+
+    @verbs.verb
+    def key_range(args, m0, m1, offset, Sk):
+        first, _ = parts.keys(args, integer(m0), integer(m0 + offset), Sk)
+        _, end = parts.keys(args, integer(m1 - 1), integer(m1 - 1 + offset), Sk)
+        return first, end
+
+    @verbs.verb
+    def query_range(args, n0, n1, offset, Sq):
+        first, _ = parts.queries(args, integer(n0), integer(n0 - offset), Sq)
+        _, end = parts.queries(args, integer(n1 - 1), integer(n1 - 1 - offset), Sq)
+        return first, end
+
+    @verbs.verb
+    def full(args, m0, m1, n0, n1, offset, Sq, Sk):
+        if ANY_MAY_BE_HIDDEN:
+            return False
+        return within(args, m0, m1, n0, n1, offset, Sq, Sk)
+
+    @verbs.verb
+    def within(args, m0, m1, n0, n1, offset, Sq, Sk):
+        _, end = parts.keys(args, integer(m0), integer(m0 + offset), Sk)
+        first, _ = parts.keys(args, integer(m1 - 1), integer(m1 - 1 + offset), Sk)
+        return (m1 <= Sq) & (n0 >= first) & (n1 <= end)
+
+    return {"key_range": key_range, "query_range": query_range, "full": full, "within": within}
