@@ -93,8 +93,8 @@ class Sm90Config:
 MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned, and of 64 keys: softcap 346 (112 not in turns 311), ALiBi 540 (in turns 524), dropout 328 (64: 299), bias
-# 306; 642 without options
+# tuned: softcap 388 (112 keys: 363), ALiBi 508, dropout 331 (96: 316), bias 417 to 468 (96: 401 to 431, 64: 364); 660
+# without options
 KEYS_BESIDE = {"softcap": 128, "alibi": 112, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "bias", "dropout")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32

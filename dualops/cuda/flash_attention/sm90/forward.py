@@ -16,8 +16,9 @@ one thread of another warpgroup loads.
                                                   next piece begins
 
 Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
-which may take turns to start theirs. Scores never leave registers: as accumulators lie, two and two packed, they are
-the left factor of the next product. While consumers are at 9, the producer loads what comes next.
+which may take turns to start theirs. What options read is fetched a tile ahead; which probabilities a dropout keeps is
+found beside 4, and at 9 they grow by its share. Scores never leave registers: as accumulators lie, two and two packed,
+they are the left factor of the next product. While consumers are at 9, the producer loads what comes next.
 
 Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
 query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
