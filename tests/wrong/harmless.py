@@ -18,14 +18,16 @@ HARMLESS = {
     "it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_(fused|dkv)_sm90 companion\.leave > bar_warp_sync: left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
+    r"flash_attention_dkv_sm90 thirds: register_mma\.wait > wgmma_wait_group_n64#2: left out": "sums of parts "
+    "were waited for and collected in the loop: nothing is under way there",
     r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"flash_attention_fused_sm90 warpgroup_mma\.wait > wgmma_wait_group_n64#1: left out": "nothing is under way there: "
     "it tells the assembler that dq's registers are free",
     r"flash_attention_fused_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_commit#3: left out": "dq's "
     "product is then of the group of dk's, which is waited for with it",
-    r"flash_attention_(dq_)?sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5): i \+ 1": "Q has one "
-    "stage, which a release finds by any number",
+    r"flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5): i \+ 1": "Q has "
+    "one stage, which a release finds by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

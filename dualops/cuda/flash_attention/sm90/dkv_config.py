@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..columns import lane_columns
-from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many
+from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
 WHOLE = 1024  # a multiple of which tiles begin at
@@ -34,13 +34,14 @@ class DkvTiles(NamedTuple):
 class DkvConfig:
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    beside: dS.T is made beside the product for dv, which takes registers.
+    beside: dS.T is made beside the product for dv, which takes registers. thirds: as `Sm90Config` has it.
     """
 
     consumers: int
     block_q: int
     stages: int = 2
     beside: bool = True
+    thirds: bool = False
 
     @property
     def block_kv(self) -> int:
@@ -53,6 +54,7 @@ class DkvConfig:
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
+        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
         k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
         q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
         q_steps, do_steps = (Operand(self.block_q, width, 2, 128, "mn") for width in (D, Dv))
