@@ -18,9 +18,25 @@ HARMLESS = {
     "it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_(fused|dkv)_sm90 companion\.leave > bar_warp_sync: left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
+    r"flash_attention_dkv_sm90 thirds: register_mma\.wait > wgmma_wait_group_n64#2: left out": "sums of parts "
+    "were waited for and collected in the loop: nothing is under way there",
+    r"flash_attention_dkv_apart_sm90 loads_of\.load > pipeline\.claim > mbarrier_wait_cta: one mbarrier for all": "of "
+    "two stages it waits for the first, whose tile is released after lse and delta of the one behind it have been read",
+    r"flash_attention_dkv_apart_sm90 build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#1: (left out|"
+    r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
+    r"flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
+    r"companion\.leave > bar_warp_sync#2): left out": "of two stages, one is filled again when P of that tile and "
+    "of the next has been read: so a place of two is free when the tile that fills it is there",
+    r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]: left out": "as of dkv_sm90",
+    r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: (left out|the next mbarrier)|#4: "
+    r"(left out|one mbarrier for all))": "who has dk reads Q after P, and that was made of Q",
+    r"flash_attention_dkv_apart_sm90 build_dkv_apart\.take_probs > handover\.take > mbarrier_wait_cta#1: the "
+    "next mbarrier": "what is handed over next comes after it",
+    r"flash_attention_dkv_apart_sm90 register_mma\.add > wgmma_fence#[13]: left out": "K @ Q.T or V @ dO.T was started "
+    "just before it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "
     "for the tile before, which is released without it, and after the one that was in this stage",
-    r"(flash_attention_(dq_)?sm90 (boxes: pipeline\.release#4|.* over Q: pipeline\.release#5)|"
+    r"(flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5)|"
     r"retention_sm90 pipeline\.release#1): i \+ 1": "Q has one stage, which a release finds by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for

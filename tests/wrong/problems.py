@@ -24,6 +24,8 @@ from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
+    float32 as attention_float32,
+    float32_backward as attention_float32_backward,
     fused as attention_fused,
     fused_launch as attention_fused_launch,
 )
@@ -183,10 +185,14 @@ def _attention() -> Iterator[Problem]:
         configs = (alone(attention_sm90, config), *NONE_ANEW)
         yield Problem("flash_attention_sm90", operator, False, "sm90", case, configs=configs)
     # tiles of keys that fill each stage twice; results of two boxes
-    for dtype, block_kv, (Sq, Sk, D, Dv) in (("bfloat16", 32, (70, 100, 32, 72)), ("float32", 16, (20, 50, 32, 40))):
+    for name, dtype, config, (Sq, Sk, D, Dv) in (
+        ("four tiles", "bfloat16", AttentionSm80Config(1, 32), (70, 100, 32, 72)),
+        ("two strips", "bfloat16", AttentionSm80Config(1, 32, strips=2), (140, 100, 32, 72)),
+        ("four tiles", "float32", AttentionSm80Config(1, 16), (20, 50, 32, 40)),
+    ):
         shapes = {"q": (1, 1, Sq, D), "k": (1, 1, Sk, D), "v": (1, 1, Sk, Dv)}
-        case = Case("four tiles", dtype, shapes, {"return_lse": True})
-        configs = (alone(attention_sm80, AttentionSm80Config(1, block_kv)), *NONE_ANEW)
+        case = Case(name, dtype, shapes, {"return_lse": True})
+        configs = (alone(attention_sm80, config), *NONE_ANEW)
         yield Problem("flash_attention_sm80", "flash_attention", False, "sm80", case, configs=configs)
 
 
@@ -224,18 +230,35 @@ def _attention_gradient() -> Iterator[Problem]:
         ("dkv", "boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
         ("dkv", *seen_less, DkvConfig(1, 16, beside=False)),
         ("dkv_apart", "boxes", "flash_attention", DKV_FEWER, {}, DkvApartConfig(16, 2)),
-        ("dkv_apart", *seen_less, DkvApartConfig(16, 2, places=1, beside=False, exact=True)),
+        ("dkv_apart", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
     ):
         chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
+    yield from _attention_in_thirds()
     shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
     for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
         yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
+
+
+def _attention_in_thirds() -> Iterator[Problem]:
+    """sm90's of float32, forward and its gradient: pieces and tiles as of 16 bits."""
+    config = AttentionSm90Config(1, 16, q_stages=1, thirds=True)
+    case = Case("thirds", "float32", FEWER, {"return_lse": True})
+    changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NONE_ANEW)
+    yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
+    pair = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
+    changes = ((attention_float32_backward, {"thirds_configs": lambda *_: (pair, "alone")}), *NONE_ANEW)
+    for kernel, shapes in (
+        ("flash_attention_dq_sm90", {**DKV_FEWER, "q": FEWER["q"]}),
+        ("flash_attention_dkv_sm90", DKV_FEWER),
+    ):
+        case = Case("thirds", "float32", shapes, {"return_lse": True})
+        yield Problem(kernel, "flash_attention", True, "sm90", case, configs=changes)
 
 
 def _retention() -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 naive.py   the unfused idea: all scores, softmax, product, each a kernel
 simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 sm80       the same on tensor cores, by a warp's products: 16-bit dtypes and their gradient, and float32 in two parts
-sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16-bit dtypes; and the gradient
+sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16 bits, float32 in three parts, and gradients
 blocks.py  which tiles of keys a mask_mod shows, made once
 """
 
@@ -19,7 +19,7 @@ from ..public import calls
 from . import naive, simt, sm80, sm90
 from .blocks import block_mask as block_mask
 from .sm80 import backward as sm80_backward
-from .sm90 import backward as sm90_backward
+from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
 
 RUNGS = SPEC.rungs
 
@@ -87,12 +87,14 @@ def flash_attention(
     where Sq is up to 64. A row of it that comes out NaN or infinite under a mask, though its lse is finite, is made
     again without tensor cores, which is slow: where v has a NaN that queries see, all those rows. Where Sq is up to 64
     sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their order what they
-    find; heads of a group then read their keys once. On GPUs from Ampere on the rung sm80 serves what is left of 16-bit
-    dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to 256 (Dv of
-    float32: 192), scale above 0, beside Dv above 128 no bias and one option that costs registers; there too rows are
-    made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1) floats; sm80
-    and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt
-    (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
+    find; heads of a group then read their keys once. float32 it serves where Sq is above 64 and D and Dv are to 128, of
+    any strides, with float32's error: as three parts of bfloat16 each, which a pass writes first. On GPUs from Ampere
+    on the rung sm80 serves what is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with
+    float32's error: D and Dv to 256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
+    that costs registers; there too rows are made again. Beside its results sm90 needs a counter of 8 bytes, and for
+    each part B * H * Sq * (Dv + 1) floats; of float32 6 bytes for each number of q, k and v, whose rows count as whole
+    64s; sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for
+    simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
@@ -136,13 +138,14 @@ def flash_attention_backward(
     there are sinks, each in the dtype of its input. Bit-equal from run to run: each sum has one order.
     On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 256, where scale is above 0 and rows of
     q, k, v and do lie at multiples of 16 bytes, but of heads wider than 128 with five options and more, one of them a
-    bias or dropout; dbias and dsinks are simt's. A row of them that comes out NaN or infinite is made again without
-    tensor cores, which is slow: after an overflow, all rows. On GPUs from Ampere on the rung sm80 makes them of what is
-    left of 16-bit dtypes, D and Dv to 128, of the same scales, where D + Dv is above 192 with one option that costs
-    registers; there too rows are made again. Elsewhere simt serves.
+    bias or dropout; and of float32, as forward does, D and Dv to 64, where Sq and Sk are above 64; dbias and dsinks are
+    simt's. A row of them that comes out NaN or infinite is made again without tensor cores, which is slow: after an
+    overflow, all rows. On GPUs from Ampere on the rung sm80 makes them of what is left of 16-bit dtypes, D and Dv to
+    128, of the same scales, where D + Dv is above 192 with one option that costs registers; there too rows are made
+    again. Elsewhere simt serves.
     Beside its results simt needs delta, as large as lse, and so does sm80; sm90 that and a counter of 8 bytes, and
-    where one kernel makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it); naive
-    twice B * H * Sq * Sk scores.
+    where one kernel makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it), of float32 6 bytes
+    for each number of q, k, v and do; naive twice B * H * Sq * Sk scores.
     out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """
 
@@ -200,6 +203,7 @@ def flash_attention_varlen_backward(
 
 FORWARD = (
     sm90.forward_choices,
+    sm90_float32.forward_choices,
     sm80.forward_choices,
     simt.forward_choices,
     sm80.float32_choices,
@@ -207,6 +211,7 @@ FORWARD = (
 )
 BACKWARD = (
     sm90_backward.backward_choices,
+    sm90_float32_backward.backward_choices,
     sm80_backward.backward_choices,
     simt.backward_choices,
     naive.backward_choices,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.numbers import numbers
-from ..tile.softmax_rows import PAIRS
+from ..tile.softmax_rows import pairs_of
 from ..tile.unrolled import one_after_another
 from .options import OptionChain
 
@@ -28,8 +28,8 @@ class GradientOfKeys(Namespace):
 
 
 def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOfKeys:
-    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16"."""
-    num, pack_two, eights = numbers(f32), PAIRS[dtype], range(0, columns // 2, 8)
+    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`."""
+    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
 
     def probabilities_from(first: int) -> Callable[..., None]:
         @verb
@@ -43,9 +43,9 @@ def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOf
                 for e in range(2):
                     scores[2 * n + e] = num.exp2(scores[2 * n + e] * multiplier - lse[(n - first // 2) // 2 * 2 + e])
                 if chain.weighs:
-                    packed[n] = pack_two(scores[2 * n] * weights[2 * n], scores[2 * n + 1] * weights[2 * n + 1])
+                    put(packed, n, scores[2 * n] * weights[2 * n], scores[2 * n + 1] * weights[2 * n + 1])
                 else:
-                    packed[n] = pack_two(scores[2 * n], scores[2 * n + 1])
+                    put(packed, n, scores[2 * n], scores[2 * n + 1])
 
         return some
 
@@ -70,7 +70,7 @@ def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOf
         @verb
         def some(packed, values, _, __):
             for n in range(first // 2, first // 2 + 4):
-                packed[n] = pack_two(values[2 * n], values[2 * n + 1])
+                put(packed, n, values[2 * n], values[2 * n + 1])
 
         return some
 

@@ -43,7 +43,7 @@ class Handover(Namespace):
     hand: Callable[..., None]  # (barriers, i): the lanes of my warp have put theirs
     take: Callable[..., Any]  # (barriers, i) -> place: wait until it has been filled
     get: Callable[..., None]  # (values, smem, place, n): eight numbers, from number n on, a constant
-    free: Callable[..., None]  # (barriers, i): the lanes of my warp have got theirs
+    free: Callable[..., None]  # (barriers, i): all lanes of my warp have got theirs, as after the wait for a product
 
 
 def handover_bytes(size: int, places: int, exact: bool) -> int:
@@ -109,7 +109,6 @@ def handover(at: int, size: int, places: int, exact: bool) -> Handover:
 
     @verb
     def free(barriers, i):
-        bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
 

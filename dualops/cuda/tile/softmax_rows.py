@@ -23,6 +23,8 @@ from ..ptx.arithmetic import bits_of_f32, settle as settle, settle_bits
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from .numbers import numbers
 from .rows import lane_reductions
+from .thirds import put_parts
+from .unrolled import one_after_another
 
 ROWS = 2  # of a thread
 LANES = 4  # that share a row
@@ -49,61 +51,98 @@ class SoftmaxRows(Namespace):
     log2: Callable[..., None]
 
 
-def _both(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
-    """A verb of three arguments for the one row, then the other: a loop over both would be too long to be unrolled."""
-    upper, lower = of_row(0), of_row(1)
+@cache
+def pairs_of(dtype: str, words: int) -> Callable[..., None]:
+    """The verb (packed, j, a, b): two numbers to word j of so many; of "float32", to one of so many for each part."""
+    pack_two: Any = PAIRS.get(dtype)
 
     @verb
-    def both(a, b, c):
-        upper(a, b, c)
-        lower(a, b, c)
+    def put(packed, j, a, b):
+        packed[j] = pack_two(a, b)
 
-    return both
+    @verb
+    def put_all_parts(packed, j, a, b):
+        put_parts(packed, j, words, a, b)
+
+    return put_all_parts if dtype == "float32" else put
+
+
+def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[..., None]:
+    """A verb of three arguments for one row after the other: a loop over them would be too long to be unrolled."""
+
+    def of_four(row: int) -> Callable[..., None]:
+        one = of_row(row)
+
+        @verb
+        def four(a, b, c, _):
+            one(a, b, c)
+
+        return four
+
+    every = one_after_another([of_four(row) for row in range(rows)])
+
+    @verb
+    def each(a, b, c):
+        every(a, b, c, 0)
+
+    return each
 
 
 @cache
-def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
-    """For so many scores and results of a thread; probabilities are packed as "bfloat16" or "float16".
+def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1) -> SoftmaxRows:
+    """For so many scores and results of a thread, and as many again for each strip of rows; probabilities are packed as
+    "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
 
     A row's greatest probability is 1 when it meets V, exactly. Not rescaling as long as exponents have grown by less
     than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4 times the baseline's error.
     """
     num, lanes = numbers(f32), lane_reductions(f32, LANES)
-    pack_two: Any = PAIRS.get(dtype)  # float32 is packed by nobody
-    quads, acc_quads = scores_size // 4, acc_size // 4
+    quads, acc_quads, put_pair = scores_size // 4, acc_size // 4, pairs_of(dtype, scores_size // 2)
+    ROWS_THERE = ROWS * strips
+
+    def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
+        return _each(of_row, ROWS_THERE)
+
+    def first_of(h: int, size: int) -> int:
+        """Where the row's first two numbers are."""
+        return h // ROWS * size + h % ROWS * 2
 
     @verb
     def pair():
-        return cuda.local.array(ROWS, f32)
+        return cuda.local.array(ROWS_THERE, f32)
 
     @verb
     def start(row_max, row_sum, first, share):
-        for h in range(ROWS):
+        for h in range(ROWS_THERE):
             row_max[h] = first
             row_sum[h] = share
 
     def new_max_of(h: int) -> Callable[..., None]:
+        FIRST = first_of(h, scores_size)
+
         @verb
         def new_max(new_max, scores, row_max):
-            most = num.maximum(scores[2 * h], scores[2 * h + 1])
+            most = num.maximum(scores[FIRST], scores[FIRST + 1])
             for j in range(1, quads):
-                most = num.maximum(most, num.maximum(scores[4 * j + 2 * h], scores[4 * j + 2 * h + 1]))
+                most = num.maximum(most, num.maximum(scores[FIRST + 4 * j], scores[FIRST + 4 * j + 1]))
             new_max[h] = num.maximum(row_max[h], lanes.max(most))
 
         return new_max
 
     @verb
     def rescale_of(rescale, row_max, new_max, multiplier):
-        for h in range(ROWS):
+        for h in range(ROWS_THERE):
             rescale[h] = num.exp2((row_max[h] - num.base(new_max[h])) * multiplier)
             row_max[h] = new_max[h]
 
     def exp2_less(h: int) -> Callable[..., None]:
+        FIRST = first_of(h, scores_size)
+
         @verb
         def exp2(scores, base, multiplier):
             for j in range(quads):
-                scores[4 * j + 2 * h] = num.exp2(scores[4 * j + 2 * h] * multiplier - base)
-                scores[4 * j + 2 * h + 1] = num.exp2(scores[4 * j + 2 * h + 1] * multiplier - base)
+                scores[FIRST + 4 * j] = num.exp2(scores[FIRST + 4 * j] * multiplier - base)
+                scores[FIRST + 4 * j + 1] = num.exp2(scores[FIRST + 4 * j + 1] * multiplier - base)
 
         return exp2
 
@@ -128,74 +167,80 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int) -> SoftmaxRows:
     @verb
     def settle_all(scores):
         bits = bits_of_f32(scores[0])
-        for e in range(1, scores_size):
+        for e in range(1, scores_size * strips):
             bits |= bits_of_f32(scores[e])
         settle_bits(bits)
 
     def add_of(h: int) -> Callable[..., None]:
+        FIRST = first_of(h, scores_size)
+
         @verb
         def add(row_sum, scores, rescale):
-            total = scores[2 * h] + scores[2 * h + 1]
+            total = scores[FIRST] + scores[FIRST + 1]
             for j in range(1, quads):
-                total += scores[4 * j + 2 * h] + scores[4 * j + 2 * h + 1]
+                total += scores[FIRST + 4 * j] + scores[FIRST + 4 * j + 1]
             row_sum[h] = row_sum[h] * rescale[h] + total
 
         return add
 
     def scale_of(h: int) -> Callable[..., None]:
+        FIRST = first_of(h, acc_size)
+
         @verb
         def scale(acc, rescale, _):
             for j in range(acc_quads):
-                acc[4 * j + 2 * h] *= rescale[h]
-                acc[4 * j + 2 * h + 1] *= rescale[h]
+                acc[FIRST + 4 * j] *= rescale[h]
+                acc[FIRST + 4 * j + 1] *= rescale[h]
 
         return scale
 
     def divide_of(h: int) -> Callable[..., None]:
+        FIRST = first_of(h, acc_size)
+
         @verb
         def divide(acc, row_sum, growth):
             seen = row_sum[h] != num.zero
             inverse = growth / row_sum[h] if seen else num.zero
             for j in range(acc_quads):
-                acc[4 * j + 2 * h] = acc[4 * j + 2 * h] * inverse if seen else num.zero
-                acc[4 * j + 2 * h + 1] = acc[4 * j + 2 * h + 1] * inverse if seen else num.zero
+                acc[FIRST + 4 * j] = acc[FIRST + 4 * j] * inverse if seen else num.zero
+                acc[FIRST + 4 * j + 1] = acc[FIRST + 4 * j + 1] * inverse if seen else num.zero
 
         return divide
 
-    scale_both, divide_both = _both(scale_of), _both(divide_of)
+    scale_each, divide_each = each(scale_of), each(divide_of)
 
     @verb
     def scale(acc, rescale):
-        scale_both(acc, rescale, 0)
+        scale_each(acc, rescale, 0)
 
     @verb
     def divide(acc, row_sum, growth):
-        divide_both(acc, row_sum, growth)
+        divide_each(acc, row_sum, growth)
 
     @verb
     def pack(probs, scores):
-        for j in range(2 * quads):
-            probs[j] = pack_two(scores[2 * j], scores[2 * j + 1])
+        for j in range(2 * quads):  # of one strip
+            put_pair(probs, j, scores[2 * j], scores[2 * j + 1])
 
     @verb
     def total(row_sum):
-        for h in range(ROWS):
+        for h in range(ROWS_THERE):
             row_sum[h] = lanes.sum(row_sum[h])
 
     @verb
     def log2_of(row_max, row_sum, multiplier):
-        for h in range(ROWS):
+        for h in range(ROWS_THERE):
             row_max[h] = num.base(row_max[h]) * multiplier + num.log2(row_sum[h])
 
     return SoftmaxRows(
         pair=pair,
         start=start,
-        new_max=_both(new_max_of),
+        new_max=each(new_max_of),
         rescale_of=rescale_of,
-        exp2=_both(exp2_of),
-        exp2_from=_both(exp2_from_of),
+        exp2=each(exp2_of),
+        exp2_from=each(exp2_from_of),
         settle=settle_all,
-        add=_both(add_of),
+        add=each(add_of),
         scale=scale,
         pack=pack,
         total=total,

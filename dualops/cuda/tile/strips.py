@@ -25,6 +25,7 @@ from .unrolled import one_after_another
 from .warp_mma import MMA_TYPES, FactorSlice, fragments, warp_products
 
 ROWS = 16
+APART = 64  # rows from a strip of a warp to its next: those of four warps
 A_WORDS = 4  # of a step
 
 
@@ -56,12 +57,15 @@ class StripAb(Namespace):
 
 
 @cache
-def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool) -> StripAbt:
-    """a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew."""
+def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> StripAbt:
+    """a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew.
+    strips: one or two, by the same B; held, one.
+    """
     a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
     STEPS, TILES, A_BOX, B_BOX = a.depth // a.step, b.rows // 8, a.size, b.size
-    SIZE, WORDS, ZERO = 4 * TILES, A_WORDS * (boxes * STEPS if held else 1), f32(0)
-    products = warp_products(dtype, ROWS, b.rows, dtype == "float32")
+    SIZE, WORDS, ZERO = 4 * TILES * strips, A_WORDS * (boxes * STEPS if held else 1), f32(0)
+    STRIP = APART * a.line
+    products = warp_products(dtype, ROWS * strips, b.rows, dtype == "float32")
     if held and dtype == "float32":
         raise ValueError("fragments in float32 are split where they are read, and can't be held")
 
@@ -99,7 +103,8 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
         @verb
         def add_step(sums, _, smem, places):
             a_frag, b_frag = a_side.make(), b_side.make()
-            a_side.read(a_frag, 0, smem, i32(places.a + BOX * A_BOX), STEP)
+            for strip in range(strips):
+                a_side.read(a_frag, strip, smem, i32(places.a + (BOX * A_BOX + strip * STRIP)), STEP)
             b_side.read(b_frag, 0, smem, i32(places.b + BOX * B_BOX), STEP)
             products.multiply(sums, a_frag, b_frag, 0)
 
@@ -130,10 +135,10 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
 
 @cache
-def strip_ab(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
-    """b: its boxes, which are so many columns."""
-    words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes)
-    b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes, f32(0)
+def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb:
+    """b: its boxes, which are so many columns. strips: so many by the same B; of float32, one."""
+    words, put, add_all = _ab_of_parts(b, boxes) if dtype == "float32" else _ab_of_pairs(dtype, b, boxes, strips)
+    b_side, SIZE, ZERO = fragments(b, b.rows, left=False), b.rows // 2 * boxes * strips, f32(0)
 
     @verb
     def fragment():
@@ -153,11 +158,13 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
     return StripAb(size=SIZE, fragment=fragment, left=left, put=put, add=add)
 
 
-def _ab_of_pairs(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[..., None], Callable[..., None]]:
+def _ab_of_pairs(
+    dtype: str, b: FactorSlice, boxes: int, strips: int
+) -> tuple[int, Callable[..., None], Callable[..., None]]:
     """Words of A, and the verbs `put` and `add`, here of where a lane begins to read; of 16-bit factors."""
     mma, pair, b_side = mma_m16n8k16(MMA_TYPES[dtype]), PAIRS[dtype], fragments(b, b.rows, left=False)
     STEPS, TILES, B_BOX = b.depth // b.step, b.rows // 8, b.size
-    WORDS = A_WORDS * STEPS
+    WORDS = A_WORDS * STEPS * strips
 
     @verb
     def put(a_frag, values):
@@ -171,8 +178,10 @@ def _ab_of_pairs(dtype: str, b: FactorSlice, boxes: int) -> tuple[int, Callable[
         def add_step(sums, a_frag, smem, b_place):
             b_frag = b_side.make()
             b_side.read(b_frag, 0, smem, i32(b_place + BOX * B_BOX), STEP)
-            for j in range(TILES):
-                mma(sums, 4 * (BOX * TILES + j), a_frag, A_WORDS * STEP, b_frag, 2 * j)
+            for strip in range(strips):
+                for j in range(TILES):
+                    at = 4 * ((strip * boxes + BOX) * TILES + j)
+                    mma(sums, at, a_frag, A_WORDS * (strip * STEPS + STEP), b_frag, 2 * j)
 
         return add_step
 

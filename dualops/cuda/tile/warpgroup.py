@@ -23,6 +23,7 @@ from ..ptx.warp import shfl_idx_i32
 from ..ptx.wgmma import wgmma, wgmma_commit, wgmma_fence, wgmma_rs, wgmma_tf32, wgmma_wait_group
 from .rows import FULL_WARP
 from .swizzle import Operand, descriptor
+from .thirds import MEETINGS, PARTS
 from .unrolled import one_after_another
 
 ROWS = 64  # of the result, a warpgroup
@@ -43,15 +44,21 @@ class WarpgroupMma(Namespace):
 
 
 class RegisterMma(Namespace):
-    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie."""
+    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie.
+
+    Of parts (`thirds`), `sums` are those of one product, which threads add to acc: tensor cores round toward zero.
+    """
 
     size: int  # accumulators of a thread
     words: int  # of A that a thread has
     fragment: Callable[..., Any]  # () -> a local array for acc
     left: Callable[..., Any]  # () -> a local array for A
-    add: Callable[..., None]  # (acc, a, smem, b_at, adds): acc += A @ B, or acc = A @ B where `adds` is 0
-    wait: Callable[..., None]  # (acc): until then neither acc nor A may be touched
-    wait_but_one: Callable[..., None]  # (acc): the same where one product was started since
+    sums: Callable[..., Any]  # (acc) -> where products are added up: acc; or of parts others, and acc becomes 0
+    add: Callable[..., None]  # (sums, a, smem, b_at, adds): sums += A @ B, or = A @ B where `adds` is 0, or of parts
+    wait: Callable[..., None]  # (sums): until then neither sums nor A may be touched
+    wait_but_one: Callable[..., None]  # (sums): the same where one product was started since
+    collect: Callable[..., None]  # (acc, sums): of parts acc += sums
+    finish: Callable[..., None]  # (acc, sums): of parts wait, then acc += sums
 
 
 @verb
@@ -67,36 +74,48 @@ def parts_multiplied(steps: int) -> list[tuple[int, int]]:
     return [*zip(lower, upper), *zip(upper, lower), *zip(upper, upper)]
 
 
+def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
+    """The same of lines whose parts are thirds of them."""
+    third = steps // PARTS
+    return [(of_a * third + step, of_b * third + step) for of_a, of_b in MEETINGS for step in range(third)]
+
+
 @cache
 def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> WarpgroupMma:
     """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
     parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
     is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
-    as many roundings again, twice.
+    as many roundings again, twice. Of "bfloat16", a line has all upper parts, then all middle and all lower ones
+    (`thirds`).
     """
     n = b.lines if b.major == "k" else b.width
     size = n // 2
     multiply = wgmma_tf32(n) if dtype == "float32" else wgmma(n, INSTRUCTION_TYPES[dtype], a.major, b.major)
     wait_group = wgmma_wait_group(n)
-    pairs = parts_multiplied(b.steps) if parts else [(step, step) for step in range(b.steps)]
+    multiplied = parts_multiplied if dtype == "float32" else thirds_multiplied
+    pairs = multiplied(b.steps) if parts else [(step, step) for step in range(b.steps)]
     a_bits, b_bits, steps = a.bits, b.bits, len(pairs)
-    a_advance, b_advance = tuple(a.advance[of_a] for of_a, _ in pairs), tuple(b.advance[of_b] for _, of_b in pairs)
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
 
     @verb
     def fragment():
         return cuda.local.array(size, f32)
 
-    def some_steps(first: int, end: int) -> Callable[..., None]:
+    def some_steps(first: int) -> Callable[..., None]:
+        some = pairs[first : first + STEPS]
+        a_advance, b_advance = tuple(a.advance[of_a] for of_a, _ in some), tuple(b.advance[of_b] for _, of_b in some)
+        COUNT = len(some)
+
         @verb
         def multiply_some(acc, a_first, b_first, adds):
-            for step in range(first, end):
-                multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), i32(adds or step > 0))
+            for step in range(COUNT):
+                add = i32(adds or first + step > 0)
+                multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), add)
 
         return multiply_some
 
-    multiply_all = one_after_another([some_steps(n, min(n + STEPS, steps)) for n in range(0, steps, STEPS)])
+    multiply_all = one_after_another([some_steps(first) for first in range(0, steps, STEPS)])
 
     @verb
     def issue(acc, smem, a_at, b_at, part, adds):
@@ -128,12 +147,20 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
 
 
 @cache
-def register_mma(dtype: str, b: Operand) -> RegisterMma:
-    """Of "bfloat16" or "float16"."""
-    n = b.lines if b.major == "k" else b.width
-    size, steps, words = n // 2, b.steps, 4 * b.steps
+def register_mma(dtype: str, b: Operand, parts: bool = False) -> RegisterMma:
+    """Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
+    (`thirds`), and A's words likewise.
+    """
+    n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
+    size, words = n // 2, 4 * b.steps * (PARTS if parts else 1)
     multiply, wait_group = wgmma_rs(n, INSTRUCTION_TYPES[dtype], b.major), wgmma_wait_group(n)
-    b_bits, b_advance = b.bits, b.advance
+    met = MEETINGS if parts else ((0, 0),)
+    places = [
+        (4 * (of_a * b.steps + step), b.rows(of_b * n) + b.advance[step])
+        for of_a, of_b in met
+        for step in range(b.steps)
+    ]
+    b_bits, ZERO = b.bits, f32(0)
 
     @verb
     def fragment():
@@ -143,22 +170,66 @@ def register_mma(dtype: str, b: Operand) -> RegisterMma:
     def left():
         return cuda.local.array(words, u32)
 
+    def some_steps(first: int) -> Callable[..., None]:
+        a_places, b_places = zip(*places[first : first + STEPS])
+        COUNT = len(a_places)
+
+        @verb
+        def multiply_some(sums, a, b_first, adds):
+            for step in range(COUNT):
+                multiply(sums, a, a_places[step], b_first + u64(b_places[step]), i32(adds or first + step > 0))
+
+        return multiply_some
+
+    multiply_all = one_after_another([some_steps(first) for first in range(0, len(places), STEPS)])
+
     @verb
-    def add(acc, a, smem, b_at, adds):
+    def add(sums, a, smem, b_at, adds):
         wgmma_fence()
-        b_first = descriptor(shared_address(smem, b_at), b_bits)
-        for step in range(steps):
-            multiply(acc, a, 4 * step, b_first + u64(b_advance[step]), i32(adds or step > 0))
+        multiply_all(sums, a, descriptor(shared_address(smem, b_at), b_bits), i32(0) if parts else adds)
         wgmma_commit()
 
     @verb
-    def wait(acc):
-        wait_group(acc, 0)
+    def wait(sums):
+        wait_group(sums, 0)
 
     @verb
-    def wait_but_one(acc):
-        wait_group(acc, 1)
+    def wait_but_one(sums):
+        wait_group(sums, 1)
+
+    @verb
+    def same(acc):
+        return acc
+
+    @verb
+    def nothing(acc, sums):
+        pass
+
+    @verb
+    def apart(acc):
+        for e in range(size):
+            acc[e] = ZERO
+        return cuda.local.array(size, f32)
+
+    @verb
+    def collect(acc, sums):
+        for e in range(size):
+            acc[e] += sums[e]
+
+    @verb
+    def finish(acc, sums):
+        wait_group(sums, 0)
+        collect(acc, sums)
 
     return RegisterMma(
-        size=size, words=words, fragment=fragment, left=left, add=add, wait=wait, wait_but_one=wait_but_one
+        size=size,
+        words=words,
+        fragment=fragment,
+        left=left,
+        sums=apart if parts else same,
+        add=add,
+        wait=wait,
+        wait_but_one=wait_but_one,
+        collect=collect if parts else nothing,
+        finish=finish if parts else nothing,
     )

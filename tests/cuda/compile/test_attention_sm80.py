@@ -41,6 +41,22 @@ def test_each_config(arch, D, Dv, options, form, vectors):
         assert report.registers <= 65536 // (config.threads * config.min_blocks), (config, report)
 
 
+@pytest.mark.parametrize(
+    ("D", "Dv", "options", "dtype"),
+    [
+        (128, 128, (), "bfloat16"),
+        (128, 128, ("causal",), "bfloat16"),
+        (128, 128, ("window",), "float16"),
+        (104, 72, ("causal",), "bfloat16"),
+    ],
+)
+def test_two_strips_a_warp_on_hopper(D, Dv, options, dtype):
+    found = variant_of(D, Dv, *options, dtype=dtype)
+    config, _ = next(configs(D, Dv, 2, names(found), many=True))
+    assert config.strips == 2 and config.block_q == 128
+    sound(build_forward(config, found, True, WHOLE), "sm_90a", config.shared_bytes(D, Dv, 2))
+
+
 def test_every_architecture_is_built_for():
     assert {arch for arch, *_ in CASES} == set(device.ARCHITECTURES)
 

@@ -55,6 +55,31 @@ def test_eight_warps():
     checked(found, reference.flash_attention, *arrays, causal="top_left")
 
 
+@pytest.mark.parametrize(
+    ("D", "Dv", "Sq", "Sk", "params"),
+    [
+        (128, 128, 140, 100, {"causal": True}),
+        (40, 72, 70, 70, {"window": (20, 5), "causal": True}),
+        (64, 64, 130, 60, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}),
+    ],
+)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_two_strips_a_warp(D, Dv, Sq, Sk, params, groups):
+    q, k, v = numbers(1, 2, Sq, D), numbers(1, 1, Sk, D, seed=1), numbers(1, 1, Sk, Dv, seed=2)
+    with changed("flash_attention", alone(sm80, Sm80Config(groups, 32, strips=2))):
+        found = attend(q, k, v, return_lse=True, **params)
+    checked(found, reference.flash_attention, q, k, v, **params)
+
+
+def test_strips_where_there_are_queries_for_them():
+    q = numbers(1, 1, 65, 16)
+    plan = partial(dualops.cuda.plan, "flash_attention", kernel="sm80")
+    assert plan(q, q, q, causal=True).choice.config.strips == 2
+    assert plan(q[:, :, :64], q, q).choice.config.strips == plan(q, q, q, softcap=2.0).choice.config.strips == 1
+    odd = numbers(1, 1, 65, 17)[..., :16]
+    assert plan(odd, q, q).choice.config.strips == 1
+
+
 def test_one_token():
     """An axis of one element may have any stride, here of 25 elements: tiles ask for rows beyond it."""
     q, k, v = (numbers(1, 2, 9, 25, seed=seed)[:, :, 3:4, 1:17] for seed in range(3))

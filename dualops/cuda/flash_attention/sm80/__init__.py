@@ -22,9 +22,9 @@ from ...views import by_token
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
-from .config import Sm80Config, configs
+from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
-from .reading import vectors_of
+from .reading import SIZES, vectors_of
 
 WIDEST = 256
 
@@ -36,7 +36,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def float32_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same for float32, which simt does as fast: on an H200 12.7 ms beside 13.2 of s4096d64."""
+    """The same for float32, after simt, which is as fast: on an H200 12.7 ms beside 13.2 of s4096d64."""
     if problem.dtype == "float32":
         yield from _choices(problem, results, device)
 
@@ -48,7 +48,10 @@ def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device)
     if not results["o"].size:
         return
     options = [option.name for option, _ in having(p).variants]
-    for config, reason in configs(p.D, p.Dv, itemsize(p.dtype), options):
+    vectors = vectors_of({**p.arrays, **results})
+    many = device.has_wgmma and p.Sq > ROWS and not is_varlen(p)
+    many = many and all(count * itemsize(p.dtype) == SIZES[0] for count in vectors)
+    for config, reason in configs(p.D, p.Dv, itemsize(p.dtype), options, many):
         shared_bytes = config.min_blocks * config.shared_bytes(p.D, p.Dv, itemsize(p.dtype))
         yield Choice("sm80", config, reason, partial(forward_steps, p, results, config), shared_bytes=shared_bytes)
 

@@ -1,7 +1,7 @@
 """Attention forward by mma.sync, on Ampere and what came after it. Dao 2023, arXiv:2307.08691, Alg. 1.
 
-A block takes BLOCK_Q queries of one head, a warp 16 of them. Two stages of shared memory hold BLOCK_KV keys and their
-values each: one is multiplied, the other filled beside that (cp.async).
+A block takes BLOCK_Q queries of one head, a warp 16 of them, a strip. Two stages of shared memory hold BLOCK_KV keys
+and their values each: one is multiplied, the other filled beside that (cp.async).
 
     1  Q and the last tile of keys that some of the queries see, on their way
     2  a warp's rows of Q to registers, or of wide heads to be read again for each tile
@@ -17,6 +17,10 @@ values each: one is multiplied, the other filled beside that (cp.async).
 One barrier a tile: behind it the next one is there for all, and this one has been read by all. Scores never leave
 registers: as accumulators lie, two and two packed, they are the left factor of the next product.
 
+With 16 queries a warp, what holds it up is shared memory: each warp reads all of K and V. So a warp has two strips
+where there are registers for them, and multiplies both by what it has read; Q is read anew for each tile then, and
+maxima and sums of rows are kept in shared memory (`scores_of_strips`).
+
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut. A probability of 0 times
 a NaN in V is a NaN, also where a mask hides it: a row that is not finite, though its sum is, is made anew (`hidden`).
 Of varlen, a tile ends where its sequence does.
@@ -25,18 +29,23 @@ float32 is multiplied as two parts of tf32 for each factor, without the product 
 and V are split where they are read, P once. Nothing is rounded to fewer bits than float32 has.
 
 Shared memory: `Sm80Config.tiles`, ITEMSIZE * (BLOCK_Q * D + 2 * BLOCK_KV * (D + Dv)) bytes. Registers: BLOCK_KV / 2
-scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60; of float32, P in twice as many, none of Q.
+scores and their P in half as many, Dv / 2 of acc, D / 4 of Q, and about 60; of float32, P in twice as many, none of Q;
+of two strips twice as many of all but Q, of which there is none.
 """
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32
+from collections.abc import Callable
+
+from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import LOG2_E, numbers
+from ...tile.products import anew_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
 from ...tile.tile_copies import tile_copies
+from ...tile.unrolled import one_after_another
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..fragment_scores import fragment_scores, my_row, store_lse
 from ..hidden import hidden_rows
@@ -46,6 +55,7 @@ from ..walk import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from .config import ROWS, Sm80Config
 from .output import output_of
 from .reading import Vectors
+from .scores_of_strips import part_of, rows_kept, scores_of_strips
 
 
 @builds
@@ -55,17 +65,45 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     vectors: elements that copies of q, k and v have, and stores of o. heads: of all batches.
     """
     mem, num, INVERSE, BLOCK_KV = storage(variant.dtype), numbers(f32), f32(1 / LOG2_E), config.block_kv
+    STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
     chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
     keys = range_of(BLOCK_KV)
     walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
     q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
     k_copies = tile_copies(tile.k, variant.D, vectors.k, config.threads)
     v_copies = tile_copies(tile.v, variant.Dv, vectors.v, config.threads, paired=variant.dtype == "float32")
-    qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=config.holds_q(variant.D, mem.itemsize))
-    pv = strip_ab(variant.dtype, tile.v, tile.v_boxes)
-    rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, apart=False)
-    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, pv.size, passes=False)
+    qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=HELD, strips=STRIPS)
+    pv = strip_ab(variant.dtype, tile.v, tile.v_boxes, STRIPS)
+    scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
+    rows = softmax_rows(variant.dtype, scores_size, acc_size, STRIPS)
+    score = scores_of_strips(fragment_scores(chain, ROWS, BLOCK_KV, apart=False), scores_size, STRIPS)
+    hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, acc_size, passes=False)
     output = output_of(variant.dtype, variant.Dv, tile.v_boxes, vectors.o > 1)
+
+    @verb
+    def row_of(tid):
+        """The first row of this thread's four warps."""
+        return i32(u32(tid) // u32(128) * u32(ROWS * STRIPS))
+
+    def end_of(strip: int) -> Callable[..., None]:
+        take = part_of(acc_size, strip)
+
+        @verb
+        def end(acc, row_max, arrays, place):
+            o, lse, read = arrays
+            task, row, scale, options = place
+            mine, row = take(acc), i32(row + ROWS * strip)
+            upper, lower = row_max[2 * strip] * INVERSE, row_max[2 * strip + 1] * INVERSE
+            if with_lse:
+                store_lse(lse, task, i32(row + my_row()), upper)
+                store_lse(lse, task, i32(row + my_row() + 8), lower)
+            hidden.repair(mine, (upper, lower), read, task, row, i32(0), scale, options)
+            output.store(cuda.shared.array(0, f32, alignment=128), o, mine, task, row)
+
+        return end
+
+    KEPT, kept = STRIPS > 1, rows_kept(config.rows_at(tile))
+    end_all = one_after_another([end_of(strip) for strip in range(STRIPS)])
 
     @kernel(
         *[i32] * 2,
@@ -83,8 +121,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if task.m0 >= task.Sq:
             return
         b, h, h_kv, count = task.b, task.h, task.h_kv, task.count
-        row = i32(cuda.threadIdx.x // 128 * ROWS)
-        my_rows = i32(cuda.threadIdx.x // 32 * 16)
+        row = row_of(u32(cuda.threadIdx.x))
+        my_rows = i32(row + i32(u32(cuda.threadIdx.x) % u32(128) // u32(32) * u32(16)))
         n0 = i32((task.first + i32(count)) * BLOCK_KV - BLOCK_KV)
         q_copies.load(smem, 0, lines(q, b, h, task.q_first + task.m0, task.Sq - task.m0))
         if count != u32(0):
@@ -99,6 +137,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if chain.sinks:
             sink, share = score.sink(options, h, multiplier)
         rows.start(row_max, row_sum, sink, share)
+        if KEPT:
+            kept.store(row_max, row_sum)
         cp_async_wait_group(0)
         cuda.syncthreads()
         q_place = qk.place(my_rows, 0)
@@ -108,6 +148,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             stage, n1 = i32(i % u32(2)), i32(n0 - BLOCK_KV)
             if i + u32(1) != count:
                 coming = i32(1 - stage)
+                b, h_kv = anew_i32(task.b), anew_i32(task.h_kv)  # no register keeps what follows from them
                 k_copies.load(
                     smem, tile.k_at + coming * tile.k_size, lines(k, b, h_kv, task.k_first + n1, task.Sk - n1)
                 )
@@ -117,13 +158,17 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
-            kept = score.keeps(options, where)
+            stay = score.keeps(options, where)
             score.finish(scores, options, scale, where)
+            if KEPT:
+                kept.load(row_max, row_sum)
             rows.new_max(new_max, scores, row_max)
             rows.rescale_of(rescale, row_max, new_max, multiplier)
             rows.exp2(scores, row_max, multiplier)
             rows.add(row_sum, scores, rescale)
-            score.keep(scores, kept)
+            if KEPT:
+                kept.store(row_max, row_sum)
+            score.keep(scores, stay)
             rows.scale(acc, rescale)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(tile.v_at + stage * tile.v_size))  # acc [16, Dv] += P @ V
@@ -131,15 +176,13 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
 
+        # anew: no register kept them until now
+        task, row = walk.task(anew_i32(cuda.blockIdx.x), extent, lengths, options), row_of(anew_i32(cuda.threadIdx.x))
+        if KEPT:
+            kept.load(row_max, row_sum)
         rows.total(row_sum)
         rows.divide(acc, row_sum, score.growth(options))
         rows.log2(row_max, row_sum, multiplier)
-        upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
-        if with_lse:
-            store_lse(lse, task, i32(row + my_row()), upper)
-            store_lse(lse, task, i32(row + my_row() + 8), lower)
-        hidden.repair(acc, (upper, lower), (q, k, v), task, row, i32(0), scale, options)
-        row_smem = cuda.shared.array(0, f32, alignment=128)
-        output.store(row_smem, o, acc, task, row)
+        end_all(acc, row_max, (o, lse, (q, k, v)), (task, row, scale, options))
 
     return flash_attention_sm80

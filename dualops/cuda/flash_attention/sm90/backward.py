@@ -3,6 +3,7 @@
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
          launch;  dkv_loads.py: what they load
+float32_backward.py: float32, by these kernels
 fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
@@ -93,7 +94,7 @@ def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) 
 def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> Sequence[Step]:
     """The launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
-    stored = how_stored(metas, "dq", varlen)
+    stored = "" if config.thirds else how_stored(metas, "dq", varlen)
     maps = [f"dq_{name}_map" for name in ("q", "k", "v", "do")] + ["dq_dq_map" if stored == "boxes" else 0]
     arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
     args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))

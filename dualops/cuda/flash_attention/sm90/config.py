@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...tile.swizzle import Operand
+from ...tile.thirds import PARTS
 from ...tile.warpgroup import ROWS
 
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
@@ -17,6 +18,16 @@ BOX = 64  # elements of 16 bits that a line of a box has
 def padded(width: int) -> int:
     """A head's width in whole boxes; what is beyond the head is loaded as zeros."""
     return -(-width // BOX) * BOX
+
+
+def parts_width(width: int, thirds: bool) -> int:
+    """Of such a head in shared memory, where its numbers are three each, or one."""
+    return PARTS * width if thirds else width
+
+
+def factors(dtype: str) -> str:
+    """The dtype of what is multiplied."""
+    return "bfloat16" if dtype == "float32" else dtype
 
 
 def slice_width(Dv: int, slices: int) -> int:
@@ -32,7 +43,7 @@ class Tiles(NamedTuple):
     v: Operand  # [BLOCK_KV, Dv], a stage
     k_at: int
     v_at: int
-    o_at: int  # [BLOCK_Q, Dv], unless keys are split; 0 where it is put over Q
+    o_at: int  # [BLOCK_Q, Dv], unless it goes there from registers; 0 where it is put over Q
     nbytes: int
 
 
@@ -45,7 +56,8 @@ class Sm90Config:
     blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load
-    do with fewer registers, which those that multiply get.
+    do with fewer registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number
+    (`in_thirds`), and o goes to memory from registers.
     """
 
     consumers: int
@@ -58,6 +70,7 @@ class Sm90Config:
     o_over_q: bool = False
     slices: int = 1
     most: bool = False
+    thirds: bool = False
 
     @property
     def block_q(self) -> int:
@@ -77,12 +90,13 @@ class Sm90Config:
         Dv = self.columns(Dv)
         if self.o_over_q and (self.q_stages > 1 or Dv > D or self.split):
             raise ValueError(f"o of {Dv} columns over Q of {D} in {self.q_stages} stages, expected at most {D} and 1")
+        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
         q = Operand(self.block_q, D, 2, 128, "k")
         k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
         k_at = self.q_stages * q.nbytes
         v_at = k_at + self.stages * k.nbytes
         end = v_at + self.stages * v.nbytes
-        if self.o_over_q or self.split:
+        if self.o_over_q or self.split or self.thirds:
             return Tiles(q, k, v, k_at, v_at, 0, end)
         return Tiles(q, k, v, k_at, v_at, end, end + 2 * self.block_q * Dv)
 

@@ -23,7 +23,9 @@ Q or dO is a NaN, also where a mask hides it: a row that is not finite is made a
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes. Registers: BLOCK_Q of S.T and
 dP.T, a quarter of that packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24; BLOCK_Q / 2 more
-where options have slopes, and again where they have weights.
+where options have slopes, and again where they have weights. float32 is three parts of bfloat16, as in forward: tiles
+are three times as wide, what is packed three times as much, and what 6 and 8 bring is added up apart, in D / 2 more;
+8 is waited for at once, as a product of which the threads read the sums may not be left to the next tile.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ from ..key_rows import key_rows_of, tile_after
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
-from .config import padded
+from .config import factors, padded
 from .dkv_config import DkvConfig
 from .dkv_loads import LoadedTiles, loads_of
-from .output import rows_output
+from .output import rows_from_registers, rows_output
 
 
 @builds
@@ -68,16 +70,20 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
-    pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
+    dtype, thirds = factors(variant.dtype), config.thirds
+    kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
+    pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
     score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
     load = loads_of(loaded, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
-    dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
-    dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
+    if thirds:
+        dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
+    else:
+        dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, config.consumers)
+        dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, config.consumers)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
 
     @kernel(
@@ -145,6 +151,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
+                dk_sums, dv_sums = dsq.sums(dk_acc), pdo.sums(dv_acc)
                 while i != end:
                     where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
                     stage = q_pipe.wait(q_bars, i)
@@ -161,21 +168,23 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     if chain.weighs:
                         score.weights(weights, options, where)
                     gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
-                    pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
+                    pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
                     if BESIDE:
                         vdo.wait_but_one(d_probs)
                     else:
-                        pdo.wait(dv_acc)
+                        pdo.wait(dv_sums)
                         vdo.wait(d_probs)
                     gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
                     if BESIDE:
-                        pdo.wait(dv_acc)
+                        pdo.wait(dv_sums)
+                    pdo.collect(dv_acc, dv_sums)
                     gradient.pack(packed, d_probs)
-                    dsq.add(dk_acc, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    dsq.add(dk_sums, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    dsq.finish(dk_acc, dk_sums)
                     adds = i32(1)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)
                     i = q_pipe.next(i)
-                dsq.wait(dk_acc)
+                dsq.wait(dk_sums)
             else:
                 for e in range(dsq.size):
                     dk_acc[e] = num.zero

@@ -119,7 +119,6 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
             score.weights(weights, options, where)
             gradient.multiply(d_probs, weights)
         gradient.d_scores(d_probs, smem, box.take(bars, i), slots, at)
-        box.free(bars, i)
 
     @kernel(
         *[tensor_map] * 4,
@@ -233,6 +232,8 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                 vdo.wait(d_probs)
                 where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
                 take_probs(smem, p_bars, i, d_probs, weights, (slots, columns.delta(stage)), options, where)
+                do_part.leave()
+                box.free(p_bars, i)
                 gradient.pack(packed, d_probs)
                 h, m0 = tile_after(task, h, m0, BLOCK_Q)
                 i = q_pipe.next(i)
@@ -249,6 +250,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                     take_probs(smem, p_bars, i, d_probs, weights, (slots, columns.delta(stage)), options, where)
                     vdo.wait(d_probs)  # for dk: dS.T is not rounded before
                     do_part.leave()
+                    box.free(p_bars, i)
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, d_probs)
                     h, m0 = tile_after(task, h, m0, BLOCK_Q)

@@ -10,7 +10,7 @@ from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..columns import lane_columns
-from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many
+from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
 CONSUMERS_APART = 2
 BARRIERS = 512  # bytes of shared memory that the mbarriers take, at most
@@ -52,13 +52,14 @@ def _slack(block_q: int, stages: int) -> int:
 class DkvConfig:
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
-    beside: dS.T is made beside the product for dv, which takes registers.
+    beside: dS.T is made beside the product for dv, which takes registers. thirds: as `Sm90Config` has it.
     """
 
     consumers: int
     block_q: int
     stages: int = 2
     beside: bool = True
+    thirds: bool = False
 
     @property
     def block_kv(self) -> int:
@@ -71,7 +72,8 @@ class DkvConfig:
 
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
-        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages)
+        widths = parts_width(D, self.thirds), parts_width(Dv, self.thirds)
+        return _tiles(widths, self.block_kv, self.block_q, self.stages)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -156,4 +158,4 @@ def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
     exact = any(name in BENDING for name in heavy)
     if len(heavy) == 1 and not exact:
         return DkvApartConfig(48, 3, beside=heavy[0] in BESIDE_APART)
-    return DkvApartConfig(32, 4, beside=False, exact=exact)
+    return DkvApartConfig(32, 3 if exact else 4, beside=False, exact=exact)

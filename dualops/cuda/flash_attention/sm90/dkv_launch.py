@@ -52,10 +52,11 @@ def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
     """The launch, after delta's. metas: of the problem's arrays, the results and delta."""
     p, varlen = problem, is_varlen(problem)
-    stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
     if isinstance(config, DkvConfig):
+        stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
     else:
+        stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
         build = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"])
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]

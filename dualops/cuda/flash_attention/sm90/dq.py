@@ -25,7 +25,9 @@ hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not fi
 has seen nothing has lse = -inf, and gets zeros.
 
 Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, where
-dq is over Q BLOCK_Q * D less. Registers: BLOCK_KV / 2 scores and as many of dP, D / 2 of acc, and about 40.
+dq is over Q BLOCK_Q * D less. Registers: BLOCK_KV / 2 scores and as many of dP, D / 2 of acc, and about 40. float32 is
+three parts of bfloat16, as in forward: tiles are three times as wide, dS is three times as many words, and D / 2
+registers more have what is added to acc.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import ROWS_OF_A_HEAD, Extent, walk_by_queries
-from .config import padded
+from .config import factors, padded
 from .dq_config import DqConfig
-from .output import rows_output
+from .output import rows_from_registers, rows_output
 from .visits import visits_of
 from .walk import SIZE, get, put, put_end
 
@@ -70,8 +72,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_pipe = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
-    dsk = register_mma(variant.dtype, tiles.k_right)
+    dtype, thirds = factors(variant.dtype), config.thirds
+    qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
+    dsk = register_mma(dtype, tiles.k_right, thirds)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
     score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.scores)
     gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
@@ -80,7 +83,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
-    output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
+    if thirds:
+        output = rows_from_registers(variant.D, D)
+    else:
+        output = rows_output(stored, variant.dtype, variant.D, D, tiles.dq_at, beside)
 
     @kernel(
         *[tensor_map] * 4,
@@ -170,7 +176,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 gradient.read(row_delta, delta, task, row)
                 gradient.bases(row_base, row_lse)
                 stage = q_pipe.wait(q_bars, piece)
-                q_at, do_at = q_tile.at(stage), do_tile.at(stage)
+                q_at, do_at, sums = q_tile.at(stage), do_tile.at(stage), dsk.sums(acc)
                 if ZEROED:
                     for n in range(dsk.size):
                         acc[n] = num.zero
@@ -197,11 +203,12 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         picks = visits.picks(options, where, tile)
                         stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
                         turn.take(warpgroup)
-                        dsk.add(acc, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
+                        dsk.add(sums, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
                         qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i)
-                        dsk.wait_but_one(acc)
+                        dsk.wait_but_one(sums)
                         k_pipe.release(k_bars, i - 1)
+                        dsk.collect(acc, sums)
                         dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)  # dP = dO @ V.T
                         turn.give(warpgroup)
                         adds = i32(1)
@@ -217,9 +224,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     task, _ = get(slots.numbers, ticket.place(piece))  # anew, while it is there: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
-                    dsk.add(acc, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
-                    dsk.wait(acc)
+                    dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
+                    dsk.wait(sums)
                     k_pipe.release(k_bars, i - 1)
+                    dsk.collect(acc, sums)
                 else:
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)

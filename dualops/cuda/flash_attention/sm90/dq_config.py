@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
-from .config import BLOCK_MASK, LIGHT_OPTIONS
+from .config import BLOCK_MASK, LIGHT_OPTIONS, parts_width
 
 
 class DqTiles(NamedTuple):
@@ -22,7 +22,7 @@ class DqTiles(NamedTuple):
     do_at: int
     k_at: int
     v_at: int
-    dq_at: int  # [BLOCK_Q, D]; 0 where it is put over Q
+    dq_at: int  # [BLOCK_Q, D]; 0 where it is put over Q, or goes to memory from registers
     nbytes: int
 
 
@@ -33,7 +33,8 @@ class DqConfig:
     turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
     other's products. q_stages: of Q and dO; with two, what comes next is loaded beside a piece of work. dq_over_q: dq
     has Q's place in shared memory, where there is one, on its way to memory. zeroed: its sums begin as zeros, not with
-    a product that does not add: of 256 columns, two ways to begin would be more registers than there are.
+    a product that does not add: of 256 columns, two ways to begin would be more registers than there are. thirds: as
+    `Sm90Config` has it.
     """
 
     consumers: int
@@ -43,6 +44,7 @@ class DqConfig:
     q_stages: int = 1
     dq_over_q: bool = False
     zeroed: bool = False
+    thirds: bool = False
 
     @property
     def block_q(self) -> int:
@@ -52,13 +54,14 @@ class DqConfig:
         """For heads of these widths, in whole boxes. Raises ValueError for a dq that Q has no place for."""
         if self.dq_over_q and self.q_stages > 1:
             raise ValueError(f"dq over Q in {self.q_stages} stages, expected 1")
+        D, Dv = (parts_width(width, self.thirds) for width in (D, Dv))
         q, do = Operand(self.block_q, D, 2, 128, "k"), Operand(self.block_q, Dv, 2, 128, "k")
         k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
         do_at = self.q_stages * q.nbytes
         k_at = do_at + self.q_stages * do.nbytes
         v_at = k_at + self.stages * k.nbytes
         end = v_at + self.stages * v.nbytes
-        dq_at, nbytes = (0, end) if self.dq_over_q else (end, end + q.nbytes)
+        dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
         return DqTiles(q, do, k, Operand(self.block_kv, D, 2, 128, "mn"), v, do_at, k_at, v_at, dq_at, nbytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:

@@ -31,9 +31,12 @@ Of wide heads a piece is a slice of V's columns, whose scores are its own (`slic
 is put over Q, each warpgroup's over its own rows, when P @ V of the last tile is over: all of Q @ K.T is over then. Q's
 place is released when o has been copied out, and not before, so that what comes next is loaded after 9.
 
+float32 comes as three parts of bfloat16 a number, which lie side by side in rows that are three times as wide, and P is
+split in registers; what the tensor cores add up of a tile is added to acc by the threads (`tile.thirds`, `float32`).
+
 Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv)) bytes, where o is
 over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores and their P in half as many, Dv / 2 of
-acc, and about 40.
+acc, and about 40; of float32 three times as many of P, and Dv / 2 more.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent
-from .config import Sm90Config, padded
+from .config import Sm90Config, factors, padded
 from .output import output_of
 from .queries import queries_of
 from .slices import slices_of
@@ -83,7 +86,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     )
     q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    qk, pv = warpgroup_mma(variant.dtype, tiles.q, tiles.k), register_mma(variant.dtype, tiles.v)
+    qk = warpgroup_mma(factors(variant.dtype), tiles.q, tiles.k, config.thirds)
+    pv = register_mma(factors(variant.dtype), tiles.v, config.thirds)
     rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, config.heads)
     turn, visits = (
         turns(config.consumers if config.turns else 1),
@@ -178,7 +182,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if has_sinks:
                     sink, share = score.sink(options, h, multiplier)
                 rows.start(row_max, row_sum, sink, share)
-                q_at = queries.at(q_pipe.wait(q_bars, piece))
+                q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
                     where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
@@ -211,7 +215,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         turn.take(warpgroup)
                         qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i - 1)
-                        pv.add(acc, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
+                        pv.add(sums, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
                         turn.give(warpgroup)
                         adds = i32(1)
                         kept = score.keeps(options, where)
@@ -229,17 +233,19 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         rows.add(row_sum, scores, rescale)
                         score.keep(scores, kept)
                         settle(row_sum[0] + row_sum[1])
-                        pv.wait(acc)
+                        pv.wait(sums)
                         v_pipe.release(v_bars, i - 1)
+                        pv.collect(acc, sums)
                         rows.scale(acc, rescale)
                         rows.pack(probs, scores)
                         i = k_pipe.next(i)
                     if not O_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     stage = v_pipe.wait(v_bars, i - 1)
-                    pv.add(acc, probs, smem, v_tile.at(stage), adds)
-                    pv.wait(acc)
+                    pv.add(sums, probs, smem, v_tile.at(stage), adds)
+                    pv.wait(sums)
                     v_pipe.release(v_bars, i - 1)
+                    pv.collect(acc, sums)
                 else:
                     if not O_OVER_Q:
                         q_pipe.release(q_bars, piece)

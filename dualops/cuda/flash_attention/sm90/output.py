@@ -1,6 +1,6 @@
 """How attention's sm90 rung stores o and lse: o through its own place in shared memory.
 
-What a split of the keys finds goes from registers to its own place in memory.
+What a split of the keys finds goes from registers to its own place in memory, and so does o in float32.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def output_of(config: Sm90Config, variant: Variant, queries: Queries, stored: st
     Dv = config.columns(variant.Dv)
     if config.split:
         return _parts(variant, queries, Dv)
+    if config.thirds:
+        return rows_from_registers(variant.Dv, Dv)
     at = config.tiles(padded(variant.D), variant.Dv).o_at
     return rows_output(stored, variant.dtype, variant.Dv, Dv, at, config.consumers if config.o_over_q else 0)
 
@@ -104,20 +106,15 @@ def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: b
 
 
 def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
-    QUADS = Dv // 8
+    put = _row_from_registers(variant.Dv, Dv)
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
-        near = i32(2 * (cuda.threadIdx.x % LANES))
         for h in range(2):
             mine = i32(row + my_row() + 8 * h)
             if queries.there(task, mine):
                 token = task.q_first + queries.query(task, mine)
-                at = part_start(o, task.split, task.b, queries.head(task, mine), token) + column + near
-                for j in range(QUADS):
-                    for e in range(2):
-                        if column + (8 * j + near + e) < variant.Dv:
-                            o.data[at + 8 * j + e] = acc[4 * j + 2 * h + e]
+                put(o, part_start(o, task.split, task.b, queries.head(task, mine), token), acc, h, column)
 
     @verb
     def store_part(lse, task, row, value):
@@ -126,3 +123,32 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
             lse.data[part_start(lse, task.split, task.b, queries.head(task, row), token)] = value
 
     return Output(store=store, store_lse=store_part, free=_nothing, finish=_nothing)
+
+
+def rows_from_registers(width: int, columns: int) -> Output:
+    """For results in float32 with rows of this width, of which acc has `columns`. Four lanes fill 32 bytes of a row."""
+    put = _row_from_registers(width, columns)
+
+    @verb
+    def store(smem, o_map, o, acc, task, row, column):
+        for h in range(2):
+            m = i32(task.m0 + row + my_row() + 8 * h)
+            if m < task.Sq:
+                put(o, start(o, task.b, task.h, task.q_first + m), acc, h, column)
+
+    return Output(store=store, store_lse=store_lse, free=_nothing, finish=_nothing)
+
+
+def _row_from_registers(width: int, columns: int) -> Callable[..., None]:
+    """The verb (o, at, acc, h, column): my numbers of the upper row, or of the lower one, which begins at `at`."""
+    QUADS = columns // 8
+
+    @verb
+    def put(o, at, acc, h, column):
+        near = i32(2 * (cuda.threadIdx.x % LANES))
+        for j in range(QUADS):
+            for e in range(2):
+                if column + (8 * j + near + e) < width:
+                    o.data[at + column + near + (8 * j + e)] = acc[4 * j + 2 * h + e]
+
+    return put

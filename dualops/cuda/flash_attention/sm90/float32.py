@@ -1,0 +1,74 @@
+"""Attention of float32 on Hopper: which problems the rung takes, its Configs, launches and tensor maps.
+
+Each number is three of bfloat16 (`tile.thirds`), and each product six: the error is float32's own, the speed a sixth of
+16 bits' and not simt's. The kernel is that of 16 bits (`forward`), whose tiles of Q, K and V are three times as wide; a
+pass before it makes copies of these (`in_thirds`), for which the plan has memory, one and a half times their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...plans import Choice
+from ...step import Step
+from ...views import by_token
+from ...words import build_writer
+from ..arguments import is_varlen, sizes, variant
+from ..options import having
+from ..walk import section_of
+from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
+from .forward import build_forward
+from .in_thirds import thirds_maps, thirds_of, thirds_steps
+
+SPLIT = ("q", "k", "v")
+LEAST_QUERIES = 65  # which copies of K and V are worth their while for
+MOST_WIDTH = 128  # of a head
+KEYS = (64, 32, 16)  # of a tile
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for attention, best first."""
+    p = problem
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+        return
+    if not results["o"].size or p.Sq < LEAST_QUERIES or not p.Sk:
+        return
+    copies, options = thirds_of(p, SPLIT), [option.name for option, _ in having(p).variants]
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    for config, reason in thirds_configs(D, Dv, options):
+        if config.shared_bytes(D, Dv) + SLACK <= device.shared_memory_per_block:
+            counter = ArrayMeta((1,), "int64", (1,), p.arrays["q"].device, 0)
+            steps, workspace = partial(forward_steps, p, results, config), {**copies, "counter": counter}
+            maps = thirds_maps(p, {"q": config.block_q, "k": config.block_kv, "v": config.block_kv})
+            yield Choice("sm90", config, reason, steps, workspace, maps=maps)
+
+
+def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
+    """Tiles for heads of these widths, in whole boxes: as many keys as there is room for, and registers.
+
+    ms on an H200, graphs in turns, full and causal: S=4096 D=64, four batches of 16 heads, 2.33 and 1.33; not in turns
+    2.46 and 1.40, 96 keys 2.59 and 1.54, 32 keys 3.17 and 1.86. S=2048 D=128, two of them, 0.71 and 0.43; in turns 0.74
+    and 0.45, 48 keys in one stage 0.90 and 0.51.
+    """
+    heavy, narrow = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)], max(D, Dv) <= 64
+    most = KEYS[1 if heavy else 0] if not are_many(heavy) and narrow else KEYS[2 if heavy else 1]
+    for block_kv in KEYS:
+        config = Sm90Config(2, block_kv, turns=narrow and not heavy, q_stages=1, thirds=True)
+        if block_kv <= most and config.shared_bytes(D, Dv) <= MOST_BYTES:
+            told = ", options need registers" if heavy else ""
+            yield config, f"{config.block_q} queries by {block_kv} keys, in three parts each{told}"
+            return
+
+
+def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
+    build = build_forward(config, variant(p), p.return_lse, "")
+    arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
+    args = ("q_map", "k_map", "v_map", 0, "counter", heads, section_of(p), *arrays, *sizes(p))
+    shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
+    step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
+    return [*thirds_steps(p, SPLIT), Step(build_writer(1), (1,), ("counter", 0, (0,))), step]

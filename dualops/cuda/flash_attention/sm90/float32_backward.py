@@ -1,0 +1,76 @@
+"""The gradient of attention of float32 on Hopper: which problems the rung takes, its Configs and launches.
+
+The kernels are those of 16 bits (`dq`, `dkv`), as forward's is (`float32`): each number is three of bfloat16, each
+product six. The copies that a pass makes of q, k, v and do are the plan's, one and a half times their own memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from ....spec import ArrayMeta, Problem
+from ...device import Device
+from ...maps import Mapped
+from ...plans import Choice
+from ...step import Step
+from .. import simt
+from ..options import having
+from . import backward
+from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
+from .dkv_config import DkvConfig
+from .dq_config import DqConfig
+from .float32 import LEAST_QUERIES
+from .in_thirds import thirds_maps, thirds_of, thirds_steps
+
+SPLIT = ("q", "k", "v", "do")
+LEAST_KEYS = 65
+MOST_WIDTH = 64  # of a head: beside dk and dv of wider ones no registers are left for parts
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, best first."""
+    p = problem
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+        return
+    if not results["dq"].size or p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS:
+        return
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
+    (dq, dkv), reason = thirds_configs([option.name for option, _ in having(p).variants])
+    if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
+        return
+    others, _ = next(simt.backward_configs(p))
+    configs = backward.BackwardConfigs(dq, dkv, others)
+    maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
+    workspace, steps = {**thirds_of(p, SPLIT), **backward.workspace(p)}, partial(backward_steps, p, results, configs)
+    yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
+
+
+def thirds_configs(options: Sequence[str]) -> tuple[tuple[DqConfig, DkvConfig], str]:
+    """Tiles for heads of 64 columns, for dq and for dk and dv: as many keys, and queries, as registers are left for.
+
+    ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
+    and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
+    nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13.
+    """
+    heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
+    keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
+    dq, dkv = (
+        DqConfig(2, keys, turns=False, thirds=True),
+        DkvConfig(2, queries, beside=not options or queries < 64, thirds=True),
+    )
+    told = ", options need registers" if heavy else ""
+    return (dq, dkv), (
+        f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
+        f"each{told}"
+    )
+
+
+def _maps(problem: Problem, kernel: str, queries: int, keys: int) -> dict[str, Mapped]:
+    return thirds_maps(problem, {"q": queries, "do": queries, "k": keys, "v": keys}, f"{kernel}_")
+
+
+def backward_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], configs: backward.BackwardConfigs
+) -> Sequence[Step]:
+    return [*thirds_steps(problem, SPLIT), *backward.backward_steps(problem, results, configs)]

@@ -1,0 +1,63 @@
+"""attention of float32 on the sm90 rung, forward and gradient, by each kind of its Configs and with each option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualops.cuda.flash_attention.sm90 import float32_backward
+from dualops.cuda.flash_attention.sm90.config import padded
+from dualops.cuda.flash_attention.sm90.dkv import build_dkv
+from dualops.cuda.flash_attention.sm90.dq import build_dq
+from dualops.cuda.flash_attention.sm90.float32 import thirds_configs
+from dualops.cuda.flash_attention.sm90.forward import build_forward
+from dualops.cuda.flash_attention.sm90.in_thirds import build_thirds
+from dualops.spec.attention.cases import EVERYTHING, documents
+from tests.cuda.compile.attention import names, variant_of
+from tests.cuda.compile.ptx import sound
+
+ARCH = "sm_90a"
+# keys of a tile, which are as many as registers are left for beside the options
+CASES: list[Any] = [
+    (64, 64, 64, ("causal",)),
+    (32, 64, 64, ("bias",)),
+    (32, 128, 64, ("window", "sinks")),
+    (16, 128, 128, ("score_mod",)),
+    (16, 128, 128, tuple(EVERYTHING)),
+]
+
+
+@pytest.mark.parametrize(("keys", "D", "Dv", "options"), CASES)
+def test_each_config(keys, D, Dv, options):
+    found = variant_of(D, Dv, *options, dtype="float32", varlen="sinks" in options and "bias" not in options)
+    ((config, _),) = thirds_configs(padded(D), padded(Dv), names(found))
+    assert config.block_kv == keys
+    sound(build_forward(config, found, True, ""), ARCH, config.shared_bytes(padded(D), padded(Dv)))
+
+
+def test_a_block_mask():
+    found = variant_of(64, 64, dtype="float32", blocks_of=documents)
+    ((config, _),) = thirds_configs(64, 64, names(found))
+    sound(build_forward(config, found, True, ""), ARCH, config.shared_bytes(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("keys", "queries", "options"),
+    [
+        (64, 64, ("causal",)),
+        (32, 32, ("bias", "score_mod", "sinks")),
+        (32, 16, tuple(EVERYTHING)),
+    ],
+)
+def test_each_config_of_the_gradient(keys, queries, options):
+    found = variant_of(64, 64, *options, dtype="float32")
+    (dq, dkv), _ = float32_backward.thirds_configs(names(found))
+    assert (dq.block_kv, dkv.block_q) == (keys, queries)
+    sound(build_dq(dq, found, ""), ARCH, dq.shared_bytes(64, 64))
+    sound(build_dkv(dkv, found, "", ""), ARCH, dkv.shared_bytes(64, 64))
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_copies(aligned):
+    assert sound(build_thirds(100, aligned), ARCH).registers <= 128

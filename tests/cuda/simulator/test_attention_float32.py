@@ -1,0 +1,154 @@
+"""attention of float32 on the sm90 rung, whose numbers are three of bfloat16 each: forward and gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda.flash_attention.sm90.in_thirds import thirds_of
+from dualops.cuda.offline import absent_problem
+from dualops.spec import OPERATORS, Case
+from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened
+from tests.cuda.simulator.test_attention_dq import arrays_for, checked as checked_gradient, gradient_varlen, held
+
+attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
+FLOAT32 = np.float32
+
+
+def some(*shape: int, seed: int = 0) -> np.ndarray:
+    """Numbers that bfloat16 does not have."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(FLOAT32)
+
+
+def arrays(q: tuple[int, ...], k: tuple[int, ...], Dv: int) -> list[np.ndarray]:
+    """q, k, v and do for arrays of these shapes."""
+    shapes = (q, k, (*k[:-1], Dv), (*q[:-1], Dv))
+    return [some(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+def wide_options(*sizes: int) -> list[dict[str, Any]]:
+    """`options_for`, with a bias in float32."""
+    return [
+        {**params, "bias": params["bias"].astype(FLOAT32)} if "bias" in params else params
+        for params in options_for(*sizes)
+    ]
+
+
+def test_many_queries_are_taken_and_few_are_not():
+    q, k = some(1, 1, 65, 8), some(1, 1, 65, 8)
+    o, lse = reference.flash_attention(q, k, k, return_lse=True)
+    plan = partial(dualops.cuda.plan, "flash_attention")
+    assert plan(q, k, k).choice.rung == plan(q, k, k, o, lse, q, backward=True).choice.rung == "sm90"
+    assert plan(q[:, :, :64], k, k).choice.rung == "simt"
+    assert plan(q, k[:, :, :64], k[:, :, :64], o, lse, q, backward=True).choice.rung == "simt"
+    wide = some(1, 1, 65, 136)
+    assert plan(wide, wide, k).choice.rung == plan(q, k, wide).choice.rung == "simt"
+    with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
+        attend(q[:, :, :64], k, k)
+
+
+def test_copies_have_three_parts_in_whole_boxes():
+    shapes = {"q": (2, 3, 70, 20), "k": (2, 1, 80, 20), "v": (2, 1, 80, 100)}
+    copies = thirds_of(absent_problem(OPERATORS["flash_attention"], Case("", "float32", shapes, {})), ("q", "v"))
+    assert [meta.shape for meta in copies.values()] == [(2, 3, 70, 192), (2, 1, 80, 384)]
+
+
+@pytest.mark.parametrize(
+    ("D", "Dv", "Sq", "Sk"), [(64, 64, 70, 40), (40, 72, 66, 150), (128, 128, 140, 90), (7, 9, 65, 1)]
+)
+def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
+    q, k, v, _ = arrays((1, 1, Sq, D), (1, 1, Sk, D), Dv)
+    checked(attend(q, k, v, return_lse=True), reference.flash_attention, q, k, v)
+
+
+@pytest.mark.parametrize("params", wide_options(2, 66, 70), ids=named)
+def test_options(params):
+    q, k, v, _ = arrays((1, 2, 66, 32), (1, 1, 70, 32), 40)
+    checked(attend(q, k, v, **params), reference.flash_attention, q, k, v, **params)
+
+
+@pytest.mark.parametrize("params", [*wide_options(2, 66, 70)[::3], {"dropout_p": 0.3, "seed": 7}], ids=named)
+def test_gradients_of_options(params):
+    checked_gradient(*arrays((1, 2, 66, 32), (1, 1, 70, 32), 40), **params)
+
+
+def test_parts_are_all_there():
+    """Numbers of which upper parts alone say nothing: the scores of keys differ in their middle and lower ones."""
+    q, k, v, do = arrays((1, 1, 66, 16), (1, 1, 70, 16), 16)
+    q, k = np.round(16 * q) / 16 + 256, 1 + k / 1024
+    checked(attend(q, k, v, scale=1.0), reference.flash_attention, q, k, v, scale=1.0)
+    checked_gradient(q, k, v, do, scale=1.0)
+
+
+@pytest.mark.parametrize(("D", "Dv", "Sq", "Sk"), [(64, 64, 140, 66), (24, 48, 66, 150), (7, 9, 70, 70)])
+def test_gradients_of_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
+    checked_gradient(*arrays((1, 1, Sq, D), (1, 1, Sk, D), Dv), causal=True)
+
+
+def test_tokens_before_heads_and_among_other_memory():
+    """Heads of a group, in batches; rows at no multiple of 16 bytes."""
+    q, k, v, do = (x.transpose(0, 2, 1, 3)[..., 1:] for x in arrays((2, 66, 2, 24), (2, 70, 1, 24), 24))
+    out = np.full((2, 2, 66, 30), 7, FLOAT32)
+    checked(attend(q, k, v, out=out[..., 3:26]), reference.flash_attention, q, k, v)
+    assert (out[..., :3] == 7).all() and (out[..., 26:] == 7).all()
+    dq, _, _ = checked_gradient(q, k, v, do)
+    assert dq.strides == q.strides or dq.shape == q.shape
+
+
+def test_sequences_one_after_another():
+    """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 50, 66), (0, 30, 47, 47, 90)))
+    q, k, v, do = arrays((66, 2, 16), (90, 1, 16), 24)
+    v[47] = np.nan  # the first key of the last sequence
+    lengths: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 70}
+    tokens = (q, k, v, ends_q, ends_k)
+    found = dualops.cuda.flash_attention_varlen(*tokens, kernel="sm90", **lengths)
+    checked(found, reference.flash_attention_varlen, *tokens, **lengths)
+    o, lse = reference.flash_attention_varlen(*tokens, return_lse=True, **lengths)
+    given = (q, k, v, o, lse, do, ends_q, ends_k)
+    gradients = gradient_varlen(*given, **lengths)
+    truths = reference.flash_attention_varlen_backward(*map(widened, given), **lengths)
+    held(gradients, truths, reference.flash_attention_varlen_backward(*given, **lengths), "float32")
+    assert np.isfinite(found[:50]).all() and np.isfinite(gradients[0][:50]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_what_a_mask_hides_stays_where_it_is(value):
+    q, k, v, do = arrays((1, 1, 66, 16), (1, 1, 70, 16), 24)
+    v[0, 0, 60, 5] = k[0, 0, 64] = value
+    found = attend(q, k, v, causal=True)
+    checked(found, reference.flash_attention, q, k, v, causal=True)
+    dq, _, _ = checked_gradient(q, k, v, do, causal=True)
+    assert np.isfinite(found[:, :, :56]).all() and np.isfinite(dq[:, :, :56]).all()
+
+
+def test_an_infinity_meets_every_part():
+    """Beside factors of either sign, of whole numbers, whose lower parts are 0, and of an infinity."""
+    q, k, v, _ = arrays((1, 1, 66, 8), (1, 1, 20, 8), 8)
+    k[0, 0, 3, 2], k[0, 0, 7, 1], q[0, 0, 5, 2] = np.inf, -np.inf, np.inf
+    q[0, 0, 9:20] = np.round(4 * q[0, 0, 9:20])
+    v[0, 0, 4, 4] = np.inf
+    checked(attend(q, k, v), reference.flash_attention, q, k, v)
+
+
+def test_rows_do_not_depend_on_what_is_beside_them():
+    q, k, v, do = arrays((2, 1, 66, 16), (2, 1, 70, 16), 16)
+    together = attend(q, k, v, causal=True, return_lse=True)
+    alone = attend(q[1:2], k[1:2], v[1:2], causal=True, return_lse=True)
+    assert all(np.array_equal(many[1:2], few) for many, few in zip(together, alone, strict=True))
+    gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90", causal=True)
+    every, one = gradient(q, k, v, *together, do), gradient(q[1:2], k[1:2], v[1:2], *alone, do[1:2])
+    assert all(np.array_equal(many[1:2], few) for many, few in zip(every, one, strict=True))
+
+
+def test_bfloat16_has_the_same_results_as_float32_of_its_numbers():
+    """Where one part says it all, but for what float32 keeps of P and of results."""
+    low = [numbers(1, 1, 70, 32, seed=seed) for seed in range(3)]
+    wide = [x.astype(FLOAT32) for x in low]
+    assert np.abs(attend(*wide) - attend(*low).astype(FLOAT32)).max() < 2**-7
+    assert len(arrays_for((1, 1, 2, 8), (1, 1, 2, 8), 8, FLOAT32)) == 4
