@@ -198,6 +198,7 @@ def _attention() -> Iterator[Problem]:
 
 # of dk and dv: two blocks, of which the first has so many tiles that each of two stages is filled four times
 DKV_FEWER = {"q": (1, 1, 124, 64), "k": (1, 1, 72, 64), "v": (1, 1, 72, 64)}
+DKV_THREE = dict.fromkeys("qkv", (1, 1, 130, 64))  # three blocks, causal, the last of one tile
 DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
 DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
@@ -229,7 +230,7 @@ def _attention_gradient() -> Iterator[Problem]:
     for kernel, name, operator, shapes, params, config in (
         ("dkv", "boxes", "flash_attention", DKV_FEWER, {}, DkvConfig(1, 16)),
         ("dkv", *seen_less, DkvConfig(1, 16, beside=False)),
-        ("dkv_apart", "boxes", "flash_attention", DKV_FEWER, {}, DkvApartConfig(16, 2)),
+        ("dkv_apart", "boxes", "flash_attention", DKV_THREE, {"causal": True}, DkvApartConfig(16, 2)),
         ("dkv_apart", *seen_less, DkvApartConfig(16, 2, beside=False, exact=True)),
     ):
         chosen = (attention_dkv_launch, {"dkv_configs": lambda *_, config=config: iter([(config, "alone")])})
