@@ -28,15 +28,14 @@ HARMLESS = {
     r"companion\.leave > bar_warp_sync#2): left out": "of two stages, one is filled again when P of that tile and "
     "of the next has been read: so a place of two is free when the tile that fills it is there",
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]: left out": "as of dkv_sm90",
-    r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: (left out|the next mbarrier)|#4: "
-    r"(left out|one mbarrier for all))": "who has dk reads Q after P, and that was made of Q",
-    r"flash_attention_dkv_apart_sm90 build_dkv_apart\.take_probs > handover\.take > mbarrier_wait_cta#1: the "
-    "next mbarrier": "what is handed over next comes after it",
+    r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
+    "all))": "who has dk reads Q after P, and that was made of Q",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\.issue > "
     r"wgmma_commit#[24]|wait > wgmma_wait_group_n16#[36]): left out": "nothing is made beside dv's and dk's products "
     "there: one wait is for all",
-    r"flash_attention_dkv_apart_sm90 some rows see nothing: companion\.wait(#1: i \+ 1| > mbarrier_wait_cta#1: the "
-    r"next mbarrier)": "each block has a second tile there, whose lse comes after that of the first",
+    r"flash_attention_dkv_apart_sm90 some rows see nothing: (companion\.wait#1: i \+ 1|(companion\.wait > "
+    r"mbarrier_wait_cta#1|pipeline\.wait > mbarrier_wait_cta#3|build_dkv_apart\.take_probs > handover\.take > "
+    r"mbarrier_wait_cta#1): the next mbarrier)": "each block has a second tile there, which comes after the first",
     r"flash_attention_dkv_apart_sm90 register_mma\.add > wgmma_fence#[13]: left out": "K @ Q.T or V @ dO.T was started "
     "just before it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "

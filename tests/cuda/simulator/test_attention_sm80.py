@@ -60,7 +60,7 @@ def test_eight_warps():
     [
         (128, 128, 140, 100, {"causal": True}),
         (40, 72, 70, 70, {"window": (20, 5), "causal": True}),
-        (64, 64, 130, 60, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}),
+        (64, 64, 130, 60, {"softcap": 2.0}),
     ],
 )
 @pytest.mark.parametrize("groups", [1, 2])
@@ -78,6 +78,13 @@ def test_strips_where_there_are_queries_for_them():
     assert plan(q[:, :, :64], q, q).choice.config.strips == plan(q, q, q, softcap=2.0).choice.config.strips == 1
     odd = numbers(1, 1, 65, 17)[..., :16]
     assert plan(odd, q, q).choice.config.strips == 1
+
+
+def test_strips_and_dropout():
+    q = numbers(1, 1, 130, 64)
+    two = changed("flash_attention", alone(sm80, Sm80Config(1, 32, strips=2)))
+    with two, pytest.raises(ValueError, match="2 strips beside dropout, expected one"):
+        attend(q, q, q, dropout_p=0.3, seed=1)
 
 
 def test_one_token():

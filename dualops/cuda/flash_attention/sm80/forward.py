@@ -67,6 +67,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     mem, num, INVERSE, BLOCK_KV = storage(variant.dtype), numbers(f32), f32(1 / LOG2_E), config.block_kv
     STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
     chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
+    if STRIPS > 1 and chain.weighs:
+        raise ValueError(f"{STRIPS} strips beside dropout, expected one")
     keys = range_of(BLOCK_KV)
     walk = walk_by_queries(config.block_q, keys.between, variant.varlen, chain)
     q_copies = tile_copies(tile.q, variant.D, vectors.q, config.threads)
