@@ -88,9 +88,10 @@ def flash_attention(
     again without tensor cores, which is slow: where v has a NaN that queries see, all those rows. Where Sq is up to 64
     sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their order what they
     find; heads of a group then read their keys once. float32 it serves where Sq is above 64 and D and Dv are to 128, of
-    any strides, with float32's error: as three parts of bfloat16 each, which a pass writes first. On GPUs from Ampere
-    on the rung sm80 serves what is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with
-    float32's error: D and Dv to 256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
+    any strides, with float32's error: as three parts of bfloat16 each, which a pass writes first; of heads wider than
+    64 not with five options and more, one of them a bias or dropout. On GPUs from Ampere on the rung sm80 serves what
+    is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to
+    256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
     that costs registers; there too rows are made again. Beside its results sm90 needs a counter of 8 bytes, and for
     each part B * H * Sq * (Dv + 1) floats; of float32 6 bytes for each number of q, k and v, whose rows count as whole
     64s; sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for

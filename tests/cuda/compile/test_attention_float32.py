@@ -24,7 +24,8 @@ CASES: list[Any] = [
     (32, 64, 64, ("bias",)),
     (32, 128, 64, ("window", "sinks")),
     (16, 128, 128, ("score_mod",)),
-    (16, 128, 128, tuple(EVERYTHING)),
+    (16, 128, 128, ("bias", "dropout_p", "softcap", "alibi_slopes")),
+    (16, 64, 64, tuple(EVERYTHING)),
 ]
 
 
@@ -34,6 +35,10 @@ def test_each_config(keys, D, Dv, options):
     ((config, _),) = thirds_configs(padded(D), padded(Dv), names(found))
     assert config.block_kv == keys
     sound(build_forward(config, found, True, ""), ARCH, config.shared_bytes(padded(D), padded(Dv)))
+
+
+def test_options_that_registers_do_not_do_for():
+    assert not list(thirds_configs(128, 128, names(variant_of(128, 128, *EVERYTHING, dtype="float32"))))
 
 
 def test_a_block_mask():

@@ -48,13 +48,16 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for heads of these widths, in whole boxes: as many keys as there is room for, and registers.
+    """Tiles for heads of these widths, in whole boxes: as many keys as there is room for, and registers; none beside
+    many options where heads are wider than 64.
 
     ms on an H200, graphs in turns, full and causal: S=4096 D=64, four batches of 16 heads, 2.33 and 1.33; not in turns
     2.46 and 1.40, 96 keys 2.59 and 1.54, 32 keys 3.17 and 1.86. S=2048 D=128, two of them, 0.71 and 0.43; in turns 0.74
     and 0.45, 48 keys in one stage 0.90 and 0.51.
     """
     heavy, narrow = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)], max(D, Dv) <= 64
+    if are_many(heavy) and not narrow:
+        return
     most = KEYS[1 if heavy else 0] if not are_many(heavy) and narrow else KEYS[2 if heavy else 1]
     for block_kv in KEYS:
         config = Sm90Config(2, block_kv, turns=narrow and not heavy, q_stages=1, thirds=True)
