@@ -25,7 +25,7 @@ help:
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
-	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part; no GPU needed'
+	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config of attention'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
@@ -50,11 +50,9 @@ test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator
 
 ifdef COMPILER
-# builds a part of what `make check` builds, and looks closer; attention in a process of its own, as Numba keeps in
-# memory what it has built
+# builds a part of what `make check` builds, and looks closer
 test-compile: $(call ready,test)
 	$(PYTEST) tests/cuda/compile --ignore-glob='*/test_attention_*'
-	$(PYTEST) tests/cuda/compile/test_attention_sm80.py tests/cuda/compile/test_attention_sm90.py
 else
 test-compile:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
@@ -67,6 +65,7 @@ mutants: $(call ready,test)
 check: $(call ready,test)
 ifdef COMPILER
 	$(PY) -m dualops check --jobs 2
+	$(PYTEST) --numprocesses=2 $(wildcard tests/cuda/compile/test_attention_*.py)
 else
 	@echo 'NVIDIA publishes no compiler for this system'
 endif

@@ -12,7 +12,7 @@ problem for every kernel that waits, and harmless.py says of the few mutants tha
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -58,12 +58,14 @@ class Verdict:
 
 
 @contextmanager
-def prepared(problem: Problem) -> Iterator[list[Mutant]]:
-    """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does."""
+def prepared(problem: Problem, orders: Sequence[tuple[str, int]] = ORDERS) -> Iterator[list[Mutant]]:
+    """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does in
+    one of these orders.
+    """
     with problem.prepared():
         watch = Watch({problem.kernel})
         with watch.launches():
-            for order, seed in ORDERS:
+            for order, seed in orders:
                 with simulator.order(order, seed):
                     problem.run()
         yield list(_mutants(watch.seen or {}))
@@ -97,9 +99,9 @@ class Told:
 
 
 def judged(problem: Problem, sample: int | None = None, seed: int = 0) -> Told:
-    """Run the problem's mutants, or so many of them."""
+    """Run the problem's mutants, or so many of them, for which the kernel as it is runs in two orders alone."""
     killed, harmless, wrong = 0, 0, []
-    with prepared(problem) as mutants:
+    with prepared(problem, ORDERS if sample is None else ORDERS[:2]) as mutants:
         if bool(mutants) == (problem.kernel in NEVER):
             wrong.append(f"{problem}: {len(mutants)} mutants")
         if sample is not None and sample < len(mutants):
