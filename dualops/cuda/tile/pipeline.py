@@ -29,7 +29,8 @@ from ..ptx.mbarrier import (
     mbarrier_init,
     mbarrier_wait_cta,
 )
-from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait
+from ..ptx.warp import bar_warp_sync, barrier_cluster_arrive, barrier_cluster_wait
+from .rows import FULL_WARP
 
 
 class Barriers(NamedTuple):
@@ -51,6 +52,7 @@ class Pipeline(Namespace):
     acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
     wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
     release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
+    skip: Callable[..., None]  # (barriers, i): release it unread, where lanes have not met since they waited for it
     claim: Callable[..., Any]  # (barriers, i) -> stage: by a warp that writes to its companion; wait until it is free
 
 
@@ -116,6 +118,11 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
             mbarrier_arrive(barriers.empty, stage)
 
     @verb
+    def skip(barriers, i):
+        bar_warp_sync(FULL_WARP)  # a lane that still waited could find the stage filled anew, and wait for ever
+        release(barriers, i)
+
+    @verb
     def claim(barriers, i):
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
@@ -131,5 +138,6 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
         acquire=acquire,
         wait=wait,
         release=release,
+        skip=skip,
         claim=claim,
     )

@@ -230,7 +230,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     dsk.collect(acc, sums)
                 else:
                     if not DQ_OVER_Q:
-                        q_pipe.release(q_bars, piece)
+                        q_pipe.skip(q_bars, piece)
                     if not ZEROED:
                         for n in range(dsk.size):
                             acc[n] = num.zero

@@ -248,7 +248,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     pv.collect(acc, sums)
                 else:
                     if not O_OVER_Q:
-                        q_pipe.release(q_bars, piece)
+                        q_pipe.skip(q_bars, piece)
                     if has_sinks:  # whose share is no sum of 0
                         for n in range(pv.size):
                             acc[n] = num.zero
