@@ -4,6 +4,7 @@ dualops.spec          what each operator is
 dualops.reference     NumPy, forward and gradient
 dualops.cuda          kernels for arrays on a GPU (or in the simulator)
 dualops.torch_bridge  autograd and torch.compile
+dualops.testing       your own kernels held against the references
 dualops.block_mask    which tiles a mask_mod of attention shows, for any of them
 
 Subpackages are imported on first use: `import dualops` loads neither numba nor torch.
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
-_SUBPACKAGES = ("cuda", "reference", "spec", "torch_bridge")
+_SUBPACKAGES = ("cuda", "reference", "spec", "testing", "torch_bridge")
 
 
 def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any) -> Any:

@@ -46,6 +46,7 @@ class Row:
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
+TESTING = "dualops.testing.*"
 OF_OPERATORS = (SPEC, TILE, VIEWS, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
@@ -60,6 +61,7 @@ LAW = (
     Row(MACHINE, (), ()),
     Row(SPEC, (), NUMBERS),
     Row("dualops.reference.*", (SPEC,), NUMBERS),
+    Row(TESTING, (SPEC, "dualops.reference.*"), NUMBERS),
     # the road to the GPU, from the bottom up
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
     Row(SIZES, (), ()),
@@ -103,7 +105,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -245,6 +247,7 @@ LAWFUL = {
     "dualops/spec/base.py": "import ml_dtypes\nSPEC = 1\n",
     "dualops/reference/__init__.py": "from .softmax import softmax\n",
     "dualops/reference/softmax.py": "from ..spec import SPEC\nfrom ..spec.base import SPEC\n",
+    "dualops/testing/__init__.py": "from ..spec import SPEC\nfrom ..reference.softmax import softmax\n",
     "dualops/cuda/__init__.py": "from .softmax import softmax\nfrom . import device\n",
     "dualops/cuda/simulator.py": "import greenlet\nfrom numba.core import types\n",
     "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
@@ -281,6 +284,9 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/__init__.py", "from . import spec", 1, "dualops.spec"),
     ("dualops/reference/softmax.py", "from ..cuda import softmax", 1, "dualops.cuda"),
     ("dualops/reference/softmax.py", "if TYPE_CHECKING:\n    from torch import Tensor", 2, "torch.Tensor"),
+    ("dualops/testing/__init__.py", "from torch import Tensor", 1, "torch.Tensor"),
+    ("dualops/testing/__init__.py", "from .. import cuda", 1, "dualops.cuda"),
+    ("dualops/reference/softmax.py", "from .. import testing", 1, "dualops.testing"),
     ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
     ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
     ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),
