@@ -14,7 +14,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import cuda as cuda, reference as reference, spec as spec, testing as testing, torch_bridge as torch_bridge
 
 __version__ = "0.1.0"
 _SUBPACKAGES = ("cuda", "reference", "spec", "testing", "torch_bridge")
@@ -27,11 +30,14 @@ def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *,
     return import_module(f"{__name__}.{package}").block_mask(mask_mod, B, H, Sq, Sk, like=like)
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name in _SUBPACKAGES:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one of a subpackage
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _SUBPACKAGES:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SUBPACKAGES])
+    """What there is to use: a shell completes these."""
+    return ["__version__", "block_mask", *_SUBPACKAGES]
