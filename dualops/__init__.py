@@ -13,6 +13,7 @@ Subpackages are imported on first use: `import dualops` loads neither numba nor 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -39,5 +40,6 @@ if not TYPE_CHECKING:  # which would take any name for one of a subpackage
 
 
 def __dir__() -> list[str]:
-    """What there is to use: a shell completes these."""
-    return ["__version__", "block_mask", *_SUBPACKAGES]
+    """What there is to use here: a shell imports these as it completes them."""
+    there = [name for name in _SUBPACKAGES if name != "torch_bridge" or find_spec("torch")]
+    return ["__version__", "block_mask", *there]
