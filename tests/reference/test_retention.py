@@ -14,7 +14,7 @@ import pytest
 
 from dualops.reference import retention, retention_varlen
 from dualops.reference.retention import decay_of
-from dualops.reference.retention_forms import StepDecay
+from dualops.reference.retention_forms import Decay, StepDecay
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
 from dualops.spec.retention_cases import PAIRS
@@ -149,7 +149,9 @@ def test_powers_of_gamma_are_exact_to_rounding_however_near_one_it_is(h):
     q = np.zeros((1, h + 1, 1, 1), np.float32)
     problem = bind(SPEC, {"q": q, "k": q, "v": q}, {}, False)
     n = np.array([1, 100, 8192])
-    found = decay_of(problem, {}).power(n)[h].astype(np.float64)
+    decay = decay_of(problem, {})
+    assert isinstance(decay, Decay)
+    found = decay.power(n)[h].astype(np.float64)
     exact = np.exp(n * np.log1p(-(2.0 ** (-5 - h))))
     assert (np.abs(found - exact) <= exact * 2.0**-24 * (2 + n * 2.0 ** (-5 - h)) + 2.0**-126).all()
 
@@ -215,8 +217,8 @@ def test_lightning_attention_simple_gla_and_state_spaces_are_one_call_each(form)
     hold({"o": gla}, {"o": gated(**arrays, gates=gates) / sqrt(5)})
     A, dt = -np.exp(normal(3)), np.log1p(np.exp(normal(*shape, seed=7)))
     B, C = arrays["k"][:, 0], arrays["q"][:, 0]
-    shared = [np.broadcast_to(each[:, None], (*shape, 5)) for each in (C, B)]
-    found = retention(*shared, dt[..., None] * arrays["v"], log_decay=dt * A[:, None], scale=1.0, form=form)
+    q, k = (np.broadcast_to(each[:, None], (*shape, 5)) for each in (C, B))
+    found = retention(q, k, dt[..., None] * arrays["v"], log_decay=dt * A[:, None], scale=1.0, form=form)
     hold({"y": found}, {"y": state_space(A, dt, B, C, arrays["v"])})
 
 
