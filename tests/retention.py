@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from dualops.reference.retention import decay_of, retain
-from dualops.reference.retention_forms import Decay, chunk, chunk_backward, parallel, parallel_backward
+from dualops.reference.retention_forms import (
+    AnyDecay,
+    Decay,
+    StepDecay,
+    chunk,
+    chunk_backward,
+    parallel,
+    parallel_backward,
+)
 from dualops.reference.retention_varlen import sequences
 from dualops.spec import Case, Problem
 from tests.sizes import random_size
@@ -60,6 +69,18 @@ def varlen_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes,
     return shapes | options, params | more
 
 
+def with_steps(case: Case) -> Case:
+    """The same with log_decay in place of gamma; as it is where it can't have that.
+
+    Kernels take no log_decay yet, so that neither cases nor fuzzer have it: what the reference is held to is made here.
+    """
+    q, k = case.shapes["q"], case.shapes["k"]
+    if "mask" in case.shapes or q[-2] != k[-2]:
+        return case
+    shapes: Shapes = {name: shape for name, shape in case.shapes.items() if name != "gamma"}
+    return replace(case, name=f"{case.name}_steps", shapes=shapes | {"log_decay": q[:-1]})
+
+
 def scores_of(case: Case) -> int:
     """Scores that the parallel form of the case makes."""
     q, k = case.shapes["q"], case.shapes["k"]
@@ -105,9 +126,9 @@ def special_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] 
     """The largest special value of an input, and whether it may be infinite: what float32 and float64 have alike.
 
     Gradients multiply four inputs, which must not overflow in half precision. No infinity: a power of gamma that is
-    tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there. No gamma out of its domain.
+    tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there. No decay out of its domain.
     """
-    return None if name in ("gamma", "cu_seqlens") else (4.0, False)
+    return None if name in ("gamma", "log_decay", "cu_seqlens") else (4.0, False)
 
 
 # --- what results add up -------------------------------------------------------------------------
@@ -155,14 +176,15 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
             np.where(row_sum > 1, (du * _squares(x, "o")).sum(axis=-1), 0) if one.normalize == "signed" else 0 * row_sum
         )
         du = np.concatenate([du, dr[..., None]], axis=-1)
-        dstate = np.zeros((0, v.shape[-1]))
+        dstate, dlogs = np.zeros((0, v.shape[-1])), None
         if _stateless(one):
             dq, dk, dv = parallel_backward(q, k, v, du, *_weights(one, x))
         else:
             states = (_joined(x, "initial_state", "initial_norm"), _joined(x, "dstate", "dstate_norm"))
-            dq, dk, dv, dstate = chunk_backward(q, k, v, du, _decay(one, x), *states)
+            dq, dk, dv, dstate, dlogs = chunk_backward(q, k, v, du, _decay(one, x), *states)
         each = {"dq": dq * one.scale**2, "dk": dk, "dv": dv[..., :-1]}
         each |= {"dinitial_state": dstate[..., :-1], "dinitial_norm": dstate[..., -1]}
+        each["dlog_decay"] = np.zeros(0) if dlogs is None else dlogs
         largest = {name: max(most, float(np.sqrt(each[name].max(initial=0.0)))) for name, most in largest.items()}
     return largest
 
@@ -205,9 +227,12 @@ def _joined(x: Arrays, state: str, norm: str) -> np.ndarray | None:
     return joined
 
 
-def _decay(problem: Problem, x: Arrays) -> Decay:
+def _decay(problem: Problem, x: Arrays) -> AnyDecay:
     """That of squares."""
-    return Decay(2 * decay_of(problem, x).log2_gamma.astype(np.float64))
+    decay = decay_of(problem, x)
+    if isinstance(decay, StepDecay):
+        return StepDecay(2 * decay.logs.astype(np.float64))
+    return Decay(2 * decay.log2_gamma.astype(np.float64))
 
 
 def _weights(problem: Problem, x: Arrays) -> tuple[np.ndarray, np.ndarray]:
