@@ -52,6 +52,18 @@ class Sm90Config:
         return self.tiles(Dv).nbytes
 
 
+@dataclass(frozen=True)
+class Walk:
+    """What a kernel is built for: whether it begins with a state, whether the last one is a result; back: from the last
+    chunk to the first; beside: while other launches of its gradient run.
+    """
+
+    begins: bool = False
+    finishes: bool = False
+    back: bool = False
+    beside: bool = False
+
+
 def padded(width: int) -> int:
     """A width in whole boxes."""
     return -(-width // BOX) * BOX

@@ -21,7 +21,8 @@ class Fragments(Namespace):
     """The verbs. row: the first one of the warpgroup."""
 
     decay: Callable[..., None]  # (scores, row, log2_gamma, scale): by the distance of each pair; 0 where it is not seen
-    decay_rows: Callable[..., None]  # (o, row, log2_gamma, scale): by the distance to what stood before the chunk
+    # (o, row, count, log2_gamma, scale): by the distance to what the state knows; count: tokens of the chunk
+    decay_rows: Callable[..., None]
     load: Callable[..., None]  # (acc, state, b, h, row, call): zeros beyond its rows and columns
     store: Callable[..., None]  # (state, acc, b, h, row, call)
 
@@ -39,8 +40,8 @@ def my_column():
 
 
 @cache
-def fragments_of(Dv: int) -> Fragments:
-    """For scores of a chunk, and for o and a state of Dv columns."""
+def fragments_of(Dv: int, back: bool) -> Fragments:
+    """For scores of a chunk, and for o and a state of Dv columns; back: tokens see those after them."""
     num, power = numbers(f32), decay(DTYPE).power
     QUADS, SCORE_QUADS = Dv // 8, CHUNK // 8
 
@@ -51,18 +52,19 @@ def fragments_of(Dv: int) -> Fragments:
         for h in range(2):
             for e in range(2):
                 first = i32(row + my_row() + 8 * h - my_column() - e)  # the distance to a column of quad 0
-                factor = power(log2_gamma, i32(first & 7)) * scale
+                factor = power(log2_gamma, i32((-first if back else first) & 7)) * scale
                 for n in range(SCORE_QUADS):
-                    j = SCORE_QUADS - 1 - n
-                    seen = first >= 8 * j
+                    j = n if back else SCORE_QUADS - 1 - n
+                    seen = first <= 8 * j if back else first >= 8 * j
                     score = scores[4 * j + 2 * h + e] * factor
                     scores[4 * j + 2 * h + e] = score if seen else num.zero
                     factor = factor * fade if seen else factor
 
     @verb
-    def decay_rows(o, row, log2_gamma, scale):
+    def decay_rows(o, row, count, log2_gamma, scale):
         for h in range(2):
-            factor = power(log2_gamma, i32(row + my_row() + 8 * h + 1)) * scale
+            r = i32(row + my_row() + 8 * h)
+            factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
             for j in range(QUADS):
                 for e in range(2):
                     o[4 * j + 2 * h + e] *= factor

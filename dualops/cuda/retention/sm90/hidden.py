@@ -1,9 +1,11 @@
-"""Elements of o that a NaN or an infinity of V may have reached though its token comes later.
+"""Elements of o that a NaN or an infinity of V may have reached though its token is not seen.
 
-Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what stood before
-the chunk is, is made anew by its thread from what it sees:
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what it has of the
+state is, is made anew by its thread from what it sees:
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
+
+and of passes that go back by the tokens c >= r of the chunk, as `chunks` says.
 """
 
 from __future__ import annotations
@@ -27,12 +29,13 @@ DTYPE = "bfloat16"
 class HiddenElements(Namespace):
     """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
 
-    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row
+    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row,
+    # tokens of the chunk
     repair: Callable[..., None]
 
 
-def hidden_elements(carry: Carried, size: int) -> HiddenElements:
-    """For o with so many numbers a thread."""
+def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
+    """For o with so many numbers a thread; back: tokens see those after them."""
     mem, num, power = storage(DTYPE), numbers(f32), decay(DTYPE).power
 
     @verb
@@ -49,22 +52,24 @@ def hidden_elements(carry: Carried, size: int) -> HiddenElements:
 
     @verb
     def anew(arrays, smem, place, where, log2_gamma, call):
-        """An element by its row and column; without V where what stood before the chunk is not finite."""
+        """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
-        b, h, m0, _ = where
+        b, h, m0, _, count = where
         r, column = place
         q_row = start(q, b, h, m0 + r)
         total, d = num.zero, i32(0)
         while d < call.D:
             total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
             d = opaque_i32(d + 1)
-        total *= power(log2_gamma, i32(r + 1))
-        c = i32(0) if is_finite(total) else i32(r + 1)
-        while c <= r:
-            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * power(log2_gamma, i32(r - c))
-            total += score * mem.load(v.data, start(v, b, h, m0 + c) + column)
+        total *= power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1)) * call.state_scale
+        c, end = (r, count) if back else (i32(0), i32(r + 1))
+        c = c if is_finite(total) else end
+        while c < end:
+            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
+            weight = power(log2_gamma, i32(c - r) if back else i32(r - c))
+            total += score * weight * mem.load(v.data, start(v, b, h, m0 + c) + column)
             c = opaque_i32(c + 1)
-        return total * call.scale
+        return total
 
     def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
         """Of registers, each is known by its number; what is opaque is not indexed instead."""

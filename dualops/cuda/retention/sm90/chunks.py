@@ -1,4 +1,4 @@
-"""Retention forward on Hopper's tensor cores, by chunks. Sun et al. 2023, arXiv:2307.08621, equation 7.
+"""A pass of retention on Hopper's tensor cores, by chunks. Sun et al. 2023, arXiv:2307.08621, equation 7.
 
 A block walks one sequence of one head from chunk to chunk of 128 tokens. Two warpgroups multiply, with 64 queries and
 64 rows of the state each; a thread of another one loads.
@@ -17,6 +17,13 @@ where the state is a result, in three parts, as otherwise it would be as coarse 
 
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
+The gradient is three such passes (`passes`). Two go back, from the last chunk to the first: a query sees the tokens
+c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
+
+    o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
+
+They run side by side where sequences are few: each launch lets the next one begin with it, and ends after it.
+
 Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128.
 Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of K.T and o. With
 64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not fit.
@@ -29,16 +36,18 @@ from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
 from ...tile.companion import companion
 from ...tile.epilogue import box_output, opaque_f32
+from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, strided
 from ..arguments import call_type, decay
-from .config import BOX, CHUNK, CONSUMERS, Sm90Config
+from .config import BOX, CHUNK, CONSUMERS, Sm90Config, Walk
 from .fragments import fragments_of
 from .hidden import hidden_elements
 
@@ -46,11 +55,9 @@ DTYPE = "bfloat16"
 
 
 @builds
-def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call).
-
-    Dv: in whole boxes. begins, finishes: whether there is an initial state, and a final one.
-    """
+def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
+    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call). Dv: in whole boxes."""
+    BACK, STEP = walk.back, -CHUNK if walk.back else CHUNK
     num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
     tiles = config.tiles(Dv)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
@@ -58,14 +65,21 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
     v_part, both = companion(config.stages, tiles.v.nbytes), meeting(CONSUMERS)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
-    pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
+    pv, rows, fragments = (
+        register_mma(DTYPE, tiles.v),
+        softmax_rows(DTYPE, CHUNK // 2, Dv // 2),
+        fragments_of(Dv, walk.back),
+    )
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    hidden = hidden_elements(carry, pv.size)
+    hidden = hidden_elements(carry, pv.size, walk.back)
 
     @verb
     def weight(args, token):
-        log2_gamma, count = args
-        value = decays.power(log2_gamma, i32(count - 1 - token))
+        log2_gamma, count, kept_scale = args
+        if BACK:
+            value = decays.power(log2_gamma, i32(token + 1)) * kept_scale
+        else:
+            value = decays.power(log2_gamma, i32(count - 1 - token))
         return value if token < count else num.zero
 
     kv = weighted_sums(tiles.k, tiles.v, config.parts, weight)
@@ -89,7 +103,10 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
             v_part.init(v_full)
         prefetch_maps((q_map, k_map, v_map), 1)
         q_pipe.start()
-        i, end, m0 = u32(0), u32((call.rows + (CHUNK - 1)) // CHUNK), i32(0)
+        if walk.beside:
+            let_next_grid_begin()
+        i, end = u32(0), u32((call.rows + (CHUNK - 1)) // CHUNK)
+        m0 = i32((i32(end) - 1) * CHUNK) if BACK else i32(0)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -100,7 +117,7 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                     v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
-                    m0 = i32(m0 + CHUNK)
+                    m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
             role.consume()
@@ -111,11 +128,12 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
-            if begins:
+            if walk.begins:
                 fragments.load(state, initial, b, h, row, call)
             carry.put(smem, state)
             both.meet()
             while i != end:
+                count = min(i32(call.rows - m0), i32(CHUNK))
                 log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
                 q_at, stage = q_tile.at(q_pipe.wait(q_bars, i)), k_pipe.wait(k_bars, i)
                 k_at = k_tile.at(stage)
@@ -126,17 +144,16 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                 qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                 qs.wait(o)
                 q_pipe.release(q_bars, i)
-                fragments.decay_rows(o, row, log2_gamma, call.scale)
+                fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
                 v_part.wait(v_full, i)
                 v_at = v_tile.at(stage)
                 pv.add(o, probs, smem, v_at, 1)  # o += P @ V
-                count = min(i32(call.rows - m0), i32(CHUNK))
                 fade = decays.power(log2_gamma, count)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] *= fade
                 pv.wait(o)
-                hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
+                hidden.repair(o, (q, k, v), smem, (b, h, m0, row, count), log2_gamma, call)
                 part = i32(0)
                 while part < boxes.parts:
                     values = boxes.fragment()
@@ -144,16 +161,19 @@ def build_forward(config: Sm90Config, Dv: int, begins: bool, finishes: bool) -> 
                     boxes.take(values, o, part)
                     boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), part, part)
                     part = boxes.next(part)
-                kv.add(state, smem, (k_at, v_at), (log2_gamma, count))  # state += (decayed K).T @ V
+                kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
                 kv.wait(state)
                 k_pipe.release(k_bars, i)
                 both.gather()  # nobody reads the state of before
                 carry.put(smem, state)
                 both.meet()
-                m0 = i32(m0 + CHUNK)
+                m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
-            if finishes:
+            if walk.finishes:
+                row = opaque_i32(row)  # or where the initial state lay would be kept until here
                 fragments.store(final, state, b, h, row, call)
             boxes.finish()
+        if walk.beside:
+            wait_for_grid_before()
 
     return retention_sm90
