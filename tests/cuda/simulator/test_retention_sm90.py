@@ -10,9 +10,11 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
+from dualops.cuda.retention import sm90
 from dualops.spec import Case, compare, retention as SPEC
 from dualops.spec.retention_cases import options_of
 from tests.checks import check
+from tests.cuda.configs import changed
 
 STATES: dict[str, Any] = {"states": 1, "return_state": True}
 
@@ -55,14 +57,24 @@ def test_gradients(q, Dv, options):
     check(SPEC, Case("sm90", "bfloat16", shapes, params), gradient, backward=True, ways=("given",))
 
 
+@pytest.mark.parametrize(
+    ("function", "Sq", "segments", "options"),
+    [(run, 270, 2, {**STATES, "gamma": 1}), (gradient, 270, 2, {**STATES, "gamma": 1}), (run, 390, 3, {})],
+)
+def test_segments(function, Sq, segments, options):
+    """The last one has a few tokens, or none."""
+    shapes, params = options_of((1, 1, Sq, 32), 24, **options)
+    case = Case("sm90", "bfloat16", shapes, params)
+    with changed("retention", (sm90, {"segments_of": lambda *_: segments})):
+        check(SPEC, case, function, backward=function is gradient, ways=("given",))
+
+
 def numbers(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
 
 
 def held(found: np.ndarray, truth: np.ndarray, baseline: np.ndarray) -> None:
-    """By the spec's rule of accuracy, what is finite; what is not, is so in truth: an infinity here is a NaN in chunks of
-    another length.
-    """
+    """By the spec's rule of accuracy; what is not finite in truth is not here: by other chunks an infinity is a NaN."""
     there = np.isfinite(truth)
     assert np.array_equal(np.isfinite(found.astype(np.float64)), there) and 0 < there.sum() < there.size
     result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
@@ -88,7 +100,7 @@ def test_no_gradient_reaches_a_token_that_is_not_seen(value):
 
 def test_tokens_first():
     """[B, S, H, D] in memory: the same bits."""
-    q, k, v, do = (numbers(2, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(4))
+    q, k, v, do = (numbers(1, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(4))
     assert np.array_equal(run(q, k, v), run(*map(np.ascontiguousarray, (q, k, v))))
     ours, others = gradient(q, k, v, do), gradient(*map(np.ascontiguousarray, (q, k, v, do)))
     assert all(np.array_equal(mine, other) for mine, other in zip(ours, others, strict=True))

@@ -17,12 +17,16 @@ where the state is a result, in three parts, as otherwise it would be as coarse 
 
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
-The gradient is three such passes (`passes`). Two go back, from the last chunk to the first: a query sees the tokens
-c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
+The gradient is three such passes (`passes`). Two go back, in chunks from the last token on, of which the one that comes
+last may begin before the first token: of its tokens n are there. A query sees the tokens c >= r of its chunk and those
+behind it, of which the state knows how far they are from the chunk's last token:
 
-    o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
+    o *= gamma^(127 - r);   state = gamma^n * state + (scale * gamma^(c + n - 127) * K).T @ V
 
 They run side by side where sequences are few: each launch lets the next one begin with it, and ends after it.
+
+Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
+kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
 
 Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128.
 Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of K.T and o. With
@@ -31,7 +35,7 @@ Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv /
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
 from ...tile.companion import companion
@@ -56,7 +60,10 @@ DTYPE = "bfloat16"
 
 @builds
 def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call). Dv: in whole boxes."""
+    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments).
+
+    Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first ones.
+    """
     BACK, STEP = walk.back, -CHUNK if walk.back else CHUNK
     num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
     tiles = config.tiles(Dv)
@@ -77,10 +84,12 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     def weight(args, token):
         log2_gamma, count, kept_scale = args
         if BACK:
-            value = decays.power(log2_gamma, i32(token + 1)) * kept_scale
+            age = i32(token + count - CHUNK)
+            value = decays.power(log2_gamma, i32(age + 1)) * kept_scale
         else:
-            value = decays.power(log2_gamma, i32(count - 1 - token))
-        return value if token < count else num.zero
+            age = i32(count - 1 - token)
+            value = decays.power(log2_gamma, age)
+        return value if age >= 0 else num.zero
 
     kv = weighted_sums(tiles.k, tiles.v, config.parts, weight)
 
@@ -90,13 +99,15 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         *[number_type(DTYPE, 4)] * 2,
         number_type(DTYPE, 1),
         call_type(DTYPE),
+        *[i64] * 2,
         threads=role.threads,
     )
-    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call):
+    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
-        b, h = i32(cuda.blockIdx.x // call.H), i32(cuda.blockIdx.x % call.H)
+        part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
+        b, h = i32(head // call.H), i32(head % call.H)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
@@ -105,8 +116,10 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()
-        i, end = u32(0), u32((call.rows + (CHUNK - 1)) // CHUNK)
-        m0 = i32((i32(end) - 1) * CHUNK) if BACK else i32(0)
+        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
+        tokens = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        i, end = u32(0), u32((tokens + (CHUNK - 1)) // CHUNK)
+        m0 = i32(call.rows - CHUNK - before) if BACK else before
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -115,8 +128,9 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
                     v_part.expect(v_full, i)
                     v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_full)
-                    stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                    if walk.looks:
+                        stage = q_pipe.acquire(q_bars, i)
+                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
@@ -129,50 +143,59 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 for e in range(4):
                     state[4 * j + e] = num.zero
             if walk.begins:
-                fragments.load(state, initial, b, h, row, call)
-            carry.put(smem, state)
-            both.meet()
+                place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
+                fragments.load(state, initial, place, row, call)
+            if walk.looks:
+                carry.put(smem, state)
+                both.meet()
             while i != end:
-                count = min(i32(call.rows - m0), i32(CHUNK))
                 log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
-                q_at, stage = q_tile.at(q_pipe.wait(q_bars, i)), k_pipe.wait(k_bars, i)
-                k_at = k_tile.at(stage)
-                qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
-                qk.wait(scores)
-                fragments.decay(scores, row, log2_gamma, call.scale)
-                rows.pack(probs, scores)
-                qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
-                qs.wait(o)
-                q_pipe.release(q_bars, i)
-                fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
-                v_part.wait(v_full, i)
-                v_at = v_tile.at(stage)
-                pv.add(o, probs, smem, v_at, 1)  # o += P @ V
+                stage = k_pipe.wait(k_bars, i)
+                k_at, v_at = k_tile.at(stage), v_tile.at(stage)
+                if walk.looks:
+                    q_at = q_tile.at(q_pipe.wait(q_bars, i))
+                    qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
+                    qk.wait(scores)
+                    fragments.decay(scores, row, log2_gamma, call.scale)
+                    rows.pack(probs, scores)
+                    qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
+                    qs.wait(o)
+                    q_pipe.release(q_bars, i)
+                    fragments.decay_rows(o, row, log2_gamma, call.state_scale)
+                    v_part.wait(v_full, i)
+                    pv.add(o, probs, smem, v_at, 1)  # o += P @ V
+                else:
+                    v_part.wait(v_full, i)
+                count = min(i32(m0 + CHUNK if BACK else call.rows - m0), i32(CHUNK))
                 fade = decays.power(log2_gamma, count)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] *= fade
-                pv.wait(o)
-                hidden.repair(o, (q, k, v), smem, (b, h, m0, row, count), log2_gamma, call)
-                part = i32(0)
-                while part < boxes.parts:
-                    values = boxes.fragment()
-                    boxes.acquire()
-                    boxes.take(values, o, part)
-                    boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), part, part)
-                    part = boxes.next(part)
+                if walk.looks:
+                    pv.wait(o)
+                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
+                    box = i32(0)
+                    while box < boxes.parts:
+                        values = boxes.fragment()
+                        boxes.acquire()
+                        boxes.take(values, o, box)
+                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
+                        box = boxes.next(box)
                 kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
                 kv.wait(state)
                 k_pipe.release(k_bars, i)
-                both.gather()  # nobody reads the state of before
-                carry.put(smem, state)
-                both.meet()
+                if walk.looks:
+                    both.gather()  # nobody reads the state of before
+                    carry.put(smem, state)
+                    both.meet()
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
                 row = opaque_i32(row)  # or where the initial state lay would be kept until here
-                fragments.store(final, state, b, h, row, call)
-            boxes.finish()
+                place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
+                fragments.store(final, state, place, row, call)
+            if walk.looks:
+                boxes.finish()
         if walk.beside:
             wait_for_grid_before()
 

@@ -21,10 +21,9 @@ class Fragments(Namespace):
     """The verbs. row: the first one of the warpgroup."""
 
     decay: Callable[..., None]  # (scores, row, log2_gamma, scale): by the distance of each pair; 0 where it is not seen
-    # (o, row, count, log2_gamma, scale): by the distance to what the state knows; count: tokens of the chunk
-    decay_rows: Callable[..., None]
-    load: Callable[..., None]  # (acc, state, b, h, row, call): zeros beyond its rows and columns
-    store: Callable[..., None]  # (state, acc, b, h, row, call)
+    decay_rows: Callable[..., None]  # (o, row, log2_gamma, scale): by the distance to what the state knows
+    load: Callable[..., None]  # (acc, state, place, row, call): from where it lies on, but beyond its rows and columns
+    store: Callable[..., None]  # (state, acc, place, row, call)
 
 
 @verb
@@ -61,19 +60,19 @@ def fragments_of(Dv: int, back: bool) -> Fragments:
                     factor = factor * fade if seen else factor
 
     @verb
-    def decay_rows(o, row, count, log2_gamma, scale):
+    def decay_rows(o, row, log2_gamma, scale):
         for h in range(2):
             r = i32(row + my_row() + 8 * h)
-            factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
+            factor = power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * scale
             for j in range(QUADS):
                 for e in range(2):
                     o[4 * j + 2 * h + e] *= factor
 
     @verb
-    def load(acc, state, b, h, row, call):
+    def load(acc, state, place, row, call):
         for half in range(2):
             d = i32(row + my_row() + 8 * half)
-            at = i64(b) * state.strides[0] + i64(h) * state.strides[1] + i64(d) * state.strides[2]
+            at = place + i64(d) * state.strides[2]
             for j in range(QUADS):
                 for e in range(2):
                     column = i32(8 * j + my_column() + e)
@@ -81,10 +80,10 @@ def fragments_of(Dv: int, back: bool) -> Fragments:
                         acc[4 * j + 2 * half + e] = state.data[at + column * state.strides[3]]
 
     @verb
-    def store(state, acc, b, h, row, call):
+    def store(state, acc, place, row, call):
         for half in range(2):
             d = i32(row + my_row() + 8 * half)
-            at = i64(b) * state.strides[0] + i64(h) * state.strides[1] + i64(d) * state.strides[2]
+            at = place + i64(d) * state.strides[2]
             for j in range(QUADS):
                 for e in range(2):
                     column = i32(8 * j + my_column() + e)

@@ -21,6 +21,7 @@ from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...views import start
 from ..arguments import decay
+from .config import CHUNK
 from .fragments import my_column, my_row
 
 DTYPE = "bfloat16"
@@ -29,8 +30,7 @@ DTYPE = "bfloat16"
 class HiddenElements(Namespace):
     """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
 
-    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row,
-    # tokens of the chunk
+    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row
     repair: Callable[..., None]
 
 
@@ -54,15 +54,15 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
     def anew(arrays, smem, place, where, log2_gamma, call):
         """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
-        b, h, m0, _, count = where
+        b, h, m0, _ = where
         r, column = place
         q_row = start(q, b, h, m0 + r)
         total, d = num.zero, i32(0)
         while d < call.D:
             total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
             d = opaque_i32(d + 1)
-        total *= power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1)) * call.state_scale
-        c, end = (r, count) if back else (i32(0), i32(r + 1))
+        total *= power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * call.state_scale
+        c, end = (r, i32(CHUNK)) if back else (i32(0), i32(r + 1))
         c = c if is_finite(total) else end
         while c < end:
             score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
@@ -103,7 +103,8 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
                 value = mine[0]
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
-                if not is_finite(value) and where[2] + r < call.rows and column < call.Dv:
+                token = i32(where[2] + r)
+                if not is_finite(value) and token >= 0 and token < call.rows and column < call.Dv:
                     value = anew(arrays, smem, (r, column), where, log2_gamma, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)
