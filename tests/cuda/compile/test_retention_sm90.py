@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
@@ -12,16 +14,22 @@ ARCH = "sm_90a"
 MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
-@pytest.mark.parametrize("Dv", [64, 128])
+FORTH, BACK = Walk(), Walk(back=True, beside=True)
+
+
 @pytest.mark.parametrize(
-    "walk",
+    ("Dv", "walk"),
     [
-        Walk(),
-        Walk(begins=True),
-        Walk(begins=True, finishes=True),
-        Walk(begins=True, beside=True),
-        Walk(back=True, beside=True),
-        Walk(begins=True, finishes=True, back=True, beside=True),
+        (64, FORTH),
+        (64, BACK),
+        (128, FORTH),
+        (128, replace(FORTH, begins=True)),
+        (128, replace(FORTH, begins=True, finishes=True)),
+        (128, replace(FORTH, begins=True, beside=True)),
+        (128, BACK),
+        (128, replace(BACK, begins=True, finishes=True)),
+        (128, replace(FORTH, finishes=True, looks=False)),
+        (128, replace(BACK, finishes=True, looks=False)),
     ],
     ids=str,
 )

@@ -118,11 +118,18 @@ def test_what_it_does_not_do(D, Dv, params):
         run(*(x.astype(np.float16) for x in arrays), **params)
 
 
-def test_enough_sequences_are_its_own():
-    def rung(B: int, H: int) -> str:
-        x = numbers(B, H, 8, 8, seed=0)
-        rungs = {dualops.cuda.plan("retention", x, x, x).choice.rung}
-        (found,) = rungs | {dualops.cuda.plan("retention", x, x, x, do=x, backward=True).choice.rung}
-        return found
-
-    assert (rung(4, 4), rung(1, 2)) == ("sm90", "simt")
+@pytest.mark.parametrize(
+    ("B", "H", "S", "rung", "forward", "backward"),
+    [
+        (4, 4, 8, "sm90", 1, 1),
+        (1, 2, 8, "simt", 0, 0),
+        (2, 16, 8192, "sm90", 4, 1),  # three passes at once are enough for the gradient
+        (1, 8, 16384, "sm90", 16, 16),
+    ],
+)
+def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
+    """Of sequences, or of segments of two chunks and more."""
+    x = np.empty((B, H, S, 8), ml_dtypes.bfloat16)
+    plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
+    for plan, segments in zip(plans, (forward, backward), strict=True):
+        assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments
