@@ -104,6 +104,7 @@ def _cases() -> tuple[Case, ...]:
         add(f"chunk_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **states)
     add("one_token", (3, 2, 1, 64), 64, FLOATS, edge, form="recurrent", normalize="signed", **states)
     add("long", (1, 2, 1500, 32), 32, FLOATS, test)
+    add("segments", (3, 7, 1600, 72), 40, half, {Tag.TEST, Tag.COMPILE}, **states)
     # the parallel form alone
     add("cross", (2, 3, 70, 40), 24, FLOATS, edge, form="parallel", normalize="signed", Sk=190)
     add("unseeing_rows", (1, 2, 90, 32), 32, FLOATS, edge, form="parallel", normalize="abs", Sk=33, gamma=1)

@@ -3,7 +3,7 @@
 passes.py          the operator and its gradient as passes of one kind
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
-sm90/              forward in chunks on Hopper's tensor cores, bfloat16
+sm90/              in chunks on Hopper's tensor cores, bfloat16
 """
 
 from __future__ import annotations
@@ -149,7 +149,13 @@ def refuse_log_decay(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 FORWARD = (refuse_log_decay, sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
-BACKWARD = (refuse_log_decay, simt.backward_choices, naive.backward_choices)
+BACKWARD = (
+    refuse_log_decay,
+    sm90.backward_choices,
+    simt.backward_choices,
+    sm90.few_backward_choices,
+    naive.backward_choices,
+)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
 forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
