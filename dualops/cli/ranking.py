@@ -1,12 +1,13 @@
-"""What the Configs of an operator would take on a GPU, best first, and what holds each up. Needs no GPU; measures nothing.
+"""What the Configs of an operator would take on a GPU, best first, and what holds each up. Nothing is measured, and no
+GPU is needed.
 
     python -m dualops estimate flash_attention
-    python -m dualops estimate flash_attention --arch rtx4090 --problem "B=2 H=16 S=8192 D=128 causal=True dtype=float16"
+    python -m dualops estimate flash_attention --arch rtx4090 --problem "B=2 H=16 S=8192 D=128 causal=True"
     python -m dualops estimate matmul --problem "M=4096 N=4096 K=4096 transpose_b=True" --build 3
 
-A problem has sizes, NAME=NUMBER, parameters, NAME=VALUE, and dtype=, bfloat16 where it is not said; or arrays, as `warm`
-takes them. --build compiles the best so many for the GPU's architecture: registers, spills; what spills goes to the end.
-dualops/cuda/cost/README.md says how to read the table, and how far estimates are from what was measured.
+A problem has sizes, NAME=NUMBER, parameters, NAME=VALUE, and dtype=, bfloat16 where it is not said; or arrays, as
+`warm` takes them. --build compiles so many, the best, for the GPU's architecture: registers and spills, and what spills
+goes to the end. dualops/cuda/cost/README.md says how to read the table, and how far off estimates are.
 
 Exit code 2: what was asked for can't be read, has no estimates, or can't be compiled here.
 """
@@ -34,8 +35,8 @@ HELP = "rank an operator's Configs by what they would take on a GPU"
 DEFAULT = "h200"
 WIDEST = 400  # columns
 CAPTION = """\
-* is what a call takes today; KiB are of shared memory, of a block. Nothing was measured: see dualops/cuda/cost/README.md. Shares are of the time; units work
-side by side, and the first one named is what bounds it."""
+* is what a call takes today. KiB: a block's shared memory. Shares are of the time: units work side by side, and what
+is named first bounds it. Nothing was measured; dualops/cuda/cost/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""What dualops' own kernels took on an H200 at known Configs: the figures of pages and Configs' docstrings, in TFLOP/s of
+"""What dualops' own kernels reached on an H200 at known Configs, as pages and Configs' docstrings have it: TFLOP/s of
 the products that each makes. What `benchmarks/peer_results` has is read from there.
 """
 
@@ -10,6 +10,8 @@ from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.flash_attention.sm90.config import Sm90Config
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
+from dualops.cuda.matmul import sm80
+from dualops.cuda.matmul.sm90.config import START, TILE, TILES
 
 D64, D128, D192, D256 = (
     "B=2 H=32 S=8192 D=64",
@@ -47,6 +49,8 @@ FORWARD = [  # sm90/config.py, 2026-11-22
     Measured("B=8 H=32 S=2048 D=64 causal=True", Sm90Config(3, 128, stages=3, turns=False), 343),
     Measured("B=1 H=8 S=16384 D=256", Sm90Config(2, 80, q_stages=1, o_over_q=True), 703),
     Measured("B=1 H=8 S=16384 D=256 causal=True", Sm90Config(2, 80, q_stages=1, o_over_q=True), 701),
+    Measured(D256, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 647 / 1.05),  # beside "turns"
+    Measured(D256 + CAUSAL, Sm90Config(2, 80, turns=False, q_stages=1, o_over_q=True), 593 / 1.04),
     Measured(D128, Sm80Config(1, 64, min_blocks=2, strips=2), 369),
     Measured(D128 + CAUSAL, Sm80Config(1, 64, min_blocks=2, strips=2), 351),
     Measured(D128, Sm80Config(1, 64, min_blocks=2), 369 * 0.93 / 1.03),
@@ -82,3 +86,19 @@ DKV = [  # the same, and dkv_config.py; of four products
     Measured(D192, DkvApartConfig(64, 3), 649),
     Measured(D192, DkvConfig(2, 32, 3), 586),
 ]
+
+MATMUL = (
+    [  # sm90/config.py: picoseconds for a step of the sum where every SM has a tile, here 132 of 8192 steps
+        Measured(
+            f"M={11 * config.block_m} N={12 * config.block_n} K=8192",
+            config,
+            2 * 132 * config.block_m * config.block_n * 8192 / (START + TILE + 8192 * picoseconds),
+        )
+        for config, picoseconds in TILES
+        if config.splits == 1
+    ]
+    + [  # sm80.py: the first four, of which the first has 0.55 of cuBLAS's speed, which the page's section 11 has
+        Measured("M=4096 N=4096 K=4096", config, 2 * 4096**3 / (0.186e-3 * 1.03) / 1e12 * 0.55 * speed)
+        for config, speed in sm80.TILES[:4]
+    ]
+)

@@ -8,8 +8,8 @@
 [X] NVIDIA RTX Blackwell GPU Architecture, 2025, appendix A
 [M] measured here, on an H200: the place is named beside it
 
-Tensor-core rates are those of dense products with float32 sums. The data sheets say them in TFLOP/s; a rate here is that
-over SMs and the clock of the data sheet, which comes to a whole power of two.
+Tensor-core rates are those of dense products with float32 sums. The data sheets say them in TFLOP/s; a rate here is
+that over SMs and the clock of the data sheet, which comes to a whole power of two.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ def _tensor(in_16_bits: int) -> dict[str, int]:
     return {"bfloat16": in_16_bits, "float16": in_16_bits, "tf32": in_16_bits // 2}
 
 
-# [M] dualops' kernels never saw the clock of the data sheet beside tensor cores: dq of attention ran at 0.87 of 1.98 GHz
-# (`attention_steps`), and matmul of 4096^3, which keeps tensor cores 94 % busy, at 0.94 * 0.74 of it (its page, section
-# 11): at its limit of power the chip slows down. Hopper's two share both; nobody has measured the others, so that theirs
-# is the boost clock.
+# [M] At its limit of power the chip slows down. Attention's dq comes to 0.87 of 1.98 GHz, fitted with the constants of
+# `steps`; matmul of 4096^3 takes 186 us (its page, section 11), where four rounds of tiles at full speed would take 132
+# at 1.98 GHz: 0.707. Hopper's two have both. Nobody has measured the others, so that theirs is the boost clock.
 WORKING, FULL = 0.87, 0.707
 _HOPPER = {
     "arch": "sm_90a",

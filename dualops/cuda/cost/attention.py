@@ -70,9 +70,9 @@ def sm90_grid(p: Problem, gpu: Architecture) -> Iterator[Sm90Config]:
         config = Sm90Config(consumers, keys, stages, turns, slices=slices)
         if keys / 2 + keys / 4 + config.columns(Dv) / 2 + BESIDE > REGISTERS[consumers][1]:
             continue
-        if fitting := _with_room(config, D, Dv, gpu.shared_per_block - SLACK):
-            if fitting not in own:
-                yield fitting
+        fitting = _with_room(config, D, Dv, gpu.shared_per_block - SLACK)
+        if fitting and fitting not in own:
+            yield fitting
 
 
 def _with_room(config: Sm90Config, D: int, Dv: int, room: int) -> Sm90Config | None:
@@ -119,7 +119,7 @@ def sm80_work(config: Sm80Config, p: Problem, gpu: Architecture) -> Work:
     blocks = resident(gpu, config.shared_bytes(p.D, p.Dv, itemsize(p.dtype)), config.min_blocks)
     return Work(
         warp_step(gpu, products, softmax, tile_bytes),
-        softmax.waits(gpu, FORWARD_EXPOSED, blocks * config.groups, False),
+        softmax.waits(gpu, FORWARD_EXPOSED, blocks * config.groups),
         pieces_of_queries(p, queries, keys),
         forward_bytes(p),
         blocks=blocks,

@@ -27,7 +27,7 @@ from .architectures import Architecture
 from .attention import pieces_of_keys, pieces_of_queries
 from .candidates import Candidate, Kernel, Part, without_idle_stages
 from .model import Estimate, Work, copying, estimate_of
-from .steps import GRADIENT_EXPOSED, Product, Softmax, resident, warp_step, warpgroup_step
+from .steps import DKV_EXPOSED, DQ_EXPOSED, Product, Softmax, resident, warp_step, warpgroup_step
 
 DQ_INSTRUCTIONS, DKV_INSTRUCTIONS = 3.5, 4.0  # of a score: P, its product with dP - delta, and one conversion or two
 BESIDE = 40  # registers of a thread beside scores, probabilities and sums
@@ -119,7 +119,7 @@ def dq_work(config: DqConfig, p: Problem, gpu: Architecture) -> Work:
     softmax, tile_bytes = Softmax(queries * keys, DQ_INSTRUCTIONS), 2 * keys * (D + Dv)
     return Work(
         warpgroup_step(gpu, p.dtype, products, softmax, tile_bytes),
-        softmax.waits(gpu, GRADIENT_EXPOSED, config.consumers, config.turns),
+        softmax.waits(gpu, DQ_EXPOSED, config.consumers, config.turns),
         pieces_of_queries(p, queries, keys),
         p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("q"),
         copied_bytes=tile_bytes,
@@ -131,7 +131,7 @@ def dq_work(config: DqConfig, p: Problem, gpu: Architecture) -> Work:
 
 def dkv_work(config: AnyDkvConfig, p: Problem, gpu: Architecture) -> Work:
     """Of sm90/dkv.py: S.T and dP.T, and dv += P.T @ dO, dk += dS.T @ Q with P.T and dS.T in registers. Of dkv_apart.py,
-    where P goes through shared memory, in 16 bits or 32. beside: tiles stay for one step more.
+    where P goes through shared memory, in 16 bits or 32. A tile is given back in the next step.
     """
     D, Dv, queries, keys = padded(p.D), padded(p.Dv), config.block_q, config.block_kv
     products = (
@@ -144,22 +144,25 @@ def dkv_work(config: AnyDkvConfig, p: Problem, gpu: Architecture) -> Work:
     if isinstance(config, DkvApartConfig):
         handed = 2 * keys * queries * (4 if config.exact else 2)  # written and read
     softmax, tile_bytes = Softmax(keys * queries, DKV_INSTRUCTIONS), 2 * queries * (D + Dv)
+    moved_bytes = tile_bytes + handed + _statistics_bytes(config.block_q)
     return Work(
-        warpgroup_step(gpu, p.dtype, products, softmax, tile_bytes + handed),
-        _exposed(config, softmax).waits(gpu, GRADIENT_EXPOSED, 2, False),
+        warpgroup_step(gpu, p.dtype, products, softmax, moved_bytes),
+        _waits(config, softmax, gpu),
         pieces_of_keys(p, keys, queries),
         p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("k", "v"),
         copied_bytes=tile_bytes,
-        ahead=config.stages - 1 - config.beside,
+        ahead=config.stages - 2,
         begins_bytes=2 * keys * (D + Dv),
     )
 
 
-def _exposed(config: AnyDkvConfig, softmax: Softmax) -> Softmax:
-    """What is not made beside the step's own products: of wide heads nothing, where both P and dS are made beside those
-    of the tile before. What it spares narrower heads, 3 % (the page, section 13), is not counted.
+def _waits(config: AnyDkvConfig, softmax: Softmax, gpu: Architecture) -> float:
+    """Of wide heads both P and dS are made beside the products of the tile before. What `beside` spares narrower heads,
+    3 % (the page, section 13), is not counted.
     """
-    return Softmax(0, 0) if isinstance(config, DkvApartConfig) and config.beside else softmax
+    if isinstance(config, DkvApartConfig) and config.beside:
+        return Softmax(0, 0).waits(gpu, DKV_EXPOSED, 2)
+    return softmax.waits(gpu, DKV_EXPOSED, 2, products_waited_for=2)
 
 
 def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
@@ -177,9 +180,10 @@ def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
     )
     softmax, tile_bytes = Softmax(keys * queries, DKV_INSTRUCTIONS), 2 * queries * (D + Dv)
     ds_bytes, dq_bytes = 2 * keys * queries, 2 * CONSUMERS * FRAGMENT_BYTES  # written; written and read
+    moved_bytes = tile_bytes + ds_bytes + dq_bytes + _statistics_bytes(queries)
     return Work(
-        warpgroup_step(gpu, p.dtype, products, softmax, tile_bytes + ds_bytes + dq_bytes),
-        softmax.waits(gpu, GRADIENT_EXPOSED, CONSUMERS, False),
+        warpgroup_step(gpu, p.dtype, products, softmax, moved_bytes),
+        softmax.waits(gpu, DKV_EXPOSED, CONSUMERS, products_waited_for=2),
         pieces_of_keys(p, keys, queries),
         p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("k", "v") + sums_bytes(p),
         copied_bytes=tile_bytes,
@@ -187,6 +191,13 @@ def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
         begins_bytes=2 * keys * (D + Dv),
         launches=2,  # one clears the flags
     )
+
+
+def _statistics_bytes(queries: int) -> int:
+    """What eight warps take of shared memory's time to read lse and delta of their columns, four at once a lane; lanes
+    of a column read the same, so that each of these is a turn of 128 bytes.
+    """
+    return 8 * 128 * 2 * queries // 16
 
 
 def sums_bytes(p: Problem) -> int:
@@ -229,7 +240,7 @@ def _sm80_dq(config: Sm80DqConfig, p: Problem, gpu: Architecture) -> Kernel:
     blocks = resident(gpu, shared_bytes, config.min_blocks)
     work = Work(
         warp_step(gpu, products, softmax, tile_bytes),
-        softmax.waits(gpu, GRADIENT_EXPOSED, blocks * config.groups, False),
+        softmax.waits(gpu, DQ_EXPOSED, blocks * config.groups),
         pieces_of_queries(p, queries, keys),
         p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("q"),
         blocks=blocks,
@@ -253,7 +264,7 @@ def _sm80_dkv(config: Sm80DkvConfig, p: Problem, gpu: Architecture) -> Kernel:
     blocks = resident(gpu, shared_bytes, config.min_blocks)
     work = Work(
         warp_step(gpu, products, softmax, tile_bytes),
-        softmax.waits(gpu, GRADIENT_EXPOSED, blocks * config.groups, False),
+        softmax.waits(gpu, DKV_EXPOSED, blocks * config.groups, products_waited_for=2),
         pieces_of_keys(p, keys, queries),
         p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("k", "v"),
         blocks=blocks,

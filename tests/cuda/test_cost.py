@@ -1,0 +1,262 @@
+"""The cost model: its data and parts against other sources, and its order against what was measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda  # noqa: F401  registers the operators
+from dualops.cuda.compile import Report
+from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as candidates_module, estimate, rankings
+from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries, sm80_work, sm90_work
+from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
+from dualops.cuda.cost.model import Work, estimate_of, makespan
+from dualops.cuda.cost.problems import problem_of
+from dualops.cuda.cost.steps import Product
+from dualops.cuda.device import ARCHITECTURES as COMPILED, known
+from dualops.cuda.flash_attention.sm80.config import Sm80Config
+from dualops.cuda.offline import absent_problem
+from dualops.spec import OPERATORS, Problem
+from dualops.spec.flash_attention import visible_pairs
+from tests.processes import ROOT
+
+from .measured_configs import DKV, DQ, FORWARD, MATMUL, Measured
+
+H200, RESULTS = architecture("h200"), ROOT / "benchmarks" / "peer_results"
+
+
+# --- its parts -----------------------------------------------------------------------------------
+
+
+def test_rates_are_those_of_data_sheets():
+    """TFLOP/s of bfloat16, and the clock that they are of where it is not the one that the record has."""
+    sheets = {"a100": (312, 1.41e9), "rtx4090": (165.2, 2.52e9), "h100": (989.4, 1.83e9), "h200": (989.4, 1.83e9)}
+    sheets |= {"b200": (2250, 1.85e9), "rtx5090": (209.5, 2.407e9)}
+    assert sheets.keys() == ARCHITECTURES.keys()
+    for name, (tflops, clock) in sheets.items():
+        gpu = ARCHITECTURES[name]
+        assert gpu.tensor["bfloat16"] * gpu.sms * clock / 1e12 == pytest.approx(tflops, rel=0.01)
+        like = known(gpu.arch)
+        assert gpu.shared_per_block == like.shared_memory_per_block and gpu.sms == like.sms
+
+
+def test_every_architecture_that_has_a_gpu_here_is_found_by_its_own_name():
+    assert {gpu.arch for gpu in ARCHITECTURES.values()} == {*COMPILED} - {"sm_86"}
+    assert architecture("sm_90a") is H200
+
+
+@pytest.mark.parametrize(("columns", "left", "bytes_a_clock"), [(64, True, 128), (128, True, 96), (256, True, 80)])
+def test_shared_memory_of_warpgroups(columns: int, left: bool, bytes_a_clock: int):
+    """64 rows and 16 steps take columns / 2 clocks; from registers it is 64 bytes, whatever the columns."""
+    assert Product(64, columns, 16, left).warpgroup_bytes / (columns / 2) == bytes_a_clock
+    assert Product(64, columns, 16, False).warpgroup_bytes / (columns / 2) == 64
+
+
+def test_makespan():
+    assert makespan({2.0: 10}, 4) == 6.0
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        times, slots = (
+            {float(t): int(c) for t, c in zip(rng.random(9), rng.integers(1, 99, 9))},
+            int(rng.integers(1, 40)),
+        )
+        even = sum(time * count for time, count in times.items()) / slots
+        assert max(even, *times) <= makespan(times, slots) <= even + max(times)
+
+
+MASKS = ("", "causal=True", "causal=top_left", "window=(100,0)", "window=(70,None)", "causal=True window=(300,300)")
+
+
+@pytest.mark.parametrize(("mask", "Sq", "Sk"), [*product(MASKS, (500, 257), (500, 900))])
+def test_pieces_are_the_tiles_that_see_something(mask: str, Sq: int, Sk: int):
+    p = absent_problem(*problem_of(f"flash_attention B=2 H=4 Hkv=2 Sq={Sq} Sk={Sk} D=64 {mask}"))
+    i, j = np.arange(Sq)[:, None] + (0 if p.causal == "top_left" else Sk - Sq), np.arange(Sk)
+    left, right = p.window or (None, None)
+    seen = np.ones((Sq, Sk), bool) if not p.causal else j <= i
+    seen = seen & (left is None or j >= i - left) & (right is None or j <= i + right)
+    for found, array, heads, group in (
+        (pieces_of_queries(p, 128, 96), seen, 8, 1),
+        (pieces_of_keys(p, 128, 96), seen.T, 4, 2),
+    ):
+        rows = [array[first : first + 128] for first in range(0, len(array), 128)]
+        counts = Counter(
+            sum(bool(row[:, c : c + 96].any()) for c in range(0, row.shape[1], 96)) * group for row in rows
+        )
+        assert found == Counter({steps: heads * count for steps, count in counts.items()})
+
+
+def test_an_estimate_adds_up():
+    found = rankings("flash_attention B=1 H=1 S=4096 D=128", H200, backward=False)[0].rows[0].candidate.estimate
+    assert found.bound == "waves"  # 32 tiles of queries for 132 SMs
+    busiest = max(found.busy[unit] for unit in ("tensor cores", "exponentials", "arithmetic", "shared memory"))
+    assert busiest + sum(found.lost.values()) == pytest.approx(found.seconds)
+
+
+# --- against what was measured --------------------------------------------------------------------
+
+
+def measured_by_kernel(
+    cases: Sequence[Measured], works: Callable[..., Work], width: Callable[[Problem], int], backward: bool
+):
+    """Estimated and measured TFLOP/s of one of attention's kernels."""
+    for problem, config, tflops in cases:
+        p = absent_problem(*problem_of(f"flash_attention {problem}"), backward=backward)
+        seconds = estimate_of(works(config, p, H200), H200).seconds
+        yield 2 * p.B * p.H * visible_pairs(p) * width(p) / seconds / 1e12, tflops
+
+
+def measured_by_product() -> Iterator[tuple[float, float]]:
+    for problem, config, tflops in MATMUL:
+        (ranking,) = rankings(f"matmul {problem}", H200, backward=False)
+        (row,) = [row for row in ranking.rows if row.candidate.configs == (config,)]
+        yield ranking.flops / row.candidate.estimate.seconds / 1e12, tflops
+
+
+def measured_by_call(operator: str, direction: str) -> Iterator[tuple[float, float]]:
+    """The same of calls, in the Config that they take, from the committed results of 16 bits without bias."""
+    for run in json.loads((RESULTS / f"{operator}.json").read_text())["runs"]:
+        for one in run["measurements"]:
+            name, _, dtype = one["case"].rpartition("-")
+            if (one["name"], one["direction"], dtype) != ("dualops", direction, "bfloat16") or name in NO_ESTIMATES[
+                direction
+            ]:
+                continue
+            (case,) = [each for each in OPERATORS[operator].cases if (each.name, each.dtype) == (name, dtype)]
+            found = rankings(text_of(operator, case.shapes, case.params), H200, backward=direction == "backward")
+            found = [each for each in found if each.title.startswith(direction)]
+            taken = [row.candidate.estimate for each in found for row in each.rows if row.taken]
+            assert len(taken) == len(found)
+            flops = sum(each.flops for each in found)
+            yield flops / sum(each.seconds for each in taken) / 1e12, flops / one["burst"] / 1e12
+
+
+# factors that are copied first; a bias, whose gradient is a sum
+NO_ESTIMATES = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
+
+
+def text_of(operator: str, shapes: dict[str, tuple[int, ...]], params: dict[str, Any]) -> str:
+    arrays = [f"{name}={'x'.join(map(str, shape))}:bfloat16" for name, shape in shapes.items()]
+    return " ".join([operator, *arrays, *(f"{name}={value}" for name, value in params.items())])
+
+
+def attention_forward() -> Iterator[tuple[float, float]]:
+    def work(config: Any, p: Problem, gpu: Any) -> Work:
+        return sm80_work(config, p, gpu) if isinstance(config, Sm80Config) else sm90_work(config, p, gpu)
+
+    yield from measured_by_kernel(FORWARD, work, lambda p: p.D + p.Dv, False)
+    yield from measured_by_call("flash_attention", "forward")
+
+
+def attention_gradient() -> Iterator[tuple[float, float]]:
+    yield from measured_by_kernel(DQ, dq_work, lambda p: 2 * p.D + p.Dv, True)
+    yield from measured_by_kernel(DKV, dkv_work, lambda p: 2 * p.D + 2 * p.Dv, True)
+    yield from measured_by_call("flash_attention", "backward")
+
+
+def products() -> Iterator[tuple[float, float]]:
+    yield from measured_by_product()
+    yield from measured_by_call("matmul", "forward")
+    yield from measured_by_call("matmul", "backward")
+
+
+def ranks(values: Sequence[float]) -> np.ndarray:
+    """Of equal ones their mean."""
+    array = np.asarray(values)
+    return np.array([(array < value).sum() + (array == value).sum() / 2 for value in array])
+
+
+@pytest.mark.parametrize("pairs", [attention_forward, attention_gradient, products])
+def test_the_order_is_that_of_measurements(pairs: Callable[[], Iterator[tuple[float, float]]]):
+    """Of TFLOP/s, in which a problem's size does not show: Spearman's correlation over all that was measured."""
+    estimated, measured = zip(*pairs(), strict=True)
+    assert len(measured) >= 15
+    correlation = np.corrcoef(ranks(estimated), ranks(measured))[0, 1]
+    print(f"{len(measured)} pairs, rank correlation {correlation:.3f}, ratios", np.divide(estimated, measured).round(2))
+    assert correlation >= 0.8
+    assert np.median(np.divide(estimated, measured)) == pytest.approx(1, abs=0.1)
+
+
+# --- candidates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", ["flash_attention S=2048 B=1 H=2 D=128 causal=True", "matmul M=512 N=512 K=512"])
+@pytest.mark.parametrize("name", ["a100", "h200", "rtx5090"])
+def test_every_candidate_has_launches_and_fits(problem: str, name: str):
+    for ranking in rankings(problem, ARCHITECTURES[name]):
+        seconds = [row.candidate.estimate.seconds for row in ranking.rows]
+        assert seconds == sorted(seconds)
+        for row in ranking.rows:
+            assert row.candidate.shared_bytes <= ARCHITECTURES[name].shared_per_block
+            assert all(step.shared_bytes <= ARCHITECTURES[name].shared_per_block for step in row.candidate.steps())
+
+
+def test_what_spills_goes_to_the_end(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def built(wanted: Sequence[Any], jobs: int) -> list[Report]:
+        asked.append([*wanted])
+        spills = 8 if len(asked) == 1 else 0
+        return [Report("kernel", "sm_90a", 168, 0, spills, 0, 0, 1, (), not spills, 1.0)]
+
+    monkeypatch.setattr(candidates_module, "build_all", built)
+    (ranking,) = rankings("matmul M=4096 N=4096 K=4096", H200, backward=False)
+    made = build(ranking, H200, 2)
+    first, second, *others = [row.candidate for row in ranking.rows]
+    assert [row.candidate for row in made.rows] == [second, *others, first]
+    assert made.rows[0].built and made.rows[0].built.registers == 168 and made.rows[1].built is None
+    assert made.rows[-1].built and made.rows[-1].built.spill_bytes == 8
+
+
+# --- problems ----------------------------------------------------------------------------------------
+
+
+def test_problems_by_their_sizes():
+    spec, case = problem_of("flash_attention B=2 H=8 Hkv=2 Sq=128 S=512 D=192 Dv=128 causal=True dtype=float16")
+    assert spec.name == "flash_attention" and case.dtype == "float16" and case.params == {"causal": True}
+    assert case.shapes == {"q": (2, 8, 128, 192), "k": (2, 2, 512, 192), "v": (2, 2, 512, 128)}
+    assert problem_of("matmul M=2 N=3 K=4 transpose_b=True")[1].shapes == {"a": (2, 4), "b": (3, 4)}
+    assert problem_of("matmul B=5 M=2 N=3 K=4 transpose_a=True")[1].shapes == {"a": (5, 4, 2), "b": (5, 4, 3)}
+    assert problem_of("matmul a=2x4:float16 b=4x3")[1].shapes == {"a": (2, 4), "b": (4, 3)}
+
+
+WRONG = [
+    ("softmax M=3", "softmax: no estimates, expected one of flash_attention, matmul"),
+    ("matmul M=3 K=4", "matmul: no N, which b needs"),
+    ("matmul M=x", "matmul: M=x, expected a size of at least 1"),
+    ("matmul M=0 N=1 K=1", "matmul: M=0, expected a size of at least 1"),
+    ("matmul M=1 M=2", "matmul: M=2, expected name=..., each once"),
+    ("flash_attention B=1 H=1 D=64", "flash_attention: no Sq or S, which q needs"),
+    ("flash_attention B=1 H=1 S=64 Sq=64 Sk=64 D=64", "flash_attention: S beside all that it stands for"),
+    ("flash_attention B=1 H=3 Hkv=2 S=256 D=64", "flash_attention: "),
+]
+
+
+@pytest.mark.parametrize(("problem", "message"), WRONG)
+def test_wrong_problems(problem: str, message: str):
+    with pytest.raises(ValueError, match="^" + message.replace("(", "\\(")):
+        estimate(problem)
+
+
+UNKNOWN = [
+    ("flash_attention B=1 H=1 S=256 D=64 softcap=3.0", "no estimates with softcap"),
+    ("flash_attention B=1 H=1 S=256 D=64 dtype=float32", "no estimates for float32"),
+    ("flash_attention B=1 H=1 Sq=1 Sk=256 D=64", "no estimates for Sq=1"),
+    ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
+]
+
+
+@pytest.mark.parametrize(("problem", "message"), UNKNOWN)
+def test_what_the_model_does_not_know_is_refused(problem: str, message: str):
+    with pytest.raises(NotImplementedError, match=message):
+        estimate(problem)
+
+
+def test_an_unknown_gpu():
+    with pytest.raises(ValueError, match="arch is 'h900', expected one of a100, rtx4090, h100, h200, b200, rtx5090"):
+        estimate("matmul", "h900")
