@@ -62,9 +62,9 @@ def _tensor(in_16_bits: int) -> dict[str, int]:
 
 
 # [M] At its limit of power the chip slows down. Attention's dq comes to 0.87 of 1.98 GHz, fitted with the constants of
-# `steps`; matmul of 4096^3 takes 186 us (its page, section 11), where four rounds of tiles at full speed would take 132
-# at 1.98 GHz: 0.707. Hopper's two have both. Nobody has measured the others, so that theirs is the boost clock.
-WORKING, FULL = 0.87, 0.707
+# `steps`. Where tensor cores never rest it is less: 0.71 was fitted, the middle of matmul's figures with tiles of
+# 128 x 256, whose estimates come to 0.90 to 1.06 of them so. Hopper's two have both; nobody has measured the others.
+WORKING, FULL = 0.87, 0.71
 _HOPPER = {
     "arch": "sm_90a",
     "sms": 132,  # [H]

@@ -136,4 +136,4 @@ def config_text(config: Any) -> str:
         value = getattr(config, field.name)
         if value != field.default:
             told.append(field.name if value is True else f"{field.name}={value}")
-    return " ".join(told) or "as it is"
+    return " ".join(told) or "defaults"
