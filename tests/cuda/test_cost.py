@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import dualops.cuda  # noqa: F401  registers the operators
+from benchmarks.plot import fill
+from docs import draw_estimates as draw
 from dualops.cuda.compile import Report
 from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as candidates_module, estimate, rankings
-from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries, sm80_work, sm90_work
-from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
-from dualops.cuda.cost.model import Work, estimate_of, makespan
+from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
+from dualops.cuda.cost.model import makespan
 from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.steps import Product
 from dualops.cuda.device import ARCHITECTURES as COMPILED, known
-from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.offline import absent_problem
-from dualops.spec import OPERATORS, Problem
-from dualops.spec.flash_attention import visible_pairs
+from tests.pictures import hold_pictures, python
 from tests.processes import ROOT
 
-from .measured_configs import DKV, DQ, FORWARD, MATMUL, Measured
-
-H200, RESULTS = architecture("h200"), ROOT / "benchmarks" / "peer_results"
-PAGE = (ROOT / "dualops" / "cuda" / "cost" / "README.md").read_text("utf-8")
+H200 = architecture("h200")
 
 
 # --- its parts -----------------------------------------------------------------------------------
@@ -102,86 +97,21 @@ def test_an_estimate_adds_up():
 # --- against what was measured --------------------------------------------------------------------
 
 
-def measured_by_kernel(
-    cases: Sequence[Measured], works: Callable[..., Work], width: Callable[[Problem], int], backward: bool
-):
-    """Estimated and measured TFLOP/s of one of attention's kernels."""
-    for problem, config, tflops in cases:
-        p = absent_problem(*problem_of(f"flash_attention {problem}"), backward=backward)
-        seconds = estimate_of(works(config, p, H200), H200).seconds
-        yield 2 * p.B * p.H * visible_pairs(p) * width(p) / seconds / 1e12, tflops
+def test_the_order_is_that_of_measurements():
+    """Of TFLOP/s, in which a problem's size does not show. The page's table is of these estimates."""
+    found = draw.pairs()
+    assert len(found) >= 80
+    for group in draw.COLORS:
+        mine = [pair for pair in found if pair.group == group]
+        assert draw.rank_correlation(mine) >= 0.8
+        assert draw.rank_correlation([pair for pair in mine if not pair.fitted]) >= 0.8
+    page = draw.PAGE.read_text("utf-8")
+    assert fill(page, draw.table(found), *draw.MARKERS) == page, "python docs/draw_estimates.py fills it"
 
 
-def measured_by_product() -> Iterator[tuple[float, float]]:
-    for problem, config, tflops in MATMUL:
-        (ranking,) = rankings(f"matmul {problem}", H200, backward=False)
-        (row,) = [row for row in ranking.rows if row.candidate.configs == (config,)]
-        yield ranking.flops / row.candidate.estimate.seconds / 1e12, tflops
-
-
-def measured_by_call(operator: str, direction: str) -> Iterator[tuple[float, float]]:
-    """The same of calls, in the Config that they take, from the committed results of 16 bits without bias."""
-    for run in json.loads((RESULTS / f"{operator}.json").read_text())["runs"]:
-        for one in run["measurements"]:
-            name, _, dtype = one["case"].rpartition("-")
-            if (one["name"], one["direction"], dtype) != ("dualops", direction, "bfloat16") or name in NO_ESTIMATES[
-                direction
-            ]:
-                continue
-            (case,) = [each for each in OPERATORS[operator].cases if (each.name, each.dtype) == (name, dtype)]
-            found = rankings(text_of(operator, case.shapes, case.params), H200, backward=direction == "backward")
-            found = [each for each in found if each.title.startswith(direction)]
-            taken = [row.candidate.estimate for each in found for row in each.rows if row.taken]
-            assert len(taken) == len(found)
-            flops = sum(each.flops for each in found)
-            yield flops / sum(each.seconds for each in taken) / 1e12, flops / one["burst"] / 1e12
-
-
-# factors that are copied first; a bias, whose gradient is a sum
-NO_ESTIMATES = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
-
-
-def text_of(operator: str, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> str:
-    arrays = [f"{name}={'x'.join(map(str, shape))}:bfloat16" for name, shape in shapes.items()]
-    return " ".join([operator, *arrays, *(f"{name}={value}" for name, value in params.items())])
-
-
-def attention_forward() -> Iterator[tuple[float, float]]:
-    def work(config: Any, p: Problem, gpu: Any) -> Work:
-        return sm80_work(config, p, gpu) if isinstance(config, Sm80Config) else sm90_work(config, p, gpu)
-
-    yield from measured_by_kernel(FORWARD, work, lambda p: p.D + p.Dv, False)
-    yield from measured_by_call("flash_attention", "forward")
-
-
-def attention_gradient() -> Iterator[tuple[float, float]]:
-    yield from measured_by_kernel(DQ, dq_work, lambda p: 2 * p.D + p.Dv, True)
-    yield from measured_by_kernel(DKV, dkv_work, lambda p: 2 * p.D + 2 * p.Dv, True)
-    yield from measured_by_call("flash_attention", "backward")
-
-
-def products() -> Iterator[tuple[float, float]]:
-    yield from measured_by_product()
-    yield from measured_by_call("matmul", "forward")
-    yield from measured_by_call("matmul", "backward")
-
-
-def ranks(values: Sequence[float]) -> np.ndarray:
-    """Of equal ones their mean."""
-    array = np.asarray(values)
-    return np.array([(array < value).sum() + (array == value).sum() / 2 for value in array])
-
-
-@pytest.mark.parametrize("pairs", [attention_forward, attention_gradient, products])
-def test_the_order_is_that_of_measurements(pairs: Callable[[], Iterator[tuple[float, float]]]):
-    """Of TFLOP/s, in which a problem's size does not show: Spearman's correlation over all that was measured. The page
-    says how far off the estimates are."""
-    estimated, measured = zip(*pairs(), strict=True)
-    correlation, ratios = np.corrcoef(ranks(estimated), ranks(measured))[0, 1], np.divide(estimated, measured)
-    assert correlation >= 0.8
-    least, low, median, high, most = np.quantile(ratios, (0, 0.1, 0.5, 0.9, 1))
-    told = f"{correlation:.2f} | {median:.2f} | {low:.2f} to {high:.2f} | {least:.2f} to {most:.2f} |\n"
-    assert f"| {pairs.__name__.replace('_', ' ')} | {len(ratios)} | {told}" in PAGE
+def test_the_script_draws_the_picture_of_the_page(tmp_path: Path):
+    written = python(str(ROOT / "docs" / "draw_estimates.py"), str(tmp_path)).split()
+    hold_pictures(written, draw.PICTURES, "cost")
 
 
 # --- candidates ------------------------------------------------------------------------------------

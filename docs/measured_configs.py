@@ -23,22 +23,25 @@ SHORT, CAUSAL = "B=8 H=16 S=2048 D=128", " causal=True"
 
 
 class Measured(NamedTuple):
+    """fitted: whether numbers of the cost model were fitted to it (`dualops/cuda/cost/steps.py`)."""
+
     problem: str
     config: Any
     tflops: float
+    fitted: bool = False
 
 
 WIDE_FORWARD = Sm90Config(2, 112, q_stages=1)
 FORWARD = [  # sm90/config.py, 2026-11-22
-    Measured(D128, Sm90Config(2, 128), 620),
+    Measured(D128, Sm90Config(2, 128), 620, fitted=True),
     Measured(D128 + CAUSAL, Sm90Config(2, 128), 600),
-    Measured(D128, Sm90Config(2, 128, turns=False), 627),
+    Measured(D128, Sm90Config(2, 128, turns=False), 627, fitted=True),
     Measured(D128 + CAUSAL, Sm90Config(2, 128, turns=False), 602),
     Measured(SHORT, Sm90Config(2, 128), 571),
     Measured(SHORT + CAUSAL, Sm90Config(2, 128), 534),
     Measured(SHORT, Sm90Config(2, 128, turns=False), 555),
     Measured(SHORT + CAUSAL, Sm90Config(2, 128, turns=False), 527),
-    Measured(D64, Sm90Config(3, 128, stages=3, turns=False), 506),
+    Measured(D64, Sm90Config(3, 128, stages=3, turns=False), 506, fitted=True),
     Measured(D64 + CAUSAL, Sm90Config(3, 128, stages=3, turns=False), 461),
     Measured(D64, Sm90Config(3, 128), 475),
     Measured(D64 + CAUSAL, Sm90Config(3, 128), 456),
@@ -59,15 +62,15 @@ FORWARD = [  # sm90/config.py, 2026-11-22
 
 WIDE_DQ = {"dq_over_q": True, "zeroed": True}
 DQ = [  # the page, section 13, and dq_config.py; TFLOP/s of three products
-    Measured(D128, DqConfig(2, 128), 702),
+    Measured(D128, DqConfig(2, 128), 702, fitted=True),
     Measured(D128 + CAUSAL, DqConfig(2, 128), 716),
-    Measured(D128, DqConfig(2, 128, turns=False), 643),
-    Measured(D128, DqConfig(2, 96), 644),
-    Measured(D128, DqConfig(2, 96, turns=False), 611),
-    Measured(D128, DqConfig(2, 64), 563),
+    Measured(D128, DqConfig(2, 128, turns=False), 643, fitted=True),
+    Measured(D128, DqConfig(2, 96), 644, fitted=True),
+    Measured(D128, DqConfig(2, 96, turns=False), 611, fitted=True),
+    Measured(D128, DqConfig(2, 64), 563, fitted=True),
     Measured(D64, DqConfig(2, 128), 561),
-    Measured(D256, DqConfig(2, 48, turns=False, **WIDE_DQ), 686),
-    Measured(D256, DqConfig(2, 48, **WIDE_DQ), 626),
+    Measured(D256, DqConfig(2, 48, turns=False, **WIDE_DQ), 686, fitted=True),
+    Measured(D256, DqConfig(2, 48, **WIDE_DQ), 626, fitted=True),
     Measured("B=2 H=8 S=4096 D=192 causal=True", DqConfig(2, 80, turns=False, **WIDE_DQ), 687),
     Measured("B=2 H=8 S=4096 D=192 causal=True", DqConfig(2, 80, **WIDE_DQ), 725),
 ]
