@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .check import require_compiler
+from .console import lines
 from .errors import CommandError
 from .place import SWITCH
 from .progress import progress
@@ -63,9 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         gpu = cost.architecture(arguments.arch)
         text = f"{arguments.operator} {arguments.problem}"
-        rankings = cost.rankings(text, gpu, backward=not arguments.forward)
+        rankings = cost.rankings(text, gpu, backward=False)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
+    if not arguments.forward:
+        try:
+            rankings = cost.rankings(text, gpu)
+        except NotImplementedError as error:
+            raise CommandError(f"{error}. --forward leaves the gradient out") from None
     if arguments.build:
         with progress(sum(min(arguments.build, len(ranking.rows)) for ranking in rankings)) as begin:
             rankings = [cost.build(ranking, gpu, arguments.build, begin) for ranking in rankings]
@@ -75,9 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         natural = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
         console.width = max(console.width, natural)  # a narrow window breaks lines, but no cell loses its end
         console.print(shown)
-        if not any(row.taken for row in ranking.rows):
-            console.print(f"A call takes the rung {ranking.takes} today, in a Config that has no estimate.")
-    console.print(Text(CAPTION))
+    lines().print(CAPTION)
     return 0
 
 
@@ -87,7 +91,7 @@ def table(title: str, ranking: Any, top: int) -> Table:
     shown = Table(title=title, title_justify="left", box=HORIZONTALS)
     for name in ("", "time", "TFLOP/s", "KiB", *(("regs", "spills") if built else ())):
         shown.add_column(name, justify="right")
-    for name in ("rung, and Config of what makes each result", "what bounds it"):
+    for name in ("rung, Config of each kernel", "what bounds it"):
         shown.add_column(name)
     for place, row in enumerate(ranking.rows, 1):
         if place <= top or row.taken or row.built:
@@ -107,5 +111,5 @@ def cells(place: int, row: Any, flops: int, built: bool) -> tuple[str, ...]:
         f"{candidate.shared_bytes / 1024:.0f}",
         *((str(said.registers) if said else "", spills) if built else ()),
         "\n".join([candidate.rung, *(f"  {part}" for part in candidate.parts)]),
-        candidate.estimate.reason,
+        candidate.estimate.reason.replace(", ", "\n"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import partial
 from itertools import product
 
@@ -37,21 +37,18 @@ def refuse_unknown(p: Problem) -> None:
         raise NotImplementedError(f"{op}: no estimates for Sq={p.Sq}, expected more than {sm90.SHORT} queries")
 
 
-def forward_candidates(p: Problem, gpu: Architecture) -> Iterator[Candidate]:
-    """Every Config of every rung that the GPU has room for."""
+def forward_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) -> Iterator[Candidate]:
+    """Every Config that the GPU has room for, of the rungs that do the problem."""
     results, options = p.outputs(), [option.name for option, _ in having(p).variants]
-    if gpu.device.has_wgmma:
+    if "sm90" in rungs:
         own = [config for config, _ in sm90_configs(padded(p.D), padded(p.Dv), options)]
         for kernel in without_idle_stages((_sm90_kernel(config, p, gpu) for config in sm90_grid(p, gpu)), own):
             steps = partial(sm90.forward_steps, p, results, kernel.part.config)
             yield Candidate("sm90", (kernel.part,), kernel.estimate, kernel.shared_bytes, steps)
-    for config, _ in sm80_configs(p.D, p.Dv, 2, options, gpu.device.has_wgmma):
-        shared_bytes = config.shared_bytes(p.D, p.Dv, 2)
+    for config, _ in sm80_configs(p.D, p.Dv, 2, options, gpu.device.has_wgmma) if "sm80" in rungs else ():
+        shared_bytes, estimate = config.shared_bytes(p.D, p.Dv, 2), estimate_of(sm80_work(config, p, gpu), gpu)
         if config.min_blocks * shared_bytes <= gpu.shared_per_block:
-            estimate, steps = (
-                estimate_of(sm80_work(config, p, gpu), gpu),
-                partial(sm80.forward_steps, p, results, config),
-            )
+            steps = partial(sm80.forward_steps, p, results, config)
             yield Candidate("sm80", (Part("o", config),), estimate, shared_bytes, steps)
 
 

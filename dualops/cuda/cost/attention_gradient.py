@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from heapq import nsmallest
 from itertools import product
@@ -35,20 +35,24 @@ DQ_KEYS, DKV_QUERIES = range(32, 129, 16), range(16, 113, 16)
 BEST = 8  # Configs of each of two kernels, of which every pair is one candidate
 
 
-def gradient_candidates(p: Problem, gpu: Architecture) -> Iterator[Candidate]:
-    """All three gradients in one kernel, where there is one, and pairs of a kernel for dq and one for dk and dv."""
+def gradient_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) -> Iterator[Candidate]:
+    """All three gradients in one kernel, where there is one, and pairs of a kernel for dq and one for dk and dv; of the
+    rungs that do the problem.
+    """
     results = p.outputs(p.spec.gradients)
     delta = copying(p.nbytes("o", "do") + p.nbytes("lse"), gpu)
-    if gpu.device.has_wgmma:
+    if "sm90" in rungs:
         for choice in fused_choices(p, results, gpu.device):
             yield _fused(choice, delta, p, gpu)
         widths, metas = (padded(p.D), padded(p.Dv)), {**p.arrays, **results, **sm90.workspace(p)}
         own = [config for config, _ in (*dq_configs(*widths, _options(p)), *dkv_configs(*widths, _options(p)))]
         dq = without_idle_stages([_sm90_dq(config, p, gpu) for config in dq_grid(p, gpu)], own)
         dkv = without_idle_stages([_sm90_dkv(config, p, gpu) for config in dkv_grid(p, gpu)], own)
-        for one, other in product(_best(dq), _best(dkv)):
+        for one, other in product(_best(dq, own), _best(dkv, own)):
             steps = partial(_sm90_steps, p, metas, one.part.config, other.part.config)
             yield _pair("sm90", delta, one, other, steps)
+    if "sm80" not in rungs:
+        return
     dq = [_sm80_dq(config, p, gpu) for config, _ in sm80_dq_configs(p.D, p.Dv, _options(p))]
     dkv = [_sm80_dkv(config, p, gpu) for config, _ in sm80_dkv_configs(p.D, p.Dv, _options(p))]
     for one, other in product(dq, dkv):
@@ -61,8 +65,10 @@ def _options(p: Problem) -> list[str]:
     return [option.name for option, _ in having(p).variants]
 
 
-def _best(kernels: Sequence[Kernel]) -> list[Kernel]:
-    return nsmallest(BEST, kernels, key=lambda each: each.estimate.seconds)
+def _best(kernels: Sequence[Kernel], own: Sequence[Any]) -> list[Kernel]:
+    """And the operator's own, wherever they stand."""
+    first = nsmallest(BEST, kernels, key=lambda each: each.estimate.seconds)
+    return [*first, *(each for each in kernels if each.part.config in own and each not in first)]
 
 
 def _pair(rung: str, delta: Estimate, dq: Kernel, dkv: Kernel, steps: Callable[[], Sequence[Step]]) -> Candidate:

@@ -66,28 +66,18 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates for one direction of a problem, or for one of its products, best first. takes: the rung that a
-    call takes today, whether or not it has estimates.
-    """
+    """The candidates for one direction of a problem, or for one of its products, best first."""
 
     title: str
     flops: int  # of the problem, not of tiles
     rows: tuple[Ranked, ...]
-    takes: str
 
 
-class Taken(NamedTuple):
-    """What a call takes today: the rung, and the Configs of its kernels."""
-
-    rung: str
-    configs: tuple[Any, ...]
-
-
-def rank(title: str, flops: int, candidates: Iterable[Candidate], taken: Taken) -> Ranking:
+def rank(title: str, flops: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
     """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first."""
-    rows = [Ranked(each, each.configs == taken.configs) for each in candidates]
+    rows = [Ranked(each, each.configs == taken) for each in candidates]
     rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
-    return Ranking(title, flops, tuple(rows), taken.rung)
+    return Ranking(title, flops, tuple(rows))
 
 
 def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:

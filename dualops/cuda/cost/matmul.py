@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
@@ -47,10 +47,10 @@ def products_of(
 
 
 def candidates(
-    name: str, each: Matrices, p: Problem, metas: Mapping[str, ArrayMeta], gpu: Architecture
+    name: str, each: Matrices, p: Problem, metas: Mapping[str, ArrayMeta], gpu: Architecture, rungs: Container[str]
 ) -> Iterator[Candidate]:
-    """Every Config of every rung that the GPU has room for, for one product."""
-    if sm90.boxed(each, p, metas) and gpu.device.has_wgmma:
+    """Every Config that the GPU has room for, for one product, of the rungs that do the problem."""
+    if "sm90" in rungs:
         for config, _ in TILES:
             if config.shared_bytes + SLACK > gpu.shared_per_block or not _may_split(config, each):
                 continue

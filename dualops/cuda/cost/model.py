@@ -5,10 +5,10 @@ tile of a product and the slices of its sum. A step keeps each unit of an SM bus
 side, so that a step takes as long as the busiest of them, and some clocks in which none is: threads wait for one
 another, or for a product that has just begun. A GPU has so many slots for pieces; that which is busy longest decides.
 
-    step      = max(clocks of each unit) + waits,  or what a copy takes to arrive, where that is longer
-    piece     = (steps + the one more in which it fills and drains) * step / clock + what it begins with + BEYOND
-    kernel    = max(makespan of its pieces over the slots, bytes / bandwidth) + LAUNCH * launches
-    clock     = the working clock, but less where tensor cores are busier than the chip has power for
+    step = max(clocks of each unit) + waits, or what a copy takes to arrive, where that is longer
+    piece = (steps + one more, in which it fills and drains) * step / clock + what it waits for before + BEYOND
+    kernel = max(makespan of its pieces over the slots, bytes / bandwidth) + LAUNCH * launches
+    clock = the working clock, or less where tensor cores are busier than the chip has power for
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LAUNCH = 2.6e-6  # of a launch
 BEYOND = 1.0e-6  # before and after a piece's own steps
 # of the data sheet's bandwidth what a plain copy reaches: 4.2 TB/s of an H200's 4.8 (`dualops info` measures it)
 REACHED = 0.875
-# clocks from asking for a tile that lies in L2 to the first of it, and bytes that come to an SM in each thereafter: the
-# least is 48 (192 bytes a step of 1.9 ns, matmul's tile of 64 x 32), the next power of two is a port's width
+# clocks from asking for a tile that lies in L2 to the first of it, which is assumed, and bytes that come to an SM in
+# each thereafter: 51 at least, by matmul's tile of 64 x 32 (192 bytes in 1.9 ns), and the next power of two is assumed
 LATENCY, COPIED = 1000, 64
 
 UNITS = ("tensor cores", "exponentials", "arithmetic", "shared memory")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ..launch import OPERATIONS
 from ..offline import absent_problem
 from . import attention, attention_gradient, matmul
 from .architectures import Architecture, architecture
-from .candidates import Ranking, Taken, build as build_first, rank
+from .candidates import Ranking, build as build_first, rank
 from .problems import problem_of
+
+ESTIMATED = ("sm90", "sm80")  # rungs
 
 
 def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: int = 0) -> list[Ranking]:
@@ -43,37 +46,47 @@ def rankings(text: str, gpu: Architecture, *, backward: bool = True) -> list[Ran
     found = [*of_operator(absent_problem(spec, case), False, gpu)]
     if backward:
         found += of_operator(absent_problem(spec, case, backward=True), True, gpu)
-    for each in found:
-        if not each.rows:
-            raise NotImplementedError(f"{spec.name}: no estimates of {each.title} on {gpu.title}, no kernel fits there")
     return found
 
 
-def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterable[Ranking]:
+def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
     attention.refuse_unknown(p)
-    cost = p.spec.backward_cost if backward else p.spec.forward_cost
-    assert cost is not None
+    offer = _offer(p, backward, gpu)
     if backward:
-        title, candidates = "backward", attention_gradient.gradient_candidates(p, gpu)
+        assert p.spec.backward_cost is not None
+        candidates = attention_gradient.gradient_candidates(p, gpu, offer.rungs)
+        # the last of what is taken is of kernels that are not ranked
+        yield rank("backward", p.spec.backward_cost.flops(p), candidates, offer.taken[:-1])
     else:
-        title, candidates = "forward", attention.forward_candidates(p, gpu)
-    taken = _taken(p, backward, gpu)
-    if backward:  # the last is of kernels that are not ranked
-        taken = taken._replace(configs=taken.configs[:-1])
-    yield rank(title, cost.flops(p), candidates, taken)
+        candidates = attention.forward_candidates(p, gpu, offer.rungs)
+        yield rank("forward", p.spec.forward_cost.flops(p), candidates, offer.taken)
 
 
-def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterable[Ranking]:
-    taken = _taken(p, backward, gpu)
-    for place, (name, each, metas) in enumerate(matmul.products_of(p, backward, gpu)):
+def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    products = [*matmul.products_of(p, backward, gpu)]
+    offer = _offer(p, backward, gpu)
+    for place, (name, each, metas) in enumerate(products):
         title = f"backward, {name}" if backward else "forward"
-        candidates, its = matmul.candidates(name, each, p, metas, gpu), taken.configs[place : place + 1]
-        yield rank(title, matmul.product_flops(each), candidates, taken._replace(configs=its))
+        candidates = matmul.candidates(name, each, p, metas, gpu, offer.rungs)
+        yield rank(title, matmul.product_flops(each), candidates, offer.taken[place : place + 1])
 
 
-def _taken(p: Problem, backward: bool, gpu: Architecture) -> Taken:
-    """What a call takes today. Raises NotImplementedError where no kernel does it."""
+class _Offer(NamedTuple):
+    """What the operator has for a problem: the rungs that do it, and the Configs that a call takes today."""
+
+    rungs: frozenset[str]
+    taken: tuple[Any, ...]
+
+
+def _offer(p: Problem, backward: bool, gpu: Architecture) -> _Offer:
+    """Raises NotImplementedError where a call takes a rung without estimates, or none."""
     operation = OPERATIONS[p.spec.name][backward]
-    for choice in operation.choices(p, p.outputs(operation.outputs), gpu.device):
-        return Taken(choice.rung, tuple(choice.config) if isinstance(choice.config, tuple) else (choice.config,))
-    raise NotImplementedError(f"{operation.op}: no kernel does {p} on {gpu.title}")
+    choices = [*operation.choices(p, p.outputs(operation.outputs), gpu.device)]
+    if not choices or choices[0].rung not in ESTIMATED:
+        rung = f"the rung {choices[0].rung}" if choices else "no rung"
+        raise NotImplementedError(
+            f"{operation.op}: no estimates on {gpu.title}, where a call takes {rung}, not one of {', '.join(ESTIMATED)}"
+        )
+    config = choices[0].config
+    taken = tuple(config) if isinstance(config, tuple) else (config,)
+    return _Offer(frozenset(choice.rung for choice in choices), taken)
