@@ -1,5 +1,7 @@
 """What dualops' own kernels reached on an H200 at known Configs, as pages and Configs' docstrings have it: TFLOP/s of
 the products that each makes. What `benchmarks/peer_results` has is read from there.
+
+Batches and heads that a source does not name are those of the benchmarks' cases of that length; V is as wide as Q.
 """
 
 from __future__ import annotations
