@@ -40,8 +40,9 @@ def test_your_own_arrays(tmp_path):
     commands = [line.partition("#")[0].split() for line in BLOCKS["Your own arrays, no code"].splitlines()]
     assert all(command[:3] == ["python", "-m", "dualops"] for command in commands)
     told = [python(tmp_path, *command[1:]) for command in commands if command[3] not in ("check", "warm")]
-    assert len(told) == 2
+    assert len(told) == 3
     assert "flash_attention  1 of 1 within tolerance" in told[0] and "wrote o.npz: o 1×1×20×8 float32" in told[0]
     o = reference.flash_attention(q, q, q, causal=True)
     np.testing.assert_allclose(np.load(tmp_path / "o.npz")["o"], o, rtol=0, atol=1e-5)
     assert "baseline's" not in told[0] and "baseline's" in told[1]
+    assert "flash_attention, backward, NVIDIA H200 SXM" in told[2]
