@@ -16,7 +16,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
 .PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants check \
-    lint format clean
+    wheel lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
 	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config of attention'
+	@echo 'make wheel      wheel and sdist in dist; the wheel installed in an empty environment, its demo run in the simulator'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
@@ -81,6 +82,11 @@ test-gpu-cold: $(call ready,test)
 sanitize: $(call ready,test)
 	$(PY) -m tests.cuda.gpu.sanitize $(ARGS)
 
+wheel: $(call ready,package)
+	rm -rf dist
+	$(PY) -m build --quiet --no-isolation .
+	$(PY) -m tests.wheel dist
+
 lint: $(call ready,lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -106,6 +112,10 @@ $(VENV)/.base: $(VENV)/.created pyproject.toml constraints.txt
 
 $(VENV)/.gpu: $(VENV)/.base
 	$(INSTALL) --editable '.[cu13]'
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.base
+	$(INSTALL) --editable '.[package]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
