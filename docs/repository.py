@@ -85,7 +85,7 @@ def source_page(path: Path) -> str:
     """A file with its lines numbered; of a folder its modules, with the first line of what they say of themselves."""
     head = OF_SOURCES.format(path.relative_to(ROOT))
     if path.is_dir():
-        rows = (f"| [{module.name}]({module.name}/index.md) | {summary(module)} |\n" for module in path.glob("*.py"))
+        rows = (f"| [`{module.name}`]({module.name}/index.md) | {summary(module)} |\n" for module in path.glob("*.py"))
         return head + "| module | |\n| --- | --- |\n" + "".join(sorted(rows))
     return head + f'``````{path.suffix[1:]} linenums="1"\n{path.read_text("utf-8")}``````\n'
 

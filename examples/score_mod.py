@@ -1,4 +1,4 @@
-"""Your own `score_mod` and `mask_mod`: the same two functions for NumPy and inside a kernel."""
+"""Your own `score_mod` and `mask_mod`: the same functions for NumPy and for a kernel."""
 
 import math
 
@@ -29,7 +29,8 @@ print("as the reference:", np.allclose(o, expected, atol=1e-5))
 # the derivative of score_mod is made from its text
 gradients = cuda.flash_attention_backward(q, k, v, o, lse, do, **own)
 wanted = reference.flash_attention_backward(q, k, v, o, lse, do, **own)
-print("gradients too:", all(np.allclose(x, y, atol=1e-5) for x, y in zip(gradients, wanted)))
+agree = [np.allclose(x, y, atol=1e-5) for x, y in zip(gradients, wanted)]
+print("gradients too:", all(agree))
 
 # which tiles of 128 by 128 pairs have one that is seen, for all batches and heads
 mask = dualops.block_mask(mask_mod, None, None, 1024, 1024, like=q)
