@@ -23,9 +23,10 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
-    "dualops/cuda/flash_attention/README.md": "kernels/flash_attention.md",
-    "dualops/cuda/softmax/README.md": "kernels/softmax.md",
-    "dualops/cuda/matmul/README.md": "kernels/matmul.md",
+}
+PAGES |= {  # those that teach
+    page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
+    for page in ROOT.glob("dualops/cuda/*/README.md")
 }
 LINK = re.compile(r"(?<=\]\()[^)#\s:]+(?=[)#])")
 OF_SOURCES = "---\nsearch:\n  exclude: true\n---\n\n# {}\n\n"
