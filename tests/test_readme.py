@@ -9,6 +9,7 @@ import numpy as np
 
 from dualops import reference
 from tests.readme import BLOCKS, README, ROOT, python, run
+from tests.wheel import install_lines, wrong_files
 
 
 def test_what_extras_it_names_there_are():
@@ -20,6 +21,17 @@ def test_what_extras_it_names_there_are():
 def test_it_installs_nothing_that_is_not_published():
     """dualops itself comes from a path or a URL."""
     assert set(re.findall(r"pip install '?dualops(?:\[[\w,]+\])?(...)", README)) == {" @ "}
+
+
+def test_make_wheel_runs_its_lines_that_install():
+    assert install_lines().keys() == {"", "[cu13]"}
+
+
+def test_make_wheel_finds_what_does_not_belong_and_what_is_missing():
+    found = wrong_files(["dualops/__init__.py", "dualops/new.py", "tests/test_readme.py"])
+    assert {"dualops/py.typed is missing", "there is no license"} < set(found)
+    assert {"dualops/new.py does not belong there", "tests/test_readme.py does not belong there"} < set(found)
+    assert "dualops/__init__.py is missing" not in found
 
 
 def test_a_hugging_face_model(tmp_path):
