@@ -91,7 +91,8 @@ wheel: $(call ready,package)
 # asv writes its own pages, which the front page links to; read, they fetch their scripts from the network
 docs: $(call ready,docs)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
-	$(PY) -m asv publish --html-dir build/site/history
+	@if git rev-parse --quiet --verify HEAD~1 >/dev/null; then $(PY) -m asv publish --html-dir build/site/history; \
+	    else echo 'no commits are here to draw the history of the benchmarks by: the site is without it'; fi
 
 lint: $(call ready,lint)
 	$(PY) -m ruff check .
