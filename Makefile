@@ -16,7 +16,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
 .PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants check \
-    lint format clean
+    wheel docs lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,8 @@ help:
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
 	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config of attention'
+	@echo 'make wheel      wheel and sdist in dist; the wheel installed in an empty environment, its demo run in the simulator'
+	@echo 'make docs       the site in build/site, without a network once its packages are installed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
@@ -81,6 +83,17 @@ test-gpu-cold: $(call ready,test)
 sanitize: $(call ready,test)
 	$(PY) -m tests.cuda.gpu.sanitize $(ARGS)
 
+wheel: $(call ready,package)
+	rm -rf dist
+	$(PY) -m build --quiet --no-isolation .
+	$(PY) -m tests.wheel dist
+
+# asv writes its own pages, which the front page links to; read, they fetch their scripts from the network
+docs: $(call ready,docs)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+	@if git rev-parse --quiet --verify HEAD~1 >/dev/null; then $(PY) -m asv publish --html-dir build/site/history; \
+	    else echo 'no commits are here to draw the history of the benchmarks by: the site is without it'; fi
+
 lint: $(call ready,lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -108,12 +121,20 @@ $(VENV)/.gpu: $(VENV)/.base
 	$(INSTALL) --editable '.[cu13]'
 	@touch $@
 
+$(VENV)/.package: $(VENV)/.base
+	$(INSTALL) --editable '.[package]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(INSTALL) --editable '.[bench,docs]'
+	@touch $@
+
 $(VENV)/.test: $(VENV)/.base
 	$(INSTALL) --editable '.[$(if $(COMPILER),$(COMPILER)$(comma))bench,test]' torch==2.13.0
 	@touch $@
 
 # pyright reads the packages that the sources import, so it needs all of them
-$(VENV)/.lint: $(VENV)/.test
+$(VENV)/.lint: $(VENV)/.test $(VENV)/.docs
 	$(INSTALL) --editable '.[lint]'
 	@touch $@
 

@@ -45,6 +45,7 @@ class Row:
 
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
+COST = "dualops.cuda.cost"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
 OF_OPERATORS = (SPEC, TILE, VIEWS, *HOST_OF_OPERATORS)
@@ -95,6 +96,12 @@ LAW = (
     *(Row(f"{family}.*", OF_OPERATORS, NUMBERS) for family in sorted({*chain(*SHARED.values())})),
     # measures with a kernel of its own, so it stands above launching, beside the operators
     Row(ROOF, (SPEC, TILE, *HOST_OF_OPERATORS), NUMBERS),
+    # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
+    Row(
+        f"{COST}.*",
+        (SPEC, TILE, *HOST_OF_OPERATORS, OFFLINE, "dualops.cuda.flash_attention.*", "dualops.cuda.matmul.*"),
+        NUMBERS,
+    ),
     Row("dualops.cuda", ("dualops.cuda.*",), ()),
     # other libraries' places: the bridge, and the library itself
     Row("dualops.torch_bridge.integrations.*", ("dualops.torch_bridge.*",), ("torch", "transformers")),
@@ -106,7 +113,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -261,6 +268,7 @@ LAWFUL = {
     "dualops/cuda/step.py": "from . import compile, device\n",
     "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
     "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
+    "dualops/cuda/cost/__init__.py": "from ...spec import SPEC\nfrom .. import flash_attention\n",
     "dualops/cuda/ptx/__init__.py": "from .asm import x\n",
     "dualops/cuda/ptx/asm.py": "from llvmlite import ir\nfrom numba.cuda.extending import intrinsic\n",
     "dualops/cuda/tile/__init__.py": "from ..ptx import x\nfrom ..backend import cuda\n",
@@ -302,6 +310,8 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
     ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
     ("dualops/cuda/roof.py", "from .ptx import x", 1, "dualops.cuda.ptx"),
+    ("dualops/cuda/cost/__init__.py", "from ..softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/softmax/rows.py", "from ..cost import x", 1, "dualops.cuda.cost"),
     ("dualops/cuda/arrays.py", "try:\n    import torch\nexcept ImportError:\n    pass", 2, "torch"),
     ("dualops/cuda/ptx/asm.py", "from ...spec import SPEC", 1, "dualops.spec"),
     ("dualops/cuda/ptx/asm.py", "from .. import tile", 1, "dualops.cuda.tile"),

@@ -9,6 +9,7 @@ import numpy as np
 
 from dualops import reference
 from tests.readme import BLOCKS, README, ROOT, python, run
+from tests.wheel import install_lines, wrong_files
 
 
 def test_what_extras_it_names_there_are():
@@ -20,6 +21,17 @@ def test_what_extras_it_names_there_are():
 def test_it_installs_nothing_that_is_not_published():
     """dualops itself comes from a path or a URL."""
     assert set(re.findall(r"pip install '?dualops(?:\[[\w,]+\])?(...)", README)) == {" @ "}
+
+
+def test_make_wheel_runs_its_lines_that_install():
+    assert install_lines().keys() == {"", "[cu13]"}
+
+
+def test_make_wheel_finds_what_does_not_belong_and_what_is_missing():
+    found = wrong_files(["dualops/__init__.py", "dualops/new.py", "tests/test_readme.py"])
+    assert {"dualops/py.typed is missing", "there is no license"} < set(found)
+    assert {"dualops/new.py does not belong there", "tests/test_readme.py does not belong there"} < set(found)
+    assert "dualops/__init__.py is missing" not in found
 
 
 def test_a_hugging_face_model(tmp_path):
@@ -44,8 +56,9 @@ def test_your_own_arrays(tmp_path):
     commands = [line.partition("#")[0].split() for line in BLOCKS["Your own arrays, no code"].splitlines()]
     assert all(command[:3] == ["python", "-m", "dualops"] for command in commands)
     told = [python(tmp_path, *command[1:]) for command in commands if command[3] not in ("check", "warm")]
-    assert len(told) == 2
+    assert len(told) == 3
     assert "flash_attention  1 of 1 within tolerance" in told[0] and "wrote o.npz: o 1×1×20×8 float32" in told[0]
     o = reference.flash_attention(q, q, q, causal=True)
     np.testing.assert_allclose(np.load(tmp_path / "o.npz")["o"], o, rtol=0, atol=1e-5)
     assert "baseline's" not in told[0] and "baseline's" in told[1]
+    assert "flash_attention, backward, NVIDIA H200 SXM" in told[2]

@@ -1,5 +1,8 @@
 """Every kernel of the COMPILE list built offline, for architectures that need not be here. Needs no GPU.
 
+    python -m dualops check                                     every operator, for the one that dualops is tuned on
+    python -m dualops check softmax rms_norm --arch sm_80 sm_90a
+
 Exit code 1 if a kernel spills, does not fit its Config's registers or the architecture's shared memory, or if ptxas
 complains of what makes it slow. 2: this installation can't compile.
 """
@@ -17,8 +20,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..machine import NEWEST, install_command
+from ..spec import OPERATORS
 from .errors import CommandError
 from .place import SWITCH
+from .progress import progress
 
 HELP = "compile every kernel offline and report registers, spills and shared memory"
 
@@ -28,6 +33,7 @@ TITLES = ("regs", "stack", "spills", "static", "dynamic", "cubin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; default: all")
     parser.add_argument(
         "--arch", nargs="+", default=DEFAULT, metavar="ARCH", help=f'such as sm_80, or "all"; default: {DEFAULT[0]}'
     )
@@ -38,21 +44,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    operators = operators_of(arguments.operators)
     require_compiler()
     architectures = architectures_of(arguments.arch)
     import_module("dualops.cuda")  # registers the operators
-    refused = total = 0
-    for report in import_module("dualops.cuda.offline").check_builds(architectures, arguments.jobs):
-        if not (total or arguments.json):
-            print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
-        total += 1
-        refused += not report.allowed
-        print(json.dumps(asdict(report)) if arguments.json else _line(report), flush=True)
-    if not total:
-        raise CommandError("no operator has a COMPILE case: nothing was built")
-    told = f"{total} kernels built, {refused} not allowed"
+    offline = import_module("dualops.cuda.offline")
+    wanted = offline.to_check(operators, architectures)
+    if not wanted:
+        raise CommandError(f"no COMPILE case in {', '.join(operators)}: nothing was built")
+    if not arguments.json:
+        print(f"{'arch':8}" + "".join(f"{title:>9}" for title in TITLES) + f"{'s':>7}  kernel")
+    refused = 0
+    with progress(len(wanted)) as advance:
+        for report in offline.build_all(wanted, arguments.jobs, anew=True):
+            advance(f"{report.arch}  {report.name.partition('(')[0]}")
+            refused += not report.allowed
+            with advance.aside():
+                print(json.dumps(asdict(report)) if arguments.json else _line(report), flush=True)
+    told = f"{len(wanted)} kernels built, {refused} not allowed"
     print(told, file=sys.stderr if arguments.json else sys.stdout)
     return 1 if refused else 0
+
+
+def operators_of(wanted: Sequence[str]) -> list[str]:
+    """Those named, or all. Raises CommandError for one that is not known."""
+    for name in wanted:
+        if name not in OPERATORS:
+            raise CommandError(f"no operator {name}, expected some of {', '.join(OPERATORS)}")
+    return list(dict.fromkeys(wanted)) or list(OPERATORS)
 
 
 def require_compiler() -> None:

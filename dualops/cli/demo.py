@@ -1,4 +1,5 @@
-"""The operators at work, each result held against the float64 reference: a line an operator, and one for the whole.
+"""The operators at work, each result held against the float64 reference: a line an operator, one for the whole, and
+what to try next.
 
     python -m dualops demo                                        every operator, on problems of its own
     python -m dualops demo flash_attention --param causal=True --input qkv.npz --output o.npz
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..spec.meta import FLOATS
+from .afterwards import afterwards
 from .console import lines
 from .errors import CommandError
 from .estimate import duration, reference_seconds, run_seconds, simulator_seconds
@@ -90,7 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         print_table(rows, place)
     console.print(last_line(rows, place, time.perf_counter() - began, verbose=arguments.verbose))
-    return 1 if any(row.failures for row in rows) else 0
+    if any(row.failures for row in rows):
+        return 1
+    if arguments.operator is None:
+        for line in afterwards(place):
+            console.print(line)
+    return 0
 
 
 def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
@@ -131,9 +138,11 @@ def _groups(every: Iterator[Work]) -> dict[str, list[Work]]:
 
 
 def _seconds(groups: Iterable[list[Work]], place: str) -> list[float]:
-    """What each run may take."""
+    """What each run may take. The reference, which runs once for all rungs, runs when the first of them is done."""
     every = (work for group in groups for work in group)
-    return [run_seconds(work.job, place, work.checked) for work in every for _ in work.rungs]
+    return [
+        run_seconds(work.job, place, work.checked and not number) for work in every for number in range(len(work.rungs))
+    ]
 
 
 def _to_check(job: Job, insisted: bool | None) -> bool:
@@ -149,7 +158,7 @@ def _rows(work: Work, arguments: argparse.Namespace, place: str, steps: Steps) -
         steps(" ".join(filter(None, [job.task.name, kernel, job.title])))
         try:
             if place == "simulator":
-                _refuse_if_slow(job, arrays, kernel)
+                _refuse_if_slow(work, arrays, kernel)
             measured = RUN[place](job, arrays, kernel)
         except NotImplementedError as error:
             if arguments.input or arguments.kernel:
@@ -161,10 +170,12 @@ def _rows(work: Work, arguments: argparse.Namespace, place: str, steps: Steps) -
         yield Row(job, measured, found and found.worst, found.failures if found else [])
 
 
-def _refuse_if_slow(job: Job, arrays: Arrays, kernel: str | None) -> None:
+def _refuse_if_slow(work: Work, arrays: Arrays, kernel: str | None) -> None:
+    job, check = work.job, reference_seconds(work.job) if work.checked else 0
     seconds = simulator_seconds(job, plan_of(job, arrays, kernel))
     if seconds > SIMULATOR_LIMIT:
         raise CommandError(
-            f"{job}: without a GPU the simulator would need about {duration(seconds)}; "
-            f"--where reference runs it as NumPy in about {duration(reference_seconds(job))}"
+            f"{job}: without a GPU the simulator would need about {duration(seconds + check)}; --where reference runs "
+            f"it as NumPy in about {duration(run_seconds(job, 'reference', work.checked))}"
+            + (", the check included" if check else "")
         )

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ..machine import missing
 from ..spec import OPERATORS
-from .check import architectures_of, require_compiler
+from .check import architectures_of, operators_of, require_compiler
 from .errors import CommandError
 from .progress import progress
 
@@ -72,14 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _problems(operators: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Operators, or problems that begin with theirs."""
-    for name in operators:
-        if name not in OPERATORS:
-            raise CommandError(f"no operator {name}, expected some of {', '.join(OPERATORS)}")
+    known = operators_of(operators)
     if texts and len(operators) > 1:
         raise CommandError(
             f"--problem is of one operator, expected no more than one before it, not {' '.join(operators)}"
         )
-    return [" ".join([*operators, text]) for text in texts] or list(operators)
+    return [" ".join([*operators, text]) for text in texts] or known
 
 
 def _folder() -> Path:

@@ -10,6 +10,7 @@ from . import (
     rope as _rope,
     softmax as _softmax,
 )
+from .cost import estimate
 from .flash_attention import (
     block_mask,
     flash_attention,
@@ -44,6 +45,7 @@ RUNGS: dict[str, tuple[str, ...]] = {
 __all__ = [
     "RUNGS",
     "block_mask",
+    "estimate",
     "flash_attention",
     "flash_attention_backward",
     "flash_attention_varlen",

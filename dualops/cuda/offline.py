@@ -66,17 +66,17 @@ def build_gradient_ahead(problem: Problem, device: Device) -> None:
                 ahead((step.kernel, device.arch, step.shared_bytes) for step in choice.steps())
 
 
-def check_builds(architectures: Sequence[str], jobs: int = 1) -> Iterator[Report]:
-    """Compile the COMPILE cases of every operator, each kernel once for each architecture, and report."""
-    steps = ((arch, step) for arch in architectures for step in steps_to_check(arch))
-    yield from build_all((Wanted(step.kernel, arch, step.shared_bytes) for arch, step in steps), jobs, anew=True)
+def to_check(operators: Iterable[str], architectures: Iterable[str]) -> list[Wanted]:
+    """The kernels of operators' COMPILE cases, each once for each architecture."""
+    steps = ((arch, step) for arch in architectures for step in steps_to_check(arch, operators))
+    return [Wanted(step.kernel, arch, step.shared_bytes) for arch, step in steps]
 
 
-def steps_to_check(arch: str) -> Iterator[Step]:
+def steps_to_check(arch: str, operators: Iterable[str] = tuple(OPERATORS)) -> Iterator[Step]:
     """A launch of every kernel of the COMPILE cases."""
     seen: set[str] = set()
-    for name, spec in OPERATORS.items():
-        for case in spec.tagged(Tag.COMPILE):
+    for name in operators:
+        for case in OPERATORS[name].tagged(Tag.COMPILE):
             for operation in OPERATIONS[name]:
                 if operation.backward and not case.backward:
                     continue

@@ -13,7 +13,9 @@ from ..spec.named import names_options
 from ..spec.retention import Keywords, default_gamma
 from ._rounding import arithmetic, bound
 from .retention_forms import (
+    AnyDecay,
     Decay,
+    StepDecay,
     chunk,
     chunk_backward,
     parallel,
@@ -39,6 +41,7 @@ def retention(
     v: np.ndarray,
     *,
     gamma: np.ndarray | None = None,
+    log_decay: np.ndarray | None = None,
     scale: float | None = None,
     form: str = "chunk",
     normalize: str | None = None,
@@ -54,6 +57,8 @@ def retention(
     256, Dv at most 512.
 
     gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
+    log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
+        0; dtype as gamma. gamma^(p - j) is then the product of the decays of the steps after j, up to p; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
     form: "parallel" makes all s; "recurrent" goes from token to token, with a state; "chunk" does the one within chunks
         and the other between them. Their results are the same. Sq must be Sk but in the parallel form
@@ -67,6 +72,15 @@ def retention(
     next call's initial_state is, and with "signed" its norm. With return_row_sum, if it normalizes, also the sum that
     n_i is made of, [B, H, Sq], which backward needs. States and sums are float32 (float64 for float64).
     Raises TypeError and ValueError for a wrong call.
+
+    With its decays, this operator is also, for x, q, k, v as above and a head's B, C [B, S, D] that all heads share:
+
+        lightning attention-2    retention(q, k, v, gamma=np.exp(-slopes), scale=1.0)                  slopes [H]
+        simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
+        SSD of Mamba-2           retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0)       dt [B, H, S]
+
+    where C and B are np.broadcast_to(C[:, None], (B, H, S, D)), which takes no memory; dt is positive and A [H, 1]
+    negative.
     """
     problem, arrays = bound(SPEC, locals())
     results = retain(problem, arrays)
@@ -92,7 +106,8 @@ def retention_backward(
     row_sum: as forward returned it, where it normalized; o too, with "signed". dstate [B, H, D, Dv] and dstate_norm
     [B, H, D]: the gradients of the last state and its norm, where they were used. options: as `retention`
     had them; return_state and return_row_sum have no meaning here.
-    Returns dq, dk, dv, then dinitial_state and dinitial_norm where there is such an input; each of its input's dtype.
+    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay where there is such an input; each of its
+    input's dtype.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
     gradients = retain_backward(problem, arrays)
@@ -140,21 +155,25 @@ def retain_backward(problem: Problem, arrays: Mapping[str, np.ndarray]) -> dict[
         dr = np.where(np.abs(r) <= 1, 0, -np.sign(r) * (du * arithmetic(arrays["o"])).sum(axis=-1)).astype(r.dtype)
         du = np.concatenate([du, dr[..., None]], axis=-1)  # [B, H, Sq, Dv + 1]
         v = np.concatenate([v, np.ones_like(v[..., :1])], axis=-1)  # [B, H, Sk, Dv + 1]
-    dstate = None
+    dstate = dlogs = None
     if "mask" in arrays or problem.Sq != problem.Sk:
         dq, dk, dv = parallel_backward(q, k, v, du, *_weights(problem, arrays))
     else:
-        backward = FORMS_BACKWARD[problem.form]
-        dq, dk, dv, dstate = backward(q, k, v, du, decay_of(problem, arrays), _initial(arrays), _incoming(arrays, v))
+        backward, states = FORMS_BACKWARD[problem.form], (_initial(arrays), _incoming(arrays, v))
+        dq, dk, dv, dstate, dlogs = backward(q, k, v, du, decay_of(problem, arrays), *states)
     gradients = {"dq": scale * dq, "dk": dk, "dv": dv[..., : problem.Dv]}
     gradients = {name: gradient.astype(arrays["q"].dtype) for name, gradient in gradients.items()}
     if dstate is not None:
         gradients |= {"dinitial_state": dstate[..., : problem.Dv].copy(), "dinitial_norm": dstate[..., -1].copy()}
+    if dlogs is not None:
+        gradients["dlog_decay"] = dlogs
     return gradients
 
 
-def decay_of(problem: Problem, arrays: Mapping[str, np.ndarray]) -> Decay:
-    """log2(gamma) by way of float64: it is multiplied by as many as Sk."""
+def decay_of(problem: Problem, arrays: Mapping[str, np.ndarray]) -> AnyDecay:
+    """log2(gamma) by way of float64, as it is multiplied by as many as Sk; or that of each step."""
+    if "log_decay" in arrays:
+        return StepDecay(arrays["log_decay"])
     gamma = arrays["gamma"].astype(np.float64) if "gamma" in arrays else default_gamma(problem.H)
     return Decay(np.log2(gamma).astype(numpy_dtype(compute_dtype(problem.dtype))))
 

@@ -7,27 +7,34 @@ first key [B, H, D, Dv] (None: there is none), and gives u = sum of s * v and th
     state' = sum_j gamma^(S - 1 - j) * k_j^T v_j + gamma^S * state
 
 A column of ones beside v makes u's last column the sum of s, and the state's last column the sum of keys: that is all
-that a normalizer needs (`retention.py`). The gradients take du and dstate', and give those of q, k, v and state.
+that a normalizer needs (`retention.py`). The gradients take du and dstate', and give those of q, k, v and state. Powers
+of gamma are those of a head, or of each step (`StepDecay`), whose logarithms then have a gradient too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from ..spec.retention import CHUNK
+from ..spec.retention import CHUNK, LEAST_LOG
 from ._attention import masked_product
 
 Pair = tuple[np.ndarray, np.ndarray]
-Gradients = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+Gradients = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]  # the last of log_decay
 
 
 class Decay(NamedTuple):
     """Powers of gamma, a head each: gamma^n = exp2(n * log2(gamma))."""
 
     log2_gamma: np.ndarray  # [H]
+
+    def part(self, tokens: slice) -> Decay:
+        """That of some tokens of the sequence."""
+        return self
 
     def power(self, n: np.ndarray) -> np.ndarray:
         """gamma^n of whole numbers n [...]. [H, ...]"""
@@ -52,6 +59,52 @@ class Decay(NamedTuple):
     def over(self, S: int) -> np.ndarray:
         """What is left of a state after S keys: gamma^S. [H, 1, 1]"""
         return self.power(np.array([[S]]))
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """The same where each step has a decay of its own: instead of gamma^(i - j), the product of those of (j, i].
+
+    Products are exp of a difference of sums, which are kept in float64: far into a sequence float32 would know the sums
+    well and their difference to a few digits.
+    """
+
+    logs: np.ndarray  # [B, H, S]
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        """Of the steps before a token, then of all. float64 [B, H, S + 1]"""
+        bounded = np.maximum(self.logs.astype(np.float64), LEAST_LOG)
+        return np.cumsum(np.pad(bounded, ((0, 0), (0, 0), (1, 0))), axis=-1)
+
+    def part(self, tokens: slice) -> StepDecay:
+        """That of some tokens of the sequence."""
+        return StepDecay(self.logs[..., tokens])
+
+    def between(self, Sq: int, Sk: int) -> Pair:
+        """[B, H, S, S]"""
+        ends = self.sums[..., 1:]
+        seen = np.tri(Sq, Sk, dtype=bool)
+        difference = np.where(seen, ends[..., :, None] - ends[..., None, :], -np.inf)
+        return self._exp(difference), np.broadcast_to(seen, difference.shape)
+
+    def from_start(self, S: int) -> np.ndarray:
+        """[B, H, S, 1]"""
+        return self._exp(self.sums[..., 1:, None])
+
+    def to_end(self, S: int) -> np.ndarray:
+        """[B, H, S, 1]"""
+        return self._exp((self.sums[..., -1:] - self.sums[..., 1:])[..., None])
+
+    def over(self, S: int) -> np.ndarray:
+        """[B, H, 1, 1]"""
+        return self._exp(self.sums[..., -1:, None])
+
+    def _exp(self, difference: np.ndarray) -> np.ndarray:
+        return np.exp(difference.astype(self.logs.dtype))
+
+
+AnyDecay = Decay | StepDecay
 
 
 def scores(q: np.ndarray, k: np.ndarray, weights: np.ndarray, seen: np.ndarray) -> Pair:
@@ -82,7 +135,7 @@ def parallel_backward(
     return dq, dk, dv
 
 
-def parallel_with_state(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+def parallel_with_state(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray | None) -> Pair:
     """The parallel form between a state and the next one: all of a sequence, or a chunk of it."""
     S = q.shape[2]
     u = parallel(q, k, v, *decay.between(S, S))  # [B, H, S, Dv]
@@ -98,13 +151,16 @@ def parallel_with_state_backward(
     k: np.ndarray,
     v: np.ndarray,
     du: np.ndarray,
-    decay: Decay,
+    decay: AnyDecay,
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
-    """dq, dk, dv and dstate; dafter: the gradient of the next state."""
+    """dq, dk, dv, dstate and that of log_decay; dafter: the gradient of the next state."""
     S = q.shape[2]
     dq, dk, dv = parallel_backward(q, k, v, du, *decay.between(S, S))
+    dlogs = None
+    if isinstance(decay, StepDecay):
+        dlogs = _step_gradient(q, k, v, du, decay, state, dafter)
     # du_i reaches the state as gamma^(i + 1) * q_i^T du_i
     dstate = _T(q * decay.from_start(S)) @ du  # [B, H, D, Dv]
     if state is not None:
@@ -113,17 +169,45 @@ def parallel_with_state_backward(
         dk = dk + decay.to_end(S) * (v @ _T(dafter))
         dv = dv + decay.to_end(S) * (k @ dafter)
         dstate = dstate + decay.over(S) * dafter
-    return dq, dk, dv, dstate
+    return dq, dk, dv, dstate, dlogs
+
+
+def _step_gradient(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    du: np.ndarray,
+    decay: StepDecay,
+    state: np.ndarray | None,
+    dafter: np.ndarray | None,
+) -> np.ndarray:
+    """dlogs_t: all that passes over step t, from a key j < t, or the state, to a query i >= t, or the next state.
+
+    Nothing is subtracted, so that it is as exact as its terms, and a NaN reaches what it passes over. [B, H, S]
+    """
+    S = q.shape[2]
+    e, seen = scores(du, v, *decay.between(S, S))  # [B, H, S, S]
+    pairs = np.where(seen, (q @ _T(k)) * e, 0)  # s_ij * ds_ij
+    dlogs = np.tril(_sums_before(pairs)).sum(axis=-2)  # over j < t, then i >= t
+    if state is not None:
+        taken = (decay.from_start(S) * (q @ state) * du).sum(axis=-1)  # [B, H, S]
+        dlogs = dlogs + np.cumsum(taken[..., ::-1], axis=-1)[..., ::-1]
+    if dafter is not None:
+        given = (decay.to_end(S) * (k @ dafter) * v).sum(axis=-1)  # [B, H, S]
+        dlogs = dlogs + _sums_before(given)
+    if state is not None and dafter is not None:
+        dlogs = dlogs + decay.over(S)[..., 0] * (state * dafter).sum(axis=(-2, -1))[..., None]
+    return dlogs
 
 
 # --- chunk: parallel within chunks, a state between them -----------------------------------------
 
 
-def chunk(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+def chunk(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray | None) -> Pair:
     """One chunk of tokens after another, each with the state that those before it leave."""
     u = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)  # [B, H, S, Dv]
     for part in _chunks(q.shape[2]):
-        u[part], state = parallel_with_state(q[part], k[part], v[part], decay, state)
+        u[part], state = parallel_with_state(q[part], k[part], v[part], decay.part(part[-1]), state)
     return u, _state(k, v) if state is None else state
 
 
@@ -132,7 +216,7 @@ def chunk_backward(
     k: np.ndarray,
     v: np.ndarray,
     du: np.ndarray,
-    decay: Decay,
+    decay: AnyDecay,
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
@@ -141,19 +225,22 @@ def chunk_backward(
     states = []
     for part in parts:
         states.append(state)
-        _, state = parallel_with_state(q[part], k[part], v[part], decay, state)
+        _, state = parallel_with_state(q[part], k[part], v[part], decay.part(part[-1]), state)
     dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    dlogs = np.empty_like(decay.logs) if isinstance(decay, StepDecay) else None
     for part, before in zip(reversed(parts), reversed(states)):
-        dq[part], dk[part], dv[part], dafter = parallel_with_state_backward(
-            q[part], k[part], v[part], du[part], decay, before, dafter
+        dq[part], dk[part], dv[part], dafter, passed = parallel_with_state_backward(
+            q[part], k[part], v[part], du[part], decay.part(part[-1]), before, dafter
         )
-    return dq, dk, dv, _state(k, v) if dafter is None else dafter
+        if dlogs is not None:
+            dlogs[part] = passed
+    return dq, dk, dv, _state(k, v) if dafter is None else dafter, dlogs
 
 
 # --- recurrent: token after token ----------------------------------------------------------------
 
 
-def recurrent(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray | None) -> Pair:
+def recurrent(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray | None) -> Pair:
     """state_j = gamma * state_(j-1) + k_j^T v_j;  u_j = q_j @ state_j."""
     u = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)  # [B, H, S, Dv]
     state = _state(k, v) if state is None else state
@@ -168,31 +255,38 @@ def recurrent_backward(
     k: np.ndarray,
     v: np.ndarray,
     du: np.ndarray,
-    decay: Decay,
+    decay: AnyDecay,
     state: np.ndarray | None,
     dafter: np.ndarray | None,
 ) -> Gradients:
     """dstate_j = q_j^T du_j + gamma * dstate_(j+1), which is all that u_j, u_(j+1) ... and the last state add up to;
 
-    dq_j = state_j @ du_j;  dk_j = dstate_j @ v_j;  dv_j = k_j @ dstate_j
+    dq_j = state_j @ du_j;  dk_j = dstate_j @ v_j;  dv_j = k_j @ dstate_j;  dlogs_j = gamma_j * state_(j-1) . dstate_j
     """
     dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    dlogs: np.ndarray | None = None
+    before = [state]  # each token: kept where they are asked for alone
+    if isinstance(decay, StepDecay):
+        dlogs = np.zeros_like(decay.logs)
     for j, after in enumerate(_states(k, v, decay, _state(k, v) if state is None else state)):
         dq[:, :, j] = (after @ du[:, :, j, :, None])[..., 0]
+        if dlogs is not None:
+            before.append(after)
     dstate = _state(k, v) if dafter is None else dafter  # [B, H, D, Dv]
-    gamma = decay.over(1)  # [H, 1, 1]
     for j in reversed(range(q.shape[2])):
         dstate = q[:, :, j, :, None] * du[:, :, j, None] + dstate
         dk[:, :, j] = (dstate @ v[:, :, j, :, None])[..., 0]
         dv[:, :, j] = (k[:, :, j, None] @ dstate)[:, :, 0]
-        dstate = gamma * dstate
-    return dq, dk, dv, dstate
+        dstate = decay.part(slice(j, j + 1)).over(1) * dstate
+        if dlogs is not None and before[j] is not None:
+            dlogs[:, :, j] = (before[j] * dstate).sum(axis=(-2, -1))
+    return dq, dk, dv, dstate, dlogs
 
 
-def _states(k: np.ndarray, v: np.ndarray, decay: Decay, state: np.ndarray) -> Iterator[np.ndarray]:
+def _states(k: np.ndarray, v: np.ndarray, decay: AnyDecay, state: np.ndarray) -> Iterator[np.ndarray]:
     """The state after each key. [B, H, D, Dv]"""
-    gamma = decay.over(1)  # [H, 1, 1]
     for j in range(k.shape[2]):
+        gamma = decay.part(slice(j, j + 1)).over(1)  # [H, 1, 1], or [B, H, 1, 1]
         state = gamma * state + k[:, :, j, :, None] * v[:, :, j, None]
         yield state
 
@@ -209,6 +303,11 @@ def _chunks(S: int) -> Iterator[tuple[slice, slice, slice]]:
     """The places of CHUNK tokens after another, the last of what is left."""
     for start in range(0, S, CHUNK):
         yield slice(None), slice(None), slice(start, start + CHUNK)
+
+
+def _sums_before(array: np.ndarray) -> np.ndarray:
+    """Of each place of the last axis, the sum of those before it; its own is not touched."""
+    return np.cumsum(np.concatenate([np.zeros_like(array[..., :1]), array[..., :-1]], axis=-1), axis=-1)
 
 
 def _T(array: np.ndarray) -> np.ndarray:

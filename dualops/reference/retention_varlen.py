@@ -15,7 +15,7 @@ from ._rounding import bound
 from .retention import retain, retain_backward
 
 # how results and inputs lie among all tokens: by token and head, by head and token, by sequence
-_TOKENS = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+_TOKENS = ("q", "k", "v", "log_decay", "o", "do", "dq", "dk", "dv", "dlog_decay")
 _ROWS = ("row_sum",)
 _STATES = ("initial_state", "initial_norm", "state", "state_norm", "dstate", "dstate_norm")
 _STATES += ("dinitial_state", "dinitial_norm")
@@ -34,7 +34,7 @@ def retention_varlen(
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
     of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. normalize: None
-    or "signed". options are those of `retention`; each sequence has a state of its own.
+    or "signed". log_decay is [total, H]. options are those of `retention`; each sequence has a state of its own.
     A max_seqlen of None is as many as there are tokens.
     Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
     [H, total].
@@ -65,7 +65,10 @@ def retention_varlen_backward(
     dstate_norm: np.ndarray | None = None,
     **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
-    """The gradient: dq, dk, dv as q, k, v, then those of initial_state and initial_norm. See `retention_backward`."""
+    """The gradient: dq, dk, dv as q, k, v, then those of initial_state, initial_norm and log_decay.
+
+    See `retention_backward`.
+    """
     problem, arrays = bound(SPEC, locals(), backward=True)
     wanted = [output for output in SPEC.gradients if output.when(problem)]
     results = {output.name: np.empty(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}

@@ -21,6 +21,19 @@ initial_state and initial_norm are. Without tokens it is the initial one, or 0. 
 its own rounding, since it is multiplied by as many as Sk. A call without gamma has 1 - 2^(-5 - h). "abs" is for the
 parallel form alone: a sum of magnitudes is no function of a state of fixed size.
 
+With log_decay [B, H, S] in place of gamma, Sq being Sk, a decay has a number of its own, natural logarithm and at most
+0, in each step: with L_i = sum of log_decay_t over t <= i, gamma^(i - j) is exp(L_i - L_j) everywhere above and below,
+gamma^(i + 1) is exp(L_i), gamma^(S - 1 - j) is exp(L_(S-1) - L_j), and gamma in the recurrence is exp(log_decay_j).
+That makes of retention what others are known by:
+
+    lightning attention-2 (arXiv:2401.04658)       gamma alone, exp of each head's slope; scale 1
+    GLA with a scalar gate (arXiv:2312.06635)      log_decay the logarithm of the gate, "simple GLA"
+    SSD of Mamba-2 (arXiv:2405.21060)              q, k, v are C, B and dt * x; log_decay is dt * A; scale 1
+
+A difference of two L is meant as the sum of what lies between them: at token 8192 of a head that forgets fast, L in
+float32 would know a decay to no more than three digits. A step of less than -1000 is one of -1000, which is nothing in
+any dtype, so that it drowns no other in L.
+
 The gradient, where n is a constant under "abs", and where |r_i| <= 1:
 
     du_i = do_i / n_i                dr_i = -sign(r_i) * (do_i . o_i) / n_i  where "signed" and |r_i| > 1, else 0
@@ -30,6 +43,15 @@ The gradient, where n is a constant under "abs", and where |r_i| <= 1:
     dv_j = sum_i s_ij du_i + gamma^(Sk - 1 - j) * k_j @ dstate
     dinitial_state = a * sum_i gamma^(p + 1) * q_i^T du_i + gamma^Sk * dstate
     dinitial_norm = a * sum_i gamma^(p + 1) * dr_i * q_i + gamma^Sk * dstate_norm
+
+What passes over a step is multiplied by its decay, so that log_decay has the sum of all of that as its gradient; with
+the initial state as one more key and the gradient of the last one as one more query:
+
+    dlog_decay_t = sum_(j < t <= i) s_ij ds_ij
+                 + sum_(i >= t) a * exp(L_i) * (q_i @ initial_state . du_i + dr_i * (q_i . initial_norm))
+                 + sum_(j < t) exp(L_(S-1) - L_j) * (k_j @ dstate . v_j + k_j . dstate_norm)
+                 + exp(L_(S-1)) * (initial_state . dstate + initial_norm . dstate_norm)
+                 = exp(log_decay_t) * state_(t-1) . dstate_t, and the same of the norm, step by step
 
 A pair that is not seen adds nothing, be it NaN: no key reaches a query before it, and no query's gradient a key behind
 it. Under a mask all pairs meet, and 0 times NaN is NaN.
@@ -43,22 +65,24 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 import numpy as np
 
-from .base import Cost, Input, Output, Param, Problem, Role, Spec
+from .base import Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, length_or_all, one_of, optional
 from .lengths import LONGEST, check_ends, longest_in
 from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
+from .retention_cost import BACKWARD_COST, CHUNK as CHUNK, FORWARD_COST
 
 MAX_KEY_DIM, MAX_VALUE_DIM = 256, 512
 FORMS = ("parallel", "chunk", "recurrent")
 Array = TypeVar("Array")
-CHUNK = 64  # tokens of a chunk, in the reference and where flops are counted; a kernel has its own
+LEAST_LOG = -1000.0  # of a step: exp of it is 0 in float64
 
 
 class KeywordsVarlen(TypedDict, Generic[Array], total=False):
     """The options of sequences, for functions that take `**options`, with arrays of a library."""
 
     gamma: Array | None
+    log_decay: Array | None
     scale: float | None
     normalize: str | None
     initial_state: Array | None
@@ -83,6 +107,8 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
     """Nothing beyond the symbolic axes; `params["scale"]` becomes a number."""
     form, normalize, Sq, Sk = params["form"], params["normalize"], sizes["Sq"], sizes["Sk"]
     if Sq != Sk:
+        if "log_decay" in arrays:
+            raise ValueError(f"{op}: q has Sq={Sq}, k has Sk={Sk}, expected the same with log_decay")
         if form != "parallel":
             raise ValueError(f"{op}: q has Sq={Sq}, k has Sk={Sk}, expected the same in form {form!r}")
         _check_stateless(op, arrays, params, f"q has Sq={Sq}, k has Sk={Sk}, expected the same")
@@ -96,8 +122,11 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
     if "mask" in arrays:
         if form != "parallel":
             raise ValueError(f"{op}: there is a mask in form {form!r}, expected form 'parallel'")
-        if "gamma" in arrays:
-            raise ValueError(f"{op}: there is gamma and a mask, expected one of them: a mask is in place of the decay")
+        for name in ("gamma", "log_decay"):
+            if name in arrays:
+                raise ValueError(
+                    f"{op}: there is {name} and a mask, expected one of them: a mask is in place of the decay"
+                )
         _check_stateless(op, arrays, params, "there is a mask, expected none")
     _check(op, arrays, params, sizes)
     return {}
@@ -105,6 +134,8 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 
 def _check(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> None:
     """What both operators ask for."""
+    if "gamma" in arrays and "log_decay" in arrays:
+        raise ValueError(f"{op}: there is gamma and log_decay, expected one of them: each is the whole decay")
     for name, axis, most in (("q", "D", MAX_KEY_DIM), ("v", "Dv", MAX_VALUE_DIM)):
         if not 1 <= sizes[axis] <= most:
             raise ValueError(f"{op}: {name} has {axis}={sizes[axis]}, expected 1 to {most}")
@@ -152,69 +183,29 @@ def measure_varlen(
     return {"B": B, "Sq": longest, "Sk": longest, "form": "chunk"}
 
 
-def check_gamma(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """Every gamma lies above 0 and is at most 1."""
+def check_decay(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
+    """Every gamma lies above 0 and is at most 1; every log_decay is finite and at most 0."""
     if "gamma" in arrays:
         gamma = arrays["gamma"]
         wrong = ~((gamma > 0) & (gamma <= 1))  # NaN is wrong
         if wrong.any():
             head = int(np.argmax(wrong))
             raise ValueError(f"{op}: gamma is {gamma[head]} for head {head}, expected above 0 and at most 1")
+    if "log_decay" in arrays:
+        logs = arrays["log_decay"]
+        wrong = ~((logs > -np.inf) & (logs <= 0))  # NaN is wrong
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(f"{op}: log_decay is {logs[at]} at {at}, expected a finite number of at most 0")
 
 
 def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
     """The same, and of cu_seqlens that they begin at 0, never fall, end at the number of tokens and are no longer apart
     than was said."""
-    check_gamma(op, arrays, problem)
+    check_decay(op, arrays, problem)
     check_ends(
         op, "cu_seqlens", arrays["cu_seqlens"], ("q", "total", problem.total), ("max_seqlen", problem.max_seqlen)
     )
-
-
-def _pairs(length: int) -> int:
-    """Pairs (query, key) of so many tokens, a query seeing those before it and itself."""
-    return length * (length + 1) // 2
-
-
-def _counts(problem: Problem) -> tuple[int, int]:
-    """Of one head of one batch: pairs (query, key) that are multiplied, and tokens that go through a state."""
-    p = problem
-    if "cu_seqlens" in p.arrays or p.form == "chunk":  # of varlen as if it were one sequence
-        S = p.arrays["q"].shape[0] if "cu_seqlens" in p.arrays else p.Sk
-        whole, rest = divmod(S, CHUNK)
-        return whole * _pairs(CHUNK) + _pairs(rest), S
-    if p.form == "recurrent":
-        return 0, p.Sk
-    if "mask" in p.arrays:
-        return p.Sq * p.Sk, 0
-    return _pairs(p.Sk) - _pairs(max(p.Sk - p.Sq, 0)), p.Sk if p.return_state or "initial_state" in p.arrays else 0
-
-
-def _flops(problem: Problem, keys: int, values: int, states: int) -> int:
-    """Of products: so many of pairs over D and over Dv, and so many of tokens with a state [D, Dv]."""
-    p = problem
-    pairs, tokens = _counts(p)
-    heads = p.H if "cu_seqlens" in p.arrays else p.B * p.H
-    return 2 * heads * (pairs * (keys * p.D + values * p.Dv) + tokens * states * p.D * p.Dv)
-
-
-INPUT_NAMES = ("q", "k", "v", "cu_seqlens", "gamma", "mask", "initial_state", "initial_norm")
-# a state gets k^T v and gives q @ state; backward makes it again, and one of its gradient, which three products read
-FORWARD_COST = Cost(
-    flops=lambda p: _flops(p, 1, 1, 2),
-    bytes_read=lambda p: p.nbytes(*INPUT_NAMES),
-    bytes_written=lambda p: p.nbytes("o", "state", "state_norm", "row_sum"),
-)
-BACKWARD_COST = Cost(
-    flops=lambda p: _flops(p, 3, 2, 5),
-    bytes_read=lambda p: p.nbytes(*INPUT_NAMES, "do", "dstate", "dstate_norm", *_of_norm(p)),
-    bytes_written=lambda p: p.nbytes("dq", "dk", "dv", "dinitial_state", "dinitial_norm"),
-)
-
-
-def _of_norm(problem: Problem) -> tuple[str, ...]:
-    """What backward reads of forward's results."""
-    return {None: (), "abs": ("row_sum",), "signed": ("o", "row_sum")}[problem.normalize]
 
 
 def _gradient(name: str) -> Output:
@@ -225,7 +216,7 @@ def _gradient(name: str) -> Output:
         lambda p: p.arrays[name].dtype,
         like=name,
         when=lambda p: name in p.arrays,
-        contiguous_last=True,
+        contiguous_last=name != "log_decay",
     )
 
 
@@ -241,11 +232,13 @@ def _spec(
     tokens: tuple[str, ...],
     keys: tuple[str, ...],
     statistic: tuple[str, ...],
+    steps: tuple[str, ...],
     options: tuple[Input, ...],
     lengths: tuple[Input, ...],
     params: tuple[Param, ...],
 ) -> dict[str, Any]:
-    """What the two operators share. tokens, keys: axes of q and k but for the last; statistic: those of row_sum."""
+    """What the two operators share. tokens, keys: axes of q and k but for the last; statistic: those of row_sum; steps:
+    those of log_decay."""
     qkv = (
         Input("q", (*tokens, "D"), contiguous_last=True),
         Input("k", (*keys, "D"), contiguous_last=True),
@@ -253,6 +246,13 @@ def _spec(
     )
     options = (
         Input("gamma", ("H",), optional=True, role=Role.STATISTIC, doc="the decay; None is 1 - 2^(-5 - h)"),
+        Input(
+            "log_decay",
+            steps,
+            optional=True,
+            role=Role.STATISTIC,
+            doc="in place of gamma, the natural logarithm of each step's decay",
+        ),
         *options,
         _state("initial_state", STATE, "what stood before token 0, as an earlier call returned it"),
         _state("initial_norm", NORM, "its norm, if 'signed'"),
@@ -265,7 +265,7 @@ def _spec(
     )
     return {
         "formula": "s = scale * (q @ k.T) * gamma^(i - j) for j <= i;  o = s @ v / n",
-        "paper": "Sun et al. 2023, arXiv:2307.08621, equations 5 to 8",
+        "paper": "Sun et al. 2023, arXiv:2307.08621, equations 5 to 8; log_decay: Dao and Gu 2024, arXiv:2405.21060",
         "inputs": (*qkv, *lengths, *options),
         "params": (
             *params,
@@ -302,7 +302,7 @@ def _spec(
             ),
         ),
         "gradient_inputs": (*qkv, Input("do", (*tokens, "Dv"), contiguous_last=True), *lengths, *results, *options),
-        "gradients": tuple(_gradient(name) for name in ("q", "k", "v", "initial_state", "initial_norm")),
+        "gradients": tuple(_gradient(name) for name in ("q", "k", "v", "initial_state", "initial_norm", "log_decay")),
         "saved": ("q", "k", "v", "o", "row_sum", *(entry.name for entry in (*lengths, *options))),
         "saved_when": {"o": lambda p: p.normalize == "signed", "row_sum": lambda p: p.normalize is not None},
         "forward_cost": FORWARD_COST,
@@ -320,6 +320,7 @@ SPEC = Spec(
         ("B", "H", "Sq"),
         ("B", "H", "Sk"),
         ("B", "H", "Sq"),
+        ("B", "H", "Sk"),
         (
             Input(
                 "mask",
@@ -339,7 +340,7 @@ SPEC = Spec(
     ),
     measure=measure,
     cases=CASES,
-    values=check_gamma,
+    values=check_decay,
 )
 SPEC_VARLEN = Spec(
     name="retention_varlen",
@@ -348,6 +349,7 @@ SPEC_VARLEN = Spec(
         ("total", "H"),
         ("total", "H"),
         ("H", "total"),
+        ("total", "H"),
         (),
         (Input("cu_seqlens", ("B+1",), ("int32",), role=Role.OTHER),),
         (

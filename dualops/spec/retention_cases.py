@@ -33,14 +33,24 @@ PAIRS = (
 
 
 def options_of(
-    q: tuple[int, int, int, int], Dv: int, *, Sk: int | None = None, gamma: Any = 0, states: Any = 0, **params: Any
+    q: tuple[int, int, int, int],
+    Dv: int,
+    *,
+    Sk: int | None = None,
+    gamma: Any = 0,
+    steps: Any = 0,
+    states: Any = 0,
+    **params: Any,
 ) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of a call with this q [B, H, Sq, D]; gamma and states: whether they are given."""
+    """Shapes and parameters of a call with this q [B, H, Sq, D]; gamma, steps (log_decay) and states: whether they are
+    given."""
     B, H, Sq, D = q
     Sk = Sq if Sk is None else Sk
     shapes: Shapes = {"q": q, "k": (B, H, Sk, D), "v": (B, H, Sk, Dv)}
     if gamma:
         shapes["gamma"] = (H,)
+    if steps:
+        shapes["log_decay"] = (B, H, Sk)
     if params.pop("mask", False):
         shapes["mask"] = (H, Sq, Sk)
     if states:
@@ -94,6 +104,7 @@ def _cases() -> tuple[Case, ...]:
         add(f"chunk_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **states)
     add("one_token", (3, 2, 1, 64), 64, FLOATS, edge, form="recurrent", normalize="signed", **states)
     add("long", (1, 2, 1500, 32), 32, FLOATS, test)
+    add("segments", (3, 7, 1600, 72), 40, half, {Tag.TEST, Tag.COMPILE}, **states)
     # the parallel form alone
     add("cross", (2, 3, 70, 40), 24, FLOATS, edge, form="parallel", normalize="signed", Sk=190)
     add("unseeing_rows", (1, 2, 90, 32), 32, FLOATS, edge, form="parallel", normalize="abs", Sk=33, gamma=1)
@@ -178,11 +189,14 @@ def _varlen_cases() -> tuple[Case, ...]:
 
 def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Normal values; decays of all speeds, 1 and 0.01 among them; masks with zeros; sequences of all lengths, 0 too."""
-    drawn = {name: shape for name, shape in case.shapes.items() if name not in ("gamma", "mask", "cu_seqlens")}
+    others = ("gamma", "log_decay", "mask", "cu_seqlens")
+    drawn = {name: shape for name, shape in case.shapes.items() if name not in others}
     made = standard_normal(spec, Case(case.name, case.dtype, drawn), rng)
     wide = numpy_dtype(compute_dtype(case.dtype))
     if "gamma" in case.shapes:
         made["gamma"] = _decays(case.shapes["gamma"][0], rng).astype(wide)
+    if "log_decay" in case.shapes:
+        made["log_decay"] = _logs(case.shapes["log_decay"], rng).astype(wide)
     if "mask" in case.shapes:
         shape = case.shapes["mask"]
         made["mask"] = np.where(rng.random(shape) < 2 / 3, rng.uniform(-1, 1, shape), 0).astype(wide)
@@ -198,6 +212,13 @@ def _decays(H: int, rng: np.random.Generator) -> np.ndarray:
     gamma = 1 - 2.0 ** -rng.uniform(0.5, 9, H)
     gamma[rng.permutation(H)[:2]] = rng.permutation([1.0, 0.01])[:H]
     return gamma
+
+
+def _logs(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Of steps: slow and fast ones, one in eight that keeps all, one in thirty that forgets all."""
+    logs = -(2.0 ** rng.uniform(-12, 1, shape))
+    kind = rng.random(shape)
+    return np.where(kind < 1 / 8, 0, np.where(kind > 1 - 1 / 30, -1e30, logs))
 
 
 CASES = _cases()

@@ -38,6 +38,7 @@ def retention(
     v: Tensor,
     *,
     gamma: Tensor | None = None,
+    log_decay: Tensor | None = None,
     scale: float | None = None,
     form: str = "chunk",
     normalize: str | None = None,
@@ -50,9 +51,12 @@ def retention(
 
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
     device or the CPU, any strides with a contiguous last axis, D at most 256, Dv at most 512. Results and states are
-    differentiable once, by q, k, v, initial_state and initial_norm.
+    differentiable once, by q, k, v, initial_state, initial_norm and log_decay.
 
     gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
+    log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
+        0; dtype as gamma. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk. No
+        kernel takes it yet: CPU tensors alone
     scale: of q @ k.T, 1 / sqrt(D) if None
     form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
         all pairs at once. Their results are the same. Sq is Sk but in the parallel form, where i - j is
@@ -65,12 +69,20 @@ def retention(
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_state (o, state), and
     with "signed" (o, state, state_norm): two calls, of which the second is given the state of the first, give what one
-    call of all tokens gives. Gradients are deterministic. Under autocast q, k and v take autocast's dtype; gamma and
-    states keep theirs, a mask becomes float32.
+    call of all tokens gives. Gradients are deterministic. Under autocast q, k and v take autocast's dtype; gamma,
+    log_decay and states keep theirs, a mask becomes float32.
 
     Works under torch.compile (fullgraph, dynamic B, H, Sq and Sk), torch.export and, outside torch.compile,
     torch.func.grad. CUDA tensors run on torch's current stream; CPU tensors go through the NumPy reference, which is
-    there to be read and compared with, not to be fast. gamma's values are checked on the CPU alone.
+    there to be read and compared with, not to be fast. Values of gamma and log_decay are checked on the CPU alone.
+
+    With its decays, this operator is also, for C and B of [B, S, D] that all heads share:
+
+        lightning attention-2    retention(q, k, v, gamma=torch.exp(-slopes), scale=1.0)               slopes [H]
+        simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
+        SSD of Mamba-2           retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0)       dt [B, H, S]
+
+    where C and B are C[:, None].expand(-1, H, -1, -1), which takes no memory; dt is positive and A [H, 1] negative.
 
     Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient, of
     gamma or of mask, and where a device cannot do it.
@@ -83,7 +95,7 @@ def retention(
               [0.5000],
               [0.2500]]]])
     """
-    arrays = (q, k, v, gamma, mask, initial_state, initial_norm)
+    arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     return _wanted(SPEC.name, _operator(*arrays, scale, form, normalize, return_state), normalize, return_state)
 
 
@@ -95,6 +107,7 @@ def retention_varlen(
     max_seqlen: int | None = None,
     *,
     gamma: Tensor | None = None,
+    log_decay: Tensor | None = None,
     scale: float | None = None,
     normalize: str | None = None,
     initial_state: Tensor | None = None,
@@ -106,14 +119,14 @@ def retention_varlen(
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
     of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. On a CUDA device
     the values of cu_seqlens are not checked: that would wait for the device. normalize: None or "signed". Each sequence
-    has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. The other arguments are those of
-    `retention`, whose docstring holds here too.
+    has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other
+    arguments are those of `retention`, whose docstring holds here too.
 
     A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total, H, Dv]; with return_state (o, state), and with "signed" (o, state, state_norm). A compiled
     function is compiled once for all lengths, max_seqlen among them.
     """
-    arrays = (q, k, v, cu_seqlens, gamma, initial_state, initial_norm)
+    arrays = (q, k, v, cu_seqlens, gamma, log_decay, initial_state, initial_norm)
     results = _operator_varlen(*arrays, longest_or_all(max_seqlen, q), scale, normalize, return_state)
     return _wanted(SPEC_VARLEN.name, results, normalize, return_state)
 

@@ -33,14 +33,19 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a stand-in in the place of the compiler; takes the reports that it is to give."""
 
     def install(*reports: Report) -> None:
-        def check_builds(architectures: list[str], jobs: int) -> list[Report]:
-            return [report for arch in architectures for report in reports if report.arch == arch]
+        def to_check(operators: list[str], architectures: list[str]) -> list[Report]:
+            found = [report for arch in architectures for report in reports if report.arch == arch]
+            return [report for report in found if report.name.partition(".")[0] in operators]
+
+        def build_all(wanted: list[Report], jobs: int, *, anew: bool) -> list[Report]:
+            assert anew  # what the disk holds says nothing of today's compiler
+            return wanted
 
         stand_ins = {
             "": SimpleNamespace(),
             ".backend": SimpleNamespace(SIMULATED=False),
             ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a")),
-            ".offline": SimpleNamespace(check_builds=check_builds),
+            ".offline": SimpleNamespace(to_check=to_check, build_all=build_all),
         }
         for name, module in stand_ins.items():
             monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
@@ -51,8 +56,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_a_line_a_kernel(run, builds):
     builds(Report(), Report(name="softmax.naive.build(1)", registers=255), Report(arch="sm_80"))
-    code, out, _ = run("check")
+    code, out, err = run("check")
     assert code == 0
+    assert err == "[1/2] sm_90a  softmax.rows.build_forward\n[2/2] sm_90a  softmax.naive.build\n"
     lines = out.splitlines()
     assert lines[0].split() == ["arch", "regs", "stack", "spills", "static", "dynamic", "cubin", "s", "kernel"]
     assert lines[1].split() == ["sm_90a", "40", "0", "0", "128", "0", "9000", "0.25", "softmax.rows.build_forward(32)"]
@@ -61,10 +67,10 @@ def test_a_line_a_kernel(run, builds):
 
 
 def test_what_a_config_does_not_allow_is_exit_code_1(run, builds):
-    builds(Report(), Report(name="bad", spill_bytes=16, allowed=False, complaints=("C7510: wgmma serialized",)))
+    builds(Report(), Report(name="softmax.bad", spill_bytes=16, allowed=False, complaints=("C7510: wgmma serialized",)))
     code, out, _ = run("check", "--arch", "sm_90a")
     assert code == 1
-    assert "bad  NOT ALLOWED\n" in out and "C7510: wgmma serialized" in out
+    assert "softmax.bad  NOT ALLOWED\n" in out and "C7510: wgmma serialized" in out
     assert out.endswith("2 kernels built, 1 not allowed\n")
 
 
@@ -78,10 +84,18 @@ def test_json(run, builds):
     assert "2 kernels built" in err
 
 
+def test_operators_by_name(run, builds):
+    builds(Report(), Report(name="rope.simt.build(1)"), Report(name="lion.simt.build(1)"))
+    code, out, err = run("check", "rope", "lion", "rope")
+    assert code == 0 and "softmax" not in out and out.endswith("\n2 kernels built, 0 not allowed\n")
+    code, out, err = run("check", "rope", "sotfmax")
+    assert code == 2 and not out and err.startswith("dualops check: no operator sotfmax, expected some of flash_att")
+
+
 def test_nothing_built_is_no_success(run, builds):
     builds()
-    code, _, err = run("check")
-    assert code == 2 and "no operator has a COMPILE case" in err
+    code, out, err = run("check", "rope")
+    assert code == 2 and not out and err == "dualops check: no COMPILE case in rope: nothing was built\n"
 
 
 def test_unknown_architecture(run, builds):

@@ -47,7 +47,7 @@ def test_info(tmp_path):
 
 def test_no_subcommand_is_exit_code_2():
     done = python("-m", "dualops")
-    assert done.returncode == 2 and "required: {demo,info,check,warm}" in done.stderr
+    assert done.returncode == 2 and "required: {demo,info,check,warm,estimate}" in done.stderr
 
 
 def test_demo_in_the_simulator(tmp_path):
@@ -88,7 +88,7 @@ def test_the_gradient_with_options_in_the_simulator(tmp_path):
 
 def test_check_builds_real_kernels():
     """Its first two lines: that the whole list is as it must be is for tests/cuda/compile."""
-    command = [sys.executable, "-m", "dualops", "check", "--json", "--arch", "sm_80"]
+    command = [sys.executable, "-m", "dualops", "check", "lion", "--json", "--arch", "sm_80"]
     if find_spec("numba_cuda") is None:  # a system that NVIDIA publishes no compiler for
         assert python(*command[1:]).returncode == 2
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -12,18 +13,24 @@ import numpy as np
 import pytest
 
 from dualops import reference
+from dualops.cli import SUBCOMMANDS
+from dualops.cli.afterwards import afterwards
 from dualops.cli.problems import tasks
 from dualops.spec import OPERATORS
 
 LINE = r"(\w+) +(\d+) of \2 within tolerance, worst at \d+ % of allowed"
 
 
-def test_a_line_an_operator_and_one_for_the_whole(run, simulator):
+def test_a_line_an_operator_one_for_the_whole_and_what_to_try_next(run, simulator, monkeypatch):
     simulator()
+    monkeypatch.setattr("dualops.cli.afterwards.sys.executable", str(Path.cwd() / ".venv/bin/python"))
     code, out, _ = run("demo")
     assert code == 0
-    *told, last = out.splitlines()
     assert max(map(len, out.splitlines())) <= 80
+    *told, last, title, first, second, third = out.splitlines()
+    assert title == "Try next:"
+    assert first == "  .venv/bin/python -m dualops demo flash_attention -v     errors, time, memory"
+    assert [line.split()[4] for line in (first, second, third)] == ["flash_attention", "softmax", "what"]
     found = [re.fullmatch(LINE, line) for line in told]
     assert [match and match[1] for match in found] == list(OPERATORS)
     assert len({match.start(2) for match in found if match}) == 1  # one below another
@@ -31,6 +38,19 @@ def test_a_line_an_operator_and_one_for_the_whole(run, simulator):
     assert counts["softmax"] == 2 * 2 * len(OPERATORS["softmax"].rungs)  # two dtypes, forward and gradient
     total = sum(counts.values())
     assert re.fullmatch(rf"{total} of {total} within tolerance, in the simulator, [\d.]+ s\. Details: --verbose", last)
+
+
+def test_what_to_try_next_are_calls_that_there_are():
+    for place in ("gpu", "simulator", "reference"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dualops.cli.afterwards.shutil.which", lambda name: sys.executable)
+            told = [line.plain.partition("python -m dualops ")[2] for line in afterwards(place)][1:]
+        assert len(told) == 3
+        for line in told:
+            parser = argparse.ArgumentParser()
+            command, *words = re.split(r" {2,}", line)[0].split()
+            SUBCOMMANDS[command].add_arguments(parser)
+            parser.parse_args(words)
 
 
 def test_a_fall_back_to_the_simulator_is_told_and_a_choice_is_not(run, simulator, monkeypatch):
@@ -212,8 +232,9 @@ def test_too_slow_for_the_simulator(run, simulator, tmp_path):
     np.savez(tmp_path / "in.npz", q=q, k=q, v=q)
     arguments = ("--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
     result = run("demo", "flash_attention", *arguments)
-    refused(result, "the simulator would need about", " min; ", "--where reference")
+    refused(result, "the simulator would need about", " min; ", "--where reference", ", the check included")
     assert not (tmp_path / "out.npz").exists()
+    refused(run("demo", "flash_attention", *arguments, "--no-check"), " as NumPy in about 0.1 s")
     assert run("demo", "flash_attention", *arguments, "--where", "reference")[0] == 0
 
 

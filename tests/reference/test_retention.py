@@ -14,6 +14,7 @@ import pytest
 
 from dualops.reference import retention, retention_varlen
 from dualops.reference.retention import decay_of
+from dualops.reference.retention_forms import Decay, StepDecay
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
 from dualops.spec.retention_cases import PAIRS
@@ -21,10 +22,14 @@ from dualops.testing.terms.retention import result_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call
 from tests.problems import elements, random_problems, values
+from tests.retention import with_steps
 
 SPEC, VARLEN = OPERATORS["retention"], OPERATORS["retention_varlen"]
 FORMS = ("parallel", "chunk", "recurrent")
+OPTIONS = ("initial_state", "mask", "log_decay")
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 15]
+
+CASES += [with_steps(case) for case in CASES if case.name.startswith("options_") and "mask" not in case.shapes]
 
 pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a user
 
@@ -34,7 +39,13 @@ def formula(arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]) -> dict
     q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
     (B, H, Sq, D), Sk, Dv = q.shape, k.shape[2], v.shape[3]
     scale = 1 / sqrt(D) if params.get("scale") is None else params["scale"]
-    gamma = [float(arrays["gamma"][h]) if "gamma" in arrays else 1 - 2.0 ** (-5 - h) for h in range(H)]
+
+    def kept(b: int, h: int, j: int, i: int) -> float:
+        """Of what stood at j, in the state after i."""
+        if "log_decay" in arrays:
+            return float(np.exp(arrays["log_decay"][b, h, j + 1 : i + 1].astype(np.float64).sum()))
+        return (float(arrays["gamma"][h]) if "gamma" in arrays else 1 - 2.0 ** (-5 - h)) ** (i - j)
+
     o, row_sum = np.zeros((B, H, Sq, Dv)), np.zeros((B, H, Sq))
     state, norm = np.zeros((B, H, D, Dv)), np.zeros((B, H, D))
     for b, h in np.ndindex(B, H):
@@ -43,22 +54,22 @@ def formula(arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]) -> dict
             for j in range(Sk):
                 if "mask" not in arrays and j > position:
                     continue
-                weight = float(arrays["mask"][h, i, j]) if "mask" in arrays else gamma[h] ** (position - j)
+                weight = float(arrays["mask"][h, i, j]) if "mask" in arrays else kept(b, h, j, position)
                 s = scale * sum(q[b, h, i, d] * k[b, h, j, d] for d in range(D)) * weight
                 total, absolute, sums = total + s, absolute + abs(s), sums + s * v[b, h, j]
             for d in range(D) if "initial_state" in arrays else ():
-                old = scale * gamma[h] ** (position + 1) * q[b, h, i, d]
+                old = scale * kept(b, h, -1, position) * q[b, h, i, d]
                 sums = sums + old * arrays["initial_state"][b, h, d]
                 total += old * arrays["initial_norm"][b, h, d] if "initial_norm" in arrays else 0.0
             row_sum[b, h, i] = absolute if params.get("normalize") == "abs" else total
             o[b, h, i] = sums / (max(1.0, abs(row_sum[b, h, i])) if params.get("normalize") else 1.0)
         if "initial_state" in arrays:
-            state[b, h] = gamma[h] ** Sk * arrays["initial_state"][b, h]
+            state[b, h] = kept(b, h, -1, Sk - 1) * arrays["initial_state"][b, h]
         if "initial_norm" in arrays:
-            norm[b, h] = gamma[h] ** Sk * arrays["initial_norm"][b, h]
+            norm[b, h] = kept(b, h, -1, Sk - 1) * arrays["initial_norm"][b, h]
         for j in range(Sk):
-            state[b, h] += gamma[h] ** (Sk - 1 - j) * np.outer(k[b, h, j], v[b, h, j])
-            norm[b, h] += gamma[h] ** (Sk - 1 - j) * k[b, h, j]
+            state[b, h] += kept(b, h, j, Sk - 1) * np.outer(k[b, h, j], v[b, h, j])
+            norm[b, h] += kept(b, h, j, Sk - 1) * k[b, h, j]
     return {"o": o, "state": state, "state_norm": norm, "row_sum": row_sum}
 
 
@@ -105,11 +116,12 @@ def test_cases_against_the_formula(case):
 
 def test_random_problems_against_the_formula():
     seen: set[tuple[Any, ...]] = set()
-    for case in random_problems("retention", 5, 120, max_elements=500, dtypes=["float64"]):
+    for number, drawn in enumerate(random_problems("retention", 5, 120, max_elements=500, dtypes=["float64"])):
+        case = with_steps(drawn) if number % 3 == 0 else drawn
         arrays = values(SPEC, case)
         hold(everything(arrays, case.params), formula(arrays, case.params), 1e-11)
-        seen.add((case.params["form"], case.params["normalize"], "initial_state" in arrays, "mask" in arrays))
-    assert len(seen) >= 15
+        seen.add((case.params["form"], case.params["normalize"], *(name in arrays for name in OPTIONS)))
+    assert len(seen) >= 25 and {row[:2] for row in seen if row[-1]} >= {(form, "signed") for form in FORMS}
 
 
 @pytest.mark.parametrize("normalize", [None, "signed"])
@@ -139,9 +151,24 @@ def test_powers_of_gamma_are_exact_to_rounding_however_near_one_it_is(h):
     q = np.zeros((1, h + 1, 1, 1), np.float32)
     problem = bind(SPEC, {"q": q, "k": q, "v": q}, {}, False)
     n = np.array([1, 100, 8192])
-    found = decay_of(problem, {}).power(n)[h].astype(np.float64)
+    decay = decay_of(problem, {})
+    assert isinstance(decay, Decay)
+    found = decay.power(n)[h].astype(np.float64)
     exact = np.exp(n * np.log1p(-(2.0 ** (-5 - h))))
     assert (np.abs(found - exact) <= exact * 2.0**-24 * (2 + n * 2.0 ** (-5 - h)) + 2.0**-126).all()
+
+
+def test_products_of_decays_are_exact_to_rounding_however_far_into_a_sequence():
+    """In float32, of 1000 tokens that forget fast and some that forget all, where the sum of all is past any digit."""
+    S = 1000
+    logs = -np.random.default_rng(0).exponential(1.0, (1, 1, S)).astype(np.float32)
+    logs[..., 300:500:50] = -1e30
+    weights, seen = StepDecay(logs).between(S, S)
+    exact = np.exp(np.cumsum(logs[0, 0, : S - 64 : -1].astype(np.float64)))  # of the last steps, from the last on
+    found = weights[0, 0, -1, S - 64 : -1][::-1]
+    assert found.dtype == np.float32 and seen.sum() == S * (S + 1) // 2
+    assert (np.abs(found - exact) <= exact * 2.0**-24 * (2 + np.abs(np.log(exact)))).all()
+    assert (weights[0, 0, 300:350, :300] == 0).all() and (weights[0, 0, 301:330, 300] > 0).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -153,6 +180,48 @@ def test_half_precision_is_rounded_once(form, dtype):
         o, exact = retention(**arrays, **params), retention(**widened(arrays), **params)
         unit = 2.0**-11 if dtype == "float16" else 2.0**-8
         assert (np.abs(o.astype(np.float64) - exact) <= 1.01 * unit * np.abs(exact) + 1e-5).all()
+
+
+# --- by its other names --------------------------------------------------------------------------
+
+
+def state_space(A: np.ndarray, dt: np.ndarray, B: np.ndarray, C: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """SSD as Dao and Gu 2024 define it: h_t = exp(dt_t * A) h_(t-1) + dt_t * B_t x_t, y_t = C_t h_t; one B, one C."""
+    (batches, H, S, P), N, y = x.shape, B.shape[-1], np.zeros_like(x)
+    for b, head in np.ndindex(batches, H):
+        h = np.zeros((N, P))
+        for t in range(S):
+            h = np.exp(dt[b, head, t] * A[head]) * h
+            for n in range(N):
+                h[n] += dt[b, head, t] * B[b, t, n] * x[b, head, t]
+                y[b, head, t] += C[b, t, n] * h[n]
+    return y
+
+
+def gated(q: np.ndarray, k: np.ndarray, v: np.ndarray, gates: np.ndarray) -> np.ndarray:
+    """Linear attention whose state is multiplied by a gate before each token, a loop over pairs: o without a scale."""
+    o = np.zeros_like(v)
+    for b, h, i in np.ndindex(*v.shape[:3]):
+        for j in range(i + 1):
+            o[b, h, i] += (q[b, h, i] @ k[b, h, j]) * gates[b, h, j + 1 : i + 1].prod() * v[b, h, j]
+    return o
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lightning_attention_simple_gla_and_state_spaces_are_one_call_each(form):
+    arrays, shape = qkv(B=2, H=3, S=67), (2, 3, 67)
+    slopes = np.array([2.0**-4, 2.0**-2, 1.0])  # lightning attention: M_ij = exp(-slope * (i - j))
+    constant = np.broadcast_to(np.exp(-slopes)[:, None], shape)
+    lightning = retention(**arrays, gamma=np.exp(-slopes), scale=1.0, form=form)
+    hold({"o": lightning}, {"o": gated(**arrays, gates=constant)})
+    gates = 1 / (1 + np.exp(-normal(*shape, seed=6)))
+    gla = retention(**arrays, log_decay=np.log(gates), form=form)
+    hold({"o": gla}, {"o": gated(**arrays, gates=gates) / sqrt(5)})
+    A, dt = -np.exp(normal(3)), np.log1p(np.exp(normal(*shape, seed=7)))
+    B, C = arrays["k"][:, 0], arrays["q"][:, 0]
+    q, k = (np.broadcast_to(each[:, None], (*shape, 5)) for each in (C, B))
+    found = retention(q, k, dt[..., None] * arrays["v"], log_decay=dt * A[:, None], scale=1.0, form=form)
+    hold({"y": found}, {"y": state_space(A, dt, B, C, arrays["v"])})
 
 
 # --- the forms agree -----------------------------------------------------------------------------
@@ -308,12 +377,14 @@ def test_which_results_come_back_and_of_which_dtypes(form, dtype):
 
 
 def test_random_sequences_are_what_each_is_alone():
-    for case in random_problems("retention_varlen", 8, 60, max_elements=1500, dtypes=["float64"]):
+    for number, drawn in enumerate(random_problems("retention_varlen", 8, 60, max_elements=1500, dtypes=["float64"])):
+        case = with_steps(drawn) if number % 3 == 0 else drawn
         arrays, params = values(VARLEN, case), {**case.params, "return_state": True, "return_row_sum": True}
         o, state, *more = call(retention_varlen, VARLEN.inputs, arrays, **params)
         single = {name: value for name, value in params.items() if name != "max_seqlen"}
         for b, (start, end) in enumerate(zip(arrays["cu_seqlens"], arrays["cu_seqlens"][1:])):
-            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in "qkv"}
+            tokens = [name for name in ("q", "k", "v", "log_decay") if name in arrays]
+            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in tokens}
             one |= {name: arrays[name][b : b + 1] for name in ("initial_state", "initial_norm") if name in arrays}
             one |= {"gamma": arrays["gamma"]} if "gamma" in arrays else {}
             o_one, state_one, *more_one = call(retention, SPEC.inputs, one, **single)
@@ -338,6 +409,32 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gamma": np.array([0.5, 1.0, 1.5])}, ValueError, "gamma is 1.5 for head 2, expected above 0 and at most 1"),
     ({"gamma": np.array([0.5, 0.0, 1.0])}, ValueError, "gamma is 0.0 for head 1, expected above 0 and at most 1"),
     ({"gamma": np.array([np.nan, 0.5, 1.0])}, ValueError, "gamma is nan for head 0, expected above 0 and at most 1"),
+    ({"log_decay": 0.1 - np.ones((2, 3, 69))}, ValueError, "log_decay has Sk=69, k has Sk=70"),
+    ({"log_decay": -np.ones((3, 70))}, ValueError, "log_decay has 2 axes (3, 70), expected 3: [B, H, Sk]"),
+    ({"log_decay": np.zeros((2, 3, 70), np.float32)}, TypeError, "log_decay has dtype float32, q has dtype float64"),
+    *(
+        (
+            {"log_decay": np.full((2, 3, 70), x)},
+            ValueError,
+            f"log_decay is {x} at (0, 0, 0), expected a finite number of",
+        )
+        for x in (0.25, np.nan, -np.inf)
+    ),
+    (
+        {"log_decay": np.zeros((2, 3, 70)), "gamma": np.ones(3)},
+        ValueError,
+        "there is gamma and log_decay, expected one of them: each is the whole decay",
+    ),
+    (
+        {"log_decay": np.zeros((2, 3, 70)), "q": normal(2, 3, 69, 5), "form": "parallel"},
+        ValueError,
+        "q has Sq=69, k has Sk=70, expected the same with log_decay",
+    ),
+    (
+        {"log_decay": np.zeros((2, 3, 70)), "mask": np.ones((3, 70, 70)), "form": "parallel"},
+        ValueError,
+        "there is log_decay and a mask, expected one of them: a mask is in place of the decay",
+    ),
     ({"gamma": np.ones(2)}, ValueError, "gamma has H=2, q has H=3"),
     ({"gamma": np.ones(3, np.float32)}, TypeError, "gamma has dtype float32, q has dtype float64, expected float64"),
     ({"normalize": "abs"}, ValueError, "normalize is 'abs' in form 'chunk', expected form 'parallel': the sum of"),
@@ -404,6 +501,8 @@ ARRAYS = {entry.name for entry in SPEC.inputs}
         ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, cu_seqlens has B+1=3"),
         ({"gamma": np.array([0.5, 2.0])}, "gamma is 2.0 for head 1, expected above 0 and at most 1"),
         ({"normalize": "abs"}, "normalize is 'abs', expected one of None, 'signed'"),
+        ({"log_decay": -np.ones((8, 2))}, "log_decay has total=8, q has total=9"),
+        ({"log_decay": np.full((9, 2), 1.0)}, "log_decay is 1.0 at (0, 0), expected a finite number of at most 0"),
     ],
 )
 def test_errors_of_sequences_are_the_specs(change, message):

@@ -17,11 +17,13 @@ from dualops.testing.terms.retention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
 from tests.problems import elements, random_problems
+from tests.retention import with_steps
 
 SPEC, VARLEN = OPERATORS["retention"], OPERATORS["retention_varlen"]
 FORMS = ("parallel", "chunk", "recurrent")
 CASES = [case for case in SPEC.tagged(Tag.TEST) + SPEC.tagged(Tag.SIM) if elements(case) <= 1 << 15]
-DIFFERENTIABLE = ("q", "k", "v", "initial_state", "initial_norm")
+CASES += [with_steps(case) for case in CASES if case.name.startswith("options_") and "mask" not in case.shapes]
+DIFFERENTIABLE = ("q", "k", "v", "initial_state", "initial_norm", "log_decay")
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -43,6 +45,15 @@ def forward(spec: Spec, arrays: Mapping[str, Any], **params: Any) -> dict[str, n
 def wide(spec: Spec, case: Case) -> dict[str, Any]:
     """What backward takes, in float64, the saved results as exact as the rest."""
     return gradient_inputs(spec, Case(case.name, "float64", case.shapes, case.params, seed=case.seed))
+
+
+def with_room(spec: Spec, arrays: dict[str, Any], **params: Any) -> dict[str, Any]:
+    """The same where log_decay can move either way, and what forward gives then."""
+    if "log_decay" not in arrays:
+        return arrays
+    arrays = arrays | {"log_decay": np.minimum(arrays["log_decay"], -0.01)}
+    results = forward(spec, arrays, **params)
+    return arrays | {name: results[name] for name in ("o", "row_sum") if name in arrays}
 
 
 def loss(spec: Spec, arrays: Mapping[str, Any], **params: Any) -> tuple[float, np.ndarray]:
@@ -83,15 +94,23 @@ def hold_gradients(spec: Spec, arrays: Mapping[str, Any], directions: int = 1, *
         assert done == directions, name
 
 
-def named(spec: Spec) -> list[Any]:
-    """One small case of each name."""
+def named(spec: Spec, decay: str = "gamma") -> list[Any]:
+    """One small case of each name; or those with steps that are then others."""
     cases = {case.name: case for case in spec.cases if {Tag.SIM, Tag.EDGE} & case.tags and elements(case) <= 1 << 14}
+    if decay == "steps":
+        stepwise = map(with_steps, cases.values())
+        cases = {case.name: case for case in stepwise if "log_decay" in case.shapes}
     return [pytest.param(spec, case, id=f"{spec.name}-{case.name}") for case in cases.values()]
 
 
 @pytest.mark.parametrize(("spec", "case"), [*named(SPEC), *named(VARLEN)])
 def test_cases_against_finite_differences(spec, case):
     hold_gradients(spec, wide(spec, case), **case.params)
+
+
+@pytest.mark.parametrize(("spec", "case"), [*named(SPEC, "steps"), *named(VARLEN, "steps")])
+def test_cases_with_a_decay_of_each_step_against_finite_differences(spec, case):
+    hold_gradients(spec, with_room(spec, wide(spec, case), **case.params), **case.params)
 
 
 @pytest.mark.parametrize("normalize", [None, "signed", "abs"])
@@ -132,15 +151,17 @@ def test_every_form_is_as_near_the_truth_as_the_rule_asks(case, special):
             assert found.passed, found.message
 
 
+@pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("normalize", [None, "signed"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("place", [0, 1, 30, 64, 69, 70])
-def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize):
+def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize, steps):
     """The second part's gradient of its first state is the first part's of its last."""
-    shapes, params = options_of((2, 3, 70, 5), 4, gamma=1, states=1, form=form, normalize=normalize, return_state=True)
+    options: dict[str, Any] = {"form": form, "normalize": normalize, "return_state": True}
+    shapes, params = options_of((2, 3, 70, 5), 4, gamma=not steps, steps=steps, states=1, **options)
     arrays = wide(SPEC, Case("whole", "float64", shapes, params))
     whole = backward(SPEC, arrays, **params)
-    tokens = ("q", "k", "v", "o", "do", "row_sum")
+    tokens = ("q", "k", "v", "log_decay", "o", "do", "row_sum")
     first = {name: x[:, :, :place] if name in tokens else x for name, x in arrays.items()}
     rest = {name: x[:, :, place:] if name in tokens else x for name, x in arrays.items()}
     between = forward(SPEC, first, **params)
@@ -152,25 +173,28 @@ def test_the_gradient_of_two_parts_is_that_of_the_whole(place, form, normalize):
     if normalize:
         first["dstate_norm"] = of_rest["dinitial_norm"]
     of_first = backward(SPEC, first, **params)
-    joined = {name: np.concatenate([of_first[name], of_rest[name]], axis=2) for name in ("dq", "dk", "dv")}
+    of_tokens = ("dq", "dk", "dv", *(["dlog_decay"] if steps else []))
+    joined = {name: np.concatenate([of_first[name], of_rest[name]], axis=2) for name in of_tokens}
     for name, gradient in {**of_first, **joined}.items():
         assert np.abs(gradient - whole[name]).max() <= 1e-12 * (1 + np.abs(whole[name]).max())
 
 
 def test_random_sequences_are_what_each_is_alone():
-    for case in random_problems("retention_varlen", 8, 40, max_elements=1500, dtypes=["float64"]):
+    for number, drawn in enumerate(random_problems("retention_varlen", 8, 40, max_elements=1500, dtypes=["float64"])):
+        case = with_steps(drawn) if number % 3 == 0 else drawn
         params = {**case.params, "return_state": True}
         arrays = gradient_inputs(VARLEN, Case(case.name, case.dtype, case.shapes, params))
         found = backward(VARLEN, arrays, **params)
         single = {name: value for name, value in params.items() if name != "max_seqlen"}
         for b, (start, end) in enumerate(zip(arrays["cu_seqlens"], arrays["cu_seqlens"][1:])):
-            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in ("q", "k", "v", "o", "do")}
+            tokens = [name for name in ("q", "k", "v", "log_decay", "o", "do") if name in arrays]
+            one = {name: arrays[name][start:end].swapaxes(0, 1)[None] for name in tokens}
             one |= {name: arrays[name][None, :, start:end] for name in ("row_sum",) if name in arrays}
             states = ("initial_state", "initial_norm", "dstate", "dstate_norm")
             one |= {name: arrays[name][b : b + 1] for name in states if name in arrays}
             one |= {"gamma": arrays["gamma"]} if "gamma" in arrays else {}
             for name, gradient in backward(SPEC, one, **single).items():
-                of_tokens = name in ("dq", "dk", "dv")
+                of_tokens = name in ("dq", "dk", "dv", "dlog_decay")
                 mine = found[name][start:end].swapaxes(0, 1) if of_tokens else found[name][b]
                 assert np.abs(mine - gradient[0]).max(initial=0) <= 1e-12 * (1 + np.abs(gradient).max(initial=0))
 
@@ -226,15 +250,14 @@ def test_a_nan_reaches_the_gradients_of_what_comes_before_it_alone(place, form):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_which_gradients_come_back_and_of_which_dtypes(dtype):
-    shapes, params = options_of((1, 2, 6, 3), 4, gamma=1, states=1, normalize="signed", return_state=True)
+    shapes, params = options_of((1, 2, 6, 3), 4, steps=1, states=1, normalize="signed", return_state=True)
     arrays = gradient_inputs(SPEC, Case("all", dtype, shapes, params))
     wide_dtype = numpy_dtype(compute_dtype(dtype))
     found = backward(SPEC, arrays, **params)
     assert {name: (x.shape, x.dtype) for name, x in found.items()} == {
-        f"d{name}": (shapes[name], wide_dtype if name.startswith("initial") else numpy_dtype(dtype))
-        for name in DIFFERENTIABLE
+        f"d{name}": (shapes[name], numpy_dtype(dtype) if name in "qkv" else wide_dtype) for name in DIFFERENTIABLE
     }
-    without = {name: x for name, x in arrays.items() if not name.startswith("initial")}
+    without = {name: x for name, x in arrays.items() if not name.startswith(("initial", "log"))}
     assert list(backward(SPEC, without, **params)) == ["dq", "dk", "dv"]
 
 

@@ -27,10 +27,13 @@ SETS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "recurrent": ({"form": "recurrent", "return_state": True, "scale": 0.7}, ("gamma", "initial_state")),
     "parallel": ({"form": "parallel", "normalize": "abs"}, ("gamma",)),
     "mask": ({"form": "parallel", "normalize": "signed"}, ("mask",)),
+    "steps": ({"normalize": "signed", "return_state": True}, ("log_decay", *STATES)),
     "varlen": ({}, ("cu_seqlens",)),
     "varlen_signed": ({"normalize": "signed", "return_state": True}, ("cu_seqlens", "gamma", *STATES)),
+    "varlen_steps": ({"return_state": True}, ("cu_seqlens", "log_decay")),
 }
 EVERY_SET = pytest.mark.parametrize("name", SETS)
+STEPS = [name for name in SETS if "steps" in name]  # no kernel takes log_decay yet: CPU tensors alone
 
 
 def function_of(name: str) -> tuple[Callable[..., Any], Direction]:
@@ -50,6 +53,9 @@ def arguments(
         key: values(shape, dtype, device, seed).requires_grad_() for seed, (key, shape) in enumerate(shapes.items())
     }
     leaves |= {key: values(states[key], wide, device, 5).requires_grad_() for key in STATES if key in given}
+    if "log_decay" in given:
+        logs = -values(tokens if varlen else (B, H, S), wide, device, 6).abs() - 0.1
+        leaves["log_decay"] = logs.requires_grad_()
     more: dict[str, Any] = dict(params)
     if "gamma" in given:
         more["gamma"] = torch.tensor([1.0, 0.5, 0.95], dtype=wide, device=device)
@@ -98,7 +104,7 @@ def test_bridge_adds_no_rounding(name: str, dtype: torch.dtype) -> None:
         assert as_numpy(actual).tobytes() == wanted.tobytes()
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "parallel"])  # no gradient goes through "abs"
+@pytest.mark.parametrize("name", [name for name in SETS if name not in ("parallel", *STEPS)])  # none goes through "abs"
 def test_gradcheck(name: str, device: str) -> None:
     function, _ = function_of(name)
     leaves, more = arguments(name, device=device)
@@ -107,6 +113,11 @@ def test_gradcheck(name: str, device: str) -> None:
         return function(**dict(zip(leaves, tensors)), **more)
 
     assert torch.autograd.gradcheck(call, tuple(leaves.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_gradcheck_with_a_decay_of_each_step(name: str) -> None:
+    test_gradcheck(name, "cpu")
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunk", "recurrent"])
@@ -209,6 +220,11 @@ def test_opcheck(name: str, dtype: torch.dtype, device: str) -> None:
     opcheck(forward.backward, named)
 
 
+def test_opcheck_and_compilation_with_a_decay_of_each_step() -> None:
+    test_opcheck("steps", torch.bfloat16, "cpu")
+    test_compiled_is_eager("steps", "cpu")
+
+
 def _default(direction: Direction, name: str) -> Any:
     return next((param.default for param in direction.params if param.name == name), None)
 
@@ -238,18 +254,21 @@ def test_one_compilation_serves_every_length(device: str) -> None:
 def test_schema() -> None:
     """What an exported program depends on: a change here is one that CHANGELOG.md must tell."""
     tokens, states = "Tensor q, Tensor k, Tensor v, ", "Tensor? initial_state, Tensor? initial_norm"
-    saved = "Tensor? o, Tensor? row_sum, Tensor? dstate, Tensor? dstate_norm, "
+    decay, saved = (
+        "Tensor? gamma, Tensor? log_decay",
+        "Tensor? o, Tensor? row_sum, Tensor? dstate, Tensor? dstate_norm, ",
+    )
     options = 'float? scale=None, str form="chunk", str? normalize=None, bool return_state=False'
     expected = (
-        f"dualops::retention({tokens}Tensor? gamma, Tensor? mask, {states}, {options}) "
+        f"dualops::retention({tokens}{decay}, Tensor? mask, {states}, {options}) "
         "-> (Tensor o, Tensor state, Tensor state_norm, Tensor row_sum)",
-        f"dualops::retention_backward({tokens}Tensor do, {saved}Tensor? gamma, Tensor? mask, {states}, {options}) "
-        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dinitial_state, Tensor dinitial_norm)",
+        f"dualops::retention_backward({tokens}Tensor do, {saved}{decay}, Tensor? mask, {states}, {options}) "
+        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dinitial_state, Tensor dinitial_norm, Tensor dlog_decay)",
     )
     backward = _operator.backward
     assert backward is not None
     assert (str(_operator.overload._schema), str(backward.overload._schema)) == expected
-    assert "Tensor cu_seqlens, Tensor? gamma" in str(_operator_varlen.overload._schema)
+    assert f"Tensor cu_seqlens, {decay}" in str(_operator_varlen.overload._schema)
     assert "SymInt max_seqlen, float? scale=None, str? normalize=None" in str(_operator_varlen.overload._schema)
 
 
@@ -290,6 +309,11 @@ def test_gradient_of_the_gradient_and_vmap_are_refused(device: str) -> None:
         ({"form": "blocked"}, ValueError, "retention: form is 'blocked', expected one of 'parallel', 'chunk', 'recurr"),
         ({"return_state": 1}, TypeError, "retention: return_state is 1, expected True or False"),
         ({"normalize": "abs"}, ValueError, "retention: normalize is 'abs' in form 'chunk', expected form 'parallel'"),
+        (
+            {"log_decay": torch.ones(B, H, S).double()},
+            ValueError,
+            r"retention: log_decay is 1.0 at \(0, 0, 0\), expected",
+        ),
         ({"gamma": 0.9}, TypeError, "retention: gamma is a float, expected a torch.Tensor"),
         ({"k": torch.zeros(B, H, 7, D)}, TypeError, "retention: k has dtype float32, q has dtype float64, expected"),
     ],

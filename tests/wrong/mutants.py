@@ -23,6 +23,7 @@ from dualops.cuda.simulator import Deadlock, Pointer
 from tests.checks import Rejected
 from tests.wrong.harmless import NEVER, reason
 from tests.wrong.problems import Problem
+from tests.wrong.remembered import remembered
 from tests.wrong.sites import NUMBERS, Change, Seen, Site, Watch
 
 ORDERS = (
@@ -62,7 +63,7 @@ def prepared(problem: Problem, orders: Sequence[tuple[str, int]] = ORDERS) -> It
     """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does in
     one of these orders.
     """
-    with problem.prepared():
+    with problem.prepared(), remembered(problem.kernel):
         watch = Watch({problem.kernel})
         with watch.launches():
             for order, seed in orders:

@@ -41,7 +41,7 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention.sm90 import forward as retention_forward, hidden as retention_hidden
+from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring import RingConfig
@@ -264,7 +264,7 @@ def _attention_in_thirds() -> Iterator[Problem]:
 
 def _retention() -> Iterator[Problem]:
     """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them."""
-    plain, shape = (retention_forward, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
+    plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
 

@@ -3,16 +3,18 @@
 passes.py          the operator and its gradient as passes of one kind
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
-sm90/              forward in chunks on Hopper's tensor cores, bfloat16
+sm90/              in chunks on Hopper's tensor cores, bfloat16
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
-from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from ...spec import ArrayMeta, Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
-from ..launch import Operation
+from ..device import Device
+from ..launch import Choice, Operation
 from ..public import calls
 from . import naive, simt, sm90
 
@@ -25,6 +27,7 @@ def retention(
     v: Any,
     *,
     gamma: Any = None,
+    log_decay: Any = None,
     mask: Any = None,
     scale: float | None = None,
     form: str = "chunk",
@@ -44,6 +47,7 @@ def retention(
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv]: float64, float32, float16 or bfloat16, any strides with a
     contiguous last axis; D up to 256, Dv up to 512. Query i stands at position i + Sk - Sq.
     gamma [H] in float32 (float64 for float64): None is 1 - 2^(-5 - h). mask [H, Sq, Sk]: in place of the decay.
+    log_decay [B, H, S]: of each step; no kernel takes it yet (NotImplementedError), the reference does.
     scale: None is 1 / sqrt(D). form: "chunk" (time and memory as S), "parallel" (the only one for Sq != Sk, a mask and
     "abs") or "recurrent" (token after token, for one or a few); they agree. normalize: n is 1; with "signed"
     max(1, |sum_j s_ij|), with "abs" max(1, sum_j |s_ij|).
@@ -54,7 +58,7 @@ def retention(
     Beside its results the rung simt needs the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
     chunks of 32 to 256 tokens (`plan` says it); naive needs B * H * Sq * Sk scores.
     """
-    arrays = (q, k, v, gamma, mask, initial_state, initial_norm)
+    arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)
     return forward(arrays, params, out, kernel, stream)
 
@@ -134,8 +138,25 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
-BACKWARD = (simt.backward_choices, naive.backward_choices)
+def refuse_log_decay(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """No way to do what no rung can, and the reason. Raises NotImplementedError where there is log_decay."""
+    if "log_decay" in problem.arrays:
+        op = f"{problem.spec.name}_backward" if "do" in problem.arrays else problem.spec.name
+        raise NotImplementedError(
+            f"{op}: log_decay is not implemented on a GPU: no rung has a decay of each step, expected gamma, that of "
+            f"a head; dualops.reference.{op} takes log_decay"
+        )
+    yield from ()
+
+
+FORWARD = (refuse_log_decay, sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
+BACKWARD = (
+    refuse_log_decay,
+    sm90.backward_choices,
+    simt.backward_choices,
+    sm90.few_backward_choices,
+    naive.backward_choices,
+)
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
 forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)

@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ...reference.retention import decay_of, retain
-from ...reference.retention_forms import Decay, chunk, chunk_backward, parallel, parallel_backward
+from ...reference.retention_forms import (
+    AnyDecay,
+    Decay,
+    StepDecay,
+    chunk,
+    chunk_backward,
+    parallel,
+    parallel_backward,
+)
 from ...reference.retention_varlen import sequences
 from ...spec import Problem
 
@@ -57,14 +65,15 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
             np.where(row_sum > 1, (du * _squares(x, "o")).sum(axis=-1), 0) if one.normalize == "signed" else 0 * row_sum
         )
         du = np.concatenate([du, dr[..., None]], axis=-1)
-        dstate = np.zeros((0, v.shape[-1]))
+        dstate, dlogs = np.zeros((0, v.shape[-1])), None
         if _stateless(one):
             dq, dk, dv = parallel_backward(q, k, v, du, *_weights(one, x))
         else:
             states = (_joined(x, "initial_state", "initial_norm"), _joined(x, "dstate", "dstate_norm"))
-            dq, dk, dv, dstate = chunk_backward(q, k, v, du, _decay(one, x), *states)
+            dq, dk, dv, dstate, dlogs = chunk_backward(q, k, v, du, _decay(one, x), *states)
         each = {"dq": dq * one.scale**2, "dk": dk, "dv": dv[..., :-1]}
         each |= {"dinitial_state": dstate[..., :-1], "dinitial_norm": dstate[..., -1]}
+        each["dlog_decay"] = np.zeros(0) if dlogs is None else dlogs
         largest = {name: max(most, float(np.sqrt(each[name].max(initial=0.0)))) for name, most in largest.items()}
     return largest
 
@@ -107,9 +116,12 @@ def _joined(x: Arrays, state: str, norm: str) -> np.ndarray | None:
     return joined
 
 
-def _decay(problem: Problem, x: Arrays) -> Decay:
+def _decay(problem: Problem, x: Arrays) -> AnyDecay:
     """That of squares."""
-    return Decay(2 * decay_of(problem, x).log2_gamma.astype(np.float64))
+    decay = decay_of(problem, x)
+    if isinstance(decay, StepDecay):
+        return StepDecay(2 * decay.logs.astype(np.float64))
+    return Decay(2 * decay.log2_gamma.astype(np.float64))
 
 
 def _weights(problem: Problem, x: Arrays) -> tuple[np.ndarray, np.ndarray]:

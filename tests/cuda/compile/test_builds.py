@@ -98,7 +98,7 @@ HOPPERS_ALONE = {
         *("fused.build_fused", "dq_finish.build_dq_finish", "dkv_apart.build_dkv_apart", "in_thirds.build_thirds"),
     )
 }
-HOPPERS_ALONE |= {"dualops.cuda.retention.sm90.forward.build_forward", "dualops.cuda.words.build_clear"}
+HOPPERS_ALONE |= {"dualops.cuda.retention.sm90.chunks.build_chunks", "dualops.cuda.words.build_clear"}
 
 
 def sample_for_others() -> Iterator[Any]:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config
-from dualops.cuda.retention.sm90.forward import build_forward
+from dualops.cuda.retention.sm90.chunks import build_chunks
+from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk
 from tests.cuda.compile.ptx import sound
 
 ARCH = "sm_90a"
 MOST_BYTES = 227 * 1024  # of Hopper's shared memory
 
 
-@pytest.mark.parametrize("Dv", [64, 128])
-@pytest.mark.parametrize(("begins", "finishes"), [(False, False), (True, False), (True, True)])
-def test_each_variant(Dv, begins, finishes):
+FORTH, BACK = Walk(), Walk(back=True, beside=True)
+
+
+@pytest.mark.parametrize(
+    ("Dv", "walk"),
+    [
+        (64, FORTH),
+        (64, BACK),
+        (128, FORTH),
+        (128, replace(FORTH, begins=True)),
+        (128, replace(FORTH, begins=True, finishes=True)),
+        (128, replace(FORTH, begins=True, beside=True)),
+        (128, BACK),
+        (128, replace(BACK, begins=True, finishes=True)),
+        (128, replace(FORTH, finishes=True, looks=False)),
+        (128, replace(BACK, finishes=True, looks=False)),
+    ],
+    ids=str,
+)
+def test_each_variant(Dv, walk):
     """With a final state keys go in three parts."""
-    config = Sm90Config(parts=3 if finishes else 1)
-    report = sound(build_forward(config, Dv, begins, finishes), ARCH, config.shared_bytes(Dv))
+    config = Sm90Config(parts=3 if walk.finishes else 1)
+    report = sound(build_chunks(config, Dv, walk), ARCH, config.shared_bytes(Dv))
     assert report.static_shared <= SLACK and config.shared_bytes(Dv) + SLACK <= MOST_BYTES

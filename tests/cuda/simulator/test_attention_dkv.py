@@ -47,14 +47,11 @@ def test_heads_of_a_group():
 @pytest.mark.parametrize(
     "params",
     [
-        {"softcap": 2.0},
         {"alibi_slopes": True, "causal": True},
         {"bias": "full"},
         {"sinks": True, "window": (20, 5)},
         {"key_padding_mask": True},
-        {"mask_mod": woven},
         {"score_mod": bent, "mask_mod": woven},
-        {"dropout_p": 0.3},
         {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
     ],
     ids=lambda params: "-".join(params),
@@ -67,7 +64,7 @@ def test_options(params):
 @pytest.mark.parametrize("params", [{}, {"causal": True}, {"mask_mod": woven, "score_mod": bent}], ids="-".join)
 def test_what_a_mask_hides_stays_where_it_is(params):
     """NaN and infinities among the values."""
-    checked((1, 1, 40, 40), (1, 75), 64, SMALL, special=True, **params)
+    checked((1, 1, 24, 24), (1, 70), 40, SMALL, special=True, **params)
 
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])

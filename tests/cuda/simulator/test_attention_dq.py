@@ -1,4 +1,7 @@
-"""attention's gradient on the sm90 rung: dq by each option and layout, what a mask hides, what the rung refuses."""
+"""attention's gradient on the sm90 rung: dq by each layout, what a mask hides, what the rung refuses.
+
+Masks and options: `test_attention_dkv`, whose calls make dq too.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, dq_configs
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
-from tests.cuda.simulator.attention import FLOOR, named, numbers, options_for, widened
+from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
 from tests.cuda.simulator.dkv import served
 
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
@@ -61,26 +64,6 @@ def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray, do: np.ndarray, dlse: A
 )
 def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
     checked(*arrays_for((1, 1, Sq, D), (1, 1, Sk, D), Dv))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"causal": True},
-        {"causal": "top_left"},
-        {"window": (30, 10)},
-        {"causal": True, "window": (40, None), "scale": 0.3},
-    ],
-    ids=named,
-)
-def test_masks_that_are_ranges_and_heads_of_a_group(params):
-    """Some queries see nothing, where there are more of them than keys."""
-    checked(*arrays_for((2, 2, 150, 32), (2, 1, 100, 32), 32), **params)
-
-
-@pytest.mark.parametrize("params", options_for(2, 70, 100), ids=named)
-def test_options(params):
-    checked(*arrays_for((1, 2, 70, 32), (1, 1, 100, 32), 40), **params)
 
 
 def test_slopes_beside_weights_and_arrays():

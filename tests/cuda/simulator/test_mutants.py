@@ -18,7 +18,9 @@ from tests.wrong.sites import Watch, steps
 
 RINGS = [problem for problem in PROBLEMS if "_ring" in problem.kernel]
 OTHERS = [problem for problem in PROBLEMS if problem not in RINGS and not problem.special]
-OTHERS = [problem for problem in OTHERS if "flash_attention" not in problem.kernel]  # seconds each
+OTHERS = [
+    problem for problem in OTHERS if not problem.kernel.startswith(("flash_attention", "retention_sm90"))
+]  # seconds each
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Retention's sm90 rung: whole and ragged chunks, states, decays, layouts, and what later tokens must not reach."""
+"""Retention's sm90 rung and its gradient: whole and ragged chunks, states, decays, layouts, what no token may reach."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.spec import Case, retention as SPEC
+from dualops.cuda.retention import sm90
+from dualops.spec import Case, compare, retention as SPEC
 from dualops.spec.retention_cases import options_of
 from tests.checks import check
+from tests.cuda.configs import changed
 
 STATES: dict[str, Any] = {"states": 1, "return_state": True}
 
 
 def run(*arrays: Any, **params: Any) -> Any:
     return dualops.cuda.retention(*arrays, kernel="sm90", **params)
+
+
+def gradient(*arrays: Any, **params: Any) -> Any:
+    return dualops.cuda.retention_backward(*arrays, kernel="sm90", **params)
 
 
 @pytest.mark.parametrize(
@@ -36,25 +42,68 @@ def test_lengths_states_and_decays(q, Dv, options):
     check(SPEC, Case("sm90", "bfloat16", shapes, params), run, ways=("given",))
 
 
+@pytest.mark.parametrize(
+    ("q", "Dv", "options"),
+    [
+        ((1, 2, 130, 16), 72, {**STATES, "gamma": 1}),
+        ((1, 1, 257, 72), 8, {"states": 1}),
+        ((2, 1, 40, 64), 64, {"return_state": True, "scale": -0.7}),
+        ((1, 1, 128, 128), 128, {}),
+    ],
+)
+def test_gradients(q, Dv, options):
+    """With an initial state, a gradient of the last one, both and neither."""
+    shapes, params = options_of(q, Dv, **options)
+    check(SPEC, Case("sm90", "bfloat16", shapes, params), gradient, backward=True, ways=("given",))
+
+
+@pytest.mark.parametrize(
+    ("function", "Sq", "segments", "options"),
+    [(run, 270, 2, {**STATES, "gamma": 1}), (gradient, 270, 2, {**STATES, "gamma": 1}), (run, 390, 3, {})],
+)
+def test_segments(function, Sq, segments, options):
+    """The last one has a few tokens, or none."""
+    shapes, params = options_of((1, 1, Sq, 32), 24, **options)
+    case = Case("sm90", "bfloat16", shapes, params)
+    with changed("retention", (sm90, {"segments_of": lambda *_: segments})):
+        check(SPEC, case, function, backward=function is gradient, ways=("given",))
+
+
 def numbers(*shape: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
 
 
+def held(found: np.ndarray, truth: np.ndarray, baseline: np.ndarray) -> None:
+    """By the spec's rule of accuracy; what is not finite in truth is not here: by other chunks an infinity is a NaN."""
+    there = np.isfinite(truth)
+    assert np.array_equal(np.isfinite(found.astype(np.float64)), there) and 0 < there.sum() < there.size
+    result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
+    assert result.passed, result.message
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_no_token_reaches_one_before_it(value):
-    q, k, v = (numbers(1, 1, 140, 8, seed=seed) for seed in range(3))
-    v[0, 0, 30, 5] = k[0, 0, 133] = value
-    found = run(q, k, v).astype(np.float32)
-    expected = reference.retention(q, k, v).astype(np.float32)
-    assert np.isfinite(found[0, 0, :30]).all() and np.array_equal(np.isfinite(found), np.isfinite(expected))
-    there = np.isfinite(expected)
-    np.testing.assert_allclose(found[there], expected[there], rtol=2**-7, atol=2**-5)
+    arrays = [numbers(1, 1, 140, 8, seed=seed) for seed in range(3)]
+    arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 133] = value
+    held(run(*arrays), reference.retention(*(x.astype(np.float64) for x in arrays)), reference.retention(*arrays))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_gradient_reaches_a_token_that_is_not_seen(value):
+    """To dk and dv none comes from a token before, to dq none from one behind."""
+    q, k, v, do = (numbers(1, 1, 140, 8, seed=seed) for seed in range(4))
+    q[0, 0, 30, 5] = do[0, 0, 20, 3] = v[0, 0, 133, 1] = value
+    truths = reference.retention_backward(*(x.astype(np.float64) for x in (q, k, v, do)))
+    for each in zip(gradient(q, k, v, do), truths, reference.retention_backward(q, k, v, do), strict=True):
+        held(*each)
 
 
 def test_tokens_first():
     """[B, S, H, D] in memory: the same bits."""
-    q, k, v = (numbers(2, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(3))
+    q, k, v, do = (numbers(1, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(4))
     assert np.array_equal(run(q, k, v), run(*map(np.ascontiguousarray, (q, k, v))))
+    ours, others = gradient(q, k, v, do), gradient(*map(np.ascontiguousarray, (q, k, v, do)))
+    assert all(np.array_equal(mine, other) for mine, other in zip(ours, others, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +118,18 @@ def test_what_it_does_not_do(D, Dv, params):
         run(*(x.astype(np.float16) for x in arrays), **params)
 
 
-def test_enough_sequences_are_its_own():
-    def rung(B: int, H: int) -> str:
-        x = numbers(B, H, 8, 8, seed=0)
-        return dualops.cuda.plan("retention", x, x, x).choice.rung
-
-    assert (rung(4, 4), rung(1, 2)) == ("sm90", "simt")
+@pytest.mark.parametrize(
+    ("B", "H", "S", "rung", "forward", "backward"),
+    [
+        (4, 4, 8, "sm90", 1, 1),
+        (1, 2, 8, "simt", 0, 0),
+        (2, 16, 8192, "sm90", 4, 1),  # three passes at once are enough for the gradient
+        (1, 8, 16384, "sm90", 16, 16),
+    ],
+)
+def test_enough_blocks_are_its_own(B, H, S, rung, forward, backward):
+    """Of sequences, or of segments of two chunks and more."""
+    x = np.empty((B, H, S, 8), ml_dtypes.bfloat16)
+    plans = dualops.cuda.plan("retention", x, x, x), dualops.cuda.plan("retention", x, x, x, do=x, backward=True)
+    for plan, segments in zip(plans, (forward, backward), strict=True):
+        assert plan.choice.rung == rung and getattr(plan.choice.config, "segments", 0) == segments

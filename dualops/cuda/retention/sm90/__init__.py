@@ -1,75 +1,182 @@
-"""Retention forward on Hopper: which problems the rung takes, its launch and its tensor maps.
+"""Retention on Hopper, and its gradient: which problems the rung takes, its launches and their tensor maps.
 
-forward.py     the kernel
+chunks.py      the kernel: one pass
 fragments.py   decay on accumulators, states from and to memory
-hidden.py      elements of o that later tokens must not reach
+hidden.py      elements of a result that tokens must not reach which are not seen
 config.py      tiles
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
+from ....spec.meta import Strided
+from ...arrays import cdiv
 from ...device import Device
 from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
+from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
-from ...views import boxed, how_stored
-from ..arguments import is_varlen
-from ..passes import forward_pass
-from .config import BOX, CHUNK, SLACK, Sm90Config, padded
-from .forward import DTYPE, build_forward
+from ...views import boxed, how_stored, whole
+from ..arguments import Call, is_varlen, workspace
+from ..passes import Pass, States, backward_passes, forward_pass
+from ..simt_states import build_walk
+from .chunks import DTYPE, build_chunks
+from .config import BOX, CHUNK, SLACK, Sm90Config, Walk, padded
 
 WIDEST = 128  # D and Dv
-LEAST_SEQUENCES = 16  # batches times heads, from which it is chosen
-NAMES = ("q", "k", "v", "o")
+BLOCKS = 128  # as many as sequences are cut for, on every GPU, so that bits are the same
+LEAST_CHUNKS = 2  # of a segment
+LEAST_BLOCKS = 16  # from which it is chosen
+# which arrays play the roles of q, k, v and o, in each pass of `passes`
+FORWARD = (("q", "k", "v", "o"),)
+BACKWARD = (("do", "v", "k", "dq"), ("k", "q", "do", "dv"), ("v", "do", "q", "dk"))
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The tiles, where there are enough sequences for blocks that walk one each."""
-    if problem.B * problem.H >= LEAST_SEQUENCES:
-        yield from _choices(problem, results, device, "enough sequences")
+    """The tiles, where there are enough sequences, or segments of them, for blocks that walk one each."""
+    return _choices(problem, results, device, FORWARD, few=False)
 
 
 def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """The same, where there are fewer, and simt's many blocks come first."""
-    if problem.B * problem.H < LEAST_SEQUENCES:
-        yield from _choices(problem, results, device, "few sequences, most of the GPU rests")
+    return _choices(problem, results, device, FORWARD, few=True)
 
 
-def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device, reason: str) -> Iterator[Choice]:
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Those of the gradient, where there are enough."""
+    return _choices(problem, results, device, BACKWARD, few=False)
+
+
+def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, where there are fewer."""
+    return _choices(problem, results, device, BACKWARD, few=True)
+
+
+def segments_of(problem: Problem, passes: int) -> int:
+    """In how many segments a sequence is walked: one, where so many passes of all sequences fill half of a GPU."""
+    p, sequences = problem, problem.B * problem.H
+    if passes * sequences > BLOCKS // 2:
+        return 1
+    segments = int(BLOCKS // sequences)
+    return segments if p.Sk >= segments * LEAST_CHUNKS * CHUNK else 1
+
+
+def _choices(
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    device: Device,
+    roles: tuple[tuple[str, ...], ...],
+    *,
+    few: bool,
+) -> Iterator[Choice]:
     p, metas = problem, {**problem.arrays, **results}
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    if p.D > WIDEST or p.Dv > WIDEST or not results["o"].size:
+    if p.D > WIDEST or p.Dv > WIDEST or not p.B * p.H:
         return
-    if any(boxed(metas, name, False) is None for name in NAMES[:3]) or how_stored(metas, "o", False) != "boxes":
+    segments = segments_of(p, len(roles))
+    if (p.B * p.H * segments < LEAST_BLOCKS) != few:
         return
-    config = Sm90Config(parts=3 if p.return_state else 1)
-    if config.shared_bytes(padded(int(p.Dv))) + SLACK <= device.shared_memory_per_block:
-        told = f"a block walks a sequence in chunks of {CHUNK} tokens, the state in registers: {reason}"
-        steps = partial(forward_steps, p, results, config)
-        yield Choice("sm90", config, told, steps, maps=forward_maps(p, metas))
+    loaded, stored = _loaded(roles), [names[-1] for names in roles]
+    if not all(metas[name].size for name in stored) or any(boxed(metas, name, False) is None for name in loaded):
+        return
+    if any(how_stored(metas, name, False) != "boxes" for name in stored):
+        return
+    parts = 3 if "state" in results or "dinitial_state" in results else 1
+    config = Sm90Config(parts=parts, segments=segments)
+    if max(config.shared_bytes(padded(int(width))) for width in (p.D, p.Dv)) + SLACK <= device.shared_memory_per_block:
+        reason = "few sequences, most of the GPU rests" if few else "enough sequences"
+        what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
+        told = f"a block walks {what} in chunks of {CHUNK} tokens, the state in registers: {reason}"
+        steps = partial(_steps, p, results, config, roles)
+        yield Choice("sm90", config, told, steps, _workspace(p, config), maps=_maps(p, metas, roles))
 
 
-def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta]) -> dict[str, Mapped]:
-    """The tensor maps of the launch."""
-    found = [each for name in NAMES if (each := boxed(metas, name, False))]
+def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
+    """What comes to shared memory, each once."""
+    return sorted({name for names in roles for name in names[:-1]})
+
+
+def _maps(problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...]) -> dict[str, Mapped]:
+    """The tensor maps of the launches."""
+    lines = dict.fromkeys(_loaded(roles), CHUNK) | {names[-1]: ROWS for names in roles}
+    found = [each for name in lines if (each := boxed(metas, name, False))]
     return {
-        f"{each.name}_map": Mapped(
-            each.name, problem.dtype, each.shape, each.strides, (1, 1, ROWS if each.name == "o" else CHUNK, BOX)
-        )
+        f"{each.name}_map": Mapped(each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
         for each in found
     }
 
 
-def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    p, each = problem, forward_pass(problem, results, CHUNK)
-    Dv, states = padded(int(p.Dv)), each.states
-    build = build_forward(config, Dv, bool(states.initial.data), bool(states.final.data))
-    maps = [f"{name}_map" for name in NAMES]
-    args = (*maps, each.q, each.k, each.v, states.initial, states.final, each.gamma, each.call)
-    return [Step(build, (p.B * p.H,), args, config.shared_bytes(Dv))]
+def _workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
+    """The state before each segment."""
+    p = problem
+    return {"states": workspace(p, (p.B * config.segments, p.H, p.D * p.Dv))} if config.segments > 1 else {}
+
+
+def _steps(
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    config: Sm90Config,
+    roles: tuple[tuple[str, ...], ...],
+) -> Sequence[Step]:
+    """The launches of each pass, one after another, or side by side where a block walks a sequence."""
+    p, backward = problem, roles is BACKWARD
+    passes: Sequence[Pass] = backward_passes(p, results, {}, CHUNK) if backward else [forward_pass(p, results, CHUNK)]
+    steps: list[Step] = []
+    for each, names in zip(passes, roles, strict=True):
+        maps = [f"{name}_map" for name in names]
+        if config.segments == 1:
+            step = _walk(p, each, maps, config, each.states, beside=backward)
+            steps.append(step._replace(overlaps=bool(steps)))
+        else:
+            steps += _segment_steps(p, each, maps, config)
+    return steps
+
+
+def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Sm90Config) -> list[Step]:
+    """What each segment adds to the state, the state before each, and the pass from there."""
+    p, call, ends = problem, each.call, each.states
+    size = call.D * call.Dv
+    between = Strided("states", (config.segments * p.H * size, size, call.Dv, 1))
+    states = whole(_workspace(p, config), "states", 3)
+    known = each.gamma, each.ends, _call(p, each, config)
+    flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
+    adds = _walk(p, each, maps, config, States(final=between), looks=False)
+    walk = Step(
+        build_walk(p.dtype),
+        (p.B * p.H * cdiv(size, THREADS),),
+        (states, ends.initial, ends.final, *known, size, call.Dv, *flags),
+    )
+    return [adds, walk, _walk(p, each, maps, config, States(initial=between))]
+
+
+def _walk(
+    problem: Problem,
+    each: Pass,
+    maps: Sequence[str],
+    config: Sm90Config,
+    states: States,
+    *,
+    looks: bool = True,
+    beside: bool = False,
+) -> Step:
+    """A launch of the kernel, which begins with a state and leaves one as `states` says."""
+    p, call, Dv = problem, each.call, padded(int(each.call.Dv))
+    begins, finishes = bool(states.initial.data), bool(states.final.data)
+    walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
+    own = config if each.states.final.data else replace(config, parts=1)
+    segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
+    known = each.gamma, _call(p, each, config), p.H * call.D * call.Dv, segments
+    args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
+    return Step(build_chunks(own, Dv, walk), (p.B * p.H * segments,), args, own.shared_bytes(Dv))
+
+
+def _call(problem: Problem, each: Pass, config: Sm90Config) -> Call:
+    """What a pass is told: `state_chunk` tokens are a segment."""
+    tokens = cdiv(cdiv(problem.Sk, CHUNK), config.segments) * CHUNK
+    return each.call._replace(state_chunk=tokens, slots=config.segments)

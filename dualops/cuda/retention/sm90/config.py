@@ -33,10 +33,12 @@ class Tiles(NamedTuple):
 class Sm90Config:
     """stages: of K and V. parts: numbers of 16 bits that a key, once it has decayed, goes to the state as: one where
     the state is read by o alone, which is rounded as coarsely; three, all digits of float32, where it is a result.
+    segments: parts of a sequence that blocks walk side by side, where sequences are few.
     """
 
     stages: int = 2
     parts: int = 1
+    segments: int = 1
 
     def tiles(self, Dv: int) -> Tiles:
         """For values of this width, in whole boxes."""
@@ -50,6 +52,20 @@ class Sm90Config:
 
     def shared_bytes(self, Dv: int) -> int:
         return self.tiles(Dv).nbytes
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a kernel is built for: whether it begins with a state, whether the last one is a result; back: from the last
+    chunk to the first; beside: while other launches of its gradient run; looks: else there is no q, and nothing but
+    states is made.
+    """
+
+    begins: bool = False
+    finishes: bool = False
+    back: bool = False
+    beside: bool = False
+    looks: bool = True
 
 
 def padded(width: int) -> int:

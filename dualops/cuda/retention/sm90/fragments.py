@@ -21,9 +21,9 @@ class Fragments(Namespace):
     """The verbs. row: the first one of the warpgroup."""
 
     decay: Callable[..., None]  # (scores, row, log2_gamma, scale): by the distance of each pair; 0 where it is not seen
-    decay_rows: Callable[..., None]  # (o, row, log2_gamma, scale): by the distance to what stood before the chunk
-    load: Callable[..., None]  # (acc, state, b, h, row, call): zeros beyond its rows and columns
-    store: Callable[..., None]  # (state, acc, b, h, row, call)
+    decay_rows: Callable[..., None]  # (o, row, log2_gamma, scale): by the distance to what the state knows
+    load: Callable[..., None]  # (acc, state, place, row, call): from where it lies on, but beyond its rows and columns
+    store: Callable[..., None]  # (state, acc, place, row, call)
 
 
 @verb
@@ -39,8 +39,8 @@ def my_column():
 
 
 @cache
-def fragments_of(Dv: int) -> Fragments:
-    """For scores of a chunk, and for o and a state of Dv columns."""
+def fragments_of(Dv: int, back: bool) -> Fragments:
+    """For scores of a chunk, and for o and a state of Dv columns; back: tokens see those after them."""
     num, power = numbers(f32), decay(DTYPE).power
     QUADS, SCORE_QUADS = Dv // 8, CHUNK // 8
 
@@ -51,10 +51,10 @@ def fragments_of(Dv: int) -> Fragments:
         for h in range(2):
             for e in range(2):
                 first = i32(row + my_row() + 8 * h - my_column() - e)  # the distance to a column of quad 0
-                factor = power(log2_gamma, i32(first & 7)) * scale
+                factor = power(log2_gamma, i32((-first if back else first) & 7)) * scale
                 for n in range(SCORE_QUADS):
-                    j = SCORE_QUADS - 1 - n
-                    seen = first >= 8 * j
+                    j = n if back else SCORE_QUADS - 1 - n
+                    seen = first <= 8 * j if back else first >= 8 * j
                     score = scores[4 * j + 2 * h + e] * factor
                     scores[4 * j + 2 * h + e] = score if seen else num.zero
                     factor = factor * fade if seen else factor
@@ -62,16 +62,17 @@ def fragments_of(Dv: int) -> Fragments:
     @verb
     def decay_rows(o, row, log2_gamma, scale):
         for h in range(2):
-            factor = power(log2_gamma, i32(row + my_row() + 8 * h + 1)) * scale
+            r = i32(row + my_row() + 8 * h)
+            factor = power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * scale
             for j in range(QUADS):
                 for e in range(2):
                     o[4 * j + 2 * h + e] *= factor
 
     @verb
-    def load(acc, state, b, h, row, call):
+    def load(acc, state, place, row, call):
         for half in range(2):
             d = i32(row + my_row() + 8 * half)
-            at = i64(b) * state.strides[0] + i64(h) * state.strides[1] + i64(d) * state.strides[2]
+            at = place + i64(d) * state.strides[2]
             for j in range(QUADS):
                 for e in range(2):
                     column = i32(8 * j + my_column() + e)
@@ -79,10 +80,10 @@ def fragments_of(Dv: int) -> Fragments:
                         acc[4 * j + 2 * half + e] = state.data[at + column * state.strides[3]]
 
     @verb
-    def store(state, acc, b, h, row, call):
+    def store(state, acc, place, row, call):
         for half in range(2):
             d = i32(row + my_row() + 8 * half)
-            at = i64(b) * state.strides[0] + i64(h) * state.strides[1] + i64(d) * state.strides[2]
+            at = place + i64(d) * state.strides[2]
             for j in range(QUADS):
                 for e in range(2):
                     column = i32(8 * j + my_column() + e)

@@ -1,9 +1,11 @@
-"""Elements of o that a NaN or an infinity of V may have reached though its token comes later.
+"""Elements of o that a NaN or an infinity of V may have reached though its token is not seen.
 
-Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what stood before
-the chunk is, is made anew by its thread from what it sees:
+Products of tensor cores leave nothing out: 0 * NaN is NaN. So an element that is not finite, though what it has of the
+state is, is made anew by its thread from what it sees:
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
+
+and of passes that go back by the tokens c >= r of the chunk, as `chunks` says.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...views import start
 from ..arguments import decay
+from .config import CHUNK
 from .fragments import my_column, my_row
 
 DTYPE = "bfloat16"
@@ -31,8 +34,8 @@ class HiddenElements(Namespace):
     repair: Callable[..., None]
 
 
-def hidden_elements(carry: Carried, size: int) -> HiddenElements:
-    """For o with so many numbers a thread."""
+def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
+    """For o with so many numbers a thread; back: tokens see those after them."""
     mem, num, power = storage(DTYPE), numbers(f32), decay(DTYPE).power
 
     @verb
@@ -49,7 +52,7 @@ def hidden_elements(carry: Carried, size: int) -> HiddenElements:
 
     @verb
     def anew(arrays, smem, place, where, log2_gamma, call):
-        """An element by its row and column; without V where what stood before the chunk is not finite."""
+        """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
         b, h, m0, _ = where
         r, column = place
@@ -58,13 +61,15 @@ def hidden_elements(carry: Carried, size: int) -> HiddenElements:
         while d < call.D:
             total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
             d = opaque_i32(d + 1)
-        total *= power(log2_gamma, i32(r + 1))
-        c = i32(0) if is_finite(total) else i32(r + 1)
-        while c <= r:
-            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * power(log2_gamma, i32(r - c))
-            total += score * mem.load(v.data, start(v, b, h, m0 + c) + column)
+        total *= power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * call.state_scale
+        c, end = (r, i32(CHUNK)) if back else (i32(0), i32(r + 1))
+        c = c if is_finite(total) else end
+        while c < end:
+            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
+            weight = power(log2_gamma, i32(c - r) if back else i32(r - c))
+            total += score * weight * mem.load(v.data, start(v, b, h, m0 + c) + column)
             c = opaque_i32(c + 1)
-        return total * call.scale
+        return total
 
     def four(first: int) -> tuple[Callable[..., None], Callable[..., None]]:
         """Of registers, each is known by its number; what is opaque is not indexed instead."""
@@ -98,7 +103,8 @@ def hidden_elements(carry: Carried, size: int) -> HiddenElements:
                 value = mine[0]
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
-                if not is_finite(value) and where[2] + r < call.rows and column < call.Dv:
+                token = i32(where[2] + r)
+                if not is_finite(value) and token >= 0 and token < call.rows and column < call.Dv:
                     value = anew(arrays, smem, (r, column), where, log2_gamma, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)

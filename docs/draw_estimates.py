@@ -1,0 +1,180 @@
+"""`dualops.cuda.cost` held against what was measured: the table of its page, and the picture.
+
+    python docs/draw_estimates.py            fills dualops/cuda/cost/README.md, writes docs/cost_estimates.png
+    python docs/draw_estimates.py FOLDER     writes the picture there, and leaves the page as it is
+
+What was measured is committed: of calls in `benchmarks/peer_results`, of kernels in `measured_configs`. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is run as a script
+
+if __name__ == "__main__":
+    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")  # before anything imports Numba
+
+import dualops.cuda  # noqa: F401  registers the operators
+from benchmarks.plot import fill
+from docs.draw_attention import BLUE, HERE, INK, ORANGE, draw, new_figure
+from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, Measured
+from dualops.cuda.cost import architecture, rankings
+from dualops.cuda.cost.attention import sm80_work, sm90_work
+from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
+from dualops.cuda.cost.candidates import config_text
+from dualops.cuda.cost.model import Work, estimate_of
+from dualops.cuda.cost.problems import problem_of
+from dualops.cuda.flash_attention.sm80.config import Sm80Config
+from dualops.cuda.offline import absent_problem
+from dualops.spec import OPERATORS, Problem
+from dualops.spec.flash_attention import visible_pairs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+H200, ROOT = architecture("h200"), HERE.parent
+PAGE = ROOT / "dualops" / "cuda" / "cost" / "README.md"
+MARKERS = "<!-- estimates:begin -->", "<!-- estimates:end -->"
+COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE}
+# factors that are copied first, and a bias, whose gradient is a sum, have no estimates
+WITHOUT = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
+
+
+class Pair(NamedTuple):
+    """TFLOP/s as estimated and as measured. fitted: whether numbers of the model were fitted to it."""
+
+    group: str
+    what: str
+    estimated: float
+    measured: float
+    fitted: bool = False
+
+
+def pairs(peer_results: Path = ROOT / "benchmarks" / "peer_results") -> list[Pair]:
+    """All that there are, by group."""
+    return [
+        *_kernels("attention forward", FORWARD, _forward_work, lambda p: p.D + p.Dv, False),
+        *_calls("attention forward", "flash_attention", "forward", peer_results),
+        *_kernels("attention gradient", DQ, dq_work, lambda p: 2 * p.D + p.Dv, True),
+        *_kernels("attention gradient", DKV, dkv_work, lambda p: 2 * (p.D + p.Dv), True),
+        *_calls("attention gradient", "flash_attention", "backward", peer_results),
+        *_products(),
+        *_calls("matmul", "matmul", "forward", peer_results),
+        *_calls("matmul", "matmul", "backward", peer_results),
+    ]
+
+
+def _forward_work(config: Any, p: Problem, gpu: Any) -> Work:
+    return sm80_work(config, p, gpu) if isinstance(config, Sm80Config) else sm90_work(config, p, gpu)
+
+
+def _kernels(
+    group: str, cases: Sequence[Measured], work: Callable[..., Work], width: Callable[[Problem], int], backward: bool
+) -> Iterator[Pair]:
+    """Of attention's kernels. width: columns of the products that one makes for each pair of a query and a key."""
+    for problem, config, tflops, fitted in cases:
+        p = absent_problem(*problem_of(f"flash_attention {problem}"), backward=backward)
+        seconds = estimate_of(work(config, p, H200), H200).seconds
+        flops = 2 * p.B * p.H * visible_pairs(p) * width(p)
+        what = f"{problem}: {type(config).__name__} {config_text(config)}"
+        yield Pair(group, what, flops / seconds / 1e12, tflops, fitted)
+
+
+def _products() -> Iterator[Pair]:
+    for problem, config, tflops, fitted in MATMUL:
+        (ranking,) = rankings(f"matmul {problem}", H200, backward=False)
+        (row,) = [row for row in ranking.rows if row.candidate.configs == (config,)]
+        what = f"{problem}: {type(config).__name__} {config_text(config)}"
+        yield Pair("matmul", what, ranking.flops / row.candidate.estimate.seconds / 1e12, tflops, fitted)
+
+
+def _calls(group: str, operator: str, direction: str, peer_results: Path) -> Iterator[Pair]:
+    """Of calls, in the Config that they take."""
+    for run in json.loads((peer_results / f"{operator}.json").read_text())["runs"]:
+        for one in run["measurements"]:
+            name, _, dtype = one["case"].rpartition("-")
+            ours = (one["name"], one["direction"], dtype) == ("dualops", direction, "bfloat16")
+            if not ours or name in WITHOUT[direction]:
+                continue
+            (case,) = [each for each in OPERATORS[operator].cases if (each.name, each.dtype) == (name, dtype)]
+            found = rankings(_text(operator, case.shapes, case.params), H200, backward=direction == "backward")
+            found = [each for each in found if each.title.startswith(direction)]
+            (*taken,) = [row.candidate.estimate.seconds for each in found for row in each.rows if row.taken]
+            assert len(taken) == len(found), f"{name}: what a call takes has no estimate"
+            flops = sum(each.flops for each in found)
+            yield Pair(group, f"{direction} of {name}", flops / sum(taken) / 1e12, flops / one["burst"] / 1e12)
+
+
+def _text(operator: str, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> str:
+    arrays = [f"{name}={'x'.join(map(str, shape))}:bfloat16" for name, shape in shapes.items()]
+    return " ".join([operator, *arrays, *(f"{name}={value}" for name, value in params.items())])
+
+
+def rank_correlation(found: Sequence[Pair]) -> float:
+    """Spearman's."""
+    estimated, measured = (_ranks([getattr(pair, name) for pair in found]) for name in ("estimated", "measured"))
+    return float(np.corrcoef(estimated, measured)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Of equal ones their mean."""
+    array = np.asarray(values)
+    return np.array([(array < value).sum() + (array == value).sum() / 2 for value in array])
+
+
+def table(found: Sequence[Pair]) -> str:
+    """A row a group, and behind it every pair."""
+    lines = [
+        "| | figures | rank correlation | without those fitted to | median | four of five in | all in |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for group in COLORS:
+        mine = [pair for pair in found if pair.group == group]
+        least, low, median, high, most = np.quantile([p.estimated / p.measured for p in mine], (0, 0.1, 0.5, 0.9, 1))
+        others = rank_correlation([pair for pair in mine if not pair.fitted])
+        cells = (f"{rank_correlation(mine):.2f}", f"{others:.2f}", f"{median:.2f}", f"{low:.2f} to {high:.2f}")
+        lines.append(f"| {group} | {len(mine)} | {' | '.join(cells)} | {least:.2f} to {most:.2f} |")
+    lines += ["", "<details><summary>Every figure, TFLOP/s; * those fitted to</summary>", ""]
+    lines += ["| | measured | estimated | ratio |", "| --- | --- | --- | --- |"]
+    for pair in found:
+        name, ratio = f"{pair.what}{' *' * pair.fitted}", pair.estimated / pair.measured
+        lines.append(f"| {name} | {pair.measured:.0f} | {pair.estimated:.0f} | {ratio:.2f} |")
+    return "\n".join([*lines, "", "</details>"])
+
+
+def draw_estimates() -> Figure:
+    """Estimated against measured TFLOP/s."""
+    found = pairs()
+    figure = new_figure(6.4, 6.0)
+    axes = figure.subplots()
+    most = 1.05 * max(max(pair.estimated, pair.measured) for pair in found)
+    for share, style in ((1.0, "-"), (0.9, ":"), (1.1, ":")):
+        axes.plot([0, most], [0, share * most], style, color="#999999", linewidth=1)
+    for group, color in COLORS.items():
+        for fitted in (False, True):
+            mine = [pair for pair in found if (pair.group, pair.fitted) == (group, fitted)]
+            if mine:
+                x, y = [pair.measured for pair in mine], [pair.estimated for pair in mine]
+                label = f"{group}{', fitted to' * fitted}"
+                axes.scatter(x, y, 26, "none" if fitted else color, edgecolors=color, label=label)
+    axes.set(xlabel="measured on an H200, TFLOP/s", ylabel="estimated, TFLOP/s", xlim=(0, most), ylim=(0, most))
+    axes.legend(frameon=False)
+    return figure
+
+
+PICTURES = {"cost_estimates.png": draw_estimates}
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
+    if folder == HERE:
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), table(pairs()), *MARKERS), "utf-8")
+    for written in draw(folder, PICTURES):
+        print(written)

@@ -1,0 +1,16 @@
+"""What a Config would take on a GPU that need not be here: the cost model, and problems' Configs ranked by it.
+
+architectures.py       what GPUs can do, as data
+model.py               from a kernel's work to its time: units, waits, waves, memory
+steps.py               what a step of a kernel on tensor cores keeps busy, and the constants that were fitted
+attention.py, attention_gradient.py, matmul.py    their Configs, and what their kernels do in a step
+candidates.py          what is ranked, and compiled where it is asked for
+problems.py            problems by their sizes
+ranking.py             `estimate`
+
+README.md says how to read an estimate, what it rests on, and how far from what was measured it is.
+"""
+
+from .architectures import ARCHITECTURES as ARCHITECTURES, Architecture as Architecture, architecture as architecture
+from .candidates import Ranking as Ranking, build as build
+from .ranking import estimate as estimate, rankings as rankings

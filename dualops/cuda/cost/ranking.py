@@ -1,0 +1,92 @@
+"""The Configs of a problem, ranked by what they are estimated to take. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ...spec import Problem
+from ..launch import OPERATIONS
+from ..offline import absent_problem
+from . import attention, attention_gradient, matmul
+from .architectures import Architecture, architecture
+from .candidates import Ranking, build as build_first, rank
+from .problems import problem_of
+
+ESTIMATED = ("sm90", "sm80")  # rungs
+
+
+def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: int = 0) -> list[Ranking]:
+    """What the Configs of a problem would take on a GPU that need not be here, and what holds each up.
+
+        estimate("flash_attention B=2 H=16 S=8192 D=128 causal=True", "h200")
+        estimate("matmul M=4096 N=4096 K=4096", "rtx4090", build=3)
+
+    problem: an operator (flash_attention, matmul) and sizes, parameters and dtype=, bfloat16 where it is not said, of
+    B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K. Or arrays, as `warm` takes them. Nothing but the operator: a usual
+    problem. arch: a100, rtx4090, h100, h200, b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient
+    too. build: so many candidates, the best, are compiled for it, those that spill registers go to the end.
+
+    Returns a ranking for the call, and for each part of its gradient that can be chosen by itself, best first. A time
+    is that of the kernels, launches counted, in seconds, of calls in a burst. It is an estimate: the page beside this
+    file says how good it is and what it is made of.
+    Raises ValueError and TypeError for a problem or architecture that can't be read, or a count below 0,
+    NotImplementedError where the model does not know what a problem costs, or no kernel does it there.
+    """
+    gpu = architecture(arch)
+    if build < 0:
+        raise ValueError(f"build is {build}, expected at least 0")
+    return [build_first(each, gpu, build) if build else each for each in rankings(problem, gpu, backward=backward)]
+
+
+def rankings(text: str, gpu: Architecture, *, backward: bool = True) -> list[Ranking]:
+    """The same, nothing compiled."""
+    spec, case = problem_of(text)
+    of_operator = _attention if spec.name == "flash_attention" else _matmul
+    found = [*of_operator(absent_problem(spec, case), False, gpu)]
+    if backward:
+        found += of_operator(absent_problem(spec, case, backward=True), True, gpu)
+    return found
+
+
+def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    attention.refuse_unknown(p)
+    offer = _offer(p, backward, gpu)
+    if backward:
+        assert p.spec.backward_cost is not None
+        candidates = attention_gradient.gradient_candidates(p, gpu, offer.rungs)
+        # the last of what is taken is of kernels that are not ranked
+        yield rank("backward", p.spec.backward_cost.flops(p), candidates, offer.taken[:-1])
+    else:
+        candidates = attention.forward_candidates(p, gpu, offer.rungs)
+        yield rank("forward", p.spec.forward_cost.flops(p), candidates, offer.taken)
+
+
+def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    products = [*matmul.products_of(p, backward, gpu)]
+    offer = _offer(p, backward, gpu)
+    for place, (name, each, metas) in enumerate(products):
+        title = f"backward, {name}" if backward else "forward"
+        candidates = matmul.candidates(name, each, p, metas, gpu, offer.rungs)
+        yield rank(title, matmul.product_flops(each), candidates, offer.taken[place : place + 1])
+
+
+class _Offer(NamedTuple):
+    """What the operator has for a problem: the rungs that do it, and the Configs that a call takes today."""
+
+    rungs: frozenset[str]
+    taken: tuple[Any, ...]
+
+
+def _offer(p: Problem, backward: bool, gpu: Architecture) -> _Offer:
+    """Raises NotImplementedError where a call takes a rung without estimates, or none."""
+    operation = OPERATIONS[p.spec.name][backward]
+    choices = [*operation.choices(p, p.outputs(operation.outputs), gpu.device)]
+    if not choices or choices[0].rung not in ESTIMATED:
+        rung = f"the rung {choices[0].rung}" if choices else "no rung"
+        raise NotImplementedError(
+            f"{operation.op}: no estimates on {gpu.title}, where a call takes {rung}, not one of {', '.join(ESTIMATED)}"
+        )
+    config = choices[0].config
+    taken = tuple(config) if isinstance(config, tuple) else (config,)
+    return _Offer(frozenset(choice.rung for choice in choices), taken)

@@ -1,0 +1,202 @@
+"""A pass of retention on Hopper's tensor cores, by chunks. Sun et al. 2023, arXiv:2307.08621, equation 7.
+
+A block walks one sequence of one head from chunk to chunk of 128 tokens. Two warpgroups multiply, with 64 queries and
+64 rows of the state each; a thread of another one loads.
+
+    producer, one thread            consumers, of the queries r and tokens c of a chunk
+    for each chunk:                 for each chunk:
+    1  load K and V                 2  scores [64, 128] = Q @ K.T;  P = scale * gamma^(r - c) * scores, 0 where c > r
+       load Q                       3  o [64, Dv] = Q @ state;  o *= scale * gamma^(r + 1)
+                                    4  o += P @ V, which is copied to memory beside what follows
+                                    5  state [64, Dv] = gamma^n * state + (gamma^(n - 1 - c) * K).T @ V
+                                    6  state, rounded, to shared memory, where both warpgroups read it next time
+
+n is 128, or how many tokens the last chunk has. The state stays in registers, in float32, from chunk to chunk. K.T
+comes from shared memory transposed, so that decay is put on it in registers (`tile.carried`): rounded to 16 bits, or
+where the state is a result, in three parts, as otherwise it would be as coarse as bfloat16.
+
+A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
+
+The gradient is three such passes (`passes`). Two go back, in chunks from the last token on, of which the one that comes
+last may begin before the first token: of its tokens n are there. A query sees the tokens c >= r of its chunk and those
+behind it, of which the state knows how far they are from the chunk's last token:
+
+    o *= gamma^(127 - r);   state = gamma^n * state + (scale * gamma^(c + n - 127) * K).T @ V
+
+They run side by side where sequences are few: each launch lets the next one begin with it, and ends after it.
+
+Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
+kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
+
+Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128.
+Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of K.T and o. With
+64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not fit.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.carried import carried, weighted_sums
+from ...tile.companion import companion
+from ...tile.epilogue import box_output, opaque_f32
+from ...tile.grids import let_next_grid_begin, wait_for_grid_before
+from ...tile.meeting import meeting
+from ...tile.numbers import numbers
+from ...tile.pipeline import pipeline
+from ...tile.products import opaque_i32
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.softmax_rows import softmax_rows
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ...views import number_type, strided
+from ..arguments import call_type, decay
+from .config import BOX, CHUNK, CONSUMERS, Sm90Config, Walk
+from .fragments import fragments_of
+from .hidden import hidden_elements
+
+DTYPE = "bfloat16"
+
+
+@builds
+def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
+    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments).
+
+    Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first ones.
+    """
+    BACK, STEP = walk.back, -CHUNK if walk.back else CHUNK
+    num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
+    tiles = config.tiles(Dv)
+    q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
+    v_tile = box_tile(tiles.v, tiles.v_at, 2)
+    q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
+    v_part, both = companion(config.stages, tiles.v.nbytes), meeting(CONSUMERS)
+    qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
+    pv, rows, fragments = (
+        register_mma(DTYPE, tiles.v),
+        softmax_rows(DTYPE, CHUNK // 2, Dv // 2),
+        fragments_of(Dv, walk.back),
+    )
+    carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
+    hidden = hidden_elements(carry, pv.size, walk.back)
+
+    @verb
+    def weight(args, token):
+        log2_gamma, count, kept_scale = args
+        if BACK:
+            age = i32(token + count - CHUNK)
+            value = decays.power(log2_gamma, i32(age + 1)) * kept_scale
+        else:
+            age = i32(count - 1 - token)
+            value = decays.power(log2_gamma, age)
+        return value if age >= 0 else num.zero
+
+    kv = weighted_sums(tiles.k, tiles.v, config.parts, weight)
+
+    @kernel(
+        *[tensor_map] * 4,
+        *[strided(DTYPE, 3)] * 3,
+        *[number_type(DTYPE, 4)] * 2,
+        number_type(DTYPE, 1),
+        call_type(DTYPE),
+        *[i64] * 2,
+        threads=role.threads,
+    )
+    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
+        warpgroup = my_warpgroup()
+        part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
+        b, h = i32(head // call.H), i32(head % call.H)
+        if cuda.threadIdx.x == 0:
+            q_pipe.init(q_bars)
+            k_pipe.init(k_bars)
+            v_part.init(v_full)
+        prefetch_maps((q_map, k_map, v_map), 1)
+        q_pipe.start()
+        if walk.beside:
+            let_next_grid_begin()
+        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
+        tokens = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        i, end = u32(0), u32((tokens + (CHUNK - 1)) // CHUNK)
+        m0 = i32(call.rows - CHUNK - before) if BACK else before
+        if warpgroup == CONSUMERS:
+            role.produce()
+            if cuda.threadIdx.x % 128 == 0:
+                while i != end:
+                    stage = k_pipe.acquire(k_bars, i)
+                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
+                    v_part.expect(v_full, i)
+                    v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_full)
+                    if walk.looks:
+                        stage = q_pipe.acquire(q_bars, i)
+                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                    m0 = i32(m0 + STEP)
+                    i = k_pipe.next(i)
+        else:
+            role.consume()
+            row = i32(ROWS * warpgroup)
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            log2_gamma = decays.log2(gamma, call, h)
+            scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
+            for j in range(kv.size // 4):
+                for e in range(4):
+                    state[4 * j + e] = num.zero
+            if walk.begins:
+                place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
+                fragments.load(state, initial, place, row, call)
+            if walk.looks:
+                carry.put(smem, state)
+                both.meet()
+            while i != end:
+                log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
+                stage = k_pipe.wait(k_bars, i)
+                k_at, v_at = k_tile.at(stage), v_tile.at(stage)
+                if walk.looks:
+                    q_at = q_tile.at(q_pipe.wait(q_bars, i))
+                    qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
+                    qk.wait(scores)
+                    fragments.decay(scores, row, log2_gamma, call.scale)
+                    rows.pack(probs, scores)
+                    qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
+                    qs.wait(o)
+                    q_pipe.release(q_bars, i)
+                    fragments.decay_rows(o, row, log2_gamma, call.state_scale)
+                    v_part.wait(v_full, i)
+                    pv.add(o, probs, smem, v_at, 1)  # o += P @ V
+                else:
+                    v_part.wait(v_full, i)
+                count = min(i32(m0 + CHUNK if BACK else call.rows - m0), i32(CHUNK))
+                fade = decays.power(log2_gamma, count)
+                for j in range(kv.size // 4):
+                    for e in range(4):
+                        state[4 * j + e] *= fade
+                if walk.looks:
+                    pv.wait(o)
+                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
+                    box = i32(0)
+                    while box < boxes.parts:
+                        values = boxes.fragment()
+                        boxes.acquire()
+                        boxes.take(values, o, box)
+                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
+                        box = boxes.next(box)
+                kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
+                kv.wait(state)
+                k_pipe.release(k_bars, i)
+                if walk.looks:
+                    both.gather()  # nobody reads the state of before
+                    carry.put(smem, state)
+                    both.meet()
+                m0 = i32(m0 + STEP)
+                i = k_pipe.next(i)
+            if walk.finishes:
+                row = opaque_i32(row)  # or where the initial state lay would be kept until here
+                place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
+                fragments.store(final, state, place, row, call)
+            if walk.looks:
+                boxes.finish()
+        if walk.beside:
+            wait_for_grid_before()
+
+    return retention_sm90

@@ -1,0 +1,194 @@
+"""The cost model: its data and parts against other sources, and its order against what was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.plot import fill
+from docs import draw_estimates as draw
+from dualops.cuda.compile import Report
+from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as candidates_module, estimate, rankings
+from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
+from dualops.cuda.cost.model import makespan
+from dualops.cuda.cost.problems import problem_of
+from dualops.cuda.cost.steps import Product
+from dualops.cuda.device import ARCHITECTURES as COMPILED, known
+from dualops.cuda.offline import absent_problem
+from tests.pictures import hold_pictures
+
+H200 = architecture("h200")
+
+
+# --- its parts -----------------------------------------------------------------------------------
+
+
+def test_rates_are_those_of_data_sheets():
+    """TFLOP/s of bfloat16, and the clock that they are of where it is not the one that the record has."""
+    sheets = {"a100": (312, 1.41e9), "rtx4090": (165.2, 2.52e9), "h100": (989.4, 1.83e9), "h200": (989.4, 1.83e9)}
+    sheets |= {"b200": (2250, 1.85e9), "rtx5090": (209.5, 2.407e9)}
+    assert sheets.keys() == ARCHITECTURES.keys()
+    for name, (tflops, clock) in sheets.items():
+        gpu = ARCHITECTURES[name]
+        assert gpu.tensor["bfloat16"] * gpu.sms * clock / 1e12 == pytest.approx(tflops, rel=0.01)
+        like = known(gpu.arch)
+        assert gpu.shared_per_block == like.shared_memory_per_block and gpu.sms == like.sms
+
+
+def test_every_architecture_that_has_a_gpu_here_is_found_by_its_own_name():
+    assert {gpu.arch for gpu in ARCHITECTURES.values()} == {*COMPILED} - {"sm_86"}
+    assert architecture("sm_90a") is H200
+
+
+@pytest.mark.parametrize(("columns", "left", "bytes_a_clock"), [(64, True, 128), (128, True, 96), (256, True, 80)])
+def test_shared_memory_of_warpgroups(columns: int, left: bool, bytes_a_clock: int):
+    """64 rows and 16 steps take columns / 2 clocks; from registers it is 64 bytes, whatever the columns."""
+    assert Product(64, columns, 16, left).warpgroup_bytes / (columns / 2) == bytes_a_clock
+    assert Product(64, columns, 16, False).warpgroup_bytes / (columns / 2) == 64
+
+
+def test_makespan():
+    assert makespan({2.0: 10}, 4) == 6.0
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        times, slots = (
+            {float(t): int(c) for t, c in zip(rng.random(9), rng.integers(1, 99, 9))},
+            int(rng.integers(1, 40)),
+        )
+        even = sum(time * count for time, count in times.items()) / slots
+        assert max(even, *times) <= makespan(times, slots) <= even + max(times)
+
+
+MASKS = ("", "causal=True", "causal=top_left", "window=(100,0)", "window=(70,None)", "causal=True window=(300,300)")
+
+
+@pytest.mark.parametrize(("mask", "Sq", "Sk"), [*product(MASKS, (500, 257), (500, 900))])
+def test_pieces_are_the_tiles_that_see_something(mask: str, Sq: int, Sk: int):
+    p = absent_problem(*problem_of(f"flash_attention B=2 H=4 Hkv=2 Sq={Sq} Sk={Sk} D=64 {mask}"))
+    i, j = np.arange(Sq)[:, None] + (0 if p.causal == "top_left" else Sk - Sq), np.arange(Sk)
+    left, right = p.window or (None, None)
+    seen = np.ones((Sq, Sk), bool) if not p.causal else j <= i
+    seen = seen & (left is None or j >= i - left) & (right is None or j <= i + right)
+    for found, array, heads, group in (
+        (pieces_of_queries(p, 128, 96), seen, 8, 1),
+        (pieces_of_keys(p, 128, 96), seen.T, 4, 2),
+    ):
+        rows = [array[first : first + 128] for first in range(0, len(array), 128)]
+        counts = Counter(
+            sum(bool(row[:, c : c + 96].any()) for c in range(0, row.shape[1], 96)) * group for row in rows
+        )
+        assert found == Counter({steps: heads * count for steps, count in counts.items()})
+
+
+def test_an_estimate_adds_up():
+    found = rankings("flash_attention B=1 H=1 S=4096 D=128", H200, backward=False)[0].rows[0].candidate.estimate
+    assert found.bound == "waves"  # 32 tiles of queries for 132 SMs
+    busiest = max(found.busy[unit] for unit in ("tensor cores", "exponentials", "arithmetic", "shared memory"))
+    assert busiest + sum(found.lost.values()) == pytest.approx(found.seconds)
+
+
+# --- against what was measured --------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_measurements():
+    """Of TFLOP/s, in which a problem's size does not show. The page has its table and picture of these pairs."""
+    found = draw.pairs()
+    assert len(found) >= 80
+    for group in draw.COLORS:
+        mine = [pair for pair in found if pair.group == group]
+        assert draw.rank_correlation(mine) >= 0.8
+        assert draw.rank_correlation([pair for pair in mine if not pair.fitted]) >= 0.8
+        assert np.median([pair.estimated / pair.measured for pair in mine]) == pytest.approx(1, abs=0.1)
+    assert fill(draw.PAGE.read_text("utf-8"), draw.table(found), *draw.MARKERS).count("\n|") > len(found)
+
+
+def test_the_picture_of_the_page(tmp_path: Path):
+    hold_pictures([*map(str, draw.draw(tmp_path, draw.PICTURES))], draw.PICTURES, "cost")
+
+
+# --- candidates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", ["flash_attention S=2048 B=1 H=2 D=128 causal=True", "matmul M=512 N=512 K=512"])
+@pytest.mark.parametrize("name", ["a100", "h200", "rtx5090"])
+def test_every_candidate_has_launches_and_fits(problem: str, name: str):
+    gradient = name != "rtx5090" or problem.startswith("matmul")  # attention's takes another rung there
+    for ranking in rankings(problem, ARCHITECTURES[name], backward=gradient):
+        assert sum(row.taken for row in ranking.rows) == 1
+        seconds = [row.candidate.estimate.seconds for row in ranking.rows]
+        assert seconds == sorted(seconds)
+        for row in ranking.rows:
+            assert row.candidate.shared_bytes <= ARCHITECTURES[name].shared_per_block
+            assert all(step.shared_bytes <= ARCHITECTURES[name].shared_per_block for step in row.candidate.steps())
+
+
+def test_what_spills_goes_to_the_end(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def built(wanted: Sequence[Any], jobs: int) -> list[Report]:
+        asked.append([*wanted])
+        spills = 8 if len(asked) == 1 else 0
+        return [Report("kernel", "sm_90a", 168, 0, spills, 0, 0, 1, (), not spills, 1.0)]
+
+    monkeypatch.setattr(candidates_module, "build_all", built)
+    (ranking,) = rankings("matmul M=4096 N=4096 K=4096", H200, backward=False)
+    made = build(ranking, H200, 2)
+    first, second, *others = [row.candidate for row in ranking.rows]
+    assert [row.candidate for row in made.rows] == [second, *others, first]
+    assert made.rows[0].built and made.rows[0].built.registers == 168 and made.rows[1].built is None
+    assert made.rows[-1].built and made.rows[-1].built.spill_bytes == 8
+
+
+# --- problems ----------------------------------------------------------------------------------------
+
+
+def test_problems_by_their_sizes():
+    spec, case = problem_of("flash_attention B=2 H=8 Hkv=2 Sq=128 S=512 D=192 Dv=128 causal=True dtype=float16")
+    assert spec.name == "flash_attention" and case.dtype == "float16" and case.params == {"causal": True}
+    assert case.shapes == {"q": (2, 8, 128, 192), "k": (2, 2, 512, 192), "v": (2, 2, 512, 128)}
+    assert problem_of("matmul M=2 N=3 K=4 transpose_b=True")[1].shapes == {"a": (2, 4), "b": (3, 4)}
+    assert problem_of("matmul B=5 M=2 N=3 K=4 transpose_a=True")[1].shapes == {"a": (5, 4, 2), "b": (5, 4, 3)}
+    assert problem_of("matmul a=2x4:float16 b=4x3")[1].shapes == {"a": (2, 4), "b": (4, 3)}
+
+
+WRONG = [
+    ("softmax M=3", "softmax: no estimates, expected one of flash_attention, matmul"),
+    ("matmul M=3 K=4", "matmul: no N, which b needs"),
+    ("matmul M=x", "matmul: M=x, expected a size of at least 1"),
+    ("matmul M=0 N=1 K=1", "matmul: M=0, expected a size of at least 1"),
+    ("matmul M=1 M=2", "matmul: M=2, expected name=..., each once"),
+    ("flash_attention B=1 H=1 D=64", "flash_attention: no Sq or S, which q needs"),
+    ("flash_attention B=1 H=1 S=64 Sq=64 Sk=64 D=64", "flash_attention: S beside all that it stands for"),
+    ("flash_attention B=1 H=3 Hkv=2 S=256 D=64", "flash_attention: "),
+]
+
+
+@pytest.mark.parametrize(("problem", "message"), WRONG)
+def test_wrong_problems(problem: str, message: str):
+    with pytest.raises(ValueError, match="^" + message.replace("(", "\\(")):
+        estimate(problem)
+
+
+UNKNOWN = [
+    ("flash_attention B=1 H=1 S=256 D=64 softcap=3.0", "no estimates with softcap"),
+    ("flash_attention B=1 H=1 S=256 D=64 dtype=float32", "no estimates for float32"),
+    ("flash_attention B=1 H=1 Sq=1 Sk=256 D=64", "no estimates for Sq=1"),
+    ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
+]
+
+
+@pytest.mark.parametrize(("problem", "message"), UNKNOWN)
+def test_what_the_model_does_not_know_is_refused(problem: str, message: str):
+    with pytest.raises(NotImplementedError, match=message):
+        estimate(problem)
+
+
+def test_an_unknown_gpu():
+    with pytest.raises(ValueError, match="arch is 'h900', expected one of a100, rtx4090, h100, h200, b200, rtx5090"):
+        estimate("matmul", "h900")
