@@ -31,12 +31,12 @@ def check(
         y = my_kernel(x)
         dualops.testing.check("softmax", y, {"x": x}, {"axis": -1})
 
-    operator: a name of `dualops.spec.OPERATORS`, which says what its arrays and parameters are, as `dualops.reference`
-    has them. got: the result, several as a tuple in the order in which the reference returns them, or some of them by
-    name. arrays: what the kernel was given, by name; of something that it overwrote, a copy from before. params: by
-    name, where they are not as by default: what asks for more results (return_lse) among them.
-    backward: `got` are the gradients. arrays are then those of `dualops.reference.<operator>_backward`. What forward
-    saves for it (y of softmax, o and lse of attention) is the reference's own if it is not there, and the inputs are.
+    operator: a name of `dualops.spec.OPERATORS`, which says what its arrays and parameters are called
+    got: the result, several as a tuple in the order in which the reference returns them, or some of them by name
+    arrays: what the kernel was given, by name; of something that it overwrote, a copy from before
+    params: by name, where they are not as by default; what asks for more results (return_lse) among them
+    backward: `got` are the gradients, and arrays those of `dualops.reference.<operator>_backward`; what forward saves
+        for it (y of softmax, o and lse of attention) is the reference's own where it is not there and the inputs are
 
     Arrays are those of NumPy, torch, JAX, CuPy, Numba or another library, on any device, bfloat16 too. The problem's
     dtype is that of the inputs; results may have any. Truth is made on the host, with all that the plain reference

@@ -43,9 +43,11 @@ def cases(
 ) -> list[Ready]:
     """The operator's problems that have one of the tags, in the order of its spec; of its gradient with `backward`.
 
-    operator: a name of `dualops.spec.OPERATORS`. tags: "test" (all that kernels are compared on), "edge" (ragged,
-    empty, extreme), "sim" (small), "bench" (as people run them), or others of `dualops.spec.Tag`. dtype: of that one
-    alone, "float64", "float32", "float16" or "bfloat16".
+    operator: a name of `dualops.spec.OPERATORS`
+    tags: "test" (all that kernels are compared on), "edge" (ragged, empty, extreme), "sim" (small), "bench" (as people
+        run them), or others of `dualops.spec.Tag`
+    dtype: of that one alone, "float64", "float32", "float16" or "bfloat16"
+
     Raises ValueError for an operator, a tag or a dtype of which there is none, and for a gradient where there is none.
     """
     spec = spec_of(operator, backward)
