@@ -1,8 +1,8 @@
-"""`spec` and `reference` of the tree that this suite lies in, whichever commit of dualops is being timed.
+"""`spec`, `reference` and `testing` of the tree that this suite lies in, whichever commit of dualops is being timed.
 
 asv runs one suite against many commits, and names a benchmark's case to the child process by its position. So the
 cases must be the same list at every commit, and so must their data and what counts as right: `dualops` itself, as a
-benchmark imports it, is the commit's; these two are not.
+benchmark imports it, is the commit's; these are not.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ def _load() -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from dualops import reference, spec
+    from dualops import reference, spec, testing
+    from dualops.testing import truth
 else:
     _load()
     spec = import_module(f"{_NAME}.spec")
     reference = import_module(f"{_NAME}.reference")
+    testing = import_module(f"{_NAME}.testing")
+    truth = import_module(f"{_NAME}.testing.truth")
 
-__all__ = ["ROOT", "reference", "spec"]
+__all__ = ["ROOT", "reference", "spec", "testing", "truth"]

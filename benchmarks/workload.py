@@ -24,7 +24,7 @@ import torch
 
 from .contestant import Contestant
 from .samples import Part, Sample, Selection, Shapes, shared
-from .tree import reference, spec
+from .tree import reference, spec, testing, truth
 from .work import bind, gradient_inputs
 
 GENERATED_ELEMENTS = 2**24  # of the largest input
@@ -77,7 +77,7 @@ class Workload:
                 continue
             result = results[self.operator.saved_instead.get(name, name.removeprefix("d"))]
             shapes[name] = tuple(result.shape)
-            host[name] = to_numpy(result[: self._batch])
+            host[name] = testing.to_numpy(result[: self._batch])
             if name not in results and name not in self.case.shapes:  # the gradient of a result
                 host[name] = rng.standard_normal(host[name].shape, np.float32).astype(host[name].dtype)
         self._gradient_host = host
@@ -121,29 +121,27 @@ class Workload:
         """
         returned = self._function(contestant, direction)(**self._unspoiled(direction))
         results = dict(zip(self._results(direction), _tuple(returned)))
-        picked, truth, baseline = self.expected(direction)
-        found = []
+        picked, truths, baselines = self.expected(direction)
+        actual = {}
         for name, result in results.items():
             repeats = self._batch is not None and name not in self._shared
             first = self._first_batch(contestant, direction, name, result) if repeats else result
-            actual = to_numpy(first)[picked[name]]
-            dtype, floor = self.problem.dtype, self.operator.floor
-            found.append(spec.compare(actual, truth[name], baseline[name], dtype=dtype, floor=floor, name=name))
-        return max(found, key=lambda accuracy: accuracy.ratio)
+            actual[name] = testing.to_numpy(first)[picked[name]]
+        found = truth.held(self.operator, self.problem.dtype, actual, truths, baselines)
+        return max(found.values(), key=lambda accuracy: accuracy.ratio)
 
     def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
         """What is picked of each result, and the truth and the baseline there."""
         if direction not in self._expected:
-            picked, truth, baseline = Selection(), Arrays(), Arrays()
+            picked, truths, baselines = Selection(), Arrays(), Arrays()
             for part in self.parts(direction):
                 host = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
                 function = partial(self.reference(direction), **part.params)
-                wide = {n: x.astype(np.float64) if x.dtype.name in spec.meta.FLOATS else x for n, x in host.items()}
-                wide |= self.operator.wide
-                for found, arguments in ((truth, wide), (baseline, host)):
-                    found |= self._of_all_rows(dict(zip(part.results, _tuple(function(**arguments)))))
+                both = truth.truth(self.operator, function, host, {}), function(**host)
+                for found, results in zip((truths, baselines), both):
+                    found |= self._of_all_rows(dict(zip(part.results, _tuple(results))))
                 picked |= {name: part.picked[name] for name in part.results}
-            self._expected[direction] = picked, truth, baseline
+            self._expected[direction] = picked, truths, baselines
         return self._expected[direction]
 
     def parts(self, direction: str) -> list[Part]:
@@ -273,11 +271,3 @@ def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
     return torch.from_numpy(array).to(device)
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A copy on the host; torch's bfloat16 becomes that of ml_dtypes."""
-    tensor = tensor.contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).cpu().numpy().view(ml_dtypes.bfloat16)
-    return tensor.cpu().numpy()

@@ -4,6 +4,7 @@ dualops.spec          what each operator is
 dualops.reference     NumPy, forward and gradient
 dualops.cuda          kernels for arrays on a GPU (or in the simulator)
 dualops.torch_bridge  autograd and torch.compile
+dualops.testing       your own kernels held against the references
 dualops.block_mask    which tiles a mask_mod of attention shows, for any of them
 
 Subpackages are imported on first use: `import dualops` loads neither numba nor torch.
@@ -12,11 +13,15 @@ Subpackages are imported on first use: `import dualops` loads neither numba nor 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import cuda as cuda, reference as reference, spec as spec, testing as testing, torch_bridge as torch_bridge
 
 __version__ = "0.1.0"
-_SUBPACKAGES = ("cuda", "reference", "spec", "torch_bridge")
+_SUBPACKAGES = ("cuda", "reference", "spec", "testing", "torch_bridge")
 
 
 def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *, like: Any) -> Any:
@@ -26,11 +31,15 @@ def block_mask(mask_mod: Any, B: int | None, H: int | None, Sq: int, Sk: int, *,
     return import_module(f"{__name__}.{package}").block_mask(mask_mod, B, H, Sq, Sk, like=like)
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name in _SUBPACKAGES:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would take any name for one of a subpackage
+
+    def __getattr__(name: str) -> ModuleType:
+        if name in _SUBPACKAGES:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_SUBPACKAGES])
+    """What there is to use here: a shell imports these as it completes them."""
+    there = [name for name in _SUBPACKAGES if name != "torch_bridge" or find_spec("torch")]
+    return ["__version__", "block_mask", *there]

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dualops import reference
-from dualops.spec import ArrayMeta, Case, Problem, Spec, compare
+from dualops.spec import ArrayMeta, Case, Spec
 from dualops.spec.base import Input, Role
-from dualops.spec.meta import FLOATS, numpy_dtype
-from tests import attention, matmul, norms, retention, rope
+from dualops.spec.meta import numpy_dtype
+from dualops.testing.ready import gradient_arrays
+from dualops.testing.terms import TERMS
+from dualops.testing.truth import bind, expected, held, named
 from tests.problems import Guarded, Layout, values
 
 WAYS = ("given", "allocated")  # out= an array of ours; no out=. A third is "in place": out= inputs
@@ -103,8 +104,8 @@ def check(
     arrays = {name: Guarded.of(array, layouts.get(name)).array for name, array in arrays.items()}
     problem = bind(spec, arrays, params, backward)
     outputs = problem.outputs(spec.gradients if backward else spec.outputs)
-    expected = _expected(spec, arrays, params, backward, list(outputs))
-    terms = _TERMS[spec.name, backward](arrays, problem)
+    truths, baselines = expected(spec, arrays, params, backward, list(outputs))
+    terms = TERMS[spec.name, backward](arrays, problem)
     for way in ways:
         where = f"{spec.name}{'_backward' if backward else ''} {case.id} {dict(case.shapes)} {params} ({way})"
         placed = {name: Placed(Guarded.of(array, layouts.get(name)), library) for name, array in arrays.items()}
@@ -123,19 +124,10 @@ def check(
                     raise AssertionError(f"input {name}, or memory around it, was written")
         except AssertionError as error:
             raise Rejected(f"{where}: {error}") from error
-        for name, (truth, baseline) in expected.items():
-            found = compare(
-                actual[name],
-                truth,
-                baseline,
-                dtype=case.dtype,
-                floor=spec.floor,
-                name=name,
-                terms=terms.get(name, 0.0),
-            )
+        for name, found in held(spec, case.dtype, actual, truths, baselines, terms).items():
             if not found.passed:
                 raise Rejected(f"{where}: {found.message}")
-            if spec.exact and (differing := _differing(actual[name], baseline)):
+            if spec.exact and (differing := _differing(actual[name], baselines[name])):
                 raise Rejected(f"{where}: {name} differs from the reference in the bits of {differing} elements")
 
 
@@ -146,30 +138,10 @@ def call(function: Callable[..., Any], inputs: Sequence[Input], arrays: Mapping[
     return function(*needed, **optional, **options)
 
 
-def bind(spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any], backward: bool) -> Problem:
-    """The problem that these NumPy arrays state."""
-    metas = {name: ArrayMeta.of_numpy(array) for name, array in arrays.items()}
-    return spec.bind_backward(metas, params) if backward else spec.bind(metas, params)
-
-
 def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[str, np.ndarray]:
-    """What backward takes: inputs and results that forward saved, the results from the reference, and gradients.
-
-    Results that forward returns on request alone are saved whether the case asks for them or not; it has a gradient of
-    those that it asks for. Where a result is -inf, and no change of an input would move it, its gradient is 0.
-    """
-    saved = values(spec, case, special=special, backward=True)
-    params = {**case.params, **spec.requests}
-    names = list(bind(spec, saved, params, False).outputs())
-    results = _named(call(getattr(reference, spec.name), spec.inputs, saved, **params), names)
-    rng = np.random.default_rng([case.seed, 3])
-    for name in bind(spec, saved, case.params, False).outputs():
-        gradient = rng.standard_normal(results[name].shape)
-        if special and gradient.size and rng.random() < 0.5:
-            gradient.reshape(-1)[rng.integers(gradient.size)] = rng.choice(_SPECIAL_GRADIENTS[spec.name])
-        saved[f"d{name}"] = np.where(results[name] == -np.inf, 0, gradient).astype(results[name].dtype)
-    saved |= results | {name: results[out] for name, out in spec.saved_instead.items() if out in results}
-    return {wanted.name: saved[wanted.name] for wanted in spec.gradient_inputs if wanted.name in saved}
+    """What backward takes, as `dualops.testing` makes it; special: NaN, infinities and extremes among the values."""
+    arrays = values(spec, case, special=special, backward=True)
+    return gradient_arrays(spec, case, arrays, _SPECIAL_GRADIENTS[spec.name] if special else ())
 
 
 # a probability that is tiny in float64 and 0 in float32 makes of an infinity one here and a NaN there
@@ -186,63 +158,10 @@ _SPECIAL_GRADIENTS = {
 }
 
 
-def widened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """All floats as float64, for truth."""
-    return {
-        name: array.astype(np.float64, order="C") if array.dtype.name in FLOATS else array
-        for name, array in arrays.items()
-    }
-
-
 def _narrowed(inputs: Sequence[Input], arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
     """The weights among the arrays, in the problem's dtype."""
     weights = [entry.name for entry in inputs if entry.role is Role.WEIGHT and entry.name in arrays]
     return {name: arrays[name].astype(numpy_dtype(dtype)) for name in weights}
-
-
-def _expected(
-    spec: Spec, arrays: Mapping[str, np.ndarray], params: Mapping[str, Any], backward: bool, names: Sequence[str]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """(truth, baseline) of each result."""
-    function = getattr(reference, f"{spec.name}_backward" if backward else spec.name)
-    inputs = spec.gradient_inputs if backward else spec.inputs
-    with np.errstate(over="ignore", invalid="ignore"):
-        truth = _named(call(function, inputs, widened(arrays), **{**params, **spec.wide}), names)
-        baseline = _named(call(function, inputs, arrays, **params), names)
-    return {name: (truth[name], baseline[name]) for name in names}
-
-
-def _softmax_backward_terms(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
-    """dx = y * (dy - dot): the largest |y| * (|dy| + sum |y * dy|) of a row whose values are finite."""
-    y, dy = (np.abs(np.moveaxis(array.astype(np.float64), problem.axis, -1)) for array in arrays.values())
-    with np.errstate(over="ignore", invalid="ignore"):
-        terms = y * (dy + (y * dy).sum(axis=-1, keepdims=True))
-    return {"dx": float(terms[np.isfinite(terms)].max(initial=0.0))}
-
-
-# what a result is a difference of, for `compare`; none where nothing cancels that the truth would not show
-_TERMS: dict[tuple[str, bool], Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]] = {
-    ("softmax", False): lambda arrays, problem: {},
-    ("softmax", True): _softmax_backward_terms,
-    ("rope", False): lambda arrays, problem: {},  # a pair keeps its length: one of the two is as large as the terms
-    ("rope", True): lambda arrays, problem: {},
-    ("rope_tables", False): rope.tables_terms,
-    ("flash_attention", False): attention.result_terms,
-    ("flash_attention", True): attention.gradient_terms,
-    ("flash_attention_varlen", False): attention.result_terms,
-    ("flash_attention_varlen", True): attention.gradient_terms,
-    ("matmul", False): matmul.result_terms,
-    ("matmul", True): matmul.gradient_terms,
-    ("retention", False): retention.result_terms,
-    ("retention", True): retention.gradient_terms,
-    ("retention_varlen", False): retention.result_terms,
-    ("retention_varlen", True): retention.gradient_terms,
-    ("rms_norm", False): norms.result_terms,
-    ("rms_norm", True): norms.gradient_terms,
-    ("lion", False): lambda arrays, problem: {},  # the bits are checked
-    ("layer_norm", False): norms.result_terms,
-    ("layer_norm", True): norms.gradient_terms,
-}
 
 
 def _call(
@@ -258,7 +177,7 @@ def _call(
     updated: those that `run()` overwrites.
     """
     if updated:
-        returned = _named(run(), list(wanted))
+        returned = named(run(), list(wanted))
         for name, each in updated.items():
             assert returned[name] is each.array, f"{name} is not the array that was to be overwritten"
         return {name: each.result() for name, each in updated.items()}
@@ -274,7 +193,7 @@ def _call(
         given = tuple(result.array for result in results.values())
         run(out=given[0] if len(given) == 1 else given)
         return {name: result.result() for name, result in results.items()}
-    returned = _named(run(), list(wanted))
+    returned = named(run(), list(wanted))
     actual = {}
     for name, meta in wanted.items():
         actual[name] = library.to_host(returned[name])
@@ -298,8 +217,3 @@ def _same_strides(meta: ArrayMeta, told: Sequence[int]) -> bool:
     return 0 in meta.shape or all(
         size == 1 or mine == theirs for size, mine, theirs in zip(meta.shape, meta.strides, told, strict=True)
     )
-
-
-def _named(results: Any, names: Sequence[str]) -> dict[str, Any]:
-    found = results if isinstance(results, tuple) else (results,)
-    return dict(zip(names, found, strict=True))

@@ -23,6 +23,7 @@ import numpy as np
 from dualops.spec import OPERATORS, Case, Spec, Tag
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
+from dualops.testing.ready import generated
 from tests import attention, lion, matmul, norms, retention, rope
 from tests.sizes import random_size
 
@@ -219,8 +220,7 @@ def values(spec: Spec, case: Case, *, special: bool = False, backward: bool = Fa
     special: NaN, infinities, denormals and large numbers among the floats. backward: none so large that what is finite
     in a gradient's truth overflows.
     """
-    made = spec.generate(spec, case, np.random.default_rng(case.seed))
-    arrays = {entry.name: made[entry.name] for entry in spec.inputs if entry.name in made}
+    arrays = generated(spec, case)
     if not special:
         return arrays
     rng = np.random.default_rng([case.seed, 2, crc32(case.id.encode())])  # other values in other cases

@@ -1,19 +1,16 @@
-"""What rope brings to fuzzer and checker: its domains, its special values, and what its angles are known to."""
+"""What rope brings to fuzzer and checker: its domains and its special values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dualops.reference.rope import inverse_frequencies
-from dualops.spec import Case, Problem
+from dualops.spec import Case
 from dualops.spec.rope_cases import shapes_of
 from tests.sizes import random_size
 
 Shapes = dict[str, tuple[int, ...]]
-Arrays = Mapping[str, np.ndarray]
 
 SCALINGS = (
     None,
@@ -69,11 +66,3 @@ def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[
     if name == "positions":
         return None
     return (1.0, True) if name in ("cos", "sin") else (huge, True)
-
-
-def tables_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
-    """The largest angle: what cos and sin are taken of is known to eps of that, times what they are multiplied by."""
-    largest = float(np.abs(arrays["positions"]).max(initial=0))
-    frequencies = inverse_frequencies(2 * problem.half, problem.theta, problem.scaling)
-    magnitude = dict(problem.scaling or ()).get("attention_factor", 1.0)
-    return dict.fromkeys(("cos", "sin"), magnitude * largest * float(frequencies.max()))

@@ -47,6 +47,7 @@ SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 COST = "dualops.cuda.cost"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
+TESTING = "dualops.testing.*"
 OF_OPERATORS = (SPEC, TILE, VIEWS, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
@@ -57,10 +58,12 @@ SHARED: dict[str, tuple[str, ...]] = {
 }
 
 LAW = (
-    Row("dualops", (), ()),
+    # for type checkers; when it runs, each on first use: tests/spec/test_import.py
+    Row("dualops", tuple(f"dualops.{name}" for name in ("cuda", "reference", "spec", "testing", "torch_bridge")), ()),
     Row(MACHINE, (), ()),
     Row(SPEC, (), NUMBERS),
     Row("dualops.reference.*", (SPEC,), NUMBERS),
+    Row(TESTING, (SPEC, "dualops.reference.*"), NUMBERS),
     # the road to the GPU, from the bottom up
     Row(SIMULATOR, (), (*NUMBERS, "numba", "greenlet")),
     Row(SIZES, (), ()),
@@ -110,7 +113,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -252,6 +255,7 @@ LAWFUL = {
     "dualops/spec/base.py": "import ml_dtypes\nSPEC = 1\n",
     "dualops/reference/__init__.py": "from .softmax import softmax\n",
     "dualops/reference/softmax.py": "from ..spec import SPEC\nfrom ..spec.base import SPEC\n",
+    "dualops/testing/__init__.py": "from ..spec import SPEC\nfrom ..reference.softmax import softmax\n",
     "dualops/cuda/__init__.py": "from .softmax import softmax\nfrom . import device\n",
     "dualops/cuda/simulator.py": "import greenlet\nfrom numba.core import types\n",
     "dualops/cuda/backend.py": "from numba import cuda\nfrom . import simulator\n",
@@ -286,9 +290,12 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/spec/base.py", "def f():\n    import torch", 2, "torch"),
     ("dualops/spec/base.py", "import pytest", 1, "pytest"),
     ("dualops/spec/base.py", "import tests.problems", 1, "tests.problems"),
-    ("dualops/__init__.py", "from . import spec", 1, "dualops.spec"),
+    ("dualops/__init__.py", "from .spec import base", 1, "dualops.spec.base"),
     ("dualops/reference/softmax.py", "from ..cuda import softmax", 1, "dualops.cuda"),
     ("dualops/reference/softmax.py", "if TYPE_CHECKING:\n    from torch import Tensor", 2, "torch.Tensor"),
+    ("dualops/testing/__init__.py", "from torch import Tensor", 1, "torch.Tensor"),
+    ("dualops/testing/__init__.py", "from .. import cuda", 1, "dualops.cuda"),
+    ("dualops/reference/softmax.py", "from .. import testing", 1, "dualops.testing"),
     ("dualops/cuda/simulator.py", "from . import backend", 1, "dualops.cuda.backend"),
     ("dualops/cuda/simulator.py", "import numba.cuda", 1, "numba.cuda"),
     ("dualops/cuda/compile.py", "from numba import cuda", 1, "numba.cuda"),

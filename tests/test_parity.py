@@ -29,6 +29,7 @@ from dualops.spec.attention import Keywords, KeywordsVarlen
 from dualops.spec.base import Input, Param
 from dualops.spec.named import defaults_of
 from dualops.spec.retention import Keywords as RetentionKeywords, KeywordsVarlen as RetentionKeywordsVarlen
+from dualops.testing.terms import TERMS
 from tests.cuda.operators import FORWARD_ALONE
 from tests.problems import domains
 
@@ -314,3 +315,8 @@ def test_every_operator_has_its_benchmark(op):
 
 def test_every_operator_is_fuzzed():
     assert domains() == OPERATORS.keys()
+
+
+def test_of_every_operator_it_is_known_what_cancels():
+    directions = {(name, backward) for name, spec in OPERATORS.items() for backward in {False, bool(spec.gradients)}}
+    assert TERMS.keys() == directions

@@ -10,7 +10,7 @@ import pytest
 from tests.processes import ROOT
 
 
-@pytest.mark.parametrize("package", ["reference", "cuda", "torch_bridge"])
+@pytest.mark.parametrize("package", ["reference", "cuda", "testing", "torch_bridge"])
 def test_every_public_name_has_its_place(package):
     """Read, not imported: what the bridge and the kernels need may be absent."""
     tree = ast.parse((ROOT / "dualops" / package / "__init__.py").read_text("utf-8"))

@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Any
 
 from .. import spec
+from ..testing.truth import held, truth
 from .errors import CommandError
 from .gpu import Bench
-from .problems import Arrays, Job, as_float64
+from .problems import Arrays, Job
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ class Judge:
 
     @cached_property
     def truth(self) -> Arrays:
-        params = {**self.job.params, **self.job.task.spec.wide}
-        return self.job.named(self.job.task.lean_reference(**as_float64(self.arrays), **params))
+        task = self.job.task
+        return self.job.named(truth(task.spec, task.lean_reference, self.arrays, self.job.params))
 
     @cached_property
     def baseline(self) -> Arrays:
@@ -101,8 +102,6 @@ class Judge:
 
     def verdict(self, results: Arrays) -> Verdict:
         """Hold every result against the float64 truth by the rule of `spec.compare`."""
-        rule = {"dtype": self.job.problem.dtype, "floor": self.job.task.spec.floor}
-        found = [
-            spec.compare(x, self.truth[name], self.baseline[name], name=name, **rule) for name, x in results.items()
-        ]
+        dtype = self.job.problem.dtype
+        found = [*held(self.job.task.spec, dtype, results, self.truth, self.baseline).values()]
         return Verdict(max(found, key=lambda one: one.ratio), [one.message for one in found if not one.passed])

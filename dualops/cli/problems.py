@@ -12,7 +12,6 @@ import numpy as np
 from .. import reference
 from ..spec import OPERATORS, ArrayMeta, Problem, Spec
 from ..spec.base import Cost, Input, Output, Param
-from ..spec.meta import FLOATS
 from ..spec.text import value_of
 from .errors import CommandError
 
@@ -157,8 +156,3 @@ def parse_params(pairs: Sequence[str], task: Task) -> dict[str, Any]:
             raise CommandError(f"--param {pair}: expected name=value, each once, of {', '.join(known) or 'none'}")
         params[name] = value_of(text)
     return params
-
-
-def as_float64(arrays: Arrays) -> Arrays:
-    """The same numbers in float64; indices and masks stay what they are."""
-    return {name: x.astype(np.float64) if x.dtype.name in FLOATS else x for name, x in arrays.items()}

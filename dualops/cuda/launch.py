@@ -17,7 +17,7 @@ import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
-from ..spec.domains import length
+from ..spec.domains import length, length_or_all
 from ..spec.meta import FLOATS, number_meta
 from ..spec.named import refusal
 from . import device as devices
@@ -67,7 +67,9 @@ class Operation:
         accepted = (*spec.params, *(spec.gradient_params if backward else ()))
         self.defaults = {param.name: param.default for param in accepted}
         # parameters that are sizes, and their places
-        self.lengths = {param.name: place for place, param in enumerate(accepted) if param.domain is length}
+        self.lengths = {
+            param.name: place for place, param in enumerate(accepted) if param.domain in (length, length_or_all)
+        }
         self.plans: dict[Any, Plan] = {}
         self.families: dict[Hashable, list[Family]] = {}  # by all but the sizes of a call, the latest first
         OPERATIONS.setdefault(spec.name, []).append(self)

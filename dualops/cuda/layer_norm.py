@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from ..spec import layer_norm as SPEC
 from .launch import Operation
 from .norm import BACKWARD, FORWARD
+from .public import Array, Launch
 
 RUNGS = SPEC.rungs
+
+
+@overload
+def layer_norm(
+    x: Array,
+    w: Array | None = None,
+    b: Array | None = None,
+    *,
+    residual: None = None,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+    **launch: Unpack[Launch],
+) -> Array: ...
+
+
+@overload
+def layer_norm(
+    x: Array,
+    w: Array | None = None,
+    b: Array | None = None,
+    *,
+    residual: Array,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+    **launch: Unpack[Launch],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def layer_norm(
+    x: Array,
+    w: Array | None = None,
+    b: Array | None = None,
+    *,
+    residual: Array | None = None,
+    return_stats: Literal[True],
+    eps: float = 1e-5,
+    **launch: Unpack[Launch],
+) -> tuple[Array, ...]: ...
 
 
 def layer_norm(

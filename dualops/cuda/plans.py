@@ -212,7 +212,7 @@ class Plan:
     def apart(self) -> Apart:
         return Apart(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{self.problem}", f"rung {self.choice.rung}, {self.choice.config}: {self.choice.reason}"]
         lines += [f"{s.kernel.name}: {s.grid} blocks of {s.kernel.threads} threads" for s in self.steps]
         lines += [f"{name} {meta.shape}: {meta.nbytes} bytes beside" for name, meta in self.choice.workspace.items()]

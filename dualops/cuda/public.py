@@ -18,18 +18,27 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterable
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from ..spec import Spec
 from ..spec.named import arguments_of, defaults_of, described, refusal, written_out
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Array = TypeVar("Array")  # of whichever library: what comes out is of the kind of what went in
+
+
+class Launch(TypedDict, total=False):
+    """What every public function takes beside its operator's arguments, for type checkers."""
+
+    out: Any
+    kernel: str | None
+    stream: Any
 
 
 def calls(
     operation: str, spec: Spec, *, backward: bool = False, settled: Callable[..., Any] | None = None
 ) -> Callable[[Function], Function]:
-    """Decorator of a function with `**options` and without a body: it calls an `Operation`.
+    """Decorator of a function with `**options` whose body is never run: instead, it calls an `Operation`.
 
     operation: its name in the function's module. settled: a function of some parameters, which its own parameters name,
     that returns them as they count at this call; it is asked where one of them is not None.

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from ..spec import rms_norm as SPEC
 from .launch import Operation
 from .norm import BACKWARD, FORWARD
+from .public import Array, Launch
 
 RUNGS = SPEC.rungs
+
+
+@overload
+def rms_norm(
+    x: Array,
+    w: Array | None = None,
+    *,
+    residual: None = None,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    **launch: Unpack[Launch],
+) -> Array: ...
+
+
+@overload
+def rms_norm(
+    x: Array,
+    w: Array | None = None,
+    *,
+    residual: Array,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    **launch: Unpack[Launch],
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def rms_norm(
+    x: Array,
+    w: Array | None = None,
+    *,
+    residual: Array | None = None,
+    return_rstd: Literal[True],
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    **launch: Unpack[Launch],
+) -> tuple[Array, ...]: ...
 
 
 def rms_norm(

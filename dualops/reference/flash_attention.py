@@ -7,15 +7,37 @@ Axes: B batch, H query heads, Hkv key heads (H = group * Hkv), Sq queries, Sk ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from ..spec import flash_attention as SPEC
-from ..spec.attention import BlockMask, Keywords
+from ..spec.attention import BlockMask, Keywords, OptionKeywords
 from ..spec.named import names_options
 from ._attention import Options, bound_with_blocks, finite, group_sum, masked_product, options_of, over_group
 from ._rounding import arithmetic
+
+
+@overload
+def flash_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[OptionKeywords[np.ndarray]],
+) -> np.ndarray: ...
+
+
+@overload
+def flash_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[OptionKeywords[np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 def flash_attention(
@@ -31,7 +53,7 @@ def flash_attention(
     alibi_slopes: np.ndarray | None = None,
     sinks: np.ndarray | None = None,
     key_padding_mask: np.ndarray | None = None,
-    score_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     block_mask: BlockMask | np.ndarray | None = None,
     dropout_p: float = 0.0,

@@ -10,18 +10,44 @@ Tiles that the masks hide as a whole are never visited.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
 import numpy as np
 
 from ..spec import flash_attention as SPEC
-from ..spec.attention import Keywords
+from ..spec.attention import Keywords, OptionKeywords
 from ..spec.named import names_options
 from ._attention import bound_with_blocks, finite, group_sum, masked_product, options_of, over_group
 from ._rounding import arithmetic
 from .flash_attention import sum_to
 
 BLOCK = 64
+
+
+@overload
+def flash_attention_blocked(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    block_q: int = BLOCK,
+    block_kv: int = BLOCK,
+    return_lse: Literal[False] = False,
+    **options: Unpack[OptionKeywords[np.ndarray]],
+) -> np.ndarray: ...
+
+
+@overload
+def flash_attention_blocked(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    block_q: int = BLOCK,
+    block_kv: int = BLOCK,
+    return_lse: Literal[True],
+    **options: Unpack[OptionKeywords[np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @names_options(SPEC)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import numpy as np
 
 from ..spec import ArrayMeta, Problem, flash_attention as ONE, flash_attention_varlen as SPEC
-from ..spec.attention import OPTIONS_VARLEN, KeywordsVarlen
+from ..spec.attention import OPTIONS_VARLEN, KeywordsVarlen, OptionKeywordsVarlen
 from ..spec.meta import compute_dtype, numpy_dtype
 from ..spec.named import names_options
 from ._attention import Options, options_of
@@ -24,6 +24,36 @@ class Sequence(NamedTuple):
     queries: slice
     keys: slice
     options: Options
+
+
+@overload
+def flash_attention_varlen(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    cu_seqlens_k: np.ndarray,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[OptionKeywordsVarlen[np.ndarray]],
+) -> np.ndarray: ...
+
+
+@overload
+def flash_attention_varlen(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    cu_seqlens_q: np.ndarray,
+    cu_seqlens_k: np.ndarray,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[OptionKeywordsVarlen[np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @names_options(SPEC)
@@ -43,6 +73,7 @@ def flash_attention_varlen(
     cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
     max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. options are those of `flash_attention`; their
     b, i and j count the sequences, and places in a sequence.
+    A max_seqlen of None is as many as there are tokens.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
     problem, arrays = bound(SPEC, locals())

@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import numpy as np
 
 from ..spec import layer_norm as SPEC
 from ._norms import row_mean, sum_of_rows, with_residual
 from ._rounding import arithmetic, bound, rows_last
+
+
+@overload
+def layer_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    *,
+    residual: None = None,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+) -> np.ndarray: ...
+
+
+@overload
+def layer_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    *,
+    residual: np.ndarray,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+@overload
+def layer_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    b: np.ndarray | None = None,
+    *,
+    residual: np.ndarray | None = None,
+    return_stats: Literal[True],
+    eps: float = 1e-5,
+) -> tuple[np.ndarray, ...]: ...
 
 
 def layer_norm(

@@ -7,12 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import erfc, pi, sqrt
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from ..spec import matmul as SPEC
 from ._rounding import arithmetic, bound
+
+
+@overload
+def matmul(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    return_preactivation: Literal[False] = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: np.ndarray | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> np.ndarray: ...
+
+
+@overload
+def matmul(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    return_preactivation: Literal[True],
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: np.ndarray | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 def matmul(

@@ -35,6 +35,7 @@ def retention_varlen(
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
     of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. normalize: None
     or "signed". log_decay is [total, H]. options are those of `retention`; each sequence has a state of its own.
+    A max_seqlen of None is as many as there are tokens.
     Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
     [H, total].
     """

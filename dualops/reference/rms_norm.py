@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import numpy as np
 
 from ..spec import rms_norm as SPEC
 from ._norms import row_mean, sum_of_rows, with_residual
 from ._rounding import arithmetic, bound, rows_last
+
+
+@overload
+def rms_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    *,
+    residual: None = None,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> np.ndarray: ...
+
+
+@overload
+def rms_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    *,
+    residual: np.ndarray,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+@overload
+def rms_norm(
+    x: np.ndarray,
+    w: np.ndarray | None = None,
+    *,
+    residual: np.ndarray | None = None,
+    return_rstd: Literal[True],
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[np.ndarray, ...]: ...
 
 
 def rms_norm(

@@ -37,6 +37,11 @@ def length(value: Any) -> Any:
     return number
 
 
+def length_or_all(value: Any) -> Any:
+    """A length, or None: as many as there are."""
+    return None if value is None else length(value)
+
+
 def finite(value: Any) -> float:
     if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "ndim", 0):
         raise TypeError("expected a number")

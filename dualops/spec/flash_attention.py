@@ -25,8 +25,8 @@ import numpy as np
 from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, length, optional
-from .lengths import check_ends, longest_of
+from .domains import boolean, finite, length_or_all, optional
+from .lengths import LONGEST, check_ends, longest_in
 from .meta import ArrayMeta, compute_dtype
 
 MAX_HEAD_DIM = 512
@@ -52,7 +52,7 @@ def measure_varlen(
     """B sequences; Sq and Sk are the most that one of them can have."""
     if sizes["B+1"] < 1:
         raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
-    Sq, Sk = (longest_of(params[f"max_seqlen_{side}"], sizes[f"total_{side}"]) for side in ("q", "k"))
+    Sq, Sk = (longest_in(params, f"max_seqlen_{side}", sizes[f"total_{side}"]) for side in ("q", "k"))
     longest = {"B": sizes["B+1"] - 1, "Sq": Sq, "Sk": Sk}
     return {**longest, **measure(op, arrays, params, sizes | longest)}
 
@@ -188,7 +188,7 @@ SPEC_VARLEN = Spec(
         ("H", "total_q"),
         OPTIONS_VARLEN,
         tuple(Input(f"cu_seqlens_{side}", ("B+1",), ("int32",), role=Role.OTHER) for side in ("q", "k")),
-        tuple(Param(f"max_seqlen_{side}", None, length, "of the longest sequence, or more") for side in ("q", "k")),
+        tuple(Param(f"max_seqlen_{side}", None, length_or_all, LONGEST) for side in ("q", "k")),
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,

@@ -6,6 +6,15 @@ from typing import Any
 
 import numpy as np
 
+LONGEST = "of the longest sequence, or more; as many as there are tokens if None"  # what a parameter says
+
+
+def longest_in(params: dict[str, Any], name: str, total: Any) -> Any:
+    """The most tokens that one of the sequences can have, by the parameter of that name; None there becomes `total`."""
+    if params[name] is None:
+        params[name] = total
+    return longest_of(params[name], total)
+
 
 def longest_of(said: Any, total: Any) -> Any:
     """The most tokens that one of the sequences can have: what the caller said, but never more than there are in all.

@@ -66,8 +66,8 @@ from typing import Any, Generic, TypedDict, TypeVar
 import numpy as np
 
 from .base import Input, Output, Param, Problem, Role, Spec
-from .domains import boolean, finite, length, one_of, optional
-from .lengths import check_ends, longest_of
+from .domains import boolean, finite, length_or_all, one_of, optional
+from .lengths import LONGEST, check_ends, longest_in
 from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
 from .retention_cost import BACKWARD_COST, CHUNK as CHUNK, FORWARD_COST
@@ -178,7 +178,7 @@ def measure_varlen(
     if sizes.get("B", B) != B:
         name = next(name for name in ("initial_state", "initial_norm", "dstate", "dstate_norm") if name in arrays)
         raise ValueError(f"{op}: {name} has B={sizes['B']}, cu_seqlens has B+1={B + 1}")
-    longest = longest_of(params["max_seqlen"], sizes["total"])
+    longest = longest_in(params, "max_seqlen", sizes["total"])
     _check(op, arrays, params, sizes)
     return {"B": B, "Sq": longest, "Sk": longest, "form": "chunk"}
 
@@ -353,7 +353,7 @@ SPEC_VARLEN = Spec(
         (),
         (Input("cu_seqlens", ("B+1",), ("int32",), role=Role.OTHER),),
         (
-            Param("max_seqlen", None, length, "of the longest sequence, or more"),
+            Param("max_seqlen", None, length_or_all, LONGEST),
             Param("scale", None, optional(finite), "factor of q @ k.T; None is 1 / sqrt(D)"),
             Param("normalize", None, one_of(None, "signed"), _NORMALIZE.partition(", 'abs'")[0]),
         ),

@@ -22,6 +22,11 @@ from .schema import as_text, declaration, fits, from_text
 DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in vars(torch).values() if type(value) is torch.dtype}
 
 
+def longest_or_all(said: Any, tokens: Any) -> Any:
+    """The length of the longest sequence, as the caller said it; for None the tokens of a tensor that there are."""
+    return tokens.shape[0] if said is None and isinstance(tokens, Tensor) and tokens.ndim else said
+
+
 @dataclass(eq=False, kw_only=True)
 class Arguments:
     """What a direction takes, derived from the spec."""

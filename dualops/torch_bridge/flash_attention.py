@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from .. import reference
 from ..spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
-from ..spec.attention import BlockMask, UserFunction, as_they_are, lists_of
+from ..spec.attention import BlockMask, OptionKeywords, OptionKeywordsVarlen, UserFunction, as_they_are, lists_of
 from ..spec.attention.blocks import kept
 from ..spec.meta import number_meta
+from .arguments import longest_or_all
 from .interop import register
 from .recomputed import note
 from .schema import remember
@@ -40,6 +41,18 @@ _operator_varlen = register(
     fixed=_LSE,
     autocast="lower",
 )
+
+
+@overload
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[OptionKeywords[Tensor]]
+) -> Tensor: ...
+
+
+@overload
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[OptionKeywords[Tensor]]
+) -> tuple[Tensor, Tensor]: ...
 
 
 def flash_attention(
@@ -144,14 +157,44 @@ def block_mask(mask_mod: Function, B: int | None, H: int | None, Sq: int, Sk: in
     return kept(made.mask_mod, sizes, str(like.device), lambda: torch.from_numpy(made.lists.copy()).to(like.device))
 
 
+@overload
 def flash_attention_varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[OptionKeywordsVarlen[Tensor]],
+) -> Tensor: ...
+
+
+@overload
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[OptionKeywordsVarlen[Tensor]],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
     *,
     causal: bool | str = False,
     scale: float | None = None,
@@ -173,13 +216,14 @@ def flash_attention_varlen(
     not checked: that would wait for the device. b, i and j of options count the sequences, and places in a sequence.
     The other arguments are those of `flash_attention`, whose docstring holds here too.
 
+    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all
     lengths, max_seqlen among them.
     """
     score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC_VARLEN.name, q, dropout_p, seed)
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, drawn)
-    lengths = (max_seqlen_q, max_seqlen_k)
+    lengths = longest_or_all(max_seqlen_q, q), longest_or_all(max_seqlen_k, k)
     results = _operator_varlen(*arrays, *lengths, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
     return _wanted(SPEC_VARLEN.name, results, return_lse)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -15,6 +15,42 @@ from .norms import wanted
 _operator = register(
     SPEC, reference.layer_norm, reference.layer_norm_backward, fixed={"return_stats": True}, autocast="float32"
 )
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    residual: None = None,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+) -> Tensor: ...
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    residual: Tensor,
+    return_stats: Literal[False] = False,
+    eps: float = 1e-5,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def layer_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    return_stats: Literal[True],
+    eps: float = 1e-5,
+) -> tuple[Tensor, ...]: ...
 
 
 def layer_norm(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,34 @@ _operator = register(
     kinds={"activation": "str?", "precision": "str?"},
     autocast="lower",
 )
+
+
+@overload
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_preactivation: Literal[False] = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> Tensor: ...
+
+
+@overload
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_preactivation: Literal[True],
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def matmul(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from .arguments import longest_or_all
 from .interop import register
 
 _KINDS = {"scale": "float?", "normalize": "str?", "max_seqlen": "SymInt"}
@@ -103,7 +104,7 @@ def retention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens: Tensor,
-    max_seqlen: int,
+    max_seqlen: int | None = None,
     *,
     gamma: Tensor | None = None,
     log_decay: Tensor | None = None,
@@ -121,11 +122,12 @@ def retention_varlen(
     has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other
     arguments are those of `retention`, whose docstring holds here too.
 
+    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total, H, Dv]; with return_state (o, state), and with "signed" (o, state, state_norm). A compiled
     function is compiled once for all lengths, max_seqlen among them.
     """
     arrays = (q, k, v, cu_seqlens, gamma, log_decay, initial_state, initial_norm)
-    results = _operator_varlen(*arrays, max_seqlen, scale, normalize, return_state)
+    results = _operator_varlen(*arrays, longest_or_all(max_seqlen, q), scale, normalize, return_state)
     return _wanted(SPEC_VARLEN.name, results, normalize, return_state)
 
 

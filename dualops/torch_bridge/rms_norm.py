@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -15,6 +15,42 @@ from .norms import wanted
 _operator = register(
     SPEC, reference.rms_norm, reference.rms_norm_backward, fixed={"return_rstd": True}, autocast="float32"
 )
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    *,
+    residual: None = None,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> Tensor: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    *,
+    residual: Tensor,
+    return_rstd: Literal[False] = False,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def rms_norm(
+    x: Tensor,
+    w: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
+    return_rstd: Literal[True],
+    eps: float = 1e-6,
+    offset: float = 0.0,
+) -> tuple[Tensor, ...]: ...
 
 
 def rms_norm(

@@ -13,7 +13,8 @@ from benchmarks.contestant import Contestant
 from benchmarks.lion import Lion, LionLists, Model, elements, lion_pytorch
 from benchmarks.tree import reference, spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload, to_numpy, to_torch
+from benchmarks.workload import Workload, to_torch
+from dualops.testing import to_numpy
 
 SPEC = spec.OPERATORS["lion"]
 

@@ -14,6 +14,7 @@ from benchmarks import matmul, samples, workload
 from benchmarks.contestant import Contestant
 from benchmarks.tree import spec
 from benchmarks.work import bind
+from dualops import testing
 from dualops.spec.matmul import shapes_of
 
 from .test_peers import prepared, referee
@@ -52,7 +53,7 @@ def test_the_reference_of_the_sample_is_that_part_of_the_whole(case: spec.Case, 
     named = dict(zip(made._results(direction), whole if isinstance(whole, tuple) else (whole,), strict=True))
     assert truth.keys() == baseline.keys() == picked.keys() == named.keys()
     for name, part in truth.items():
-        taken = workload.to_numpy(named[name])[picked[name]]
+        taken = testing.to_numpy(named[name])[picked[name]]
         assert np.abs(taken - part).max() < 1e-5 * max(np.abs(part).max(), 1)
         assert part.size < named[name].numel()
     for part in made.parts(direction):

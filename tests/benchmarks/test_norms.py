@@ -16,7 +16,8 @@ from benchmarks.contestant import Contestant
 from benchmarks.samples import rows
 from benchmarks.tree import reference, spec
 from benchmarks.work import Work, bind
-from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
+from benchmarks.workload import Workload, WrongResult, to_torch
+from dualops.testing import to_numpy
 
 from .test_peers import referee
 

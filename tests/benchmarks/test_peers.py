@@ -16,8 +16,9 @@ from benchmarks.contestant import Contestant, with_autograd
 from benchmarks.samples import one_head
 from benchmarks.tree import reference, spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload, to_numpy, to_torch
+from benchmarks.workload import Workload, to_torch
 from dualops.spec.attention.cases import tanh_softcap, woven
+from dualops.testing import to_numpy
 
 Toy = Callable[..., Workload]
 ATTENTION = spec.OPERATORS["flash_attention"]

@@ -14,7 +14,8 @@ from benchmarks import cases, workload
 from benchmarks.contestant import Contestant
 from benchmarks.tree import reference, spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload, in_order, to_numpy, to_torch
+from benchmarks.workload import Workload, in_order, to_torch
+from dualops.testing import to_numpy
 
 OPERATOR, TABLES = spec.OPERATORS["rope"], spec.OPERATORS["rope_tables"]
 TOKENS_FIRST = {"q": (0, 2, 1, 3), "k": (0, 2, 1, 3)}

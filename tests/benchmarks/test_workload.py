@@ -13,9 +13,10 @@ from benchmarks.contestant import Contestant
 from benchmarks.samples import one_head, rows
 from benchmarks.tree import spec
 from benchmarks.work import bind
-from benchmarks.workload import Workload, WrongResult, to_numpy, to_torch
+from benchmarks.workload import Workload, WrongResult, to_torch
 from dualops.spec.matmul import shapes_of
 from dualops.spec.meta import numpy_dtype
+from dualops.testing import to_numpy
 
 SOFTMAX = spec.OPERATORS["softmax"]
 ATTENTION = spec.OPERATORS["flash_attention"]

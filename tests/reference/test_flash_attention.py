@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from dualops.reference import flash_attention, flash_attention_blocked
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
-from tests.checks import widened
+from dualops.testing.truth import widened
 from tests.problems import elements, materialize, random_layouts, random_problems, values
 
 SPEC = OPERATORS["flash_attention"]

@@ -14,8 +14,10 @@ from dualops.reference import flash_attention, flash_attention_backward, flash_a
 from dualops.spec import OPERATORS, Case, Spec, Tag, compare
 from dualops.spec.attention.cases import PAIRS, paired
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.attention import cubed, cubed_slope, gradient_terms, row_id
-from tests.checks import bind, call, gradient_inputs, widened
+from dualops.testing.terms.attention import gradient_terms
+from dualops.testing.truth import bind, widened
+from tests.attention import cubed, cubed_slope, row_id
+from tests.checks import call, gradient_inputs
 from tests.problems import random_problems
 
 SPEC, VARLEN = OPERATORS["flash_attention"], OPERATORS["flash_attention_varlen"]

@@ -16,8 +16,8 @@ from dualops.reference.matmul import as_tf32, tf32_parts
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.matmul import ACTIVATIONS, shapes_of
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.checks import bind, widened
-from tests.matmul import result_terms
+from dualops.testing.terms.matmul import result_terms
+from dualops.testing.truth import bind, widened
 from tests.problems import materialize, random_layouts, random_problems, values
 
 SPEC = OPERATORS["matmul"]

@@ -18,9 +18,11 @@ from dualops.reference.retention_forms import Decay, StepDecay
 from dualops.spec import OPERATORS, Tag, compare
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
 from dualops.spec.retention_cases import PAIRS
-from tests.checks import bind, call, widened
+from dualops.testing.terms.retention import result_terms
+from dualops.testing.truth import bind, widened
+from tests.checks import call
 from tests.problems import elements, random_problems, values
-from tests.retention import result_terms, with_steps
+from tests.retention import with_steps
 
 SPEC, VARLEN = OPERATORS["retention"], OPERATORS["retention_varlen"]
 FORMS = ("parallel", "chunk", "recurrent")

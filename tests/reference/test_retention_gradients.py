@@ -13,9 +13,11 @@ from dualops.reference import retention, retention_backward, retention_varlen_ba
 from dualops.spec import OPERATORS, Case, Spec, Tag, compare
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
 from dualops.spec.retention_cases import options_of
-from tests.checks import bind, call, gradient_inputs, widened
+from dualops.testing.terms.retention import gradient_terms
+from dualops.testing.truth import bind, widened
+from tests.checks import call, gradient_inputs
 from tests.problems import elements, random_problems
-from tests.retention import gradient_terms, with_steps
+from tests.retention import with_steps
 
 SPEC, VARLEN = OPERATORS["retention"], OPERATORS["retention_varlen"]
 FORMS = ("parallel", "chunk", "recurrent")

@@ -12,7 +12,8 @@ from dualops import reference
 from dualops.reference.rope import inverse_frequencies
 from dualops.spec import OPERATORS, compare
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.checks import bind, call, gradient_inputs, widened
+from dualops.testing.truth import bind, widened
+from tests.checks import call, gradient_inputs
 from tests.problems import random_problems, values
 
 SPEC, SPEC_TABLES = OPERATORS["rope"], OPERATORS["rope_tables"]

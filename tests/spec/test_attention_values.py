@@ -184,6 +184,8 @@ def test_no_sequence_is_taken_for_longer_than_all_of_them():
     given = {"q": meta(9, 2, 8), "k": meta(11, 2, 8), "v": meta(11, 2, 8)}
     least, most = (varlen(**given, max_seqlen_q=q, max_seqlen_k=k, causal=True) for q, k in ((9, 11), (100_000,) * 2))
     assert (most.Sq, most.Sk, most.max_seqlen_q) == (9, 11, 100_000)
+    unsaid = varlen(**given, max_seqlen_q=None, max_seqlen_k=None)
+    assert (unsaid.Sq, unsaid.Sk, unsaid.max_seqlen_q, unsaid.max_seqlen_k) == (9, 11, 9, 11)
     cost = most.spec.forward_cost
     assert cost.flops(most) == cost.flops(least) > 0
 

@@ -251,7 +251,6 @@ VARLEN_ERRORS = {
     "ends missing": (
         {"cu_seqlens_k": None}, TypeError, "cu_seqlens_k is missing, expected an array of int32",
     ),
-    "longest missing": ({"max_seqlen_q": None}, TypeError, "max_seqlen_q is None, expected an integer"),
     "longest a float": ({"max_seqlen_k": 12.0}, TypeError, "max_seqlen_k is 12.0, expected an integer"),
     "longest negative": ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q is -1, expected 0 or more"),
     "slopes too few": ({"alibi_slopes": meta(3)}, ValueError, "alibi_slopes has H=3, q has H=6"),

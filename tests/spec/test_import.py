@@ -28,7 +28,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("package", ["dualops.spec", "dualops.reference"])
+@pytest.mark.parametrize("package", ["dualops.spec", "dualops.reference", "dualops.testing"])
 def test_needs_numpy_and_ml_dtypes_alone(package):
     program = BLOCKED.format(allowed={"dualops", "numpy", "ml_dtypes"}) + f"import {package}"
     done = run(program)
@@ -59,7 +59,7 @@ assert dualops.spec.softmax.name == "softmax"
 assert isinstance(dualops.spec, types.ModuleType) and dualops.spec is sys.modules["dualops.spec"]
 assert callable(dualops.reference.softmax) and callable(dualops.reference.softmax)
 assert not {"numba", "torch"} & set(sys.modules)
-assert {"cuda", "reference", "spec", "torch_bridge"} <= set(dir(dualops))
+assert dir(dualops) == ["__version__", "block_mask", "cuda", "reference", "spec", "testing", "torch_bridge"]
 try:
     dualops.softmax
 except AttributeError as error:

@@ -82,6 +82,8 @@ def test_no_sequence_is_taken_for_longer_than_all_of_them():
     shapes = {"q": (9, 2, 5), "k": (9, 2, 5), "v": (9, 2, 7), "cu_seqlens": (3,)}
     problem = retention_varlen.bind(metas(retention_varlen.inputs, shapes), {"max_seqlen": 100_000})
     assert (problem.Sq, problem.Sk, problem.max_seqlen) == (9, 9, 100_000)
+    problem = retention_varlen.bind(metas(retention_varlen.inputs, shapes))
+    assert (problem.Sq, problem.Sk, problem.max_seqlen) == (9, 9, 9)
 
 
 def test_states_lie_in_the_order_of_their_axes_and_tokens_in_that_of_q():

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dualops import reference
 from dualops.spec import Case, Tag, compare, softmax as SPEC
 from dualops.spec.meta import ArrayMeta, numpy_dtype
+from dualops.testing import to_numpy
 from dualops.torch_bridge import softmax
 
 from .conftest import DTYPES, LAYOUTS, stepped, transposed, values
@@ -95,13 +96,6 @@ def to_torch(array: np.ndarray, device: str) -> torch.Tensor:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16).to(device)
     return torch.from_numpy(array).to(device)
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
-    return tensor.numpy()
 
 
 @pytest.mark.parametrize("case", SPEC.tagged(Tag.SIM), ids=lambda case: case.id)

@@ -10,18 +10,46 @@ blocks.py  which tiles of keys a mask_mod shows, made once
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Generic, Literal, Unpack, overload
 
 from ...spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
-from ...spec.attention import BlockMask, Keywords, KeywordsVarlen, as_they_are, lists_of
+from ...spec.attention import (
+    BlockMask,
+    Keywords,
+    KeywordsVarlen,
+    OptionKeywords,
+    OptionKeywordsVarlen,
+    as_they_are,
+    lists_of,
+)
 from ..launch import Operation
-from ..public import calls
+from ..public import Array, Launch, calls
 from . import naive, simt, sm80, sm90
 from .blocks import block_mask as block_mask
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
 
 RUNGS = SPEC.rungs
+
+
+class _Options(OptionKeywords[Array], Launch, Generic[Array], total=False):
+    """What does not change what is returned."""
+
+
+class _OptionsVarlen(OptionKeywordsVarlen[Array], Launch, Generic[Array], total=False):
+    """The same of sequences of different lengths."""
+
+
+@overload
+def flash_attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **options: Unpack[_Options[Array]]
+) -> Array: ...
+
+
+@overload
+def flash_attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[_Options[Array]]
+) -> tuple[Array, Array]: ...
 
 
 def flash_attention(
@@ -37,7 +65,7 @@ def flash_attention(
     alibi_slopes: Any = None,
     sinks: Any = None,
     key_padding_mask: Any = None,
-    score_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Any] | tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     mask_mod: Callable[..., Any] | None = None,
     block_mask: BlockMask | Any = None,
     dropout_p: float = 0.0,
@@ -116,20 +144,20 @@ def _backward_as_they_are(score_mod: Any, mask_mod: Any, block_mask: Any) -> tup
 
 @calls("backward", SPEC, backward=True, settled=_backward_as_they_are)
 def flash_attention_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    do: Any,
-    dlse: Any = None,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    do: Array,
+    dlse: Array | None = None,
     *,
     bias_gradient: bool = True,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
-    **options: Unpack[Keywords[Any]],
-) -> Any:
+    **options: Unpack[Keywords[Array]],
+) -> tuple[Array, ...]:
     """The gradient of `flash_attention`, from what it took, o and lse as it gave them, and do [B, H, Sq, Dv].
 
     dlse [B, H, Sq]: the gradient of lse, where it was used. bias_gradient: whether dbias is wanted. options are those
@@ -149,6 +177,37 @@ def flash_attention_backward(
     for each number of q, k, v and do; naive twice B * H * Sq * Sk scores.
     out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """
+    raise NotImplementedError  # `calls` makes it
+
+
+@overload
+def flash_attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_OptionsVarlen[Array]],
+) -> Array: ...
+
+
+@overload
+def flash_attention_varlen(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_OptionsVarlen[Array]],
+) -> tuple[Array, Array]: ...
 
 
 @calls("forward_varlen", SPEC_VARLEN, settled=as_they_are)
@@ -173,33 +232,35 @@ def flash_attention_varlen(
     max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Where cu_seqlens are on a GPU their values
     are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
     options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
+    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
 
 
 @calls("backward_varlen", SPEC_VARLEN, backward=True, settled=as_they_are)
 def flash_attention_varlen_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    do: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    o: Array,
+    lse: Array,
+    do: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
-    dlse: Any = None,
+    dlse: Array | None = None,
     out: Any = None,
     kernel: str | None = None,
     stream: Any = None,
-    **options: Unpack[KeywordsVarlen[Any]],
-) -> Any:
+    **options: Unpack[KeywordsVarlen[Array]],
+) -> tuple[Array, ...]:
     """The gradient of `flash_attention_varlen`: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks.
 
     Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
     """
+    raise NotImplementedError  # `calls` makes it
 
 
 FORWARD = (

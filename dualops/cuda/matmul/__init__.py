@@ -23,13 +23,44 @@ README.md goes up by smaller steps, kernels with one idea more each, which are i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 from ...spec import matmul as SPEC
 from ..launch import Operation
+from ..public import Array, Launch
 from . import naive, simt, sm80, sm90
 
 RUNGS = SPEC.rungs
+
+
+@overload
+def matmul(
+    a: Array,
+    b: Array,
+    *,
+    return_preactivation: Literal[False] = False,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Array | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+    **launch: Unpack[Launch],
+) -> Array: ...
+
+
+@overload
+def matmul(
+    a: Array,
+    b: Array,
+    *,
+    return_preactivation: Literal[True],
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    bias: Array | None = None,
+    activation: str | None = None,
+    precision: str | None = None,
+    **launch: Unpack[Launch],
+) -> tuple[Array, Array]: ...
 
 
 def matmul(

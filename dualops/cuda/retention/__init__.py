@@ -109,6 +109,7 @@ def retention_varlen(
     [B + 1] of int32 begins at 0, never falls and ends at the total; max_seqlen is the length of the longest, or more.
     Where cu_seqlens is on a GPU its values are not looked at: a wrong one reads and writes beyond its sequence, a token
     beyond max_seqlen is left out. options are those of `retention`; states are [B, H, D, Dv], norms [B, H, D].
+    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total, H, Dv], then state, state_norm and row_sum [H, total] as asked for.
     """
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...spec import rope as SPEC, rope_tables as SPEC_TABLES
 from ..launch import Operation
+from ..public import Array
 from . import naive, simt, tables
 
 RUNGS = SPEC.rungs
@@ -22,19 +23,19 @@ RUNGS_TABLES = SPEC_TABLES.rungs
 
 
 def rope(
-    q: Any,
-    k: Any,
-    cos: Any,
-    sin: Any,
+    q: Array,
+    k: Array,
+    cos: Array,
+    sin: Array,
     *,
-    positions: Any = None,
+    positions: Array | None = None,
     dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
-    out: Any = None,
+    out: tuple[Array, Array] | None = None,
     kernel: str | None = None,
     stream: Any = None,
-) -> Any:
+) -> tuple[Array, Array]:
     """q and k with their first R dimensions rotated, in one launch; Su et al. 2021, arXiv:2104.09864.
 
     q [B, H, S, D], k [B, Hkv, S, D]: device arrays of one dtype (float64, float32, float16, bfloat16), any strides with
@@ -59,19 +60,19 @@ def rope(
 
 
 def rope_backward(
-    dq_rotated: Any,
-    dk_rotated: Any,
-    cos: Any,
-    sin: Any,
+    dq_rotated: Array,
+    dk_rotated: Array,
+    cos: Array,
+    sin: Array,
     *,
-    positions: Any = None,
+    positions: Array | None = None,
     dim: int | None = None,
     interleaved: bool = False,
     inplace: bool = False,
-    out: Any = None,
+    out: tuple[Array, Array] | None = None,
     kernel: str | None = None,
     stream: Any = None,
-) -> Any:
+) -> tuple[Array, Array]:
     """The gradient of `rope` with respect to q and k: the rotation by the opposite angles.
 
     dq_rotated, dk_rotated: the gradients of what rope returned; the other arguments as rope had them. Returns (dq, dk)
@@ -84,16 +85,16 @@ def rope_backward(
 
 
 def rope_tables(
-    positions: Any,
+    positions: Array,
     dim: int | None = None,
     *,
     base: float | None = None,
     scaling: tuple[Any, ...] | Mapping[str, Any] | None = None,
     dtype: str = "float32",
-    out: Any = None,
+    out: tuple[Array, Array] | None = None,
     kernel: str | None = None,
     stream: Any = None,
-) -> Any:
+) -> tuple[Array, Array]:
     """cos and sin of the angles that positions stand for, as `rope` takes them.
 
     positions [S] or [B, S] of int64 or int32, of any sign; dim: R, even; base: that of the frequencies

@@ -14,12 +14,15 @@ from typing import Any
 
 from ...spec import softmax as SPEC
 from ..launch import Operation
+from ..public import Array
 from . import long_rows, naive, ring, rows, strided
 
 RUNGS = SPEC.rungs
 
 
-def softmax(x: Any, axis: int = -1, *, out: Any = None, kernel: str | None = None, stream: Any = None) -> Any:
+def softmax(
+    x: Array, axis: int = -1, *, out: Array | None = None, kernel: str | None = None, stream: Any = None
+) -> Array:
     """exp(x) / sum(exp(x)) along `axis`; Milakov & Gimelshein 2018, arXiv:1805.02867.
 
     x: a device array of float64, float32, float16 or bfloat16, of any shape and non-negative strides. Returns an array
@@ -33,8 +36,8 @@ def softmax(x: Any, axis: int = -1, *, out: Any = None, kernel: str | None = Non
 
 
 def softmax_backward(
-    y: Any, dy: Any, axis: int = -1, *, out: Any = None, kernel: str | None = None, stream: Any = None
-) -> Any:
+    y: Array, dy: Array, axis: int = -1, *, out: Array | None = None, kernel: str | None = None, stream: Any = None
+) -> Array:
     """The gradient of softmax with respect to x: dx = y * (dy - sum(y * dy)).
 
     y: what softmax returned; dy: the gradient of that, of the same shape and dtype. Returns dx in y's memory order.

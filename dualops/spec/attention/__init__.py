@@ -27,7 +27,7 @@ OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, BLOCKS, SIN
 OPTIONS_VARLEN = (SOFTCAP, SCORE_MOD, ALIBI, BAND, MASK_MOD, SINKS, DROPOUT)
 
 
-class KeywordsVarlen(TypedDict, Generic[Array], total=False):
+class OptionKeywordsVarlen(TypedDict, Generic[Array], total=False):
     """Their arguments, for functions that take `**options`, with arrays of a library."""
 
     causal: bool | str
@@ -40,15 +40,26 @@ class KeywordsVarlen(TypedDict, Generic[Array], total=False):
     mask_mod: Callable[..., Any] | None
     dropout_p: float
     seed: int | Array | None
-    return_lse: bool
 
 
-class Keywords(KeywordsVarlen[Array], Generic[Array], total=False):
+class OptionKeywords(OptionKeywordsVarlen[Array], Generic[Array], total=False):
     """The same of whole batches."""
 
     bias: Array | None
     key_padding_mask: Array | None
     block_mask: BlockMask | Array | None
+
+
+class KeywordsVarlen(OptionKeywordsVarlen[Array], Generic[Array], total=False):
+    """And what asks for lse, on which depends what a call returns."""
+
+    return_lse: bool
+
+
+class Keywords(OptionKeywords[Array], Generic[Array], total=False):
+    """The same of whole batches."""
+
+    return_lse: bool
 
 
 __all__ = [
@@ -62,6 +73,8 @@ __all__ = [
     "Keywords",
     "KeywordsVarlen",
     "Option",
+    "OptionKeywords",
+    "OptionKeywordsVarlen",
     "OptionVariant",
     "UserFunction",
     "Verbs",

@@ -14,7 +14,8 @@ import torch
 import dualops.cuda
 from dualops import reference
 from dualops.spec import OPERATORS, compare
-from tests.checks import gradient_inputs, widened
+from dualops.testing.truth import widened
+from tests.checks import gradient_inputs
 from tests.cuda.gpu.library import numpy, same_bits, tensor
 from tests.cuda.operators import GENERAL_RUNGS
 from tests.problems import values

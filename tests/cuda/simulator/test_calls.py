@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops import reference
+from dualops import reference, testing
 from dualops.cuda import simulator
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
@@ -118,7 +118,7 @@ def test_a_plan_for_one_alignment_does_not_serve_another():
 
 
 def test_plan_says_rung_and_reason(untouched):
-    told = str(dualops.cuda.plan("softmax", numbers(4, 64), axis=0, kernel="naive"))
+    told = repr(dualops.cuda.plan("softmax", numbers(4, 64), axis=0, kernel="naive"))
     assert "rung naive" in told and "one thread a row" in told and "N=4" in told
     assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
     for name in dualops.cuda.RUNGS:
@@ -133,12 +133,22 @@ def test_blocks_are_for_the_tokens_that_there_are(operator, rung, untouched):
     sides = ("_q", "_k") if operator.startswith("flash") else ("",)
     arrays = {"q": tokens, "k": tokens, "v": tokens, **{f"cu_seqlens{side}": ends for side in sides}}
     plans = []
-    for longest in (9, 100_000):
+    for longest in (9, 100_000, None):
         said: dict[str, Any] = {f"max_seqlen{side}": longest for side in sides}
         plans.append(dualops.cuda.plan(operator, **arrays, **said, kernel=rung))
-    one, other = ([step.grid for step in plan.steps] for plan in plans)
-    assert one == other
-    assert plans[0].choice.workspace == plans[1].choice.workspace
+    grids = [[step.grid for step in plan.steps] for plan in plans]
+    assert grids[0] == grids[1] == grids[2]
+    assert plans[0].choice.workspace == plans[1].choice.workspace == plans[2].choice.workspace
+
+
+@pytest.mark.parametrize("operator", ["flash_attention_varlen", "retention_varlen"])
+def test_the_longest_sequence_may_be_left_unsaid(operator):
+    """Also by calls of other sizes, which are of one family."""
+    names = [entry.name for entry in OPERATORS[operator].inputs if not entry.optional]
+    for count in (9, 12, 7):
+        tokens, ends = numbers(count, 2, 8), np.array([0, 4, count], np.int32)
+        given = (tokens, tokens, tokens, *(ends, ends)[: 2 if operator.startswith("flash") else 1])
+        testing.check(operator, getattr(dualops.cuda, operator)(*given), dict(zip(names, given)))
 
 
 @pytest.mark.parametrize("operator", ["retention", "retention_varlen"])

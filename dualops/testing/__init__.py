@@ -1,0 +1,19 @@
+"""The oracle: anybody's operators, in any library's arrays, held against the float64 reference.
+
+    def test_my_softmax():
+        for problem in testing.cases("softmax", "sim", dtype="float32"):
+            arrays = problem.arrays()
+            testing.check("softmax", my_softmax(**arrays, **problem.params), arrays, problem.params)
+
+check   one call: truth, baseline, tolerance and NaNs by the operator's name
+cases   problems that are ready to be tried, ragged and empty ones among them
+Wrong   what `check` raises, an AssertionError
+
+Needs numpy and ml_dtypes alone; the package of an array's library is there already.
+"""
+
+from .arrays import to_numpy
+from .oracle import Wrong, check
+from .ready import Ready, cases
+
+__all__ = ["Ready", "Wrong", "cases", "check", "to_numpy"]

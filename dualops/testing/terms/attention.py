@@ -1,0 +1,95 @@
+"""What attention's results and gradients cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...reference._attention import Options, finite, group_sum, options_of, over_group
+from ...reference.flash_attention import sum_to
+from ...reference.flash_attention_varlen import sequences
+from ...spec import Problem
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
+    """Of each gradient the largest sum of magnitudes that it is the sum of; what is no number counts as 0.
+
+    dS = P * (dP - delta) is the difference of two sums, which agree where a query sees one key alone, and all gradients
+    but dv are sums of such. So dS counts as P * (|dP| + |delta|), and dP and delta as sums of |do| * |v|, |do| * |o|.
+    P = exp(S - lse) is known to eps times what S adds up, slope * scale * q * k, whose roundings add in squares.
+    """
+    largest = {output.name: 0.0 for output in problem.spec.gradients}
+    d_sinks: Any = 0.0
+    for part, options in _sequences(arrays, problem):
+        found, lost = _terms(part, options)
+        for name, terms in found.items():
+            largest[name] = max(largest[name], float(terms.max(initial=0.0)))
+        d_sinks = d_sinks + lost
+    return largest | {"dsinks": float(np.max(d_sinks, initial=0.0))}
+
+
+def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
+    """Of o and lse in float64, where truth is no more exact than the kernel: P is known to eps times its score."""
+    largest = {"o": 0.0, "lse": 0.0}
+    if problem.dtype != "float64":
+        return largest  # the baseline's error has it
+    for x, options in _sequences(arrays, problem):
+        at, group = options.everywhere(), options.problem.group
+        with np.errstate(all="ignore"):
+            products = x["q"] @ over_group(x["k"], group).swapaxes(-1, -2) * problem.scale  # [B, H, Sq, Sk]
+            scores = options.scores(products, at)
+            row_max = finite(scores.max(axis=-1, keepdims=True, initial=-np.inf))
+            probs = np.nan_to_num(np.exp(scores - row_max), posinf=0.0)
+            probs = probs / np.maximum(probs.sum(axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+            sizes = np.nan_to_num(np.maximum(np.abs(products), np.abs(scores)), posinf=0.0, neginf=0.0)
+            size = 1 + np.where(scores == -np.inf, 0, sizes).max(axis=-1, initial=0.0)  # [B, H, Sq]
+            values = np.nan_to_num(np.abs(x["v"]), posinf=0.0)
+            terms = size[..., None] * ((options.weight(at) * probs) @ over_group(values, group))
+        largest["o"] = max(largest["o"], float(terms.max(initial=0.0)))
+        largest["lse"] = max(largest["lse"], float(size.max(initial=0.0)))
+    return largest
+
+
+def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.ndarray], Options]]:
+    """Whole sequences in float64, as [B, H, S, width] and [B, H, S], with the options that they have."""
+    wide = {name: array.astype(np.float64) for name, array in arrays.items() if array.dtype.kind not in "bi"}
+    if "cu_seqlens_q" not in arrays:
+        yield wide, options_of(problem, arrays, gradient=True)
+        return
+    for queries, keys, options in sequences(problem, arrays, gradient=True):
+        rows = {"q": queries, "o": queries, "do": queries, "k": keys, "v": keys}
+        part = {name: wide[name][taken].swapaxes(0, 1)[None] for name, taken in rows.items() if name in wide}
+        yield part | {name: wide[name][None, :, queries] for name in ("lse", "dlse") if name in wide}, options
+
+
+def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Terms of dq, dk, dv and dbias, and of dsinks [H], of whole sequences."""
+    problem, at = options.problem, options.everywhere()
+    size = {name: np.nan_to_num(np.abs(array), posinf=0.0) for name, array in x.items()}
+    with np.errstate(all="ignore"):
+        products = x["q"] @ over_group(x["k"], problem.group).swapaxes(-1, -2) * problem.scale  # [B, H, Sq, Sk]
+        scores = options.scores(products, at)
+        probs = np.where(scores != -np.inf, np.nan_to_num(np.exp(scores - finite(x["lse"])[..., None]), posinf=0.0), 0)
+        slope = abs(problem.scale) * np.nan_to_num(np.abs(options.slope(products, at)), posinf=0.0)
+        squares = size["q"] ** 2 @ over_group(size["k"] ** 2, problem.group).swapaxes(-1, -2)  # [B, H, Sq, Sk]
+        probs = probs * (1 + slope * np.sqrt(squares))
+        weight = options.weight(at)
+        d_probs = weight * (size["do"] @ over_group(size["v"], problem.group).swapaxes(-1, -2))  # [B, H, Sq, Sk]
+        delta = (size["do"] * size["o"]).sum(axis=-1) + size.get("dlse", 0.0)  # [B, H, Sq]
+        d_scores = probs * (d_probs + delta[..., None])  # [B, H, Sq, Sk]
+        bent_scores = slope * d_scores
+        terms = {
+            "dq": bent_scores @ over_group(size["k"], problem.group),
+            "dk": group_sum(bent_scores.swapaxes(-1, -2) @ size["q"], problem.group),
+            "dv": group_sum((weight * probs).swapaxes(-1, -2) @ size["do"], problem.group),
+        }
+        if "bias" in x:
+            terms["dbias"] = sum_to(d_scores, x["bias"].shape)
+        lost = 0.0
+        if (sinks := options.sinks()) is not None:
+            lost = np.nan_to_num(np.exp(sinks - finite(x["lse"])) * delta, posinf=0.0).sum(axis=(0, 2))
+    return terms, np.asarray(lost)

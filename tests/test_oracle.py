@@ -1,0 +1,148 @@
+"""`dualops.testing`: other people's operators, right and wrong, held against the references."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from dualops import reference, testing
+from dualops.spec import OPERATORS, Tag
+
+RNG = np.random.default_rng(0)
+
+
+def in_blocks(x: np.ndarray, *, masked: bool = True) -> np.ndarray:
+    """softmax as a Triton kernel has it: a row is loaded as a whole power of two of columns, those beyond it masked.
+
+    Without `other=-inf` they are 0, as the mask of a load leaves them, and count as logits.
+    """
+    rows, columns = x.shape
+    block = np.full((rows, 1 << (columns - 1).bit_length()), -np.inf if masked else 0.0, x.dtype)
+    block[:, :columns] = x
+    numerator = np.exp(block - block.max(axis=1, keepdims=True))
+    return (numerator / numerator.sum(axis=1, keepdims=True))[:, :columns]
+
+
+def test_a_softmax_with_an_unmasked_tail_is_caught():
+    x = RNG.standard_normal((4, 300), np.float32)
+    testing.check("softmax", in_blocks(x), {"x": x})
+    wrong = in_blocks(x, masked=False)
+    with pytest.raises(testing.Wrong) as caught:
+        testing.check("softmax", wrong, {"x": x})
+    assert isinstance(caught.value, AssertionError)
+    place = tuple(int(i) for i in np.unravel_index(np.argmax(np.abs(wrong - in_blocks(x))), x.shape))
+    told = str(caught.value)
+    assert told.startswith("softmax float32, x (4, 300): y: max error ") and "limit" in told
+    assert f"worst at {place}: {float(wrong[place])} instead of 0." in told
+    assert caught.traceback[-1].frame.f_locals["__tracebackhide__"]  # pytest shows the caller's line
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_references_pass_and_what_is_off_does_not(operator: str, backward: bool):
+    """In float32 and in bfloat16; a result that is off in one place by half of its largest is wrong."""
+    if backward and not OPERATORS[operator].gradients:
+        with pytest.raises(ValueError, match=f"^{operator}: backward is True, but it has no gradient$"):
+            testing.cases(operator, backward=True)
+        return
+    function = getattr(reference, f"{operator}_backward" if backward else operator)
+    for dtype in ("float32", "bfloat16"):
+        problems = testing.cases(operator, Tag.SIM, backward=backward, dtype=dtype)
+        problem = next(each for each in problems if all(map(all, each.case.shapes.values())))
+        arrays = problem.arrays()
+        got = function(**arrays, **problem.params)
+        got = list(got) if isinstance(got, tuple) else [got]
+        found = testing.check(operator, got, arrays, problem.params, backward)
+        assert len(found) == len(got) and all(each.passed for each in found.values())
+        spoilt = np.array(got[0], order="C")
+        spoilt.flat[-1] = float(spoilt.flat[-1]) + 0.5 * float(np.abs(spoilt.astype(np.float32)).max())
+        name, last = next(iter(found)), tuple(size - 1 for size in spoilt.shape)
+        with pytest.raises(testing.Wrong, match=rf"{name}: max error .*worst at {re.escape(str(last))}: "):
+            testing.check(operator, {name: spoilt}, arrays, problem.params, backward)
+
+
+@pytest.mark.parametrize("operator", [name for name, spec in OPERATORS.items() if spec.gradients])
+def test_what_forward_saves_need_not_be_given(operator: str):
+    """A gradient from what forward took and what comes in: as truth has it, all of it in float64."""
+    spec = OPERATORS[operator]
+    for problem in testing.cases(operator, Tag.SIM, backward=True, dtype="float32"):
+        saved = problem.arrays()
+        made = {output.name for output in spec.outputs}
+        arrays = {name: array for name, array in saved.items() if name not in made}
+        forward = next(each for each in testing.cases(operator, Tag.SIM) if each.case == problem.case).arrays()
+        got = getattr(reference, f"{operator}_backward")(**saved, **problem.params)
+        testing.check(operator, got, {**arrays, **forward}, problem.params, backward=True)
+
+
+class Jax:
+    """An array as JAX has it: `np.asarray` makes NumPy's of it, of ml_dtypes' bfloat16."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16).requires_grad_()
+
+
+@pytest.mark.parametrize("wrapped", [tensor, Jax, np.asarray], ids=["torch", "jax", "ml_dtypes"])
+def test_bfloat16_of_any_library(wrapped: Any):
+    x = RNG.standard_normal((3, 70)).astype(ml_dtypes.bfloat16)
+    y = reference.softmax(x)
+    wrong = y * ml_dtypes.bfloat16(1.015625)  # every element off by two of its last bits
+    testing.check("softmax", wrapped(y), {"x": wrapped(x)})
+    with pytest.raises(testing.Wrong, match=r"^softmax bfloat16, x "):
+        testing.check("softmax", wrapped(wrong), {"x": wrapped(x)})
+
+
+def test_a_wrong_nan_and_a_wrong_shape_are_wrong_results():
+    q, k, v = RNG.standard_normal((3, 1, 2, 5, 8), np.float32)
+    o, lse = reference.flash_attention(q, k, v, causal=True, return_lse=True)
+    params = {"causal": True, "return_lse": True}
+    o[0, 1, 3, 2] = np.nan
+    with pytest.raises(testing.Wrong, match=r"causal=True, return_lse=True: o: nan at \(0, 1, 3, 2\), expected -?\d"):
+        testing.check("flash_attention", (o, lse), {"q": q, "k": k, "v": v}, params)
+    with pytest.raises(testing.Wrong, match=r"lse has shape \(2, 5\), expected \(1, 2, 5\)"):
+        testing.check("flash_attention", {"lse": lse[0]}, {"q": q, "k": k, "v": v}, params)
+    with pytest.raises(testing.Wrong, match="flash_attention: got 1 results, expected 2: o, lse"):
+        testing.check("flash_attention", o, {"q": q, "k": k, "v": v}, params)
+
+
+X = RNG.standard_normal((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("operator", "got", "arrays", "params", "error", "words"),
+    [
+        ("sofmax", X, {"x": X}, {}, ValueError, "operator is 'sofmax', expected one of flash_attention, "),
+        ("softmax", X, {"y": X}, {}, TypeError, "softmax: unknown array y, expected some of x"),
+        ("softmax", X, {}, {}, TypeError, "softmax: x is missing, expected an array of float64, "),
+        ("softmax", X, {"x": X}, {"dim": 1}, TypeError, "softmax: unknown parameter dim, expected axis"),
+        ("softmax", X, {"x": X}, {"axis": 2}, ValueError, "softmax: axis is 2, expected -2 to 1 for x of shape"),
+        ("softmax", {"z": X}, {"x": X}, {}, ValueError, "softmax: got has z, expected some of y"),
+        ("softmax", X, {"x": X}, {}, ValueError, "softmax: y lies where x does, expected a copy of x from before"),
+        ("softmax", "y", {"x": X}, {}, TypeError, "softmax: y: a builtins.str is no array of numbers"),
+    ],
+)
+def test_a_call_that_asks_nothing_is_told_why(operator, got, arrays, params, error, words):
+    with pytest.raises(error, match=f"^{re.escape(words)}"):
+        testing.check(operator, got, arrays, params)
+
+
+def test_cases_say_which_there_are():
+    with pytest.raises(ValueError, match="softmax: no case of dtype int8, expected one of float64, float32, "):
+        testing.cases("softmax", dtype="int8")
+    with pytest.raises(ValueError, match="'tset' is not a valid Tag"):
+        testing.cases("softmax", "tset")
+    both = testing.cases("softmax", ["sim", Tag.EDGE])
+    assert {str(each) for each in both} == {
+        case.id for case in OPERATORS["softmax"].cases if case.tags & {Tag.SIM, Tag.EDGE}
+    }
