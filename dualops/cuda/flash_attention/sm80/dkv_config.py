@@ -85,13 +85,14 @@ class Sm80DkvConfig:
 
 LIGHT_OPTIONS = ("band", "sinks", "block_mask")  # that need no registers for themselves
 MOST_BESIDE = 192  # columns of dk and dv beside which there are registers for 64 queries, or for several options
+MOST_OPTIONS = 4  # of others, for which there are registers beside so many columns
 
 
 def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80DkvConfig, str]]:
     """Tiles for heads of these widths, best first: none where there are too few registers for results."""
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     narrow = sum(pitch(width, ITEMSIZE) * box_count(width, ITEMSIZE) for width in (D, Dv)) <= MOST_BESIDE
-    if max(D, Dv) > MOST_WIDTH or (len(heavy) > 1 and not narrow):
+    if max(D, Dv) > MOST_WIDTH or len(heavy) > (MOST_OPTIONS if narrow else 1):
         return
     told = ", options need registers" if heavy else ""
     if narrow and not heavy:

@@ -80,3 +80,4 @@ def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm80Dq
     if not heavy:
         yield Sm80DqConfig(1, 64, min_blocks=2), "64 queries by 64 keys for dq"
     yield Sm80DqConfig(1, 32, min_blocks=2), f"64 queries by 32 keys for dq{told or ', little shared memory'}"
+    yield Sm80DqConfig(1, 32), "64 queries by 32 keys for dq, in all the shared memory that a consumers' card has"
