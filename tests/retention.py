@@ -116,3 +116,11 @@ def special_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] 
     tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there. No decay out of its domain.
     """
     return None if name in ("gamma", "log_decay", "cu_seqlens") else (4.0, False)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def qkv(B=2, H=3, S=70, D=5, Dv=4) -> dict[str, Any]:
+    return {"q": normal(B, H, S, D, seed=1), "k": normal(B, H, S, D, seed=2), "v": normal(B, H, S, Dv, seed=3)}

@@ -119,11 +119,11 @@ def flash_attention(
     any strides, with float32's error: as three parts of bfloat16 each, which a pass writes first; of heads wider than
     64 not with five options and more, one of them a bias or dropout. On GPUs from Ampere on the rung sm80 serves what
     is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to
-    256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
-    that costs registers; there too rows are made again. Beside its results sm90 needs a counter of 8 bytes, and for
-    each part B * H * Sq * (Dv + 1) floats; of float32 6 bytes for each number of q, k and v, whose rows count as whole
-    64s; sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for
-    simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
+    256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option that costs registers; there too
+    rows are made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1)
+    floats; of float32 6 bytes for each number of q, k and v, whose rows count as whole 64s; sm80 and simt need no
+    memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt (float64 with the
+    widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
@@ -170,8 +170,8 @@ def flash_attention_backward(
     bias or dropout; and of float32, as forward does, D and Dv to 64, where Sq and Sk are above 64; dbias and dsinks are
     simt's. A row of them that comes out NaN or infinite is made again without tensor cores, which is slow: after an
     overflow, all rows. On GPUs from Ampere on the rung sm80 makes them of what is left of 16-bit dtypes, D and Dv to
-    128, of the same scales, where D + Dv is above 192 with one option that costs registers; there too rows are made
-    again. Elsewhere simt serves.
+    128, of the same scales, with up to four options that cost registers, where D + Dv is above 192 with one; there
+    too rows are made again. Elsewhere simt serves.
     Beside its results simt needs delta, as large as lse, and so does sm80; sm90 that and a counter of 8 bytes, and
     where one kernel makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it), of float32 6 bytes
     for each number of q, k, v and do; naive twice B * H * Sq * Sk scores.

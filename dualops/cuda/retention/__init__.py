@@ -56,7 +56,8 @@ def retention(
     gradient of a normalized call needs.
     Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
     Beside its results the rung simt needs the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
-    chunks of 32 to 256 tokens (`plan` says it); naive needs B * H * Sq * Sk scores.
+    chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few, B * H * segments
+    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)

@@ -29,7 +29,7 @@ from .chunks import DTYPE, build_chunks
 from .config import BOX, CHUNK, SLACK, Sm90Config, Walk, padded
 
 WIDEST = 128  # D and Dv
-BLOCKS = 128  # as many as sequences are cut for, on every GPU, so that bits are the same
+BLOCKS = 128  # for which sequences are cut into segments: on every GPU, so that bits are the same
 LEAST_CHUNKS = 2  # of a segment
 LEAST_BLOCKS = 16  # from which it is chosen
 # which arrays play the roles of q, k, v and o, in each pass of `passes`

@@ -23,7 +23,8 @@ behind it, of which the state knows how far they are from the chunk's last token
 
     o *= gamma^(127 - r);   state = gamma^n * state + (scale * gamma^(c + n - 127) * K).T @ V
 
-They run side by side where sequences are few: each launch lets the next one begin with it, and ends after it.
+Where a sequence is one block's they run side by side: each launch lets the next one begin with it, and ends after the
+one before.
 
 Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
 kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
