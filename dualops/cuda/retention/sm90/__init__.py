@@ -169,7 +169,8 @@ def _walk(
     p, call, Dv = problem, each.call, padded(int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
     walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
-    own = config if each.states.final.data else replace(config, parts=1)
+    # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
+    own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
     known = each.gamma, _call(p, each, config), p.H * call.D * call.Dv, segments
     args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
