@@ -1,7 +1,8 @@
 """dualops beside its peers: the same data, the same process, the same two ways of timing, in turns.
 
 Everybody's results are in torch's memory and held against the float64 reference. Then there are rounds, in each of
-which the roof, dualops and every peer are timed one after another, after a warm-up, in bursts and one call at a time.
+which the roof, dualops and every peer are timed one after another, in an order of the round's own, after a warm-up, in
+bursts and one call at a time.
 A turn begins with data as they were and with fresh memory, and leaves nothing behind. dualops must be right before
 anything is timed. A peer's error is shown, not judged, and a peer that is missing or fails leaves a line that says why.
 """
@@ -16,6 +17,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -150,19 +152,25 @@ def measure(workload: Workload, direction: str, peers: Mapping[str, PeerMaker]) 
 
 
 def take_rounds(workload: Workload, everybody: Sequence[Entrant], top: Roof) -> Figure:
-    """Time the roof and everybody in turns; returns the roof's figure. Raises what it or dualops, the first, raises."""
+    """Time the roof and everybody in turns, in each round in another order; returns the roof's figure.
+
+    Who comes after the roof, a product of matrices, begins at a lower clock: no one is to be always that. Raises what
+    the roof raises, or dualops, the first.
+    """
     ours, roofs = everybody[0], []
-    for _ in range(ROUNDS):
-        roofs.append(turn(top.call).burst * top.scale)
-        for one in everybody:
-            if one.contestant is None:
-                continue
-            try:
-                one.take_turn(workload)
-            except Exception as error:
-                if one is ours:
-                    raise
-                one.fail(error)
+    for number in range(ROUNDS):
+        order = [None, *everybody]
+        Random(number).shuffle(order)
+        for one in order:
+            if one is None:
+                roofs.append(turn(top.call).burst * top.scale)
+            elif one.contestant is not None:
+                try:
+                    one.take_turn(workload)
+                except Exception as error:
+                    if one is ours:
+                        raise
+                    one.fail(error)
     return figure(roofs)
 
 

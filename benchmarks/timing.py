@@ -4,9 +4,9 @@
     single    one call between two events: what a lone call gets, the host's launch time included
 
 What is timed by itself is the median of 5 bursts. What is held against others is timed in turns with them, in `ROUNDS`
-rounds: the chip's power limit makes whoever comes after a hungry neighbour up to 10 % slower. In a turn there are 3
-bursts and 10 single calls; a figure is the median over the rounds of the rounds' medians, its spread what lies between
-the lowest and the highest of these.
+rounds, each in another order: the chip's power limit makes whoever comes after a hungry neighbour up to 10 % slower. In
+a turn there are 3 bursts and 10 single calls; a figure is the median over the rounds of the rounds' medians, its spread
+what lies between the lowest and the highest of these.
 
 Slow calls are timed less often, down to once, so that no figure takes more than seconds. A call is anything without
 arguments that queues work on the current stream. All need a GPU.

@@ -149,9 +149,12 @@ def test_the_columns_are_ratios_to_dualops_in_the_same_run(suite: Any) -> None:
 
 def test_in_each_round_the_roof_and_everybody_have_a_turn(suite: Any, stage: Stage) -> None:
     (dualops, *_) = comparison.run(suite, cases=["small"], peers=True, show=lambda text: None)
-    one_round = ["roof", "dualops", "torch eager", "inaccurate"]
-    assert stage.turns[:12] == one_round * 3
-    assert stage.turns[12:] == ["roof", "dualops", "torch eager"] * 3  # backward
+    rounds = [stage.turns[first : first + 4] for first in (0, 4, 8)]
+    assert [sorted(each) for each in rounds] == [["dualops", "inaccurate", "roof", "torch eager"]] * 3
+    assert len({tuple(each) for each in rounds}) > 1, "nobody comes always after the same"
+    backward = [stage.turns[first : first + 3] for first in (12, 15, 18)]
+    assert [sorted(each) for each in backward] == [["dualops", "roof", "torch eager"]] * 3
+    assert len(stage.turns) == 21
     assert (dualops.burst, dualops.single) == (2e-3, 4e-3)
     assert dualops.burst_spread == dualops.single_spread == pytest.approx(0.15)
     assert (dualops.roof, dualops.roof_spread) == (0.5e-3, pytest.approx(0.1))
@@ -171,7 +174,7 @@ def test_who_fails_in_a_later_round_is_out_and_the_others_go_on(
     assert eager_found.failure == "OutOfMemoryError: CUDA out of memory."
     assert eager_found.burst is eager_found.error is eager_found.extra_memory is None
     assert eager_found.roof == 0.5e-3
-    assert stage.turns[:10] == ["roof", "dualops", "torch eager", "inaccurate", *["roof", "dualops", "inaccurate"] * 2]
+    assert sorted(stage.turns[:10]) == ["dualops"] * 3 + ["inaccurate"] * 3 + ["roof"] * 3 + ["torch eager"]
     assert found["dualops"].burst == 2e-3
     assert found["inaccurate"].burst == 3e-3
 

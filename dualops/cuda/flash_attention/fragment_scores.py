@@ -88,15 +88,22 @@ def fragment_scores(
             share = num.exp2((found - num.base(found)) * multiplier)
         return found, share
 
+    @verb
+    def before(column):
+        """Bits for those of a row's scores of mine that stand before this column, counted from my first one."""
+        column = min(max(column, i32(0)), i32(columns))
+        count = 2 * (u32(column) // u32(8)) + min(u32(column) % u32(8), u32(2))
+        return u32(u64(u64(0xFFFFFFFF) << u64(count)) >> u64(32))
+
     def hidden(h: int) -> Callable[..., None]:
         @verb
         def hide(scores, options, scale, where):
             mine = i32(places.origin(where) + my_column())
             first, end = places.seen(options, where, i32(my_row() + 8 * h))
-            first, end = i32(first - mine), i32(end - mine)
+            shown = before(i32(end - mine)) & ~before(i32(first - mine))
             for j in range(quads):
                 for e in range(2):
-                    if (8 * j + e < first) | (8 * j + e >= end):
+                    if shown & u32(1 << (2 * j + e)) == u32(0):
                         scores[4 * j + 2 * h + e] = num.minus_inf
 
         return hide

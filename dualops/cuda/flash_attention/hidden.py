@@ -19,9 +19,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.doubts import doubts_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
-from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32
+from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32, vote_any
 from ..tile.storage import storage
 from ..tile.unrolled import one_after_another
 from ..views import start
@@ -56,7 +57,7 @@ def hidden_rows(
     keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
     sequences. gradient: acc is of dq, before it is scaled, instead of o.
     """
-    mem, num, pair_at = storage(variant.dtype), numbers(f32), pair_places(f32)
+    mem, num, pair_at, totals = storage(variant.dtype), numbers(f32), pair_places(f32), doubts_of(acc_size)
     quad, warp_lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
     D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
     WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
@@ -154,34 +155,31 @@ def hidden_rows(
     put = one_after_another([put_slot(slot) for slot in range(slots)])
 
     @verb
-    def doubtful(acc, row_lse, h):
-        """Whether my upper row, or my lower one, is not finite though its sum is, or in a gradient whatever that is."""
-        total = num.zero
-        for j in range(acc_size // 4):
-            total += acc[4 * j + 2 * h] * num.zero + acc[4 * j + 2 * h + 1] * num.zero
+    def doubtful(total, row_lse):
+        """Whether a row of mine, of which `total` tells, is not finite though the sum of its exponentials is, or in a
+        gradient whatever that is.
+        """
         may_be_finite = row_lse != num.minus_inf if gradient else is_finite(row_lse)
         return i32(not is_finite(quad.sum(total)) and may_be_finite)
 
     @verb
     def repair(acc, lse, arrays, task, row, column, scale, options):
+        upper_total, lower_total = totals(acc)
+        upper_lse, lower_lse = lse
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
-        upper_lse, lower_lse = lse[0], lse[1]
-        upper_doubt, lower_doubt = doubtful(acc, upper_lse, 0), doubtful(acc, lower_lse, 1)
+        doubt = doubtful(upper_total, upper_lse) + 2 * doubtful(lower_total, lower_lse)
         own = cuda.local.array(slots, f32)
-        r = i32(0)
-        while r < 16:
-            owner, upper = i32(r % 8 * LANES), r < 8
-            this = i32(row + 16 * warp + r)
-            of_upper, of_lower = (
-                shfl_idx_i32(upper_doubt, owner, FULL_WARP),
-                shfl_idx_i32(lower_doubt, owner, FULL_WARP),
-            )
-            if (of_upper if upper else of_lower) and queries.there(task, this):
+        r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
+        while True:
+            owner, this = i32(r % 8 * LANES), i32(row + 16 * warp + r)
+            if shfl_idx_i32(doubt, owner, FULL_WARP) >> r // 8 & 1 and queries.there(task, this):
                 above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
-                row_lse = above if upper else below
+                row_lse = above if r < 8 else below
                 mine = lane // LANES == r % 8
                 again(own, row_lse, arrays, task, this, column, scale, options)
-                put(acc, own, i32(upper and mine), i32(mine and not upper))
+                put(acc, own, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
+            if r >= end:
+                break
 
     return HiddenRows(repair=repair)

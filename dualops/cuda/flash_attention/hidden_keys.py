@@ -10,11 +10,13 @@ anew by its warp: score after score, and of Q and dO what sees the key.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.doubts import doubts_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
-from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32
+from ..tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32, shfl_idx_i32, vote_any
 from ..tile.storage import storage
 from ..tile.unrolled import one_after_another
 from ..views import start
@@ -39,14 +41,14 @@ class WarpRow(Namespace):
     clear: Callable[..., None]  # (own)
     add: Callable[..., None]  # (own, factor, x, first): the row of x that begins there
     put: Callable[..., None]  # (acc, own, upper, lower): where it is my upper row, or my lower one
-    doubtful: Callable[..., int]  # (acc, h) -> 1 where my upper row, or my lower one, is not finite
+    doubts: Callable[..., Any]  # (acc) -> of my upper row and my lower one, 0 or, if not finite, NaN
 
 
 def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
     """For acc [64, 2 * acc_size] of a warpgroup, of which so many columns are an array's. Of size 0 it is nobody's."""
     if not acc_size:
         return _nobodys()
-    mem, num, quad, slots = storage(dtype), numbers(f32), lane_reductions(f32, LANES), acc_size // 16
+    mem, num, slots = storage(dtype), numbers(f32), acc_size // 16
 
     @verb
     def clear(own):
@@ -75,15 +77,8 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
 
         return put
 
-    @verb
-    def doubtful(acc, h):
-        total = num.zero
-        for j in range(acc_size // 4):
-            total += acc[4 * j + 2 * h] * num.zero + acc[4 * j + 2 * h + 1] * num.zero
-        return i32(quad.sum(total) != num.zero)  # a NaN is not
-
     add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
-    return WarpRow(slots=slots, clear=clear, add=add, put=put, doubtful=doubtful)
+    return WarpRow(slots=slots, clear=clear, add=add, put=put, doubts=doubts_of(acc_size))
 
 
 def _nobodys() -> WarpRow:
@@ -100,10 +95,10 @@ def _nobodys() -> WarpRow:
         pass
 
     @verb
-    def doubtful(acc, h):
-        return i32(0)
+    def doubts(acc):
+        return f32(0), f32(0)
 
-    return WarpRow(slots=1, clear=clear, add=add, put=put, doubtful=doubtful)
+    return WarpRow(slots=1, clear=clear, add=add, put=put, doubts=doubts)
 
 
 def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> HiddenKeys:
@@ -111,7 +106,8 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
 
     There is always something to hide: a score of -inf, of an infinite q say.
     """
-    mem, num, pair_at, lanes = storage(variant.dtype), numbers(f32), pair_places(f32), lane_reductions(f32, 32)
+    mem, num, pair_at = storage(variant.dtype), numbers(f32), pair_places(f32)
+    quad, lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
     D, Dv = variant.D, variant.Dv
     of_k, of_v = warp_row(variant.dtype, D, dk_size), warp_row(variant.dtype, Dv, dv_size)
 
@@ -167,21 +163,27 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
     K_SLOTS, V_SLOTS = of_k.slots, of_v.slots
 
     @verb
+    def doubtful(total):
+        """Whether a row of mine, of whose numbers `total` tells, is not finite."""
+        return i32(quad.sum(total) != num.zero)  # a NaN is not
+
+    @verb
     def repair(dk_acc, dv_acc, arrays, task, row, group, scale, options):
+        k_upper, k_lower = of_k.doubts(dk_acc)
+        v_upper, v_lower = of_v.doubts(dv_acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
-        upper_doubt = of_k.doubtful(dk_acc, 0) | of_v.doubtful(dv_acc, 0)
-        lower_doubt = of_k.doubtful(dk_acc, 1) | of_v.doubtful(dv_acc, 1)
+        doubt = doubtful(k_upper + v_upper) + 2 * doubtful(k_lower + v_lower)
         own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)
-        r = i32(0)
-        while r < 16:
-            owner, upper = i32(r % 8 * LANES), r < 8
+        r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
+        while True:
             j = i32(task.n0 + row + 16 * warp + r)
-            above, below = shfl_idx_i32(upper_doubt, owner, FULL_WARP), shfl_idx_i32(lower_doubt, owner, FULL_WARP)
-            if (above if upper else below) and j < task.Sk:
+            if shfl_idx_i32(doubt, i32(r % 8 * LANES), FULL_WARP) >> r // 8 & 1 and j < task.Sk:
                 mine = lane // LANES == r % 8
                 again(own_k, own_v, arrays, task, j, group, scale, options)
-                of_k.put(dk_acc, own_k, i32(upper and mine), i32(mine and not upper))
-                of_v.put(dv_acc, own_v, i32(upper and mine), i32(mine and not upper))
+                of_k.put(dk_acc, own_k, i32(mine and r < 8), i32(mine and r >= 8))
+                of_v.put(dv_acc, own_v, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
+            if r >= end:
+                break
 
     return HiddenKeys(repair=repair)

@@ -56,6 +56,17 @@ def shfl_idx_f32(x, source, mask):
     return _from("shfl.sync.idx", x if type(x) is np.float32 else np.float32(x), source, mask)
 
 
+@instruction(
+    "(i32, u32) -> i32",
+    "{ .reg .pred own, any; setp.ne.s32 own, {x}, 0; vote.sync.any.pred any, own, {mask}; selp.s32 {d}, 1, 0, any; }",
+    section="9.7.13.9",
+    convergent=True,
+)
+def vote_any(x, mask):
+    """1 if some lane brings another number than 0; every lane of `mask` must come."""
+    return int(any(exchange("vote.sync.any", int(x), mask)))
+
+
 def _from(name, x, source, mask):
     value = exchange(name, x, mask)[source]
     if value is None:

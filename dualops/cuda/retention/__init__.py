@@ -8,13 +8,11 @@ sm90/              in chunks on Hopper's tensor cores, bfloat16
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
 
-from ...spec import ArrayMeta, Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
+from ...spec import Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
-from ..device import Device
-from ..launch import Choice, Operation
+from ..launch import Operation
 from ..public import calls
 from . import naive, simt, sm90
 
@@ -139,26 +137,20 @@ def retention_varlen_backward(
     """
 
 
-def refuse_log_decay(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """No way to do what no rung can, and the reason. Raises NotImplementedError where there is log_decay."""
-    if "log_decay" in problem.arrays:
-        op = f"{problem.spec.name}_backward" if "do" in problem.arrays else problem.spec.name
-        raise NotImplementedError(
-            f"{op}: log_decay is not implemented on a GPU: no rung has a decay of each step, expected gamma, that of "
-            f"a head; dualops.reference.{op} takes log_decay"
-        )
-    yield from ()
+def lacks(problem: Problem) -> str:
+    """What no rung does, and why; "" of what some do."""
+    if "log_decay" not in problem.arrays:
+        return ""
+    return (
+        "log_decay is not implemented on a GPU: no rung has a decay of each step, expected gamma, that of a head; "
+        f"dualops.reference.{problem.spec.name}{'_backward' if 'do' in problem.arrays else ''} takes log_decay"
+    )
 
 
-FORWARD = (refuse_log_decay, sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
-BACKWARD = (
-    refuse_log_decay,
-    sm90.backward_choices,
-    simt.backward_choices,
-    sm90.few_backward_choices,
-    naive.backward_choices,
-)
-forward = Operation(SPEC, rungs=FORWARD)
-backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
-backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)
+FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
+BACKWARD = (sm90.backward_choices, simt.backward_choices, sm90.few_backward_choices, naive.backward_choices)
+
+forward = Operation(SPEC, rungs=FORWARD, lacks=lacks)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True, lacks=lacks)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD, lacks=lacks)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True, lacks=lacks)

@@ -171,7 +171,7 @@ def _tiled_steps(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass,
 
     def walk(place: Strided, size: int, width: int, initial: Strided, final: Strided) -> None:
         begins, finishes = int(bool(initial.data)), int(bool(final.data))
-        args = (place, initial, final, *known, size, width, begins, finishes)
+        args = (place, initial, final, *known, size, width, begins, finishes, 0)
         steps.append(Step(build_walk(p.dtype), (heads * cdiv(size, THREADS),), args))
 
     if each.has_states and heads:

@@ -189,9 +189,11 @@ def build_norms(dtype: str) -> Kernel:
 
 @builds
 def build_walk(dtype: str) -> Kernel:
-    """retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes): step 2, in place.
+    """retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes, missing): step 2, in
+    place.
 
     States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
+    missing: tokens that the first chunk has fewer than others.
     """
     mem, decays = storage(dtype), decay(dtype)
     num = numbers(mem.number)
@@ -202,10 +204,10 @@ def build_walk(dtype: str) -> Kernel:
         number_type(dtype, 1),
         strided("int32", 1),
         call_type(dtype),
-        *[i64] * 4,
+        *[i64] * 5,
         threads=THREADS,
     )
-    def retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes):
+    def retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes, missing):
         blocks = (size + THREADS - 1) // THREADS
         head = i64(cuda.blockIdx.x) // blocks
         e = i64(cuda.blockIdx.x) % blocks * THREADS + cuda.threadIdx.x
@@ -220,10 +222,10 @@ def build_walk(dtype: str) -> Kernel:
         if begins != 0:
             step = initial.strides
             state = initial.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]]
-        chunks = (count + call.state_chunk - 1) // call.state_chunk
+        chunks = (missing + count + call.state_chunk - 1) // call.state_chunk
         added = chunks if finishes != 0 else chunks - 1  # those whose contribution is there
         place = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e
-        contributions = cuda.local.array(AHEAD, mem.number)
+        contributions, before = cuda.local.array(AHEAD, mem.number), i64(0)
         for chunk in range(0, chunks, AHEAD):
             for i in range(AHEAD):
                 contributions[i] = num.zero
@@ -232,9 +234,10 @@ def build_walk(dtype: str) -> Kernel:
             for i in range(AHEAD):
                 if chunk + i < chunks:
                     states.data[place + (chunk + i) * states.strides[0]] = state
-                    factor = full
-                    if chunk + i == chunks - 1:
-                        factor = decays.power(log2, count - (chunks - 1) * call.state_chunk)
+                    factor, end = full, min((chunk + i + 1) * call.state_chunk - missing, count)
+                    if end - before != call.state_chunk:
+                        factor = decays.power(log2, end - before)
+                    before = end
                     state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
         if finishes != 0:
             step = final.strides

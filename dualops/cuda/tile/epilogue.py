@@ -17,7 +17,7 @@ stored as boxes goes through shared memory as floats (`row_output`), or as 16 bi
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
@@ -35,6 +35,7 @@ from ..ptx.stmatrix import stmatrix
 from ..ptx.tma import cp_async_bulk_tensor_store
 from ..ptx.warp import bar_sync
 from .numbers import numbers
+from .unrolled import one_after_another
 from .warpgroup import ROWS, my_warpgroup
 
 NEAR = 8  # neighbours of a row that a thread takes
@@ -53,6 +54,8 @@ class BoxOutput(Namespace):
     acquire: Callable[..., None]  # (): a place is free, and what the warpgroup wrote to shared memory is there
     store: Callable[..., None]  # (smem, tensor_map, values, corner, part, number): into place number % places
     next: Callable[..., Any]  # (part) -> part + 1; the compiler unrolls no loop that counts so
+    # (smem, tensor_map, acc, corner): all parts as they are, where each has a place; instead of the verbs above
+    store_all: Callable[..., None]
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
 
@@ -74,7 +77,8 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
     _, along = output_box(columns, itemsize)
     if columns % along or along % 16:
         raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
-    put, copy = _put_pairs(along) if dtype == "float32" else put_matrices(dtype, along), _copy_out(others)
+    put_pairs = partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along)
+    put, copy = put_pairs(), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1
     of_group, of_place = (1, beside) if beside else (places, 1)
@@ -112,6 +116,35 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
     def next_of(part):
         return opaque_i32(part + 1)
 
+    def put_part(part: int) -> Callable[..., None]:
+        put_its = put_pairs(part * size)
+
+        @verb
+        def put_one(smem, place, acc, _):
+            put_its(smem, i32(place + part * of_place * box_bytes), acc)
+
+        return put_one
+
+    put_all = one_after_another([put_part(part) for part in range(parts)])
+
+    @verb
+    def store_all(smem, tensor_map, acc, corner):
+        tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
+        place = i32(at + group * of_group * box_bytes)
+        if not beside:
+            if tid == 0:
+                cp_async_bulk_wait_group_read(0)
+            bar_sync(1 + group, 128)
+        put_all(smem, place, acc, 0)
+        fence_proxy_async()
+        bar_sync(1 + group, 128)
+        if tid == 0:
+            for part in range(parts):
+                column = i32(corner.depth + part * along)
+                copy(tensor_map, column, i32(corner.row), corner.others, smem, i32(place + part * of_place * box_bytes))
+            if not beside:
+                cp_async_bulk_commit_group()
+
     @verb
     def finish():
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
@@ -128,12 +161,13 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
         acquire=acquire,
         store=store,
         next=next_of,
+        store_all=store_all,
         finish=finish,
     )
 
 
-def put_matrices(dtype: str, along: int) -> Callable[..., None]:
-    """(smem, at, values): a part of 16-bit results to a box."""
+def put_matrices(dtype: str, along: int, first: int = 0) -> Callable[..., None]:
+    """(smem, at, values): a part of 16-bit results to a box, those from number `first` on."""
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
@@ -144,13 +178,13 @@ def put_matrices(dtype: str, along: int) -> Callable[..., None]:
         words = cuda.local.array(4, u32)
         for step in range(steps):
             for e in range(4):
-                words[e] = pair(values[8 * step + 2 * e], values[8 * step + 2 * e + 1])
+                words[e] = pair(values[first + 8 * step + 2 * e], values[first + 8 * step + 2 * e + 1])
             put(smem, i32(at + line + ((32 * step + tid % 32 // 16 * 16) ^ flip)), words, 0)
 
     return put_matrices
 
 
-def _put_pairs(along: int) -> Callable[..., None]:
+def _put_pairs(along: int, first: int = 0) -> Callable[..., None]:
     """The same of float32: each lane the two neighbours that it has of each row."""
     span, eights = 4 * along, along // 8
 
@@ -162,7 +196,7 @@ def _put_pairs(along: int) -> Callable[..., None]:
         for j in range(eights):
             place = (32 * j + 8 * (tid % 4)) ^ flip
             for half in range(2):
-                e = 4 * j + 2 * half
+                e = first + 4 * j + 2 * half
                 st_shared_v2_f32(smem, i32(at + line + 8 * half * span + place), values[e], values[e + 1])
 
     return put_pairs

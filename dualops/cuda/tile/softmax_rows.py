@@ -18,11 +18,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, verb
+from ..backend import Namespace, cuda, f32, i32, verb
 from ..ptx.arithmetic import bits_of_f32, settle as settle, settle_bits
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from .numbers import numbers
-from .rows import lane_reductions
+from .rows import FULL_WARP, lane_reductions, vote_any
 from .thirds import put_parts
 from .unrolled import one_after_another
 
@@ -44,6 +44,7 @@ class SoftmaxRows(Namespace):
     settle: Callable[..., None]  # (scores): all are known before what comes next, which may be a wait for products
     add: Callable[..., None]  # (row_sum, scores, rescale): a lane's share of the sums
     scale: Callable[..., None]  # (acc, rescale)
+    scale_changed: Callable[..., None]  # (acc, rescale): my warp's upper rows, or lower, if one changes
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
     divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
@@ -207,11 +208,25 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1) -
 
         return divide
 
-    scale_each, divide_each = each(scale_of), each(divide_of)
+    def scale_changed_of(h: int) -> Callable[..., None]:
+        of_row = scale_of(h)
+
+        @verb
+        def scale_changed(acc, rescale, _):
+            if vote_any(i32(rescale[h] != num.one), FULL_WARP):
+                of_row(acc, rescale, 0)
+
+        return scale_changed
+
+    scale_each, scale_each_changed, divide_each = each(scale_of), each(scale_changed_of), each(divide_of)
 
     @verb
     def scale(acc, rescale):
         scale_each(acc, rescale, 0)
+
+    @verb
+    def scale_changed(acc, rescale):
+        scale_each_changed(acc, rescale, 0)
 
     @verb
     def divide(acc, row_sum, growth):
@@ -242,6 +257,7 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1) -
         settle=settle_all,
         add=each(add_of),
         scale=scale,
+        scale_changed=scale_changed,
         pack=pack,
         total=total,
         divide=divide,

@@ -1,7 +1,7 @@
 """Attention on Hopper: which problems the rung takes, its Configs, its launches and their tensor maps.
 
 forward.py   the kernel
-walk.py      which piece of work comes next;  output.py: how o gets to memory
+walk.py      which piece of work comes next (alike.py: whether it is known beforehand);  output.py: how o gets to memory
 queries.py   what the rows of a tile of queries are
 slices.py    V's columns in slices, where they are many
 splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts
@@ -23,10 +23,10 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ...words import build_writer
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
+from .alike import after_counter, are_alike, counter_of
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge
@@ -82,13 +82,14 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     stored, heads = how_stored(metas, "o", varlen), p.B * p.H
-    build = build_forward(config, variant(p), p.return_lse, stored)
+    found = variant(p)
+    build, alike = build_forward(config, found, p.return_lse, stored), are_alike(config, found)
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
+    args = (*maps, "counter", heads, section_of(p, alike), *arrays, *sizes(p))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
-    return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
+    return after_counter(step, alike)
 
 
 def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
@@ -102,9 +103,9 @@ def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90
     results_by_token = (by_token(metas, name, varlen) for name in ("o", "lse"))
     merge = build_merge(variant(p), config.block_kv, p.return_lse)
     rows = heads * p.Sq
+    step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
     return [
-        Step(build_writer(1), (1,), ("counter", 0, (0,))),
-        Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True),
+        *after_counter(step, alike=False),
         Step(merge, (cdiv(rows, WARPS),), (*results_by_token, *parts, rows, *sizes(p))),
     ]
 
@@ -116,9 +117,9 @@ def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
 
 
 def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
-    """Of the pieces of work, how many were drawn; and what splits find, as float32."""
+    """Of pieces of work that are not alike, how many were drawn; and what splits find, as float32."""
     p, q = problem, problem.arrays["q"]
-    made = {"counter": ArrayMeta((1,), "int64", (1,), q.device, 0)}
+    made = counter_of(p, are_alike(config, variant(p)))
     if config.split:
         rows = (1, p.H, q.shape[0]) if is_varlen(p) else (p.B, p.H, p.Sq)
         for name, width in (("o_parts", (p.Dv,)), ("lse_parts", ())):

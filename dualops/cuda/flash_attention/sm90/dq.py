@@ -158,7 +158,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
-                    number = ticket.draw(counter)
+                    number = ticket.draw(counter, number)
                 put_end(slots.numbers, ticket.place(piece))
                 ticket.hand(slots, piece)
         else:

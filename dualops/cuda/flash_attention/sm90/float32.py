@@ -16,10 +16,10 @@ from ...device import Device
 from ...plans import Choice
 from ...step import Step
 from ...views import by_token
-from ...words import build_writer
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
+from .alike import after_counter, are_alike, counter_of
 from .config import BLOCK_MASK, LIGHT_OPTIONS, MOST_BYTES, SLACK, Sm90Config, are_many, padded
 from .forward import build_forward
 from .in_thirds import thirds_maps, thirds_of, thirds_steps
@@ -41,8 +41,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
     for config, reason in thirds_configs(D, Dv, options):
         if config.shared_bytes(D, Dv) + SLACK <= device.shared_memory_per_block:
-            counter = ArrayMeta((1,), "int64", (1,), p.arrays["q"].device, 0)
-            steps, workspace = partial(forward_steps, p, results, config), {**copies, "counter": counter}
+            steps = partial(forward_steps, p, results, config)
+            workspace = copies | counter_of(p, are_alike(config, variant(p)))
             maps = thirds_maps(p, {"q": config.block_q, "k": config.block_kv, "v": config.block_kv})
             yield Choice("sm90", config, reason, steps, workspace, maps=maps)
 
@@ -69,9 +69,10 @@ def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
     p, metas, varlen, heads = problem, {**problem.arrays, **results}, is_varlen(problem), problem.B * problem.H
-    build = build_forward(config, variant(p), p.return_lse, "")
+    found = variant(p)
+    build, alike = build_forward(config, found, p.return_lse, ""), are_alike(config, found)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    args = ("q_map", "k_map", "v_map", 0, "counter", heads, section_of(p), *arrays, *sizes(p))
+    args = ("q_map", "k_map", "v_map", 0, "counter", heads, section_of(p, alike), *arrays, *sizes(p))
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
-    return [*thirds_steps(p, SPLIT), Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
+    return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]

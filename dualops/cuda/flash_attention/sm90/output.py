@@ -66,14 +66,7 @@ def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
 
     @verb
     def store(smem, o_map, o, acc, task, row, column):
-        values, corner = boxes.fragment(), Corner(i32(task.m0 + row), column, (task.h, task.b))
-        part = i32(0)
-        while part < boxes.parts:
-            if not beside:  # else it is the warp's own rows of Q, and they were loaded since
-                boxes.acquire()
-            boxes.take(values, acc, part)
-            boxes.store(smem, o_map, values, corner, part, part)
-            part = boxes.next(part)
+        boxes.store_all(smem, o_map, acc, Corner(i32(task.m0 + row), column, (task.h, task.b)))
 
     return Output(store=store, store_lse=store_lse, free=boxes.finish, finish=boxes.finish)
 

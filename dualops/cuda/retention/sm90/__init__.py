@@ -146,11 +146,12 @@ def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Sm
     states = whole(_workspace(p, config), "states", 3)
     known = each.gamma, each.ends, _call(p, each, config)
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
+    missing = -p.Sk % CHUNK if call.direction < 0 else 0  # of the last chunk, where those that go back begin
     adds = _walk(p, each, maps, config, States(final=between), looks=False)
     walk = Step(
         build_walk(p.dtype),
         (p.B * p.H * cdiv(size, THREADS),),
-        (states, ends.initial, ends.final, *known, size, call.Dv, *flags),
+        (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
     )
     return [adds, walk, _walk(p, each, maps, config, States(initial=between))]
 

@@ -17,11 +17,10 @@ where the state is a result, in three parts, as otherwise it would be as coarse 
 
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
-The gradient is three such passes (`passes`). Two go back, in chunks from the last token on, of which the one that comes
-last may begin before the first token: of its tokens n are there. A query sees the tokens c >= r of its chunk and those
-behind it, of which the state knows how far they are from the chunk's last token:
+The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query sees the tokens
+c >= r of its chunk and those behind it, of which the state knows how far they are from the chunk's last token:
 
-    o *= gamma^(127 - r);   state = gamma^n * state + (scale * gamma^(c + n - 127) * K).T @ V
+    o *= gamma^(n - 1 - r);   state = gamma^n * state + (scale * gamma^(c + 1) * K).T @ V
 
 Where a sequence is one block's they run side by side: each launch lets the next one begin with it, and ends after the
 one before.
@@ -85,12 +84,14 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     def weight(args, token):
         log2_gamma, count, kept_scale = args
         if BACK:
-            age = i32(token + count - CHUNK)
-            value = decays.power(log2_gamma, i32(age + 1)) * kept_scale
+            value = decays.power(log2_gamma, i32(token + 1)) * kept_scale
         else:
-            age = i32(count - 1 - token)
-            value = decays.power(log2_gamma, age)
-        return value if age >= 0 else num.zero
+            value = decays.power(log2_gamma, i32(count - 1 - token))
+        return value if token < count else num.zero
+
+    @verb
+    def last_chunk(rows):
+        return i32((u32(rows) - u32(1)) // u32(CHUNK) * u32(CHUNK))
 
     kv = weighted_sums(tiles.k, tiles.v, config.parts, weight)
 
@@ -120,7 +121,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
         tokens = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
         i, end = u32(0), u32((tokens + (CHUNK - 1)) // CHUNK)
-        m0 = i32(call.rows - CHUNK - before) if BACK else before
+        m0 = i32(last_chunk(call.rows) - before) if BACK else before
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -151,6 +152,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 both.meet()
             while i != end:
                 log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
+                count = min(i32(call.rows - m0), i32(CHUNK))
                 stage = k_pipe.wait(k_bars, i)
                 k_at, v_at = k_tile.at(stage), v_tile.at(stage)
                 if walk.looks:
@@ -162,12 +164,11 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
-                    fragments.decay_rows(o, row, log2_gamma, call.state_scale)
+                    fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
                     v_part.wait(v_full, i)
                     pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 else:
                     v_part.wait(v_full, i)
-                count = min(i32(m0 + CHUNK if BACK else call.rows - m0), i32(CHUNK))
                 fade = decays.power(log2_gamma, count)
                 for j in range(kv.size // 4):
                     for e in range(4):
@@ -175,13 +176,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 if walk.looks:
                     pv.wait(o)
                     hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
-                    box = i32(0)
-                    while box < boxes.parts:
-                        values = boxes.fragment()
-                        boxes.acquire()
-                        boxes.take(values, o, box)
-                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
-                        box = boxes.next(box)
+                    boxes.store_all(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
                 kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
                 kv.wait(state)
                 k_pipe.release(k_bars, i)
@@ -197,7 +192,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 fragments.store(final, state, place, row, call)
             if walk.looks:
                 boxes.finish()
-        if walk.beside:
+        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
             wait_for_grid_before()
 
     return retention_sm90

@@ -21,7 +21,7 @@ class Fragments(Namespace):
     """The verbs. row: the first one of the warpgroup."""
 
     decay: Callable[..., None]  # (scores, row, log2_gamma, scale): by the distance of each pair; 0 where it is not seen
-    decay_rows: Callable[..., None]  # (o, row, log2_gamma, scale): by the distance to what the state knows
+    decay_rows: Callable[..., None]  # (o, row, count, log2_gamma, scale): by the distance to what the state knows
     load: Callable[..., None]  # (acc, state, place, row, call): from where it lies on, but beyond its rows and columns
     store: Callable[..., None]  # (state, acc, place, row, call)
 
@@ -60,10 +60,10 @@ def fragments_of(Dv: int, back: bool) -> Fragments:
                     factor = factor * fade if seen else factor
 
     @verb
-    def decay_rows(o, row, log2_gamma, scale):
+    def decay_rows(o, row, count, log2_gamma, scale):
         for h in range(2):
             r = i32(row + my_row() + 8 * h)
-            factor = power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * scale
+            factor = power(log2_gamma, max(i32(count - 1 - r), i32(0)) if back else i32(r + 1)) * scale
             for j in range(QUADS):
                 for e in range(2):
                     o[4 * j + 2 * h + e] *= factor

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ...backend import Namespace, cuda, f32, i32, verb
 from ...tile.carried import Carried
+from ...tile.doubts import doubts_of
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import numbers
 from ...tile.products import opaque_i32
@@ -36,7 +37,7 @@ class HiddenElements(Namespace):
 
 def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
     """For o with so many numbers a thread; back: tokens see those after them."""
-    mem, num, power = storage(DTYPE), numbers(f32), decay(DTYPE).power
+    mem, num, power, doubts = storage(DTYPE), numbers(f32), decay(DTYPE).power, doubts_of(size)
 
     @verb
     def is_finite(x):
@@ -61,8 +62,9 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
         while d < call.D:
             total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
             d = opaque_i32(d + 1)
-        total *= power(log2_gamma, i32(CHUNK - 1 - r) if back else i32(r + 1)) * call.state_scale
-        c, end = (r, i32(CHUNK)) if back else (i32(0), i32(r + 1))
+        count = min(i32(call.rows - m0), i32(CHUNK))
+        total *= power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1)) * call.state_scale
+        c, end = (r, count) if back else (i32(0), i32(r + 1))
         c = c if is_finite(total) else end
         while c < end:
             score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
@@ -92,11 +94,8 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
 
     @verb
     def repair(o, arrays, smem, where, log2_gamma, call):
-        doubt = num.zero
-        for j in range(size // 4):
-            for e in range(4):
-                doubt += o[4 * j + e] * num.zero
-        if not is_finite(doubt):
+        upper, lower = doubts(o)
+        if not is_finite(upper + lower):
             mine, element = cuda.local.array(1, f32), i32(0)
             while element < size:
                 take(mine, o, element, 0)
@@ -104,7 +103,7 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
                 token = i32(where[2] + r)
-                if not is_finite(value) and token >= 0 and token < call.rows and column < call.Dv:
+                if not is_finite(value) and token < call.rows and column < call.Dv:
                     value = anew(arrays, smem, (r, column), where, log2_gamma, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)

@@ -1,0 +1,25 @@
+"""Pieces of work that are all alike, and those that are not: of these a block draws the next one when it is done."""
+
+from __future__ import annotations
+
+from ....spec import ArrayMeta, Problem
+from ...step import Step
+from ...words import build_writer
+from ..arguments import Variant
+from .config import BLOCK_MASK, Sm90Config
+
+
+def are_alike(config: Sm90Config, variant: Variant) -> bool:
+    """Whether each has all keys of a sequence, and all sequences as many."""
+    limits = {"band", BLOCK_MASK} & {option.name for option, _ in variant.having.variants}
+    return not (config.split or variant.varlen or limits)
+
+
+def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
+    """The array that counts how many pieces were drawn."""
+    return {} if alike else {"counter": ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)}
+
+
+def after_counter(step: Step, alike: bool) -> list[Step]:
+    """A launch whose blocks draw from the counter, after that which clears it."""
+    return [step] if alike else [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
