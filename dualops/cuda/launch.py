@@ -40,6 +40,7 @@ class Operation:
     theirs. results: the arrays to write, as the caller gave them or as they will be made. Where the spec says that
     results update inputs, those are the arrays to write unless out= is given.
     inplace: inputs that out= may be; or of each result the one input that it may be.
+    lacks: says of a problem what of it no rung does, and what does; "" where some do.
     """
 
     def __init__(

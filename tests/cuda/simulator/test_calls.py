@@ -12,10 +12,12 @@ import pytest
 import dualops.cuda
 from dualops import reference, testing
 from dualops.cuda import simulator
+from dualops.cuda.device import current
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
-from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
+from dualops.spec.meta import FLOATS, ArrayMeta, itemsize, numpy_dtype
 from tests.checks import call, check, gradient_inputs
+from tests.cuda.calls import Call, steps_of
 from tests.cuda.operators import GENERAL_RUNGS, Direction, every_direction, rows_cases
 from tests.cuda.simulator.attention import checked
 from tests.problems import Layout, values
@@ -163,6 +165,9 @@ def test_a_decay_of_each_step_is_refused_by_call_and_plan(operator, backward, un
             call(direction.function(rung), direction.inputs, inputs, **case.params)
         with pytest.raises(NotImplementedError, match=told):
             dualops.cuda.plan(operator, **inputs, **case.params, kernel=rung, backward=backward)
+        metas = {name: ArrayMeta.of_numpy(x) for name, x in inputs.items()}
+        recorded = Call(operator, backward, metas, case.params, rung)
+        assert steps_of(recorded, current()) is None, "what tests compile beforehand leaves it out"
 
 
 # --- special values ----------------------------------------------------------------------------------
