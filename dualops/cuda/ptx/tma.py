@@ -1,7 +1,8 @@
 """Copies of boxes of an array, which a tensor map describes, to and from shared memory (sm_90 and later).
 
 Coordinates are those of the box's first element, that of the array's last axis first. Parts outside of the array are
-loaded as zeros and not stored; an mbarrier is told the bytes of whole boxes. A load lands as late as it can, and its
+loaded as zeros and not stored; an mbarrier is told the bytes of whole boxes. What is stored must not begin before the
+array: an H200 calls that an illegal instruction, though it loads from there, and stores what ends behind. A load lands as late as it can, and its
 place is NaN until then; a store is read as late as `cp_async_bulk_wait_group_read` and written as late as
 `cp_async_bulk_wait_group` allows (`async_copy`). Maps are parameters of the kernel, `backend.tensor_map`.
 """
@@ -85,6 +86,8 @@ def _out(rank, mnemonic, section, add):
         """What of it is in the array."""
         coordinates, (source, index) = rest[:rank], rest[rank:]
         memory, found = current().block.memory, _usable(tensor_map, rank)
+        if min(coordinates) < 0:
+            raise RuntimeError(f"a box is stored from {tuple(map(int, coordinates))} on, before its array begins")
         late = Late(memory, found.places(memory.address(source, index)))
         if add:
             stores().groups[-1].append(Store(late, lambda data: found.add(coordinates, data)))

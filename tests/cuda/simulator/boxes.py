@@ -169,9 +169,9 @@ def _multicast() -> None:
 def _stores() -> None:
     for shape, box, first, span in (
         ((5, 40), (8, 32), (1, 16), 128),
-        ((3, 4, 36), (2, 4, 16), (-1, 2, 24), 64),
+        ((3, 4, 36), (2, 4, 16), (2, 2, 24), 64),
         ((2, 3, 5, 12), (2, 2, 2, 8), (1, 1, 4, 4), 32),
-        ((2, 2, 3, 5, 8), (1, 2, 2, 4, 4), (1, -1, 1, 2, 2), 16),
+        ((2, 2, 3, 5, 8), (1, 2, 2, 4, 4), (1, 1, 1, 2, 2), 16),
     ):
         for add in (False, True):
             nbytes, rank = 4 * int(np.prod(box)), len(shape)
@@ -205,20 +205,24 @@ def _stores() -> None:
 
 
 def _refused_store() -> None:
-    """Rows of 24 bytes, with a gap of 8 behind them, into which a GPU would write zeros."""
-    record = TensorMap(array_of(4, 8)[:, :6], (4, 4), 16)
+    """Rows of 24 bytes, with a gap of 8 behind them, into which a GPU would write zeros; what begins before an array,
+    which an H200 calls an illegal instruction.
+    """
+    gapped, whole = TensorMap(array_of(4, 8)[:, :6], (4, 4), 16), TensorMap(array_of(4, 8), (4, 4), 16)
 
-    def store(y):
+    def store(y, record, row):
         smem = cuda.shared.array(64, u8, alignment=128)
         for i in range(64):
             smem[i] = 0
         fence_proxy_async()
-        cp_async_bulk_tensor_store(2)(record.address, 4, 0, smem, 0)
+        cp_async_bulk_tensor_store(2)(record.address, 4, row, smem, 0)
         cp_async_bulk_commit_group()
         cp_async_bulk_wait_group(0)
 
     with pytest.raises(IndexError, match="a box stored to rows of 24 bytes, expected a multiple of 16"):
-        run(store, np.zeros(1), threads=1)
+        run(lambda y: store(y, gapped, 0), np.zeros(1), threads=1)
+    with pytest.raises(RuntimeError, match=r"a box is stored from \(4, -1\) on, before its array begins"):
+        run(lambda y: store(y, whole, -1), np.zeros(1), threads=1)
 
 
 @of(

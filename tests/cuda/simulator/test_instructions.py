@@ -84,6 +84,7 @@ from dualops.cuda.ptx.warp import (
     shfl_bfly_f64,
     shfl_idx_f32,
     shfl_idx_i32,
+    vote_any,
 )
 from dualops.cuda.simulator import Pointer
 
@@ -520,6 +521,17 @@ def _broadcast() -> None:
 
     with pytest.raises(RuntimeError, match=r"shfl\.sync\.idx: lane \d+ reads lane 20, which is not in 0x0000ffff"):
         run(absent, Pointer(y, "y"))
+
+
+@of("vote_any")
+def _vote_any() -> None:
+    def votes(y):
+        tid = cuda.threadIdx.x
+        y[tid] = vote_any(tid == 7, 0xFFFFFFFF) + 2 * vote_any(0, 0xFFFFFFFF) + 4 * vote_any(-1, 0xFFFFFFFF)
+
+    y = np.zeros(32)
+    run(votes, y, threads=32)
+    assert (y == 5).all()
 
 
 @of("shfl_bfly_f32", "shfl_bfly_f64")
