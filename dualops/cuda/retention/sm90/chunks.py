@@ -176,7 +176,13 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 if walk.looks:
                     pv.wait(o)
                     hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
-                    boxes.store_all(smem, o_map, o, Corner(i32(m0 + row), 0, (h, b)))
+                    box = i32(0)
+                    while box < boxes.parts:
+                        values = boxes.fragment()
+                        boxes.acquire()
+                        boxes.take(values, o, box)
+                        boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
+                        box = boxes.next(box)
                 kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
                 kv.wait(state)
                 k_pipe.release(k_bars, i)
