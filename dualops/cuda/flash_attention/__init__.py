@@ -120,10 +120,10 @@ def flash_attention(
     64 not with five options and more, one of them a bias or dropout. On GPUs from Ampere on the rung sm80 serves what
     is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to
     256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option that costs registers; there too
-    rows are made again. Beside its results sm90 needs a counter of 8 bytes, and for each part B * H * Sq * (Dv + 1)
-    floats; of float32 6 bytes for each number of q, k and v, whose rows count as whole 64s; sm80 and simt need no
-    memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small for simt (float64 with the
-    widest heads outside data centres), as `dualops.cuda.plan` says.
+    rows are made again. Beside its results sm90 needs a counter of 8 bytes where keys are masked, split or varlen, and
+    for each part B * H * Sq * (Dv + 1) floats; of float32 6 bytes for each number of q, k and v, whose rows count as
+    whole 64s; sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small
+    for simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No

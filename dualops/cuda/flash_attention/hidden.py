@@ -170,7 +170,7 @@ def hidden_rows(
         doubt = doubtful(upper_total, upper_lse) + 2 * doubtful(lower_total, lower_lse)
         own = cuda.local.array(slots, f32)
         r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
-        while True:
+        while True:  # asked at its end: a loop that could be skipped made registers spill
             owner, this = i32(r % 8 * LANES), i32(row + 16 * warp + r)
             if shfl_idx_i32(doubt, owner, FULL_WARP) >> r // 8 & 1 and queries.there(task, this):
                 above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)

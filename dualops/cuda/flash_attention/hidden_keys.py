@@ -175,7 +175,7 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
         doubt = doubtful(k_upper + v_upper) + 2 * doubtful(k_lower + v_lower)
         own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)
         r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
-        while True:
+        while True:  # asked at its end: a loop that could be skipped made registers spill
             j = i32(task.n0 + row + 16 * warp + r)
             if shfl_idx_i32(doubt, i32(r % 8 * LANES), FULL_WARP) >> r // 8 & 1 and j < task.Sk:
                 mine = lane // LANES == r % 8

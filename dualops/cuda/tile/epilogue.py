@@ -70,8 +70,8 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
 
     others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. beside: of so many
     warpgroups the places of a number lie one behind the other, as in boxes of all their rows; else all of a warpgroup.
-    There nobody acquires a place, and what is stored before `finish` is one group of copies. Raises ValueError for
-    columns that are no whole number of boxes.
+    There `store_all` alone stores; nobody acquires a place, and what is stored before `finish` is one group of copies.
+    Raises ValueError for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -109,8 +109,7 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
         bar_sync(1 + group, 128)
         if tid == 0:
             copy(tensor_map, i32(corner.depth + part * along), i32(corner.row), corner.others, smem, place)
-            if not beside:
-                cp_async_bulk_commit_group()
+            cp_async_bulk_commit_group()
 
     @verb
     def next_of(part):
