@@ -1,6 +1,6 @@
 """What mkdocs shows of the repository beyond docs/pages: pages that lie beside what they tell of, pictures, sources.
 
-A hook of mkdocs (see mkdocs.yml). Links in pages are those of the repository, so that they lead on wherever a page is
+A hook of mkdocs (see mkdocs.yml). A line `::: dualops.cuda.*` becomes one for each public function of the package. Links in pages are those of the repository, so that they lead on wherever a page is
 read; here each is turned to what the site has for the file that it names. Of a source or a folder that a page links to,
 the site has a page too.
 """
@@ -28,6 +28,7 @@ PAGES |= {  # those that teach
     page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
     for page in ROOT.glob("dualops/cuda/*/README.md")
 }
+EVERY = re.compile(r"^::: ([\w.]+)\.\*$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()[^)#\s:]+(?=[)#])")
 OF_SOURCES = "---\nsearch:\n  exclude: true\n---\n\n# {}\n\n"
 
@@ -51,7 +52,8 @@ def on_files(files: Files, *, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Turn the links of a page that is a file of the repository."""
+    """Name the functions of a package that a page tells of; turn the links of a page that is a file of the repository."""
+    markdown = EVERY.sub(lambda package: "\n\n".join(f"::: {name}" for name in public(package[1])), markdown)
     if not page.file.abs_src_path:
         return markdown
     folder, here = Path(page.file.abs_src_path).parent, posixpath.dirname(page.file.src_uri)
@@ -61,6 +63,19 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return posixpath.relpath(uri_of(path), here or ".") if path.exists() else link[0]
 
     return LINK.sub(turned, markdown)
+
+
+def public(package: str) -> Iterator[str]:
+    """What a package's `__all__` has of its own modules, by where it imports it from. Read, not imported."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
+    (named,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            yield from (f"{package}.{node.module}.{alias.name}" for alias in node.names if alias.name in named)
 
 
 def wanted(target: Path) -> Iterator[Path]:

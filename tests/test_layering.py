@@ -26,7 +26,7 @@ DECLARED = "dualops.cuda.public"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
-VIEWS = "dualops.cuda.views"
+VIEWS, ROW_WALK = "dualops.cuda.views", "dualops.cuda.row_walk"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "
 COST = "dualops.cuda.cost"
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
-OF_OPERATORS = (SPEC, TILE, VIEWS, *HOST_OF_OPERATORS)
+OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
 SHARED: dict[str, tuple[str, ...]] = {
@@ -76,6 +76,7 @@ LAW = (
     ),
     Row(TILE, (BACKEND, PTX), NUMBERS),
     Row(VIEWS, (SPEC, BACKEND, TILE), ()),
+    Row(ROW_WALK, (SPEC, BACKEND, "dualops.cuda.arrays", VIEWS), ()),
     Row("dualops.cuda.device", (SPEC, SIMULATOR, BACKEND), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.driver", (SIMULATOR, *HOST[:2]), TOOLKIT),
     Row("dualops.cuda.arrays", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),

@@ -1,15 +1,6 @@
 """The kernels: operators on GPU arrays, compiled by Numba; with NUMBA_ENABLE_CUDASIM=1 on NumPy arrays, simulated."""
 
-from . import (
-    flash_attention as _flash_attention,
-    layer_norm as _layer_norm,
-    lion as _lion,
-    matmul as _matmul,
-    retention as _retention,
-    rms_norm as _rms_norm,
-    rope as _rope,
-    softmax as _softmax,
-)
+from ..spec import OPERATORS as _OPERATORS
 from .cost import estimate
 from .flash_attention import (
     block_mask,
@@ -28,19 +19,7 @@ from .rms_norm import rms_norm, rms_norm_backward
 from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward
 
-RUNGS: dict[str, tuple[str, ...]] = {
-    "flash_attention": _flash_attention.RUNGS,
-    "flash_attention_varlen": _flash_attention.RUNGS,
-    "layer_norm": _layer_norm.RUNGS,
-    "lion": _lion.RUNGS,
-    "matmul": _matmul.RUNGS,
-    "retention": _retention.RUNGS,
-    "retention_varlen": _retention.RUNGS_VARLEN,
-    "rms_norm": _rms_norm.RUNGS,
-    "rope": _rope.RUNGS,
-    "rope_tables": _rope.RUNGS_TABLES,
-    "softmax": _softmax.RUNGS,
-}
+RUNGS: dict[str, tuple[str, ...]] = {op: spec.rungs for op, spec in _OPERATORS.items()}
 
 __all__ = [
     "RUNGS",

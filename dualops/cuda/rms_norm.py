@@ -9,8 +9,6 @@ from .launch import Operation
 from .norm import BACKWARD, FORWARD
 from .public import Array, Launch
 
-RUNGS = SPEC.rungs
-
 
 @overload
 def rms_norm(

@@ -34,7 +34,7 @@ def build_stream(threads: int, vectors: int, reads: int, writes: int) -> Kernel:
     NEVER = f32(1.2345e30)
 
     @kernel(pointer(f32), pointer(f32), i64, i64, threads=threads)
-    def stream(y, x, y_step, x_step):  # noqa: ANN001
+    def stream(y, x, y_step, x_step):
         first = (i64(cuda.blockIdx.x) * threads * vectors + cuda.threadIdx.x) * vec.vector
         frag = cuda.local.array(vectors * vec.vector, f32)
         total = cuda.local.array(vectors * vec.vector, f32)

@@ -29,8 +29,6 @@ from .blocks import block_mask as block_mask
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
 
-RUNGS = SPEC.rungs
-
 
 class _Options(OptionKeywords[Array], Launch, Generic[Array], total=False):
     """What does not change what is returned."""

@@ -24,8 +24,6 @@ from .formula import array_names, dtypes_of, lr_of, rates_of
 from .lists import ListOperation
 from .strided import StridedConfig
 
-RUNGS = SPEC.rungs
-
 
 def lion(
     params: Any,

@@ -30,8 +30,6 @@ from ..launch import Operation
 from ..public import Array, Launch
 from . import naive, simt, sm80, sm90
 
-RUNGS = SPEC.rungs
-
 
 @overload
 def matmul(

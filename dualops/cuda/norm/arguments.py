@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
+from ..row_walk import walk
 from ..step import Argument
 from ..tile.storage import storage
-from .variant import STATISTICS, Variant, walk
+from .variant import STATISTICS, Variant
 
 VECTORS = ("w", "b", "dw", "db")
 
@@ -23,7 +24,7 @@ class Call:
         self.M, self.N, self.dtype = problem.M, problem.N, problem.dtype
         self.device = problem.arrays["x"].device
         self.sums_dtypes = [results[name].dtype if name in results else None for name in ("dw", "db")]
-        walked = walk({name: meta for name, meta in metas.items() if name not in VECTORS})
+        walked = walk({name: meta for name, meta in metas.items() if name not in VECTORS}, STATISTICS)
         self.variant = Variant(
             dtype=self.dtype,
             centred=problem.spec.name == "layer_norm",

@@ -14,14 +14,13 @@ Names and papers as in rows.py. Registers: vectors * 16 / itemsize numbers a thr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
-from .verbs import Columns, meet_block, row_axes, row_sums, weights
+from .verbs import Columns, meet_block, norm_axes, row_sums, weights
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class LongRowsConfig:
 def build_forward(config: LongRowsConfig, variant: Variant) -> Kernel:
     """norm_long_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), row_axes(variant)
+    num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
     COLUMNS = config.columns(variant.dtype)
 
@@ -87,7 +86,7 @@ def build_forward(config: LongRowsConfig, variant: Variant) -> Kernel:
                         piece += (frag[i] - row_mean) * (frag[i] - row_mean)
             squares += piece
         squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
+        row_rstd = num.rsqrt(squares / mem.number(N) + eps)
 
         y_row, summed_row = axes.start(place, y), axes.start(place, summed)
         for first in range(tid * vec.vector, N, COLUMNS):
@@ -121,7 +120,7 @@ def build_means(config: LongRowsConfig, variant: Variant) -> Kernel:
     means [2, M]: level, then along.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), row_axes(variant)
+    num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.threads, 1)
     COLUMNS = config.columns(variant.dtype)
 
@@ -170,7 +169,7 @@ def build_backward(config: LongRowsConfig, variant: Variant) -> Kernel:
     Of every `slots` rows, a block takes those that have its place among them.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes, w_and_b = numbers(mem.number), row_axes(variant), weights(variant, config.aligned)
+    num, axes, w_and_b = numbers(mem.number), norm_axes(variant), weights(variant, config.aligned)
     sums = partial_sums(variant, config.threads, config.vectors, 1, config.aligned, meet_block)
     COLUMNS = config.columns(variant.dtype)
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .variant import Variant, backward_types, forward_types
-from .verbs import row_axes
+from .verbs import norm_axes
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def elements(variant: Variant) -> Elements:
 def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    element, axes = elements(variant), row_axes(variant)
+    element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*forward_types(variant), threads=config.threads)
     def norm_naive(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset):
@@ -96,7 +95,7 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
             for n in range(N):
                 c = element.centred(element.h(x.data, x_row + n, residual.data, residual_row + n), row_mean)
                 squares, lost = num.add_compensated(squares, lost, c * c)
-            row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
+            row_rstd = num.rsqrt(squares / mem.number(N) + eps)
             y_row, summed_row = axes.start(place, y), axes.start(place, summed)
             for n in range(N):
                 h = element.h(x.data, x_row + n, residual.data, residual_row + n)
@@ -116,7 +115,7 @@ def build_forward(config: NaiveConfig, variant: Variant) -> Kernel:
 def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
     """norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots): dx alone."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    element, axes = elements(variant), row_axes(variant)
+    element, axes = elements(variant), norm_axes(variant)
 
     @kernel(*backward_types(variant), threads=config.threads)
     def norm_naive_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots):
@@ -151,7 +150,7 @@ def build_backward(config: NaiveConfig, variant: Variant) -> Kernel:
 def build_sums(config: NaiveConfig, variant: Variant, dw_dtype: str | None, db_dtype: str | None) -> Kernel:
     """norm_naive_sums(dw, db, dx, partials, x, mean, rstd, dy, ...), the last as norm_naive_backward has them."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    element, axes = elements(variant), row_axes(variant)
+    element, axes = elements(variant), norm_axes(variant)
     dw_mem, db_mem = storage(dw_dtype or variant.dtype), storage(db_dtype or variant.dtype)
 
     @kernel(pointer(dw_mem.element), pointer(db_mem.element), *backward_types(variant), threads=config.threads)

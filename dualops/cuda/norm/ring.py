@@ -17,8 +17,6 @@ vectors * 16 / itemsize numbers a thread for each of h, w and b, and about 40 mo
 
 from __future__ import annotations
 
-from math import sqrt
-
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank, ring, start_cluster
@@ -26,14 +24,14 @@ from ..tile.storage import storage
 from .merging import merged_means
 from .staging import RingConfig, copies, shared_weights
 from .variant import Variant, forward_types
-from .verbs import cluster_sums, row_axes
+from .verbs import cluster_sums, norm_axes
 
 
 @builds
 def build_forward(config: RingConfig, variant: Variant) -> Kernel:
     """norm_ring(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share): M rows of N columns."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    axes, w_and_b = row_axes(variant), shared_weights(config, variant)
+    axes, w_and_b = norm_axes(variant), shared_weights(config, variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
     group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)
@@ -127,7 +125,7 @@ def build_forward(config: RingConfig, variant: Variant) -> Kernel:
                     if variant.centred:
                         row_mean = group.sum(sent, found + 1) * inverse_N
                         squares += merging.between(sent, found, of_warps, row_mean)
-                row_rstd = num.one / mem.number(sqrt(squares * inverse_N + eps))
+                row_rstd = num.rsqrt(squares * inverse_N + eps)
 
                 y_row = axes.start(place, y) + (columns.begin + column)
                 for v in range(config.vectors):

@@ -21,7 +21,7 @@ from ..tile.storage import storage
 from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
-from .verbs import cluster_sums, row_axes
+from .verbs import cluster_sums, norm_axes
 
 EVERYBODY = 15  # the barrier of all warps but the copying one; a row has number 1 + its place in the block
 
@@ -43,7 +43,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     partials has room for `slots` clusters of blocks.
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
-    axes, own_w = row_axes(variant), own_weights(config, variant)
+    axes, own_w = norm_axes(variant), own_weights(config, variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
     group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)

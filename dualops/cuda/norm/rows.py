@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel
 from ..tile.numbers import numbers
 from ..tile.storage import access, storage
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types, forward_types
-from .verbs import Columns, meet_block, row_axes, row_sums, weights
+from .verbs import Columns, meet_block, norm_axes, row_sums, weights
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RowsConfig:
 def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
     """norm_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset): M rows of N columns."""
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), row_axes(variant)
+    num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
 
     @kernel(*forward_types(variant), threads=config.threads, min_blocks=config.min_blocks)
@@ -97,7 +96,7 @@ def build_forward(config: RowsConfig, variant: Variant) -> Kernel:
         for i in range(len(frag)):
             squares += frag[i] * frag[i]
         squares = group.sum(squares, i32(1), parts)
-        row_rstd = num.one / mem.number(sqrt(squares / mem.number(N) + eps))
+        row_rstd = num.rsqrt(squares / mem.number(N) + eps)
 
         y_row = axes.start(place, y)
         for j in range(config.vectors):
@@ -126,7 +125,7 @@ def build_backward(config: RowsConfig, variant: Variant) -> Kernel:
     partials has room for `slots` blocks.
     """
     mem, vec = storage(variant.dtype), access(variant.dtype, config.aligned)
-    num, axes = numbers(mem.number), row_axes(variant)
+    num, axes = numbers(mem.number), norm_axes(variant)
     w_and_b, group = weights(variant, config.aligned), row_sums(mem.number, config.row_threads, config.rows)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, config.aligned, meet_block)
     STEP = config.row_threads * vec.vector  # columns between a thread's accesses

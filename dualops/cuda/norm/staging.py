@@ -13,7 +13,7 @@ from ..tile.numbers import numbers
 from ..tile.ring import Ring, Stages, cluster_ctarank, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage
 from .variant import Variant
-from .verbs import Columns, row_axes, weights
+from .verbs import Columns, norm_axes, weights
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Copies(Namespace):
 
 def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
     """The verbs for rows of as many arrays as a stage of the ring has."""
-    axes, stages = row_axes(variant), config.layout(variant).stages
+    axes, stages = norm_axes(variant), config.layout(variant).stages
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
 
     @verb

@@ -1,22 +1,17 @@
 """What the kernels of rms_norm and layer_norm are built for, and the arguments that they share.
 
-An array whose rows a kernel walks comes with its strides between rows; one that a call does not have comes as a null
-pointer, and the kernel that is built for such calls never looks at it.
+Rows are walked as `row_walk` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...spec import ArrayMeta
-from ...spec.meta import Strided
-from ..arrays import collapse
 from ..backend import i32, i64, pointer, types
 from ..tile.storage import storage
-from ..views import absent, number_type, strided
+from ..views import number_type, strided
 
 STATISTICS = frozenset({"mean", "rstd"})
 
@@ -45,31 +40,6 @@ class Variant:
     def weight_gradients(self) -> int:
         """How many of dw and db are wanted."""
         return self.dw + self.db
-
-
-class Walk(NamedTuple):
-    """How the arrays of a call lie: M rows along the fewest axes that do for all of them."""
-
-    sizes: tuple[int, ...]  # of the axes
-    rows: Mapping[str, Strided]
-
-    @property
-    def rank(self) -> int:
-        return len(self.sizes)
-
-    def of(self, *names: str) -> tuple[Strided, ...]:
-        """The arguments; null pointers for what the call does not have."""
-        return tuple(self.rows.get(name, absent(self.rank)) for name in names)
-
-
-def walk(metas: Mapping[str, ArrayMeta]) -> Walk:
-    """How to walk x [..., N], arrays of its shape, and statistics [...]."""
-    shape = metas["x"].shape[:-1]
-    strides = [meta.strides if name in STATISTICS else meta.strides[:-1] for name, meta in metas.items()]
-    sizes, merged = collapse(shape, *strides)
-    if not sizes:
-        sizes, merged = (1,), [(0,)] * len(metas)
-    return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
 
 
 def forward_types(variant: Variant) -> tuple[Any, ...]:

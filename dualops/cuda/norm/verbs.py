@@ -7,7 +7,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Namespace, cuda, i64, verb
+from ..backend import Namespace, cuda, verb
+from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
 from ..tile.ring import PartsSmem, parts
 from ..tile.rows import lane_reductions
@@ -22,53 +23,39 @@ class Columns(NamedTuple):
     width: int
 
 
-class RowAxes(Namespace):
-    """Where rows begin that lie along `rank` axes, and the numbers that each of them has."""
+class NormAxes(RowAxes):
+    """Where rows begin, and the numbers that each of them has."""
 
-    place: Callable[..., Any]  # (): a local array for a row's place along each axis
-    locate: Callable[..., None]  # (place, row, sizes): find it
-    start: Callable[..., Any]  # (place, x): where the row begins in an array with strides
     statistics: Callable[..., Any]  # (place, mean, rstd) -> the row's mean, 0 where there is none, and rstd
     write_statistics: Callable[..., None]  # (place, mean, rstd, row_mean, row_rstd)
 
 
 @cache
-def row_axes(variant: Variant) -> RowAxes:
+def norm_axes(variant: Variant) -> NormAxes:
     """The verbs."""
     mem, num = storage(compute_dtype(variant.dtype)), numbers(storage(variant.dtype).number)
-
-    @verb
-    def place():
-        return cuda.local.array(variant.rank, i64)
-
-    @verb
-    def locate(place, row, sizes):
-        for axis in range(variant.rank - 1, 0, -1):
-            place[axis] = row % sizes[axis]
-            row //= sizes[axis]
-        place[0] = row
-
-    @verb
-    def start(place, x):
-        offset = place[0] * x.strides[0]
-        for axis in range(1, variant.rank):
-            offset += place[axis] * x.strides[axis]
-        return offset
+    axes = row_axes(variant.rank)
 
     @verb
     def statistics(place, mean, rstd):
-        row_mean, row_rstd = num.zero, mem.load(rstd.data, start(place, rstd))
+        row_mean, row_rstd = num.zero, mem.load(rstd.data, axes.start(place, rstd))
         if variant.centred:
-            row_mean = mem.load(mean.data, start(place, mean))
+            row_mean = mem.load(mean.data, axes.start(place, mean))
         return row_mean, row_rstd
 
     @verb
     def write_statistics(place, mean, rstd, row_mean, row_rstd):
-        mem.store(rstd.data, start(place, rstd), row_rstd)
+        mem.store(rstd.data, axes.start(place, rstd), row_rstd)
         if variant.centred:
-            mem.store(mean.data, start(place, mean), row_mean)
+            mem.store(mean.data, axes.start(place, mean), row_mean)
 
-    return RowAxes(place=place, locate=locate, start=start, statistics=statistics, write_statistics=write_statistics)
+    return NormAxes(
+        place=axes.place,
+        locate=axes.locate,
+        start=axes.start,
+        statistics=statistics,
+        write_statistics=write_statistics,
+    )
 
 
 class Weights(Namespace):

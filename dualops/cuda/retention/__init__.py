@@ -16,8 +16,6 @@ from ..launch import Operation
 from ..public import calls
 from . import naive, simt, sm90
 
-RUNGS, RUNGS_VARLEN = SPEC.rungs, SPEC_VARLEN.rungs
-
 
 def retention(
     q: Any,

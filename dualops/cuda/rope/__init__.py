@@ -18,9 +18,6 @@ from ..launch import Operation
 from ..public import Array
 from . import naive, simt, tables
 
-RUNGS = SPEC.rungs
-RUNGS_TABLES = SPEC_TABLES.rungs
-
 
 def rope(
     q: Array,

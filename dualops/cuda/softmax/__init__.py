@@ -17,8 +17,6 @@ from ..launch import Operation
 from ..public import Array
 from . import long_rows, naive, ring, rows, strided
 
-RUNGS = SPEC.rungs
-
 
 def softmax(
     x: Array, axis: int = -1, *, out: Array | None = None, kernel: str | None = None, stream: Any = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import e as EULER, inf, log2, nan
+from math import e as EULER, inf, log2, nan, sqrt
 from typing import Any
 
 from ..backend import Namespace, f32, f64, u32, u64, verb
@@ -60,6 +60,7 @@ class Numbers(Namespace):
     tanh: Callable[..., Any]
     erfc: Callable[..., Any]
     reciprocal: Callable[..., Any]  # (x) -> 1 / x; of f32 to 1 ulp, denormals as zeros
+    rsqrt: Callable[..., Any]  # (x) -> 1 / sqrt(x), each rounded as IEEE says; x not negative
     is_minus_zero: Callable[..., Any]  # (x): whether it is -0
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
@@ -84,6 +85,16 @@ def _base(number: Any) -> Callable[..., Any]:
         return ZERO if maximum == NOTHING else maximum
 
     return base
+
+
+def _rsqrt(number: Any) -> Callable[..., Any]:
+    ONE = number(1)
+
+    @verb
+    def rsqrt(x):
+        return ONE / number(sqrt(x))
+
+    return rsqrt
 
 
 def _add_compensated(number: Any) -> Callable[..., Any]:
@@ -135,6 +146,7 @@ def _double() -> Numbers:
         tanh=tanh_f64,
         erfc=erfc_f64,
         reciprocal=_reciprocal_f64,
+        rsqrt=_rsqrt(f64),
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f64,
         add_compensated=_add_compensated(f64),
@@ -184,6 +196,7 @@ def _single() -> Numbers:
         tanh=tanh_f32,
         erfc=erfc_f32,
         reciprocal=rcp_approx_ftz,
+        rsqrt=_rsqrt(f32),
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f32,
         add_compensated=_add_compensated(f32),

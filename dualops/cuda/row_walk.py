@@ -1,0 +1,83 @@
+"""Rows of arrays that lie in any way: along the fewest axes that do for all arrays of a call, and where each begins.
+
+    walked = walk({"y": y, "x": x})                              # on the host: sizes of the axes, strides of each array
+    Step(kernel, (M,), (*walked.of("y", "x"), walked.sizes))
+
+    axes = row_axes(rank)                                        # in the kernel
+    place = axes.place()
+    axes.locate(place, row, sizes)
+    x_row = axes.start(place, x)                                 # then x.data[x_row + n]
+
+An array comes as a `Strided` with its strides between rows, `views.strided(dtype, rank)`; one that a call does not have
+is a null pointer, at which a kernel that is built for such calls never looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from ..spec import ArrayMeta
+from ..spec.meta import Strided
+from .arrays import collapse
+from .backend import Namespace, cuda, i64, verb
+from .views import absent
+
+
+class Walk(NamedTuple):
+    """How the arrays of a call lie: rows along the fewest axes that do for all of them."""
+
+    sizes: tuple[int, ...]  # of the axes
+    rows: Mapping[str, Strided]
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    def of(self, *names: str) -> tuple[Strided, ...]:
+        """The arguments; null pointers for what the call does not have."""
+        return tuple(self.rows.get(name, absent(self.rank)) for name in names)
+
+
+def walk(metas: Mapping[str, ArrayMeta], numbers: Collection[str] = ()) -> Walk:
+    """How to walk arrays [..., N] of one shape and, by name, those that have a number for each row [...]."""
+    strides = [meta.strides if name in numbers else meta.strides[:-1] for name, meta in metas.items()]
+    shape = next(meta.shape[:-1] for name, meta in metas.items() if name not in numbers)
+    sizes, merged = collapse(shape, *strides)
+    if not sizes:
+        sizes, merged = (1,), [(0,)] * len(metas)
+    return Walk(sizes, {name: Strided(name, steps) for name, steps in zip(metas, merged, strict=True)})
+
+
+class RowAxes(Namespace):
+    """Where rows begin that lie along `rank` axes."""
+
+    place: Callable[..., Any]  # (): a local array for a row's place along each axis
+    locate: Callable[..., None]  # (place, row, sizes): find it
+    start: Callable[..., Any]  # (place, x): where the row begins in an array with strides
+
+
+@cache
+def row_axes(rank: int) -> RowAxes:
+    """The verbs."""
+
+    @verb
+    def place():
+        return cuda.local.array(rank, i64)
+
+    @verb
+    def locate(place, row, sizes):
+        for axis in range(rank - 1, 0, -1):
+            place[axis] = row % sizes[axis]
+            row //= sizes[axis]
+        place[0] = row
+
+    @verb
+    def start(place, x):
+        offset = place[0] * x.strides[0]
+        for axis in range(1, rank):
+            offset += place[axis] * x.strides[axis]
+        return offset
+
+    return RowAxes(place=place, locate=locate, start=start)
