@@ -103,7 +103,7 @@ LAW = (
         (SPEC, TILE, *HOST_OF_OPERATORS, OFFLINE, "dualops.cuda.flash_attention.*", "dualops.cuda.matmul.*"),
         NUMBERS,
     ),
-    Row("dualops.cuda", ("dualops.cuda.*",), ()),
+    Row("dualops.cuda", (SPEC, "dualops.cuda.*"), ()),
     # other libraries' places: the bridge, and the library itself
     Row("dualops.torch_bridge.integrations.*", ("dualops.torch_bridge.*",), ("torch", "transformers")),
     # host functions only: `dualops.cuda` itself, and what operators are launched with
