@@ -133,7 +133,7 @@ def host(arguments: argparse.Namespace) -> int:
 
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
-    from . import attention_plot, host_table, plot as drawing, scaling_plot, training_plot
+    from . import host_table, peers_plot, plot as drawing, scaling_plot, training_plot
     from .recorded import peer_runs, recordings
 
     try:
@@ -158,8 +158,8 @@ def plot(arguments: argparse.Namespace) -> int:
         target = arguments.docs / f"{operator}.png"
         drawing.picture(operator, history, peers.get(operator), target)
         print(target)
-    target = arguments.docs / f"{attention_plot.OPERATOR}.png"
-    if attention_plot.OPERATOR in peers and attention_plot.picture(peers[attention_plot.OPERATOR], target):
+    target = arguments.docs / "peers.png"
+    if peers_plot.picture(peers, target):
         print(target)
     lengths = arguments.scaling / f"{arguments.machine}.json"
     if lengths.exists():

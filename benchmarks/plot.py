@@ -68,16 +68,17 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
-    """A line for each run beside peers: when, where, at which commit, and of which operators, or of which cases."""
-    runs: dict[str, dict[str, list[str]]] = {}
+    """A line for each run beside peers: when, where, at which commit, and of which operators, or how many cases."""
+    runs: dict[str, dict[str, set[str]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
         told = f"{run.day}, one {run.device}, commit `{run.commit[:8]}`"
-        runs.setdefault(told, {}).setdefault(key.operator, []).append(key.case)
-    times = Counter(operator for run in runs.values() for operator in run)
+        runs.setdefault(told, {}).setdefault(key.operator, set()).add(key.case)
+    of_each = Counter(operator for operator, _ in {(key.operator, key.case) for key in used})
 
-    def name(operator: str, cases: Sequence[str]) -> str:
-        return operator if times[operator] == 1 else f"{operator} ({', '.join(dict.fromkeys(cases))})"
+    def name(operator: str, cases: Collection[str]) -> str:
+        every = of_each[operator]
+        return operator if len(cases) == every else f"{operator} ({len(cases)} of {every} cases)"
 
     return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
 
@@ -110,20 +111,23 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
-    """Every known case that was timed, at the newest commit that it was timed at; and where the figures come from.
+    """Every known case that was timed, with its newest time; and where the figures come from.
 
     The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
-    dualops is faster. So is the time of a case that asv does not time. Slower cases are shown like all others.
+    dualops is faster. So is the time, where asv timed the case on an earlier day or does not time it. Slower cases are
+    shown like all others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
     for key in keys():
         work, measured = work_of(key), beside(key, peers)
         share = peer = ratio = "–"
-        if key in newest:
-            seconds, commit = newest[key].seconds[key], newest[key].commit
-        elif measured and not by_asv(key):
-            seconds, commit = measured.seconds, peers[key.operator].runs[key].commit
+        by_asv = newest.get(key)
+        run = peers[key.operator].runs[key] if measured else None
+        if by_asv and not (run and run.day > f"{by_asv.measured:%Y-%m-%d}"):
+            seconds, commit = by_asv.seconds[key], by_asv.commit
+        elif measured and run:
+            seconds, commit = measured.seconds, run.commit
         else:
             continue
         if measured:
@@ -138,11 +142,6 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
     ]
     lines = [*measured_at, "Roof and peers, one process each:", *sources(used, peers)]
     return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
-
-
-def by_asv(key: Key) -> bool:
-    """Whether asv times it, or only a run beside the peers."""
-    return spec.Tag.BENCH in known_cases(key.operator)[key.case].tags
 
 
 def milliseconds(seconds: float) -> str:

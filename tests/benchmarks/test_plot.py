@@ -110,8 +110,16 @@ class TestTable:
         times = {"dualops": 2e-4, "dualops naive": 1e-4, "Liger": 3e-4, "QuACK": 1.5e-4, "torch eager": None}
         record_peers(tree / "peers", times, 1e-4)
         table = plot.table(recordings(tree / "results", "h200"), peer_runs(tree / "peers"))
-        assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75", "`bbbbbbbb`"]
+        assert rows_of(table)[NARROW.operator, NARROW.case, "forward"][2:] == ["50%", "QuACK", "0.75", "`ffffffff`"]
         assert "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`." in table.splitlines()
+
+    def test_a_time_is_the_newest_of_both(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 1.5e-4}, 1e-4)
+        history, path = recordings(tree / "results", "h200"), tree / "peers" / "softmax.json"
+        for day, expected in (("1970-01-09", ["0.2 ms", "`ffffffff`"]), ("1970-01-08", ["0.1 ms", "`bbbbbbbb`"])):
+            path.write_text(path.read_text().replace("1970-01-09", day))
+            row = rows_of(plot.table(history, peer_runs(tree / "peers")))[NARROW.operator, NARROW.case, "forward"]
+            assert [row[0], row[-1]] == expected
 
     def test_a_case_counts_at_the_newest_commit_that_timed_it(self, tree: Path) -> None:
         newest = json.loads((tree / "results" / "h200" / "bbbbbbbb-checkout-py3.12.json").read_text())
@@ -154,9 +162,9 @@ class TestTable:
         old["measurements"] = [m for m in old["measurements"] if m["case"] != NARROW.case]
         path.write_text(json.dumps({**content, "runs": [old, new]}))
         told = plot.summary(peer_runs(tree / "peers")).splitlines()[-2:]
-        assert f"softmax ({NARROW.case}): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in told
-        others = ", ".join(case for case in BENCH["softmax"] if case != NARROW.case)
-        assert f"softmax ({others}): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in told
+        every = len(BENCH["softmax"])
+        assert f"softmax (1 of {every} cases): 1970-01-09, one NVIDIA H200, commit `eeeeeeee`." in told
+        assert f"softmax ({every - 1} of {every} cases): 1970-01-09, one NVIDIA H200, commit `ffffffff`." in told
 
     def test_it_lands_between_the_markers_and_nowhere_else(self) -> None:
         readme = f"before\n{plot.BEGIN}\nold\n{plot.END}\nafter"
@@ -242,7 +250,7 @@ class TestCommand:
         assert height > 800  # two lines of axes: lengths, commits
         drawn = {path.name for path in (tree / "docs").iterdir()}
         assert "softmax.png" in drawn
-        assert "flash_attention.png" not in drawn  # it has no row length
+        assert "peers.png" not in drawn  # nobody timed attention or matmul
         assert "flash_attention_scaling.png" not in drawn  # nothing was recorded
         for operator in ladder_table.PAGES:
             assert "Nothing has been recorded yet" in (tree / "pages" / operator / "README.md").read_text()

@@ -1,0 +1,61 @@
+"""The picture of attention and matmul beside their peers, from made-up runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import peers_plot
+from benchmarks.peers_plot import Panel, lengths, panels, products, told
+from benchmarks.recorded import Key, PeerRun, Peers, work_of
+
+FULL, CAUSAL, MATMUL = panels()[:3]
+
+
+def measured(panel: Panel, times: dict[str, float | None]) -> dict[str, Peers]:
+    """These times of each case."""
+    found = Peers({}, {})
+    for case_id in panel.cases.values():
+        key = Key(panel.operator, case_id, panel.direction)
+        each: dict[str, dict[str, Any]] = {name: {"burst": seconds} for name, seconds in times.items()}
+        found.measurements[key] = each
+        found.runs[key] = PeerRun("abcdef0123", "2026-01-02", "NVIDIA H200")
+    return {panel.operator: found}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_are_those_of_as_many_tokens(causal: bool) -> None:
+    found = lengths(causal)
+    assert [*found] == ["512", "2048", "4096", "8192", "16384"]
+    assert all(("causal" in case_id) == causal for case_id in found.values())
+
+
+def test_products_are_told_by_their_sizes() -> None:
+    found = products()
+    assert found["4096\n4096\n4096"] == "square4096-bfloat16"
+    assert found["16 of\n1024\n1024\n1024"] == "batch16_1024-bfloat16"
+    assert found["8192\n4096\n4096\n+ bias"] == "linear8192x4096x4096_plain-bfloat16"
+
+
+def test_rates_are_of_those_who_were_timed() -> None:
+    found = FULL.rates(measured(FULL, {"dualops": 2e-3, "SDPA cuDNN": None, "FlashAttention-4": 1e-3}))
+    assert [*found] == [*lengths(False)]
+    for length, case_id in lengths(False).items():
+        ours = work_of(Key("flash_attention", case_id, "forward")).rate(2e-3)
+        assert found[length] == {"dualops": ours, "FlashAttention-4": 2 * ours}
+    assert not CAUSAL.rates(measured(FULL, {"dualops": 2e-3})) and not MATMUL.rates(measured(FULL, {"dualops": 2e-3}))
+    assert not FULL.rates(measured(FULL, {"SDPA cuDNN": 2e-3}))
+
+
+@pytest.mark.parametrize("panel", [CAUSAL, MATMUL], ids=lambda panel: panel.operator)
+def test_the_picture(panel: Panel, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "docs" / "peers.png"
+    assert not peers_plot.picture({}, target) and not target.exists()
+    times: dict[str, float | None] = {"dualops": 2e-3, "SDPA flash": 3e-3, "torch eager": 1e-3}
+    assert peers_plot.picture(measured(panel, times), target)
+    assert target.stat().st_size > 10_000
+    said = told([(panel, panel.rates(measured(panel, times)))], measured(panel, times))
+    assert said.endswith(f"\n{panel.operator}: one NVIDIA H200, 2026-01-02, commit abcdef01")
