@@ -1,8 +1,8 @@
 """What mkdocs shows of the repository beyond docs/pages: pages that lie beside what they tell of, pictures, sources.
 
-A hook of mkdocs (see mkdocs.yml). A line `::: dualops.cuda.*` becomes one for each public function of the package. Links in pages are those of the repository, so that they lead on wherever a page is
-read; here each is turned to what the site has for the file that it names. Of a source or a folder that a page links to,
-the site has a page too.
+A hook of mkdocs (see mkdocs.yml). A line `::: dualops.cuda.*` becomes one for each public function of the package.
+Links in pages are those of the repository, so that they lead on wherever a page is read; here each is turned to what
+the site has for the file that it names. Of a source or a folder that a page links to, the site has a page too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def on_files(files: Files, *, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Name the functions of a package that a page tells of; turn the links of a page that is a file of the repository."""
+    """Name the functions of a package, where a page asks for them; turn the links of a page of the repository."""
     markdown = EVERY.sub(lambda package: "\n\n".join(f"::: {name}" for name in public(package[1])), markdown)
     if not page.file.abs_src_path:
         return markdown
