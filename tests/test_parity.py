@@ -313,6 +313,27 @@ def test_every_operator_has_its_benchmark(op):
     assert [[case.id for case in OPERATORS[op].tagged(Tag.BENCH)]] == found.params
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_every_operator_is_told_of(page):
+    """In README's table of what there is."""
+    text = (ROOT / page).read_text("utf-8")
+    lines = text.splitlines() if page == "CHANGELOG.md" else re.findall(r"^(\|(?: `\w+`,?)+ \|)", text, re.MULTILINE)
+    named = set(re.findall(r"\w+", "\n".join(lines)))
+    assert OPERATORS.keys() <= named, f"{page} does not name {', '.join(OPERATORS.keys() - named)}"
+
+
+def test_nothing_is_left_to_be_written():
+    """`python -m dualops new` leaves the word where something is missing."""
+    sources = [*ROOT.glob("dualops/**/*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/reference/*.py")]
+    left = [
+        f"{path.relative_to(ROOT)}, line {number}: {line.strip()}"
+        for path in [*sources, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(r"\bWRITE\b", line) and path.name != "new.py"
+    ]
+    assert not left, "\n".join(left)
+
+
 def test_every_operator_is_fuzzed():
     assert domains() == OPERATORS.keys()
 
