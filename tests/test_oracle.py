@@ -13,6 +13,8 @@ import torch
 
 from dualops import reference, testing
 from dualops.spec import OPERATORS, Tag
+from dualops.testing.terms import flash_attention, rope_tables, terms_of
+from dualops.testing.truth import bind
 
 RNG = np.random.default_rng(0)
 
@@ -200,3 +202,14 @@ def test_an_operator_that_draws_nothing_has_no_random_cases(monkeypatch):
     monkeypatch.setitem(OPERATORS, "softmax", replace(OPERATORS["softmax"], draw=None))
     with pytest.raises(ValueError, match=r"^softmax: its Spec has no draw, expected a function that makes "):
         testing.random_cases("softmax", 1)
+
+
+def test_what_cancels_is_told_by_the_record_or_else_by_a_module():
+    softmax, norm, varlen = (OPERATORS[name] for name in ("softmax", "layer_norm", "flash_attention_varlen"))
+    assert terms_of(softmax, True) is softmax.gradient_terms
+    assert (terms_of(norm, False), terms_of(norm, True)) == (norm.terms, norm.gradient_terms)
+    assert terms_of(OPERATORS["rope_tables"], False) is rope_tables.result_terms
+    assert terms_of(varlen, True) is flash_attention.gradient_terms  # its parent's
+    x = {"x": np.ones((2, 3))}
+    for spec, backward in ((softmax, False), (OPERATORS["rope"], False), (OPERATORS["rope"], True)):
+        assert terms_of(spec, backward)(x, bind(softmax, x, {}, False)) == {}
