@@ -21,7 +21,7 @@ from dualops.spec import ArrayMeta, Case, Spec
 from dualops.spec.base import Input, Role
 from dualops.spec.meta import numpy_dtype
 from dualops.testing.ready import gradient_arrays
-from dualops.testing.terms import TERMS
+from dualops.testing.terms import terms_of
 from dualops.testing.truth import bind, expected, held, named
 from tests.problems import Guarded, Layout, values
 
@@ -105,7 +105,7 @@ def check(
     problem = bind(spec, arrays, params, backward)
     outputs = problem.outputs(spec.gradients if backward else spec.outputs)
     truths, baselines = expected(spec, arrays, params, backward, list(outputs))
-    terms = TERMS[spec.name, backward](arrays, problem)
+    terms = terms_of(spec, backward)(arrays, problem)
     for way in ways:
         where = f"{spec.name}{'_backward' if backward else ''} {case.id} {dict(case.shapes)} {params} ({way})"
         placed = {name: Placed(Guarded.of(array, layouts.get(name)), library) for name, array in arrays.items()}
@@ -141,21 +141,7 @@ def call(function: Callable[..., Any], inputs: Sequence[Input], arrays: Mapping[
 def gradient_inputs(spec: Spec, case: Case, *, special: bool = False) -> dict[str, np.ndarray]:
     """What backward takes, as `dualops.testing` makes it; special: NaN, infinities and extremes among the values."""
     arrays = values(spec, case, special=special, backward=True)
-    return gradient_arrays(spec, case, arrays, _SPECIAL_GRADIENTS[spec.name] if special else ())
-
-
-# a probability that is tiny in float64 and 0 in float32 makes of an infinity one here and a NaN there
-_SPECIAL_GRADIENTS = {
-    "softmax": (np.nan, np.inf, 0.0),
-    "rope": (np.nan, np.inf, 0.0),
-    "flash_attention": (np.nan, 0.0),
-    "flash_attention_varlen": (np.nan, 0.0),
-    "matmul": (np.nan, 0.0),
-    "retention": (np.nan, 0.0),
-    "retention_varlen": (np.nan, 0.0),
-    "rms_norm": (np.nan, 0.0),
-    "layer_norm": (np.nan, 0.0),
-}
+    return gradient_arrays(spec, case, arrays, spec.special_gradients if special else ())
 
 
 def _narrowed(inputs: Sequence[Input], arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:

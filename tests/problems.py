@@ -12,29 +12,23 @@ the strided view (`offset`, `shape`, `strides`, in elements) there, and hands wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from dualops.spec import OPERATORS, Case, Spec, Tag
+from dualops.spec import OPERATORS, Case, Spec
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
-from dualops.testing.ready import generated
-from tests import attention, lion, matmul, norms, retention, rope
-from tests.sizes import random_size
-
-Shapes = dict[str, tuple[int, ...]]
+from dualops.testing.ready import drawn, generated
 
 GUARD = 64  # elements of canary before and after: more than a 16-byte access, or a warp of 2-byte ones, can stray
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # of floats a quiet NaN; of integers one that is no length and no place
 _CANARY = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float32": 0x7FC00000, "float64": 0x7FF8000000000000}
 _CANARY |= {"int32": 0x7FC00000, "int64": 0x7FF8000000000000}
-_FUZZED = frozenset({Tag.TEST})
 _CANARY_PERIOD = 61  # payloads 1 to 61: they fit in bfloat16's mantissa, and no power of two hides a shifted copy
 
 
@@ -225,7 +219,7 @@ def values(spec: Spec, case: Case, *, special: bool = False, backward: bool = Fa
         return arrays
     rng = np.random.default_rng([case.seed, 2, crc32(case.id.encode())])  # other values in other cases
     for name, array in arrays.items():
-        limits = _SPECIAL_LIMITS[spec.name](name, case, backward)
+        limits = spec.special(name, case, backward) if array.dtype.name in FLOATS else None
         if limits is not None and rng.random() < 0.7:
             largest, infinities = limits
             arrays[name] = sprinkle(array, rng, special_values(array.dtype.name, largest, infinities=infinities))
@@ -246,95 +240,29 @@ def materialize(
 def random_problems(
     op: str, seed: int, count: int, max_elements: int = 1 << 14, dtypes: Sequence[str] = FLOATS
 ) -> Iterator[Case]:
-    """`count` cases of operator `op`, the same for the same arguments, each one legal for the spec.
+    """`count` cases of operator `op`, as `dualops.testing.random_cases` draws them, one by one.
 
     `max_elements` bounds the elements of every array, and of attention's B * H * Sq * Sk scores. Case number i does not
     depend on `count`, so that a long run begins with a short one's problems, and `case.seed` reproduces values and
     layouts.
     """
-    for i in range(count):
-        rng = np.random.default_rng([seed, i])
-        dtype = str(rng.choice(list(dtypes)))
-        shapes, params = _DOMAINS[op](rng, max_elements)
-        if dtype != "float32":
-            params.pop("precision", None)  # no other dtype has one
-        if any(param.name == "dtype" for param in OPERATORS[op].params):  # of results, where no input says it
-            params["dtype"] = dtype
-        backward = bool(OPERATORS[op].gradients)
-        yield Case(f"fuzz{seed}_{i}", dtype, shapes, params, _FUZZED, backward, seed=int(rng.integers(1 << 31)))
-
-
-def _softmax(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    rank = int(rng.integers(1, 6))
-    axis = int(rng.integers(-rank, rank))
-    shape, left = [1] * rank, max_elements
-    # the row first: it is what the kernels differ by
-    for place in [axis % rank, *(place for place in range(rank) if place != axis % rank)]:
-        shape[place] = random_size(rng, left)
-        left = max(left // max(shape[place], 1), 1)
-    return {"x": tuple(shape)}, {"axis": axis}
-
-
-# shapes and parameters of a problem whose arrays have so many elements
-_DOMAINS: dict[str, Callable[[np.random.Generator, int], tuple[Shapes, dict[str, Any]]]] = {
-    "softmax": _softmax,
-    "rope": rope.problem,
-    "rope_tables": rope.tables_problem,
-    "flash_attention": attention.plain_problem,
-    "flash_attention_varlen": attention.varlen_problem,
-    "lion": lion.problem,
-    "matmul": matmul.problem,
-    "retention": retention.plain_problem,
-    "retention_varlen": retention.varlen_problem,
-    "rms_norm": norms.rms_problem,
-    "layer_norm": norms.layer_problem,
-}
-
-# a quarter of the largest number; in float64 what can still be squared
-_HUGE = {"float16": 16376.0, "bfloat16": 2.0**125, "float32": 2.0**125, "float64": 2.0**500}
-
-
-def _softmax_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    return _HUGE[case.dtype], True
-
-
-def _rope_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    return rope.special_limits(name, case, backward, _HUGE[case.dtype])
-
-
-def _lion_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    return lion.special_limits(name, case, backward, _HUGE[case.dtype])
-
-
-def _attention_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    return attention.special_limits(name, case, backward, _HUGE[case.dtype])
-
-
-# (input, case, backward) -> its largest special value and whether it may be infinite; None: it has none
-_SPECIAL_LIMITS: dict[str, Callable[[str, Case, bool], tuple[float, bool] | None]] = {
-    "softmax": _softmax_limits,
-    "rope": _rope_limits,
-    "rope_tables": _rope_limits,
-    "flash_attention": _attention_limits,
-    "flash_attention_varlen": _attention_limits,
-    "lion": _lion_limits,
-    "matmul": matmul.special_limits,
-    "retention": retention.special_limits,
-    "retention_varlen": retention.special_limits,
-    "rms_norm": norms.special_limits,
-    "layer_norm": norms.special_limits,
-}
-
-
-def domains() -> frozenset[str]:
-    """The operators that `random_problems` and `values` can draw for."""
-    return frozenset(_DOMAINS) & frozenset(_SPECIAL_LIMITS)
+    return drawn(OPERATORS[op], count, seed, max_elements, dtypes)
 
 
 def elements(case: Case) -> int:
     """Of the case's largest array, the scores of an attention and of a parallel retention included."""
-    sizes = [prod(shape) for shape in case.shapes.values()]
-    if {"q", "k", "v"} <= case.shapes.keys():
-        of_retention = "form" in case.params or "cu_seqlens" in case.shapes
-        sizes.append((retention if of_retention else attention).scores_of(case))
-    return max(sizes)
+    return max(*(prod(shape) for shape in case.shapes.values()), scores_of(case))
+
+
+def scores_of(case: Case) -> int:
+    """Scores that a case of attention or of retention's parallel form makes; 0 of others.
+
+    Of attention's sequences of unknown lengths as many as they may have.
+    """
+    if not {"q", "k", "v"} <= case.shapes.keys():
+        return 0
+    q, k = case.shapes["q"], case.shapes["k"]
+    if "cu_seqlens_q" in case.shapes:
+        return q[1] * q[0] * min(k[0], case.params["max_seqlen_k"])
+    of_retention = "form" in case.params or "cu_seqlens" in case.shapes
+    return 0 if of_retention and case.params.get("form") != "parallel" else prod(q[:3]) * k[2]

@@ -1,59 +1,13 @@
-"""What retention brings to fuzzer and checker: its domain and its special values."""
+"""Arrays and calls of retention that several of its tests have."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from dualops.spec import Case
-from tests.sizes import random_size
-
-Shapes = dict[str, tuple[int, ...]]
-
-LONGEST = 300  # tokens
-
-
-# --- domain --------------------------------------------------------------------------------------
-
-
-def plain_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of retention: any form with all that goes with it."""
-    form = str(rng.choice(["chunk", "chunk", "recurrent", "parallel"]))
-    D, Dv = _widths(rng, max_elements)
-    Sq = Sk = random_size(rng, min(max_elements // max(D, Dv), LONGEST))
-    free = form == "parallel" and rng.random() < 0.5  # of states
-    if free:
-        Sk = random_size(rng, min(max_elements // max(D, Dv), LONGEST))
-    if form == "parallel" and Sq * Sk > max_elements:
-        Sq = Sk = int(max_elements**0.5)
-    heads = _heads(max_elements, max(D, Dv) * max(Sq, Sk), D * Dv, Sq * Sk if form == "parallel" else 0)
-    H = 1 + int(rng.integers(min(heads, 5)))
-    B = random_size(rng, min(heads // H, 3))
-    shapes: Shapes = {"q": (B, H, Sq, D), "k": (B, H, Sk, D), "v": (B, H, Sk, Dv)}
-    params: dict[str, Any] = {"form": form, "normalize": [None, "signed", "abs" if free else "signed"][rng.integers(3)]}
-    if free and rng.random() < 0.4:
-        shapes["mask"] = (H, Sq, Sk)
-    options, more = _options(rng, (B, H, D, Dv), states=not free, normalize=params["normalize"])
-    if "mask" in shapes:
-        options.pop("gamma", None)
-    return shapes | options, params | more
-
-
-def varlen_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """The same of retention_varlen; the generator then draws how long each sequence is, some of them empty."""
-    B = int(rng.integers(0, 7))
-    D, Dv = _widths(rng, max_elements // max(B, 1))
-    total = random_size(rng, min(max_elements // max(D, Dv), 2 * LONGEST)) if B else 0
-    H = 1 + int(rng.integers(min(_heads(max_elements, max(D, Dv) * total, B * D * Dv), 4)))
-    shapes: Shapes = {"q": (total, H, D), "k": (total, H, D), "v": (total, H, Dv), "cu_seqlens": (B + 1,)}
-    least = -(-total // max(B, 1))
-    longest = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
-    params: dict[str, Any] = {"max_seqlen": longest, "normalize": [None, "signed"][rng.integers(2)]}
-    options, more = _options(rng, (B, H, D, Dv), states=True, normalize=params["normalize"])
-    return shapes | options, params | more
 
 
 def with_steps(case: Case) -> Case:
@@ -64,58 +18,8 @@ def with_steps(case: Case) -> Case:
     q, k = case.shapes["q"], case.shapes["k"]
     if "mask" in case.shapes or q[-2] != k[-2]:
         return case
-    shapes: Shapes = {name: shape for name, shape in case.shapes.items() if name != "gamma"}
+    shapes = {name: shape for name, shape in case.shapes.items() if name != "gamma"}
     return replace(case, name=f"{case.name}_steps", shapes=shapes | {"log_decay": q[:-1]})
-
-
-def scores_of(case: Case) -> int:
-    """Scores that the parallel form of the case makes."""
-    q, k = case.shapes["q"], case.shapes["k"]
-    return prod(q[:3]) * k[2] if case.params.get("form") == "parallel" else 0
-
-
-def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int]:
-    """D and Dv, wider than 64 in one draw of ten alone, and small enough for a state."""
-    most, wide = int(max_elements**0.5), rng.random() < 0.1
-    D = max(random_size(rng, min(most, 256 if wide else 64)), 1)
-    return D, D if rng.random() < 0.4 else max(random_size(rng, min(max_elements // D, 512 if wide else 64)), 1)
-
-
-def _heads(max_elements: int, *each: int) -> int:
-    """How many heads all batches together may have, of arrays that have so many elements for each."""
-    return max(min(max_elements // max(elements, 1) for elements in each), 1)
-
-
-def _options(
-    rng: np.random.Generator, state: tuple[int, ...], *, states: bool, normalize: str | None
-) -> tuple[Shapes, dict[str, Any]]:
-    """gamma, scale and, where there are any, states of that shape."""
-    B, H, D, Dv = state
-    shapes: Shapes = {}
-    params: dict[str, Any] = {"return_row_sum": bool(rng.integers(2))}
-    if rng.random() < 0.5:
-        shapes["gamma"] = (H,)
-    if rng.random() < 0.4:
-        params["scale"] = float(rng.choice([0.0, 1.0, -0.25, rng.normal()]))
-    if states:
-        params["return_state"] = bool(rng.integers(2))
-        if rng.random() < 0.5:
-            shapes["initial_state"] = (B, H, D, Dv)
-            if normalize == "signed":
-                shapes["initial_norm"] = (B, H, D)
-    return shapes, params
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def special_limits(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
-    """The largest special value of an input, and whether it may be infinite: what float32 and float64 have alike.
-
-    Gradients multiply four inputs, which must not overflow in half precision. No infinity: a power of gamma that is
-    tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there. No decay out of its domain.
-    """
-    return None if name in ("gamma", "log_decay", "cu_seqlens") else (4.0, False)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

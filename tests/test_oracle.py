@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,8 @@ import torch
 
 from dualops import reference, testing
 from dualops.spec import OPERATORS, Tag
+from dualops.testing.terms import flash_attention, rope_tables, terms_of
+from dualops.testing.truth import bind
 
 RNG = np.random.default_rng(0)
 
@@ -146,3 +149,67 @@ def test_cases_say_which_there_are():
     assert {str(each) for each in both} == {
         case.id for case in OPERATORS["softmax"].cases if case.tags & {Tag.SIM, Tag.EDGE}
     }
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_random_cases_are_problems_that_references_pass(operator: str, backward: bool):
+    if backward and not OPERATORS[operator].gradients:
+        with pytest.raises(ValueError, match=f"^{operator}: backward is True, but it has no gradient$"):
+            testing.random_cases(operator, 1, backward=True)
+        return
+    function = getattr(reference, f"{operator}_backward" if backward else operator)
+    problems = testing.random_cases(operator, 12, seed=2, max_elements=400, backward=backward)
+    assert len({str(problem) for problem in problems}) == 12
+    for problem in problems:
+        arrays = problem.arrays()
+        got = function(**problem.arrays(), **problem.params)
+        found = testing.check(operator, got, arrays, problem.params, backward)
+        assert all(each.passed for each in found.values())
+
+
+def test_random_cases_repeat_in_the_dtypes_that_are_wanted():
+    def told(*args: Any, **options: Any) -> list[tuple[Any, ...]]:
+        problems = testing.random_cases("softmax", *args, **options)
+        return [(str(each), each.params, each.arrays()["x"].tobytes()) for each in problems]
+
+    assert told(20)[:8] == told(8)
+    assert told(8) != told(8, seed=1)
+    assert told(0) == []
+    dtypes = {name: testing.random_cases("lion", 40, dtypes=name) for name in ("float16", "bfloat16")}
+    assert all({case.case.dtype for case in cases} == {name} for name, cases in dtypes.items())
+    two = testing.random_cases("lion", 40, dtypes=iter(dtypes))
+    assert {case.case.dtype for case in two} == dtypes.keys()
+
+
+@pytest.mark.parametrize(
+    ("operator", "count", "options", "told"),
+    [
+        ("softmin", 1, {}, "operator is 'softmin', expected one of flash_attention, .*lion"),
+        ("softmax", -1, {}, "softmax: count is -1, expected 0 or more"),
+        ("softmax", 1, {"seed": -2}, "softmax: seed is -2, expected 0 or more"),
+        ("matmul", 1, {"max_elements": 63}, "matmul: max_elements is 63, expected 64 or more"),
+        ("rope", 1, {"dtypes": "int8"}, "rope: dtypes are int8, expected some of float64, float32, float16, bfloat16"),
+        ("rope", 1, {"dtypes": ()}, "rope: dtypes are none, expected some of float64, .*"),
+    ],
+)
+def test_random_cases_say_what_they_expected(operator, count, options, told):
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        testing.random_cases(operator, count, **options)
+
+
+def test_an_operator_that_draws_nothing_has_no_random_cases(monkeypatch):
+    monkeypatch.setitem(OPERATORS, "softmax", replace(OPERATORS["softmax"], draw=None))
+    with pytest.raises(ValueError, match=r"^softmax: its Spec has no draw, expected a function that makes "):
+        testing.random_cases("softmax", 1)
+
+
+def test_what_cancels_is_told_by_the_record_or_else_by_a_module():
+    softmax, norm, varlen = (OPERATORS[name] for name in ("softmax", "layer_norm", "flash_attention_varlen"))
+    assert terms_of(softmax, True) is softmax.gradient_terms
+    assert (terms_of(norm, False), terms_of(norm, True)) == (norm.terms, norm.gradient_terms)
+    assert terms_of(OPERATORS["rope_tables"], False) is rope_tables.result_terms
+    assert terms_of(varlen, True) is flash_attention.gradient_terms  # its parent's
+    x = {"x": np.ones((2, 3))}
+    for spec, backward in ((softmax, False), (OPERATORS["rope"], False), (OPERATORS["rope"], True)):
+        assert terms_of(spec, backward)(x, bind(softmax, x, {}, False)) == {}

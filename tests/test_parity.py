@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -23,15 +24,15 @@ import pytest
 
 import dualops.cuda
 import dualops.reference
+import dualops.testing.terms
 from benchmarks.cases import Suite
 from dualops.spec import OPERATORS, Spec, Tag
 from dualops.spec.attention import Keywords, KeywordsVarlen
 from dualops.spec.base import Input, Param
 from dualops.spec.named import defaults_of
 from dualops.spec.retention import Keywords as RetentionKeywords, KeywordsVarlen as RetentionKeywordsVarlen
-from dualops.testing.terms import TERMS
+from dualops.testing.terms import module_of
 from tests.cuda.operators import FORWARD_ALONE
-from tests.problems import domains
 
 ROOT = Path(__file__).parent.parent
 
@@ -334,10 +335,44 @@ def test_nothing_is_left_to_be_written():
     assert not left, "\n".join(left)
 
 
-def test_every_operator_is_fuzzed():
-    assert domains() == OPERATORS.keys()
+# --- what the record says for tests --------------------------------------------------------------
 
 
-def test_of_every_operator_it_is_known_what_cancels():
-    directions = {(name, backward) for name, spec in OPERATORS.items() for backward in {False, bool(spec.gradients)}}
-    assert TERMS.keys() == directions
+def unsaid(spec: Spec) -> list[str]:
+    """What the fuzzer and the rule of accuracy can't know of an operator, or are told twice."""
+    found = []
+    if spec.draw is None:
+        found.append(f"{spec.name}: no draw in its Spec, expected a function that makes a random problem")
+    module = module_of(spec)
+    for field, function in (("terms", "result_terms"), ("gradient_terms", "gradient_terms")):
+        if getattr(spec, field) and hasattr(module, function):
+            assert module is not None
+            found.append(f"{spec.name}: {field} in its Spec and {function} in {module.__name__}, expected one of them")
+    return found
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_operator_says_what_tests_need(op):
+    found = unsaid(OPERATORS[op])
+    assert not found, "\n".join(found)
+
+
+def test_an_operator_without_draw_is_found():
+    assert unsaid(replace(OPERATORS["softmax"], draw=None)) == [
+        "softmax: no draw in its Spec, expected a function that makes a random problem"
+    ]
+
+
+@pytest.mark.parametrize(("op", "parent"), [("matmul", "matmul"), ("retention_varlen", "retention")])
+def test_terms_that_are_told_twice_are_found(op, parent):
+    terms = OPERATORS["rms_norm"].terms
+    told = f"{op}: {{}} in its Spec and {{}} in dualops.testing.terms.{parent}, expected one of them"
+    assert unsaid(replace(OPERATORS[op], terms=terms, gradient_terms=terms)) == [
+        told.format("terms", "result_terms"),
+        told.format("gradient_terms", "gradient_terms"),
+    ]
+
+
+def test_every_module_of_terms_is_an_operators():
+    modules = {module.name for module in iter_modules(dualops.testing.terms.__path__)}
+    assert modules <= OPERATORS.keys()

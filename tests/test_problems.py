@@ -11,8 +11,8 @@ import pytest
 
 from dualops.spec import OPERATORS, ArrayMeta, Case
 from dualops.spec.attention.cases import COLUMNS
+from dualops.spec.attention.draws import MASK_MODS, SCORE_MODS
 from dualops.spec.meta import FLOATS, numpy_dtype
-from tests.attention import MASK_MODS, SCORE_MODS
 from tests.problems import (
     GUARD,
     Guarded,

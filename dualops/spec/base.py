@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from .meta import FLOATS, ArrayMeta, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
+from .draws import Drawn
+from .meta import FLOATS, HUGE, ArrayMeta, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
 
 
 class Tag(StrEnum):
@@ -171,6 +172,14 @@ class Cost:
     extra_memory: Callable[[Problem], int] = lambda problem: 0  # bytes beyond inputs and results, at the peak
 
 
+Terms = Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]
+
+
+def any_special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    """Every input may have numbers as large as a quarter of the largest one, and infinities."""
+    return HUGE[case.dtype], True
+
+
 @dataclass(frozen=True)
 class Spec:
     """An operator. See the module's docstring."""
@@ -203,6 +212,19 @@ class Spec:
     gradient_shared: Mapping[str, str] = field(default_factory=dict)  # an input -> the input whose gradient is its own
     updates: Mapping[str, str] = field(default_factory=dict)  # a result -> the input that is overwritten without out=
     exact: bool = False  # kernels must give the reference's bits (a NaN counts as any other)
+    # what fuzzers run: (random numbers, most elements) -> shapes and parameters of a random problem that is legal in
+    # every dtype, with no array larger than that. None: an operator that nobody calls by itself
+    draw: Callable[[np.random.Generator, int], Drawn] | None = None
+    # (an input of floats, case, backward) -> the largest special value that tests put into it, and whether it may be
+    # infinite: what the kernels' arithmetic and float64 have alike. None: no special values, not even NaN
+    special: Callable[[str, Case, bool], tuple[float, bool] | None] = any_special
+    # which special numbers tests put among incoming gradients. An infinity is none of them as a rule: times a
+    # probability that is tiny in float64 and 0 in float32, it is an infinity there and a NaN here
+    special_gradients: tuple[float, ...] = (np.nan, 0.0)
+    # (arrays, problem) -> how large the terms of each result are, by its name: `terms` of `compare`. None: nothing
+    # cancels that the truth would not show, or else a module of `dualops.testing.terms` says what does
+    terms: Terms | None = None
+    gradient_terms: Terms | None = None  # the same of gradients
 
     def tagged(self, tag: Tag) -> list[Case]:
         return [case for case in self.cases if tag in case.tags]

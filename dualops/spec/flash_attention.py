@@ -24,6 +24,7 @@ import numpy as np
 
 from .attention import OPTIONS, OPTIONS_VARLEN, Option, band
 from .attention.cases import CASES, CASES_VARLEN, generate
+from .attention.draws import draw, draw_varlen, special
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, length_or_all, optional
 from .lengths import LONGEST, check_ends, longest_in
@@ -170,6 +171,7 @@ def _spec(
         "floor": 16.0,
         "rungs": ("naive", "simt", "sm80", "sm90"),
         "generate": generate,
+        "special": special,
     }
 
 
@@ -179,6 +181,7 @@ SPEC = Spec(
     measure=measure,
     gradient_params=(Param("bias_gradient", True, boolean, "whether dbias is wanted"),),
     cases=CASES,
+    draw=draw,
 )
 SPEC_VARLEN = Spec(
     name="flash_attention_varlen",
@@ -192,6 +195,7 @@ SPEC_VARLEN = Spec(
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,
+    draw=draw_varlen,
     values=check_lengths,
     parent="flash_attention",
 )

@@ -12,7 +12,10 @@ takes h, and has one gradient for x and residual. The variance is that of the ro
 
 from __future__ import annotations
 
+import numpy as np
+
 from .base import Case, Spec, Tag
+from .draws import Drawn
 from .meta import FLOATS
 from .norms import (
     SUMMED,
@@ -20,11 +23,16 @@ from .norms import (
     common_cases,
     costs,
     data,
+    drawn_eps,
+    drawn_rows,
     eps_param,
     generate,
+    gradient_terms,
     measure,
     request_param,
     result,
+    result_terms,
+    special,
     statistic,
     statistic_result,
     vector,
@@ -43,6 +51,12 @@ def _cases() -> tuple[Case, ...]:
         *make("sim_without_w", (3, 100), ("bfloat16",), {Tag.SIM}, has=("b",), residual=True),
         *make("columns4097_without_w", (1024, 4097), ("float32",), {Tag.COMPILE}, has=("b",), residual=True),
     )
+
+
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Any rows, with and without weights, shifts, residual and statistics."""
+    shapes = drawn_rows(rng, max_elements, ("w", "b"))
+    return shapes, {"return_stats": bool(rng.integers(2)), "eps": drawn_eps(rng)}
 
 
 _FORWARD_COST, _BACKWARD_COST = costs(forward_flops=6, backward_flops=9)
@@ -83,4 +97,8 @@ SPEC = Spec(
     rungs=("naive", "simt", "sm90"),
     cases=_cases(),
     generate=generate,
+    draw=draw,
+    special=special,
+    terms=result_terms,
+    gradient_terms=gradient_terms,
 )

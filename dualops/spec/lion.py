@@ -24,7 +24,8 @@ import numpy as np
 
 from .base import Case, Cost, Input, Output, Param, Problem, Role, Spec, Tag, standard_normal
 from .domains import finite
-from .meta import FLOATS, ArrayMeta, compute_dtype
+from .draws import Drawn, random_size
+from .meta import FLOATS, HUGE, ArrayMeta, compute_dtype
 
 LISTS = ("params", "grads", "momenta", "master")  # of which a public function takes one array or a list
 
@@ -201,6 +202,27 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
     return arrays | {"lr": np.array(10.0 ** rng.uniform(-5, -2), np.float32)}
 
 
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Any shape, with a master in a third of the draws."""
+    shape, left = [], max_elements
+    for _ in range(int(rng.integers(1, 5))):
+        shape.append(random_size(rng, left))
+        left = max(left // max(shape[-1], 1), 1)
+    shape = [shape[axis] for axis in rng.permutation(len(shape))]
+    names = LISTS if rng.random() < 1 / 3 else LISTS[:3]
+    params: dict[str, Any] = {}
+    if rng.random() < 0.7:
+        params["weight_decay"] = float(rng.choice([0.0, 0.01, 0.1, 1.0]))
+    if rng.random() < 0.5:
+        params["betas"] = tuple(float(beta) for beta in rng.choice([0.0, 0.5, 0.9, 0.95, 0.999, 1.0], 2))
+    return {**dict.fromkeys(names, tuple(shape)), "lr": ()}, params
+
+
+def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    """A master is no larger than its params can be; lr is a number of its own."""
+    return None if name == "lr" else (HUGE[case.dtype], True)
+
+
 SPEC = Spec(
     name="lion",
     formula=(
@@ -237,4 +259,6 @@ SPEC = Spec(
     generate=generate,
     updates={"new_params": "params", "new_momenta": "momenta", "new_master": "master"},
     exact=True,
+    draw=draw,
+    special=special,
 )

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
+# a quarter of the largest number; in float64 what can still be squared
+HUGE = {"float16": 16376.0, "bfloat16": 2.0**125, "float32": 2.0**125, "float64": 2.0**500}
 _DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ("bfloat16",)} | {
     name: np.dtype(name) for name in ("float64", "float32", "float16", "int64", "int32", "uint8", "bool")
 }

@@ -71,6 +71,7 @@ from .lengths import LONGEST, check_ends, longest_in
 from .meta import ArrayMeta, compute_dtype
 from .retention_cases import CASES, CASES_VARLEN, generate
 from .retention_cost import BACKWARD_COST, CHUNK as CHUNK, FORWARD_COST
+from .retention_draws import draw, draw_varlen, special
 
 MAX_KEY_DIM, MAX_VALUE_DIM = 256, 512
 FORMS = ("parallel", "chunk", "recurrent")
@@ -310,6 +311,7 @@ def _spec(
         "rounding": "o, dq, dk and dv once, to the storage dtype; all else in float32 (float64 for float64)",
         "floor": 16.0,
         "generate": generate,
+        "special": special,
     }
 
 
@@ -340,6 +342,7 @@ SPEC = Spec(
     ),
     measure=measure,
     cases=CASES,
+    draw=draw,
     values=check_decay,
 )
 SPEC_VARLEN = Spec(
@@ -360,6 +363,7 @@ SPEC_VARLEN = Spec(
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,
+    draw=draw_varlen,
     values=check_values_varlen,
     parent="retention",
 )

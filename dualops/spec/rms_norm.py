@@ -11,8 +11,11 @@ takes h, and has one gradient for x and residual.
 
 from __future__ import annotations
 
+import numpy as np
+
 from .base import Case, Param, Spec, Tag
 from .domains import finite
+from .draws import Drawn
 from .meta import FLOATS
 from .norms import (
     SUMMED,
@@ -20,11 +23,16 @@ from .norms import (
     common_cases,
     costs,
     data,
+    drawn_eps,
+    drawn_rows,
     eps_param,
     generate,
+    gradient_terms,
     measure,
     request_param,
     result,
+    result_terms,
+    special,
     statistic,
     statistic_result,
     vector,
@@ -40,6 +48,13 @@ def _cases() -> tuple[Case, ...]:
         *make("offset", (11, 130), FLOATS, {Tag.TEST}, narrow=True, residual=True, offset=1.0),
         *make("sim_offset", (3, 100), ("float16",), {Tag.SIM}, narrow=True, offset=1.0),
     )
+
+
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Any rows, with and without weights, offset, residual and statistics."""
+    shapes = drawn_rows(rng, max_elements, ("w",))
+    offset = float(rng.choice([0.0, 1.0, -0.5])) if "w" in shapes else 0.0
+    return shapes, {"offset": offset, "return_rstd": bool(rng.integers(2)), "eps": drawn_eps(rng)}
 
 
 _FORWARD_COST, _BACKWARD_COST = costs(forward_flops=3, backward_flops=6)
@@ -70,4 +85,8 @@ SPEC = Spec(
     rungs=("naive", "simt", "sm90"),
     cases=_cases(),
     generate=generate,
+    draw=draw,
+    special=special,
+    terms=result_terms,
+    gradient_terms=gradient_terms,
 )

@@ -32,6 +32,7 @@ from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, integer, one_of, optional
 from .meta import FLOATS, ArrayMeta, itemsize
 from .rope_cases import CASES, CASES_TABLES, generate, generate_positions
+from .rope_draws import draw, draw_tables, special
 from .rope_scaling import base_and_width, positive, scaling
 
 POSITIONS = ("int64", "int32")
@@ -180,6 +181,9 @@ SPEC = Spec(
     cases=CASES,
     generate=generate,
     values=check_values,
+    draw=draw,
+    special=special,
+    special_gradients=(np.nan, np.inf, 0.0),  # a pair keeps its length: one of the two is as large as the terms
 )
 
 
@@ -215,4 +219,5 @@ SPEC_TABLES = Spec(
     cases=CASES_TABLES,
     generate=generate_positions,
     parent="rope",
+    draw=draw_tables,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from .base import Case, Cost, Input, Output, Param, Problem, Spec, Tag, standard_normal
 from .domains import integer
+from .draws import Drawn, random_size
 from .meta import FLOATS, ArrayMeta
 
 
@@ -77,6 +79,25 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
     return {name: (array * array.dtype.type(4)).astype(array.dtype) for name, array in arrays.items()}
 
 
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Any axis of one to five. The row first: it is what the kernels differ by."""
+    rank = int(rng.integers(1, 6))
+    axis = int(rng.integers(-rank, rank))
+    shape, left = [1] * rank, max_elements
+    for place in [axis % rank, *(place for place in range(rank) if place != axis % rank)]:
+        shape[place] = random_size(rng, left)
+        left = max(left // max(shape[place], 1), 1)
+    return {"x": tuple(shape)}, {"axis": axis}
+
+
+def gradient_terms(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
+    """dx = y * (dy - dot): the largest |y| * (|dy| + sum |y * dy|) of a row whose values are finite."""
+    y, dy = (np.abs(np.moveaxis(array.astype(np.float64), problem.axis, -1)) for array in arrays.values())
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = y * (dy + (y * dy).sum(axis=-1, keepdims=True))
+    return {"dx": float(terms[np.isfinite(terms)].max(initial=0.0))}
+
+
 SPEC = Spec(
     name="softmax",
     formula="y = exp(x - max(x)) / sum(exp(x - max(x)));  dx = y * (dy - sum(y * dy))",
@@ -103,4 +124,7 @@ SPEC = Spec(
     rungs=("naive", "simt", "sm90"),
     cases=_cases(),
     generate=generate,
+    draw=draw,
+    special_gradients=(np.nan, np.inf, 0.0),
+    gradient_terms=gradient_terms,
 )

@@ -5,15 +5,16 @@
             arrays = problem.arrays()
             testing.check("softmax", my_softmax(**arrays, **problem.params), arrays, problem.params)
 
-check   one call: truth, baseline, tolerance and NaNs by the operator's name
-cases   problems that are ready to be tried, ragged and empty ones among them
-Wrong   what `check` raises, an AssertionError
+check         one call: truth, baseline, tolerance and NaNs by the operator's name
+cases         problems that are ready to be tried, ragged and empty ones among them
+random_cases  as many more, of random sizes, with random options
+Wrong         what `check` raises, an AssertionError
 
 Needs numpy and ml_dtypes alone; the package of an array's library is there already.
 """
 
 from .arrays import to_numpy
 from .oracle import Wrong, check
-from .ready import Ready, cases
+from .ready import Ready, cases, random_cases
 
-__all__ = ["Ready", "Wrong", "cases", "check", "to_numpy"]
+__all__ = ["Ready", "Wrong", "cases", "check", "random_cases", "to_numpy"]

@@ -11,7 +11,7 @@ from ..spec import Accuracy, Spec
 from ..spec.base import Input
 from .arrays import to_numpy
 from .ready import spec_of
-from .terms import TERMS
+from .terms import terms_of
 from .truth import Arrays, bind, expected, held, widened, with_saved
 
 
@@ -65,7 +65,7 @@ def check(
     for name, result in results.items():
         if result.shape != truths[name].shape:
             raise Wrong(f"{told}: {name} has shape {result.shape}, expected {truths[name].shape}")
-    found = held(spec, problem.dtype, results, truths, baselines, TERMS[operator, backward](inputs, problem))
+    found = held(spec, problem.dtype, results, truths, baselines, terms_of(spec, backward)(inputs, problem))
     wrong = [each.message for each in found.values() if not each.passed]
     if wrong:
         raise Wrong("\n".join([f"{told}:", *wrong]) if len(wrong) > 1 else f"{told}: {wrong[0]}")

@@ -1,14 +1,15 @@
-"""Problems that are ready to be tried: the cases of the specs, with their arrays."""
+"""Problems that are ready to be tried: the cases of the specs and random ones, with their arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..spec import OPERATORS, Case, Spec, Tag
+from ..spec.meta import FLOATS
 from .truth import bind, named, reference_of
 
 
@@ -59,6 +60,62 @@ def cases(
         if not found:
             raise ValueError(f"{operator}: no case of dtype {dtype}, expected one of {', '.join(there) or 'none'}")
     return [Ready(spec, case, backward) for case in found]
+
+
+def random_cases(
+    operator: str,
+    count: int,
+    *,
+    seed: int = 0,
+    max_elements: int = 1 << 14,
+    dtypes: str | Iterable[str] = FLOATS,
+    backward: bool = False,
+) -> list[Ready]:
+    """`count` random legal problems of the operator, or of its gradient with `backward`: what its spec can draw.
+
+        for problem in testing.random_cases("softmax", 100, dtypes="float32"):
+            arrays = problem.arrays()
+            testing.check("softmax", my_softmax(**arrays, **problem.params), arrays, problem.params)
+
+    operator: a name of `dualops.spec.OPERATORS`
+    count: how many; a longer list begins with a shorter one's problems
+    seed: 0 or more; the same arguments give the same problems, another seed others
+    max_elements: of the largest array that a problem takes (rope's tables may have four rows more), and of the scores
+        of attention and of a parallel retention; at least 64
+    dtypes: one or several that are drawn from, of "float64", "float32", "float16" and "bfloat16"
+
+    Sizes are 0, 1, primes, powers of two and their neighbours, and all others; options are there together, alone or not
+    at all, whether a kernel has them or not: `problem.params` and the names of `problem.arrays()` say which.
+
+    Raises ValueError for an operator or a dtype of which there is none, for a gradient where there is none, for an
+    operator whose spec draws no problems, and for a number that is too small.
+    """
+    spec = spec_of(operator, backward)
+    if spec.draw is None:
+        raise ValueError(f"{operator}: its Spec has no draw, expected a function that makes a random problem")
+    for name, number, least in (("count", count, 0), ("seed", seed, 0), ("max_elements", max_elements, 64)):
+        if number < least:
+            raise ValueError(f"{operator}: {name} is {number}, expected {least} or more")
+    wanted = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+    if not wanted or not {*wanted} <= {*FLOATS}:
+        raise ValueError(f"{operator}: dtypes are {', '.join(wanted) or 'none'}, expected some of {', '.join(FLOATS)}")
+    return [Ready(spec, case, backward) for case in drawn(spec, count, seed, max_elements, wanted)]
+
+
+def drawn(spec: Spec, count: int, seed: int, max_elements: int, dtypes: Sequence[str]) -> Iterator[Case]:
+    """Random cases of an operator, one by one. Number i depends on nothing but seed, max_elements and dtypes."""
+    assert spec.draw is not None
+    for i in range(count):
+        rng = np.random.default_rng([seed, i])
+        dtype = str(rng.choice(list(dtypes)))
+        shapes, params = spec.draw(rng, max_elements)
+        if dtype != "float32":
+            params.pop("precision", None)  # no other dtype has one
+        if any(param.name == "dtype" for param in spec.params):  # of results, where no input says it
+            params["dtype"] = dtype
+        backward = bool(spec.gradients)
+        tags = frozenset({Tag.TEST})
+        yield Case(f"fuzz{seed}_{i}", dtype, shapes, params, tags, backward, seed=int(rng.integers(1 << 31)))
 
 
 def spec_of(operator: str, backward: bool) -> Spec:

@@ -1,4 +1,4 @@
-"""The files of a new operator: they are all there and say what to write; filled in, they are an operator like others."""
+"""The files of a new operator: all are there and say what to write; filled in, they are an operator as others are."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def fill(tree: Path) -> None:
 
 
 def test_what_is_missing_is_told_then_all_is_there(tree: Path) -> None:
-    own = ("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/reference/test_{NAME}.py")
-    parity = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_parity.py", "-k", f"({NAME} and not tests_of_kernels) or written")
+    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    own, kernels = f"tests/reference/test_{NAME}.py", "tests/cuda/simulator/test_cases.py"
+    parity = ("tests/test_parity.py", "-k", f"({NAME} and not tests_of_kernels) or written")
     assert len(left_to_write(tree)) == 8
-    done = python_on(tree, *own)
+    done = python_on(tree, *pytest_, own)
     assert done.returncode == 1 and f"NotImplementedError: {NAME}: write" in done.stdout, done.stdout
-    done = python_on(tree, *parity)
+    done = python_on(tree, *pytest_, *parity)
     assert done.returncode == 1 and "1 failed" in done.stdout and "dualops/spec/copied.py, line 1: WRITE" in done.stdout
     fill(tree)
     assert left_to_write(tree) == set()
-    done = python_on(tree, *own, *parity[4:])
+    done = python_on(tree, *pytest_, own, *parity)
     assert done.returncode == 0, done.stdout
-    kernels = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/simulator/test_cases.py", "-k", f"{NAME}-")
-    done = python_on(tree, *kernels, NUMBA_ENABLE_CUDASIM="1")
+    done = python_on(tree, *pytest_, kernels, "-k", f"{NAME}-", NUMBA_ENABLE_CUDASIM="1")
     assert done.returncode == 0 and re.search(r"\b\d\d passed", done.stdout), done.stdout
 
 

@@ -9,29 +9,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from dualops.cuda.device import Device
-from dualops.spec import Case
+from dualops.spec import Case, retention_draws as retention
+from dualops.spec.attention import draws as attention
 from dualops.spec.attention.cases import AXES, lists_shape
+from dualops.spec.draws import Drawn, Shapes, random_size
 from dualops.spec.matmul import shapes_of as matmul_shapes
 from dualops.spec.rope_cases import shapes_of as rope_shapes
-from tests import attention, retention
 from tests.cuda.calls import call_of, kernels_of, steps_of
 from tests.cuda.fuzz import Trial, consistent, trials
 from tests.cuda.operators import Direction, shapes_of, without_broadcast
 from tests.problems import layouts_of, random_layout
-from tests.sizes import random_size
 
 BATCH = 20
 SEED, MAX_ELEMENTS = 30, 1 << 15
 ATTEMPTS = 50
 CANDIDATES = 4  # trials that a kind is looked for among: some are empty, some their rung refuses
 
-Shapes = dict[str, tuple[int, ...]]
-Resized = tuple[Shapes, dict[str, Any]]  # shapes, and the parameters that follow from them
+Resized = Drawn  # shapes, and the parameters that follow from them
 
 
 def batch(direction: Direction, number: int, device: Device, *, alike: bool = True) -> Iterator[tuple[Trial, bool]]:

@@ -14,6 +14,11 @@ import numpy as np
 from tests.philox import weight
 
 
+def row_id(row: Mapping[str, Any]) -> str:
+    """Of a row of options, for pytest."""
+    return str(tuple(row.values()))
+
+
 def attention(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """o and lse of a call of flash_attention in float64."""
     q, v = arrays["q"].tolist(), arrays["v"].tolist()

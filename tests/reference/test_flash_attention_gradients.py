@@ -13,12 +13,13 @@ from dualops import reference
 from dualops.reference import flash_attention, flash_attention_backward, flash_attention_backward_blocked
 from dualops.spec import OPERATORS, Case, Spec, Tag, compare
 from dualops.spec.attention.cases import PAIRS, paired
+from dualops.spec.attention.draws import cubed, cubed_slope
 from dualops.spec.meta import FLOATS, numpy_dtype
-from dualops.testing.terms.attention import gradient_terms
+from dualops.testing.terms.flash_attention import gradient_terms
 from dualops.testing.truth import bind, widened
-from tests.attention import cubed, cubed_slope, row_id
 from tests.checks import call, gradient_inputs
 from tests.problems import random_problems
+from tests.reference.formula import row_id
 
 SPEC, VARLEN = OPERATORS["flash_attention"], OPERATORS["flash_attention_varlen"]
 QKV = {"q": (2, 4, 5, 3), "k": (2, 2, 6, 3), "v": (2, 2, 6, 2)}

@@ -18,9 +18,8 @@ from dualops.reference import (
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import EVERYTHING, PAIRS, bent, paired, woven
 from dualops.spec.named import defaults_of
-from tests.attention import row_id
 from tests.problems import values
-from tests.reference.formula import attention, sees
+from tests.reference.formula import attention, row_id, sees
 
 SPEC = OPERATORS["flash_attention"]
 QKV = {"q": (2, 4, 7, 3), "k": (2, 2, 11, 3), "v": (2, 2, 11, 2)}

@@ -17,7 +17,7 @@ from dualops.reference import (
 from dualops.reference.flash_attention_varlen import OPTIONAL
 from dualops.spec import OPERATORS, Case, Tag, compare
 from dualops.spec.meta import FLOATS
-from dualops.testing.terms.attention import gradient_terms
+from dualops.testing.terms.flash_attention import gradient_terms
 from dualops.testing.truth import bind, widened
 from tests.checks import call, gradient_inputs
 from tests.problems import elements, random_problems, values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import inf, nan
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from dualops import reference
 from dualops.spec import OPERATORS, Tag
 from dualops.spec.meta import FLOATS, compute_dtype, numpy_dtype
-from tests.lion import HALVES, step
 from tests.problems import values
 
 SPEC = OPERATORS["lion"]
@@ -27,6 +27,24 @@ def drawn(dtype: str, count: int = 400, seed: int = 0) -> np.ndarray:
     numbers[rng.random(count) < 0.1] = 0
     numbers[:144] = np.repeat(NUMBERS, 12) if seed % 2 else np.tile(NUMBERS, 12)
     return numbers.astype(numpy_dtype(dtype))
+
+
+def step(
+    p: float, g: float, m: float, lr: float, betas: Sequence[float], weight_decay: float, number: Any
+) -> tuple[float, float]:
+    """What a parameter and its momentum become, in Python's floats rounded to `number` after each operation."""
+
+    def rounded(x: float) -> float:
+        return float(number(x))
+
+    beta1, beta2 = map(rounded, betas)
+    rest1, rest2 = (rounded(1 - beta) for beta in betas)
+    lr, weight_decay = rounded(lr), rounded(weight_decay)
+    c = rounded(rounded(beta1 * m) + rounded(rest1 * g))
+    sign = 1.0 if c > 0 else -1.0 if c < 0 else c if c != c else 0.0
+    kept = rounded(1.0 - rounded(lr * weight_decay))
+    p = rounded(rounded(p * kept) - rounded(lr * sign))
+    return p, rounded(rounded(beta2 * m) + rounded(rest2 * g))
 
 
 def same(one: np.ndarray, two: np.ndarray) -> bool:
@@ -76,7 +94,7 @@ def test_a_nan_stays_where_it_is():
     assert new_p[[0, 3]].tolist() == [0.75, 1.25]
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_master_remembers_what_its_params_cannot_hold(dtype):
     p = np.ones(3, numpy_dtype(dtype))
     master, m = p.astype(np.float32), np.zeros(3, np.float32)

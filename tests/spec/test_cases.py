@@ -25,9 +25,8 @@ from dualops.spec.attention.blocks import made_of
 from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
-from tests.attention import scores_of
 from tests.checks import call
-from tests.problems import elements, values
+from tests.problems import elements, scores_of, values
 
 EVERY = [(spec, case) for spec in OPERATORS.values() for case in spec.cases]
 CASES = [pytest.param(spec, case, id=f"{spec.name}-{case.id}") for spec, case in EVERY]

@@ -1,42 +1,41 @@
-"""What the results of operators are differences of, for `spec.compare`; a file for each where something cancels."""
+"""What the results of operators are differences of, for `spec.compare`.
+
+What needs NumPy alone is a field of the spec, `terms` or `gradient_terms`. What needs the reference's own functions is
+a module here of the operator's name, or its parent's, with `result_terms`, `gradient_terms` or both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 
 import numpy as np
 
-from ...spec import Problem
-from . import attention, matmul, norms, retention, rope, softmax
-
-Terms = Callable[[Mapping[str, np.ndarray], Problem], dict[str, float]]
+from ...spec import Problem, Spec
+from ...spec.base import Terms
 
 
-def _none(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
-    """Of what cancels nothing that the truth would not show."""
+def terms_of(spec: Spec, backward: bool) -> Terms:
+    """(arrays, problem) -> by name, how large the terms are that a result, or with `backward` a gradient, adds up."""
+    own = spec.gradient_terms if backward else spec.terms
+    module = module_of(spec)
+    return own or getattr(module, "gradient_terms" if backward else "result_terms", _nothing)
+
+
+def module_of(spec: Spec) -> ModuleType | None:
+    """The module here of the operator's name, else of its parent's."""
+    name = next((name for name in (spec.name, spec.parent) if name in _modules()), None)
+    return import_module(f"{__name__}.{name}") if name else None
+
+
+@cache
+def _modules() -> frozenset[str]:
+    return frozenset(module.name for module in iter_modules(__path__))
+
+
+def _nothing(arrays: Mapping[str, np.ndarray], problem: Problem) -> dict[str, float]:
+    """Nothing cancels that the truth would not show."""
     return {}
-
-
-# (operator, backward) -> a function of its arrays and its problem
-TERMS: dict[tuple[str, bool], Terms] = {
-    ("softmax", False): _none,
-    ("softmax", True): softmax.gradient_terms,
-    ("rope", False): _none,  # a pair keeps its length: one of the two is as large as the terms
-    ("rope", True): _none,
-    ("rope_tables", False): rope.tables_terms,
-    ("flash_attention", False): attention.result_terms,
-    ("flash_attention", True): attention.gradient_terms,
-    ("flash_attention_varlen", False): attention.result_terms,
-    ("flash_attention_varlen", True): attention.gradient_terms,
-    ("matmul", False): matmul.result_terms,
-    ("matmul", True): matmul.gradient_terms,
-    ("retention", False): retention.result_terms,
-    ("retention", True): retention.gradient_terms,
-    ("retention_varlen", False): retention.result_terms,
-    ("retention_varlen", True): retention.gradient_terms,
-    ("rms_norm", False): norms.result_terms,
-    ("rms_norm", True): norms.gradient_terms,
-    ("lion", False): _none,  # the bits are checked
-    ("layer_norm", False): norms.result_terms,
-    ("layer_norm", True): norms.gradient_terms,
-}

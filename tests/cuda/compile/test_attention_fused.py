@@ -21,6 +21,8 @@ CASES: list[Any] = [
     (128, 128, ("causal",), "boxes"),
     (96, 72, ("causal", "sinks"), "boxes"),
     (100, 60, ("causal",), "elements"),
+    (64, 64, ("causal",), "boxes"),
+    (48, 60, ("causal", "sinks"), "elements"),
 ]
 
 

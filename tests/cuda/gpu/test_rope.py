@@ -9,8 +9,8 @@ import torch
 import dualops.cuda
 from dualops import reference
 from dualops.spec import OPERATORS, compare
+from dualops.spec.rope_draws import SCALINGS
 from tests.cuda.gpu.library import numpy, same_bits
-from tests.rope import SCALINGS
 
 SPEC = OPERATORS["rope"]
 every_rung = pytest.mark.parametrize("rung", SPEC.rungs)

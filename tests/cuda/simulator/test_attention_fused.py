@@ -14,6 +14,7 @@ from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.sm90 import fused_launch
 from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig
+from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import paired
 from tests.checks import check
@@ -47,47 +48,58 @@ def checked(
         check(OPERATORS["flash_attention"], case, gradient, backward=True, ways=("given",), special=special)
 
 
-def arrays_for(B: int, H: int, Sq: int, Sk: int, **params: Any) -> list[np.ndarray]:
-    """q, k, v, o, lse and do of heads of 128."""
-    q, do = (numbers(B, H, Sq, 128, seed=seed) for seed in (0, 3))
-    k, v = (numbers(B, H, Sk, 128, seed=seed) for seed in (1, 2))
+def arrays_for(D: int, B: int, H: int, Sq: int, Sk: int, **params: Any) -> list[np.ndarray]:
+    """q, k, v, o, lse and do of heads of this width."""
+    q, do = (numbers(B, H, Sq, D, seed=seed) for seed in (0, 3))
+    k, v = (numbers(B, H, Sk, D, seed=seed) for seed in (1, 2))
     o, lse = reference.flash_attention(q, k, v, return_lse=True, **params)
     return [q, k, v, o, lse, do]
 
 
-@pytest.mark.parametrize(("D", "Dv"), [(128, 128), (96, 40), (72, 120)])
+# heads of 128 in tiles of 64 queries, and heads of 64 in tiles of two parts
+both_widths = pytest.mark.parametrize("D", [128, 64])
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(128, 128), (96, 40), (72, 120), (64, 64), (40, 24)])
 def test_widths(D, Dv):
     checked((1, 1, 150, D), (1, 140), Dv)
 
 
-def test_float16():
-    checked((1, 1, 70, 128), (1, 130), 128, dtype="float16", causal=True)
+@both_widths
+def test_float16(D):
+    checked((1, 1, 70, D), (1, 130), D, dtype="float16", causal=True)
 
 
-def test_a_single_place_for_dq():
-    checked((1, 1, 130, 128), (1, 200), 64, FusedConfig(dq_places=1), causal=True)
+@both_widths
+def test_a_single_place_for_dq(D):
+    config = FusedConfig(ROWS * 128 // D, dq_places=1)
+    checked((1, 1, 260, D), (1, 200), 64, config, causal=True)
 
 
+@both_widths
 @pytest.mark.parametrize("params", [{"causal": True}, {"causal": "top_left"}, {"sinks": True}], ids=str)
 @pytest.mark.parametrize(("Sq", "Sk"), [(100, 300), (300, 100)])
-def test_masks_and_sinks(Sq, Sk, params):
+def test_masks_and_sinks(Sq, Sk, params, D):
     """Some queries see nothing, where there are more of them than keys."""
-    checked((1, 1, Sq, 128), (1, Sk), 64, **params)
+    checked((1, 1, Sq, D), (1, Sk), 64, **params)
 
 
-def test_heads_of_a_group():
-    checked((2, 4, 70, 128), (2, 140), 64, causal=True)
+@both_widths
+def test_heads_of_a_group(D):
+    checked((2, 4, 70, D), (2, 140), 64, causal=True)
 
 
-def test_what_a_mask_hides_stays_where_it_is():
+@both_widths
+def test_what_a_mask_hides_stays_where_it_is(D):
     """NaN and infinities among the values."""
-    checked((1, 1, 80, 128), (1, 150), 64, special=True, causal=True)
+    checked((1, 1, 80, D), (1, 150), 64, special=True, causal=True)
 
 
+@both_widths
 @pytest.mark.parametrize("order", ["reversed", "shuffled"])
-def test_the_order_of_blocks_changes_nothing(order):
+def test_the_order_of_blocks_changes_nothing(order, D):
     """They draw their work, so that none waits for one that has not begun."""
-    arrays = arrays_for(1, 1, 80, 300, causal=True)
+    arrays = arrays_for(D, 1, 1, 160, 300, causal=True)
     with fused():
         first = gradient(*arrays, causal=True)
         with simulator.order(order):
@@ -95,9 +107,10 @@ def test_the_order_of_blocks_changes_nothing(order):
     assert all(np.array_equal(a, b) for a, b in zip(first, again))
 
 
-def test_a_sequence_alone_and_in_a_batch():
+@both_widths
+def test_a_sequence_alone_and_in_a_batch(D):
     """The same bits."""
-    arrays = arrays_for(3, 2, 70, 200)
+    arrays = arrays_for(D, 3, 2, 140, 200)
     with fused():
         together = gradient(*arrays)
         alone = gradient(*(x[1:2, 1:] for x in arrays))

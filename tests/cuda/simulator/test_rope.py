@@ -18,9 +18,9 @@ from dualops.cuda.step import Step, prepare
 from dualops.cuda.tile.numbers import cospi_f64, pow_f64, sinpi_f64
 from dualops.spec import OPERATORS, ArrayMeta, Problem, compare
 from dualops.spec.meta import numpy_dtype
+from dualops.spec.rope_draws import SCALINGS
 from dualops.testing.truth import widened
 from tests.checks import call
-from tests.rope import SCALINGS
 
 SPEC = OPERATORS["rope"]
 

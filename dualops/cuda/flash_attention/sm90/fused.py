@@ -72,17 +72,21 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
+    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q_part), warpgroup_mma(variant.dtype, tiles.v, tiles.do_part)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
-    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    score, columns = fragment_scores(chain, ROWS, ROWS, transposed=True), columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
+    gradient = gradient_of_keys(chain, variant.dtype, ROWS)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
-    put_scores, both = put_matrices(variant.dtype, BLOCK_Q), meeting(CONSUMERS)
+    put_scores, both = put_matrices(variant.dtype, ROWS), meeting(CONSUMERS)
+    PARTS, LAST = config.parts, config.parts - 1
+    Q_BYTES, DO_BYTES, STATISTICS = tiles.q_part.nbytes, tiles.do_part.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = outbox(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
-    DQ_AT, PLACE, COLUMNS_BYTES, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, tiles.k_columns.nbytes, dsk.size
+    DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
+    # of the product that makes dq a warpgroup has other queries, or other columns
+    MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, 0, CONSUMERS)
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, CONSUMERS)
     last = dv_output if dv_stored == "boxes" else dk_output  # the copies of both are one group
@@ -199,23 +203,34 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
                 while i != end:
-                    where = Where(task.b, h, m0, n, task.Sq, task.Sk, task.offset)
-                    stage = q_pipe.wait(q_bars, i)
-                    kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
-                    do_part.wait(do_full, i)
-                    vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
-                    kq.wait_but_one(scores)
-                    score.finish(scores, options, scale, where)
-                    gradient.probabilities(packed, scores, scores, slots, columns.lse(stage), multiplier)
-                    pdo.add(dv_acc, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
-                    vdo.wait_but_one(d_probs)
-                    gradient.d_scores(d_probs, scores, scores, scores, slots, columns.delta(stage))
-                    gradient.pack(packed_ds, d_probs)
-                    ds_at = i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * DS_BYTES)
-                    put_scores(smem, i32(ds_at + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
+                    stage, ds_at = (
+                        q_pipe.wait(q_bars, i),
+                        i32(DS_AT + i32(u32(i) % u32(DS_PLACES)) * (LAST + 1) * DS_BYTES),
+                    )
+                    q_at, do_at = q_tile.at(stage), do_tile.at(stage)
+                    for part in range(PARTS):
+                        where = Where(task.b, h, i32(m0 + ROWS * part), n, task.Sq, task.Sk, task.offset)
+                        at = i32(STATISTICS * part)
+                        kq.start(scores, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)  # S.T = K @ Q.T
+                        if part == 0:
+                            do_part.wait(do_full, i)
+                        vdo.start(d_probs, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)  # dP.T = V @ dO.T
+                        kq.wait_but_one(scores)
+                        score.finish(scores, options, scale, where)
+                        lse_at = i32(columns.lse(stage) + at)
+                        gradient.probabilities(packed, scores, scores, slots, lse_at, multiplier)
+                        pdo.add(dv_acc, packed, smem, i32(do_at + DO_BYTES * part), adds)  # dv [64, Dv] += P.T @ dO
+                        vdo.wait_but_one(d_probs)
+                        gradient.d_scores(d_probs, scores, scores, scores, slots, i32(columns.delta(stage) + at))
+                        gradient.pack(packed_ds, d_probs)
+                        put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
+                        if part < LAST:
+                            dsq.add(dk_acc, packed_ds, smem, i32(q_at + Q_BYTES * part), adds)  # dk += dS.T @ Q
+                            adds = i32(1)
                     both.meet()
-                    dsk.start(d_probs, smem, ds_at, i32(k_at + warpgroup * COLUMNS_BYTES), 0)  # dq [64, 64] = dS @ K
-                    dsq.add(dk_acc, packed_ds, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
+                    mine = i32(ds_at + warpgroup * MY_QUERIES), i32(k_at + warpgroup * MY_COLUMNS)
+                    dsk.start(d_probs, smem, mine[0], mine[1], 0)  # dq [64, 64] = dS @ K
+                    dsq.add(dk_acc, packed_ds, smem, i32(q_at + Q_BYTES * LAST), adds)  # dk [64, D] += dS.T @ Q
                     adds = i32(1)
                     h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
                     dsk.wait_but_one(d_probs)

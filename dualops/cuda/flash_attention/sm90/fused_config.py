@@ -26,9 +26,11 @@ class FusedTiles(NamedTuple):
     v: Operand  # [BLOCK_KV, Dv]; and dv over that
     q: Operand  # [BLOCK_Q, D], a stage
     do: Operand  # [BLOCK_Q, Dv], a stage
+    q_part: Operand  # [64, D], of its parts, one behind the other
+    do_part: Operand
     q_steps: Operand
     do_steps: Operand
-    ds: Operand  # [BLOCK_KV, BLOCK_Q], dS.T as the left factor of dq
+    ds: Operand  # [BLOCK_KV, 64], dS.T of 64 queries as the left factor of their dq
     k_columns: Operand  # [BLOCK_KV, 64], of K as the right one
     v_at: int
     q_at: int
@@ -40,7 +42,10 @@ class FusedTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedConfig:
-    """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way."""
+    """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way.
+
+    Of dq a warpgroup makes 64 x 64 at a time: its columns of 64 queries of heads of 128, or its queries of 128.
+    """
 
     block_q: int = 64
     stages: int = 2
@@ -51,6 +56,11 @@ class FusedConfig:
         return ROWS * CONSUMERS
 
     @property
+    def parts(self) -> int:
+        """Parts of 64 queries, which the scores of a tile are made in."""
+        return self.block_q // ROWS
+
+    @property
     def slack(self) -> int:
         """Bytes beside the tiles: statistics, mbarriers, and what lies between them and the tiles."""
         return -(-(self.stages * 2 * 4 * lane_columns(self.block_q) * 4 + BARRIERS) // WHOLE) * WHOLE
@@ -59,15 +69,17 @@ class FusedConfig:
         """For heads of these widths, in whole boxes."""
         k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
         q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        q_steps, do_steps = (Operand(self.block_q, width, 2, 128, "mn") for width in (D, Dv))
-        ds, k_columns = (Operand(self.block_kv, width, 2, 128, "mn") for width in (self.block_q, BOX))
+        q_part, do_part = (Operand(ROWS, width, 2, 128, "k") for width in (D, Dv))
+        q_steps, do_steps = (Operand(ROWS, width, 2, 128, "mn") for width in (D, Dv))
+        ds = k_columns = Operand(self.block_kv, BOX, 2, 128, "mn")
         v_at = k.nbytes
         q_at = v_at + v.nbytes
         do_at = q_at + self.stages * q.nbytes
         ds_at = do_at + self.stages * do.nbytes
-        dq_at = ds_at + DS_PLACES * ds.nbytes
+        dq_at = ds_at + DS_PLACES * self.parts * ds.nbytes
         end = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
-        return FusedTiles(k, v, q, do, q_steps, do_steps, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, end)
+        parts = q_part, do_part, q_steps, do_steps
+        return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, end)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -75,6 +87,7 @@ class FusedConfig:
 
 def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[FusedConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first."""
-    if D == 128 and Dv <= 128 and all(name in SERVED for name in options):
-        config = FusedConfig()
+    narrow = D == Dv == BOX
+    if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and all(name in SERVED for name in options):
+        config = FusedConfig(2 * ROWS) if narrow else FusedConfig()
         yield config, f"{config.block_kv} keys by {config.block_q} queries"

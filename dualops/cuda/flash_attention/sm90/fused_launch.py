@@ -50,13 +50,12 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
         return
     if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
         return
-    if p.Sq <= (LEAST_TILES - 1) * FusedConfig.block_q:
-        return
     if any(boxed(p.arrays, name, False) is None for name in LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
     for config, reason in fused_configs(D, Dv, [option.name for option, _ in having(p).variants]):
-        if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
+        fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
+        if fits and p.Sq > (LEAST_TILES - 1) * config.block_q:
             others, _ = next(simt.backward_configs(p))
             steps = partial(fused_steps, p, results, FusedConfigs(config, others))
             told = f"dq, dk and dv: {reason}, dq added in float32"

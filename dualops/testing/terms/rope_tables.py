@@ -12,7 +12,7 @@ from ...spec import Problem
 Arrays = Mapping[str, np.ndarray]
 
 
-def tables_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
+def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
     """The largest angle: what cos and sin are taken of is known to eps of that, times what they are multiplied by."""
     largest = float(np.abs(arrays["positions"]).max(initial=0))
     frequencies = inverse_frequencies(2 * problem.half, problem.theta, problem.scaling)

@@ -1,19 +1,17 @@
-"""What attention brings to fuzzer and checker: its domain and its special values."""
+"""Random problems of attention, and the special values that tests put into them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from dualops.spec import Case
-from dualops.spec.attention import OPTIONS_VARLEN
-from dualops.spec.attention.cases import COLUMNS, bent, lists_shape, woven
-from tests.sizes import random_size
-
-Shapes = dict[str, tuple[int, ...]]
+from ..base import Case
+from ..draws import Drawn, Shapes, random_size
+from ..meta import HUGE
+from . import OPTIONS_VARLEN
+from .cases import COLUMNS, bent, lists_shape, woven
 
 LONGEST = 300  # queries, and keys
 
@@ -43,21 +41,13 @@ def nothing(b: Any, h: Any, i: Any, j: Any) -> Any:
 SCORE_MODS = (bent, leaning, (cubed, cubed_slope))
 MASK_MODS = (woven, striped, nothing)
 PER_HEAD = [entry.name for option in OPTIONS_VARLEN for entry in option.inputs if entry.axes == ("H",)]
-# parameters that the fuzzer has no values of its own for: it takes those of the cases
+# parameters without values of their own here: theirs are those of the cases
 DRAWN = ("causal", "window", "softcap", "score_mod", "mask_mod", "dropout_p")
 OTHERS = [param.name for option in OPTIONS_VARLEN for param in option.params if param.name not in DRAWN]
 
 
-def row_id(row: Mapping[str, Any]) -> str:
-    """Of a row of PAIRS."""
-    return str(tuple(row.values()))
-
-
-# --- domain --------------------------------------------------------------------------------------
-
-
-def plain_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of flash_attention: any options together, in a quarter of the draws none."""
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Of flash_attention: any options together, in a quarter of the draws none."""
     D, Dv, rows = _widths(rng, max_elements)
     Sq, Sk = (random_size(rng, min(rows, LONGEST)) for _ in range(2))
     if Sq * Sk > max_elements:
@@ -77,8 +67,8 @@ def plain_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, 
     return shapes | options, params
 
 
-def varlen_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """The same of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty."""
+def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty."""
     D, Dv, rows = _widths(rng, max_elements)
     B = int(rng.integers(0, 7))
     total_q, total_k = (random_size(rng, min(rows, 2 * LONGEST)) if B else 0 for _ in range(2))
@@ -92,14 +82,6 @@ def varlen_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes,
         least = -(-total // max(B, 1))
         params[f"max_seqlen_{side}"] = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
     return shapes | options, params
-
-
-def scores_of(case: Case) -> int:
-    """Scores of the case, or more: of sequences of unknown lengths as many as they may have."""
-    q, k = case.shapes["q"], case.shapes["k"]
-    if "cu_seqlens_q" in case.shapes:
-        return q[1] * q[0] * min(k[0], case.params["max_seqlen_k"])
-    return prod(q[:3]) * k[2]
 
 
 def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int, int]:
@@ -131,7 +113,7 @@ def _broadcasting(full: tuple[int, ...], rng: np.random.Generator) -> tuple[int,
     return shape[int(rng.integers(leading + 1)) :]
 
 
-def _options(rng: np.random.Generator, share: float, H: int) -> tuple[Shapes, dict[str, Any]]:
+def _options(rng: np.random.Generator, share: float, H: int) -> Drawn:
     """The options that both forms have."""
     shapes: Shapes = {}
     params: dict[str, Any] = {"causal": [False, True, "top_left"][rng.integers(3)], "return_lse": bool(rng.integers(2))}
@@ -162,11 +144,8 @@ def _side(rng: np.random.Generator) -> int | None:
     return [None, 0, int(rng.integers(1, 9)), int(rng.integers(9, LONGEST)), 10**6][rng.integers(5)]
 
 
-# --- values --------------------------------------------------------------------------------------
-
-
-def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[float, bool] | None:
-    """The largest special value of an input, and whether it may be infinite: what float32 and float64 have alike.
+def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    """What float32 and float64 have alike.
 
     q, k, bias, sinks, slopes: no score so large that its own rounding decides the row. v: no sum over the keys that
     overflows, also where dropout scales it up, and in a gradient none that overflows in half precision; and no
@@ -174,7 +153,7 @@ def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[
     """
     if name == "v" and not backward:
         keys = prod(case.shapes["k"][:-1])
-        return huge * (1 - case.params.get("dropout_p", 0.0)) / (keys + 1), False
+        return HUGE[case.dtype] * (1 - case.params.get("dropout_p", 0.0)) / (keys + 1), False
     return {"q": (4.0, True), "k": (4.0, True), "v": (4.0, False), "bias": (4.0, True), "sinks": (4.0, True)}.get(
         name, (1.0, True) if name == "alibi_slopes" else None
     )

@@ -1,4 +1,4 @@
-"""What rope brings to fuzzer and checker: its domains and its special values."""
+"""Random problems of rope and rope_tables, and the special values that tests put into them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dualops.spec import Case
-from dualops.spec.rope_cases import shapes_of
-from tests.sizes import random_size
-
-Shapes = dict[str, tuple[int, ...]]
+from .base import Case
+from .draws import Drawn, random_size
+from .meta import HUGE
+from .rope_cases import shapes_of
 
 SCALINGS = (
     None,
@@ -24,8 +23,8 @@ SCALINGS = (
 )
 
 
-def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of rope: any width and share of it, every form of tables and positions."""
+def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Of rope: any width and share of it, every form of tables and positions; up to four rows more than tokens need."""
     D = random_size(rng, min(max_elements, 300))
     half = D // 2 if rng.random() < 0.5 else int(rng.integers(D // 2 + 1))
     interleaved = bool(rng.integers(2))
@@ -48,8 +47,8 @@ def problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[s
     return shapes_of((B, H, S, D), Hkv, columns, **options), params
 
 
-def tables_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes, dict[str, Any]]:
-    """Shapes and parameters of rope_tables; their dtype is the problem's, which the fuzzer knows."""
+def draw_tables(rng: np.random.Generator, max_elements: int) -> Drawn:
+    """Of rope_tables; their dtype is the problem's, which whoever asks for it knows."""
     half = max(random_size(rng, min(max_elements, 64)), 1)
     S = random_size(rng, max_elements // half)
     own = rng.random() < 0.5
@@ -61,8 +60,6 @@ def tables_problem(rng: np.random.Generator, max_elements: int) -> tuple[Shapes,
     return {"positions": (B, S) if own else (S,)}, params | {"scaling": scaling}
 
 
-def special_limits(name: str, case: Case, backward: bool, huge: float) -> tuple[float, bool] | None:
-    """q and k may be as large as a sum of two can be; cos and sin are at most 1, or not finite; positions are left."""
-    if name == "positions":
-        return None
-    return (1.0, True) if name in ("cos", "sin") else (huge, True)
+def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
+    """q and k may be as large as a sum of two can be; cos and sin are at most 1, or not finite."""
+    return (1.0 if name in ("cos", "sin") else HUGE[case.dtype]), True

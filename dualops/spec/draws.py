@@ -1,8 +1,13 @@
-"""Random sizes of axes."""
+"""What the random problems of all operators are made of: sizes of axes. See `Spec.draw`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+
+Shapes = dict[str, tuple[int, ...]]
+Drawn = tuple[Shapes, dict[str, Any]]  # shapes and parameters
 
 
 def random_size(rng: np.random.Generator, limit: int) -> int:
