@@ -14,7 +14,7 @@ from ..flash_attention.sm80 import backward as sm80
 from ..flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs as sm80_dkv_configs
 from ..flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs as sm80_dq_configs
 from ..flash_attention.sm90 import backward as sm90
-from ..flash_attention.sm90.config import SLACK, padded
+from ..flash_attention.sm90.config import BOX, SLACK, padded
 from ..flash_attention.sm90.dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig, dkv_configs
 from ..flash_attention.sm90.dkv_launch import dkv_step
 from ..flash_attention.sm90.dq_config import DqConfig, dq_configs
@@ -23,6 +23,7 @@ from ..flash_attention.sm90.fused_launch import fused_choices
 from ..plans import Choice
 from ..step import Step
 from ..tile.roles import MOST_REGISTERS
+from ..tile.warpgroup import ROWS
 from .architectures import Architecture
 from .attention import pieces_of_keys, pieces_of_queries
 from .candidates import Candidate, Kernel, Part, without_idle_stages
@@ -172,11 +173,11 @@ def _waits(config: AnyDkvConfig, softmax: Softmax, gpu: Architecture) -> float:
 
 
 def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
-    """Of sm90/fused.py: that of dk and dv, and a fifth product dq = dS @ K, each warpgroup half of its columns; dS and
+    """Of sm90/fused.py: that of dk and dv, and a fifth product dq = dS @ K, each warpgroup half of it; dS and
     dq go through shared memory, dq from there to memory.
     """
     D, Dv, queries, keys = padded(p.D), padded(p.Dv), config.block_q, config.block_kv
-    dq = [Product(queries, D // CONSUMERS, keys, True)] * CONSUMERS
+    dq = [Product(ROWS, BOX, keys, True)] * CONSUMERS
     products = (
         Product(keys, queries, D, True),
         Product(keys, queries, Dv, True),

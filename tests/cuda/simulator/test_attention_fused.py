@@ -12,7 +12,7 @@ import pytest
 import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
-from dualops.cuda.flash_attention.sm90 import fused_launch
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, fused_launch
 from dualops.cuda.flash_attention.sm90.fused_config import FusedConfig
 from dualops.cuda.tile.warpgroup import ROWS
 from dualops.spec import OPERATORS, Case
@@ -29,7 +29,8 @@ def fused(config: FusedConfig | None = None) -> AbstractContextManager[None]:
     instead: dict[str, Any] = {"LEAST_TILES": 1}
     if config is not None:
         instead["fused_configs"] = lambda *_: iter([(config, "alone")])
-    return changed("flash_attention", (fused_launch, instead))
+    alone = {"dq_configs": lambda *_: iter(())}
+    return changed("flash_attention", (fused_launch, instead), (sm90_backward, alone))
 
 
 def checked(

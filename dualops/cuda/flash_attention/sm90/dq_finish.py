@@ -1,8 +1,8 @@
 """Rows of dq from the sums of fragments that the fused kernel leaves in memory.
 
-A block takes 64 queries of one head. A thread reads the numbers that a product would have left in its registers; from
-there dq goes the way of `dq`: rows that are not finite are made anew, all are scaled, rounded and stored. A tile that
-no block adds to is zero.
+A block takes 64 queries of a tile of one head. A thread reads the numbers that a product would have left in its
+registers; from there dq goes the way of `dq`: rows that are not finite are made anew, all are scaled, rounded and
+stored. A tile that no block adds to is zero.
 
 Blocks need not wait until the fused kernel has ended: they begin where it leaves room, in the order in which it ends
 its tiles, and wait for all that is added to theirs. The last one ends when it has ended.
@@ -37,10 +37,10 @@ def build_dq_finish(config: FusedConfig, variant: Variant, stored: str) -> Kerne
     how dq gets to memory.
     """
     D, num, chain = padded(variant.D), numbers(f32), chain_of(variant.having, variant.dtype, gradient=True)
-    SIZE, PARTS, FRAGMENTS = D // 2, config.block_q // ROWS, D // BOX * FRAGMENT
+    SIZE, PARTS, FRAGMENTS = D // 2, config.parts, D // BOX * FRAGMENT
     source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
     output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
-    walk = walk_by_queries(ROWS, range_of(config.block_kv).between, variant.varlen, chain)
+    walk = walk_by_queries(config.block_q, range_of(config.block_kv).between, variant.varlen, chain)
 
     @verb
     def all_keys(task):
@@ -83,17 +83,18 @@ def build_dq_finish(config: FusedConfig, variant: Variant, stored: str) -> Kerne
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
         extent = Extent(heads, H, group, Sq, Sk, aligned, section * group)
-        task = walk.task(cuda.blockIdx.x, extent, lengths, options)
+        task, part = walk.task(cuda.blockIdx.x // PARTS, extent, lengths, options), i32(cuda.blockIdx.x % PARTS)
+        row = i32(ROWS * part)
         lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
-        head, tile = i64(task.b * H + task.h), i32(task.m0 // ROWS)
-        at = (head * (q_tiles * PARTS) + tile) * FRAGMENTS + 4 * cuda.threadIdx.x
-        all_added(flags, 1 + head * q_tiles + tile // PARTS, task.count)
+        head, tile = i64(task.b * H + task.h), i32(task.m0 // config.block_q)
+        at = ((head * q_tiles + tile) * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
+        all_added(flags, 1 + head * q_tiles + tile, task.count)
         for n in range(0, SIZE, 4):
             source.load(acc, n, sums, at + 128 * n, task.count != 0, num.zero)
-        rows.read(lse_pair, lse, task, 0)
-        hidden.repair(acc, (lse_pair[0], lse_pair[1]), (q, k, v, do, delta), task, i32(0), i32(0), scale, options)
+        rows.read(lse_pair, lse, task, row)
+        hidden.repair(acc, (lse_pair[0], lse_pair[1]), (q, k, v, do, delta), task, row, i32(0), scale, options)
         rows.scale(acc, scale, lse_pair)
-        output.store(smem, dq_map, dq, acc, task, i32(0), i32(0))
+        output.store(smem, dq_map, dq, acc, task, row, i32(0))
         output.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
             wait_for_grid_before()

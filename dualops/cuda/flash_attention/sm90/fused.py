@@ -6,14 +6,16 @@ products but the last: dq is a sum over the keys of many blocks.
 
     producers                                  consumers
     1  one thread loads K and V                3  wait for K and V
-    2  for each query head of the group, for   for each tile:
-       each tile of queries that see some of   4  S.T [64, BLOCK_Q] = K @ Q.T, dP.T [64, BLOCK_Q] = V @ dO.T; beside
-       the keys: it loads Q and dO, and a         the second P.T = exp2(S.T - lse)
+    2  for each query head of the group, for   for each tile, 64 queries at a time:
+       each tile of queries that see some of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; beside the second
+       the keys: it loads Q and dO, and a         P.T = exp2(S.T - lse)
        warp brings lse and delta               5  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
-                                                  goes, rounded, to shared memory, where both warpgroups meet
-                                               6  dq [64, 64] = dS @ K, of all 128 keys, each warpgroup its columns;
-                                                  dk [64, D] += dS.T @ Q; beside it dq goes to shared memory
+                                                  goes, rounded, to shared memory; dk [64, D] += dS.T @ Q, but the last
+                                               6  both warpgroups meet; dq [64, 64] = dS @ K, of all 128 keys, each its
+                                                  columns, or its queries; then the last dk; dq to shared memory
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
+
+A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup.
 
 The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
@@ -21,8 +23,8 @@ before who waits; all walk the queries the same way, so that they follow one ano
 in memory as registers have them; `dq_finish` makes rows of them.
 
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
-dq_places * 32768 bytes. Registers: BLOCK_Q of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T
-packed, D / 2 + Dv / 2 of dk and dv, and about 16.
+dq_places * 32768 bytes. Registers: 64 of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T packed,
+D / 2 + Dv / 2 of dk and dv, and about 16.
 """
 
 from __future__ import annotations

@@ -124,6 +124,6 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
         delta,
         clear,
         Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
-        Step(finish, (heads * cdiv(p.Sq, ROWS),), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
+        Step(finish, (heads * tiles * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
     ]
