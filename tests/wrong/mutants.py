@@ -12,8 +12,9 @@ problem for every kernel that waits, and harmless.py says of the few mutants tha
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ ORDERS = (
     *(("shuffled", seed) for seed in range(6)),
     ("scattered", 0),
 )
+NOTED = 2  # orders in which the kernel as it is comes to all of its steps
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 
@@ -61,26 +63,26 @@ class Verdict:
 @contextmanager
 def prepared(problem: Problem, orders: Sequence[tuple[str, int]] = ORDERS) -> Iterator[list[Mutant]]:
     """The mutants of a problem; inside the with statement they can be judged. Raises what the kernel as it is does in
-    one of these orders.
+    one of these orders; its steps are noted in the first.
     """
     with problem.prepared(), remembered(problem.kernel):
         watch = Watch({problem.kernel})
-        with watch.launches():
-            for order, seed in orders:
-                with simulator.order(order, seed):
-                    problem.run()
+        for number, (order, seed) in enumerate(orders):
+            with simulator.order(order, seed), watch.launches() if number < NOTED else nullcontext():
+                problem.run()
         yield list(_mutants(watch.seen or {}))
 
 
-def verdict(problem: Problem, mutant: Mutant) -> Verdict:
-    """Run the mutant in each order of threads, until one rejects it."""
+def verdict(problem: Problem, mutant: Mutant, kills: Counter[tuple[str, int]]) -> Verdict:
+    """Run the mutant in each order of threads, until one rejects it; those with most kills first, and this is one."""
     watch = Watch({problem.kernel}, mutant.site, mutant.change)
     with watch.launches():
-        for order, seed in ORDERS:
+        for order, seed in sorted(ORDERS, key=kills.__getitem__, reverse=True):
             with simulator.order(order, seed):
                 try:
                     problem.run()
                 except WRONG as error:
+                    kills[order, seed] += 1
                     return Verdict(watch.acted, f"{type(error).__name__}: {error}")
     return Verdict(watch.acted, None)
 
@@ -102,13 +104,14 @@ class Told:
 def judged(problem: Problem, sample: int | None = None, seed: int = 0) -> Told:
     """Run the problem's mutants, or so many of them, for which the kernel as it is runs in two orders alone."""
     killed, harmless, wrong = 0, 0, []
+    kills = Counter[tuple[str, int]]()
     with prepared(problem, ORDERS if sample is None else ORDERS[:2]) as mutants:
         if bool(mutants) == (problem.kernel in NEVER):
             wrong.append(f"{problem}: {len(mutants)} mutants")
         if sample is not None and sample < len(mutants):
             mutants = random.Random(seed).sample(mutants, sample)
         for mutant in mutants:
-            found = verdict(problem, mutant)
+            found = verdict(problem, mutant, kills)
             excuse = reason(problem.kernel, problem.case.name, f"{mutant.told}: {mutant.what}")
             if (found.reason is None) != (excuse is not None):
                 told = "survived" if found.acted else "did what the kernel does"

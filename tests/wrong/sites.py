@@ -236,25 +236,47 @@ def _asked(function: Any, step: str, kernel: CodeType, verb: bool) -> Any:
     parameters = tuple(inspect.signature(function).parameters)
 
     def asked(*args: Any) -> Any:
+        if _elsewhere(step):
+            return function(*args)
         operands = _watch.operands(_site(kernel, step), parameters, args, verb)
         return None if operands is None else function(*operands)
 
-    _OURS.add(asked.__code__)
     return asked
 
 
-_OURS: set[CodeType] = set()
+_ASKED = next(inner for inner in _asked.__code__.co_consts if isinstance(inner, CodeType))
+_SITES: dict[tuple[Any, ...], Site] = {}
+
+
+def _elsewhere(step: str) -> bool:
+    """Whether the watch is for a step that has another name, or is asked for at another place."""
+    site = _watch.site
+    if site is None:
+        return False
+    if step != site.step:
+        return True
+    frame = sys._getframe(2)
+    code, at = site.calls[-1]
+    return frame.f_lasti != at or frame.f_code is not code
 
 
 def _site(kernel: CodeType, step: str) -> Site:
+    """Where a kernel comes to a step. Code goes by its id: its hash is that of all its constants."""
     frame: Any = sys._getframe(2)
     calls = []
+    key: list[Any] = [step]
     while True:
-        if frame.f_code not in _OURS:
-            calls.append((frame.f_code, frame.f_lasti))
-            if frame.f_code is kernel:
-                return Site(kernel, tuple(reversed(calls)), step)
+        code = frame.f_code
+        if code is not _ASKED:
+            calls.append((code, frame.f_lasti))
+            key += (id(code), frame.f_lasti)
+            if code is kernel:
+                break
         frame = frame.f_back
+    known = tuple(key)
+    if known not in _SITES:
+        _SITES[known] = Site(kernel, tuple(reversed(calls)), step)
+    return _SITES[known]
 
 
 class _CudaWatched(type(cuda)):
@@ -269,9 +291,11 @@ class _CudaWatched(type(cuda)):
     gridDim = property(lambda self: cuda.gridDim)
 
     def syncthreads(self) -> None:
-        if _watch.operands(_site(self.kernel, "syncthreads"), (), (), False) is not None:
+        if _elsewhere("syncthreads") or _watch.operands(_site(self.kernel, "syncthreads"), (), (), False) is not None:
             cuda.syncthreads()
 
     def syncthreads_or(self, predicate: Any) -> int:
+        if _elsewhere("syncthreads_or"):
+            return cuda.syncthreads_or(predicate)
         operands = _watch.operands(_site(self.kernel, "syncthreads_or"), ("predicate",), (predicate,), False)
         return int(bool(predicate)) if operands is None else cuda.syncthreads_or(*operands)

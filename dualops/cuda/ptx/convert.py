@@ -7,12 +7,12 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from ..simulator import as_tf32
 from .asm import instruction
 
 # four bytes, and two, to write as one type and read as another
 _WORD, _HALF = np.zeros(1, np.uint32), np.zeros(1, np.uint16)
 _TWO_BF16, _TWO_F16 = _WORD.view(ml_dtypes.bfloat16), _WORD.view(np.float16)
+_SINGLE = _WORD.view(np.float32)
 _BF16, _F16 = _HALF.view(ml_dtypes.bfloat16), _HALF.view(np.float16)
 
 
@@ -98,4 +98,6 @@ def f32_of_f16(x):
 @instruction("(f32) -> u32", "cvt.rna.tf32.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def tf32_of_f32(x):
     """The bits of x rounded to 11 bits of mantissa, ties away from zero."""
-    return int(as_tf32(np.array([x], np.float32)).view(np.uint32)[0])
+    _SINGLE[0] = x
+    bits = _WORD.item()
+    return bits if bits & 0x7F800000 == 0x7F800000 else bits + 0x1000 & 0xFFFFE000

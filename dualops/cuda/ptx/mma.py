@@ -5,6 +5,8 @@ d [16, 8] += a [16, K] @ b [K, 8]; which lane and register holds which element: 
 
 from __future__ import annotations
 
+from itertools import chain
+
 import ml_dtypes
 import numpy as np
 
@@ -60,15 +62,21 @@ def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
     mine = _Lane(d.some(d_index, 4), a.some(a_index, 4), b.some(b_index, 2))
     lanes = exchange(name, mine, 0xFFFFFFFF)
     if not mine.results:
-        a_words = np.array([lane.a for lane in lanes], np.uint32)
-        b_words = np.array([lane.b for lane in lanes], np.uint32)
+        a_words = _gathered([lane.a for lane in lanes], np.uint32)
+        b_words = _gathered([lane.b for lane in lanes], np.uint32)
         rows, columns = (part.astype(np.float64) for part in factors(a_words, b_words))
-        before = np.array([lane.d for lane in lanes], np.float32)
+        before = _gathered([lane.d for lane in lanes], np.float32)
         before = before.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
         after = (rows @ columns + before).astype(np.float32)
-        for lane, results in zip(lanes, after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(32, 4), strict=True):
-            lane.results = list(results)
+        results = list(after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(128))
+        for number, lane in enumerate(lanes):
+            lane.results = results[4 * number : 4 * number + 4]
     d.put(d_index, mine.results)
+
+
+def _gathered(registers, dtype):
+    """The registers of all lanes, one lane's behind the other's; numbers of NumPy's are sooner read one by one."""
+    return np.fromiter(chain.from_iterable(registers), dtype)
 
 
 class _Lane:

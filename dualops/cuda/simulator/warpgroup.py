@@ -9,6 +9,7 @@ or writes while a product has them, are an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ class Product:
             threads = slice(WARP * warp, WARP * (warp + 1))
             old = self.before.registers[warp] if self.before is not None else None
             if self.old[threads.start] is not None:
-                old = np.array(self.old[threads], np.float32)
+                old = np.fromiter(chain.from_iterable(self.old[threads]), np.float32).reshape(WARP, -1)
             self.registers[warp] = self.compute(warp, self.words[threads], old)
             if all(registers is not None for registers in self.registers):
                 self.before = None  # it is not needed again
@@ -74,12 +75,14 @@ class Watched(Local):
 
     def __getitem__(self, index: int) -> Any:
         self.watch.touched = self.watch.unit.fences
-        return super().__getitem__(index)
+        return Local.__getitem__(self, index)
 
     def __setitem__(self, index: int, value: Any) -> None:
-        self.watch.check_write()
-        self.watch.touched = self.watch.unit.fences
-        super().__setitem__(index, value)
+        watch = self.watch
+        if watch.product is not None or watch.read_by >= watch.unit.finished:
+            watch.check_write()
+        watch.touched = watch.unit.fences
+        Local.__setitem__(self, index, value)
 
     def some(self, index: int, count: int) -> list[Any]:
         self.watch.touched = self.watch.unit.fences
