@@ -1,7 +1,8 @@
 """One word, six places: every operator of the spec has its reference, kernels, bridge, benchmark and tests.
 
-Tests of kernels are generated from the spec, so there an operator needs no file: what pytest collects must name it. A
-variant (`spec.parent`) lives in its parent's files, and has functions, tests and a benchmark of its own.
+Tests of kernels and of the bridge are generated from the spec, so there an operator needs no file: what pytest collects
+of kernels must name it. A variant (`spec.parent`) lives in its parent's files, and has functions, tests and a benchmark
+of its own.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ def missing(root: Path, op: str) -> list[str]:
         found.append(f"no dualops/cuda/{op}.py and no package of that name")
     if not list(root.glob(f"tests/reference/**/test_{op}*.py")):
         found.append(f"no tests/reference/**/test_{op}*.py")
-    if not list(root.glob(f"tests/torch_bridge/**/test_{op}*.py")):
-        found.append(f"no tests/torch_bridge/**/test_{op}*.py")
     return found
 
 
@@ -70,7 +69,6 @@ COMPLETE = [
     "dualops/torch_bridge/x.py",
     "benchmarks/x.py",
     "tests/reference/test_x.py",
-    "tests/torch_bridge/test_x.py",
 ]
 
 

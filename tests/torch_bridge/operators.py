@@ -49,7 +49,8 @@ class BridgeCall(NamedTuple):
 def bridge_call(name: str, device: str, dtype: str = "float32") -> BridgeCall:
     """Of a small case that has elements and a gradient, where the operator has one."""
     spec = OPERATORS[name]
-    cases = [case for case in spec.tagged(Tag.SIM) if case.dtype == dtype and all(map(prod, case.shapes.values()))]
+    small = spec.tagged(Tag.SIM) + spec.tagged(Tag.TEST)
+    cases = [case for case in small if case.dtype == dtype and all(map(prod, case.shapes.values()))]
     case = next(case for case in cases if case.backward or not spec.gradients)
     differentiable = {output.name.removeprefix("d") for output in spec.gradients}
     tensors = {}
