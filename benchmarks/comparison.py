@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -210,12 +211,18 @@ def run(
     """
     require_gpu()
     meant, found = chosen(suite.operator, cases), []
+    build_ahead(suite.operator, meant)
     show(line(list(COLUMNS)))
     with torch.no_grad():
         for one in meant:
             found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow, named=named), show)
             keep(found)
     return found
+
+
+def build_ahead(operator: spec.Spec, cases: Iterable[spec.Case]) -> None:
+    """Have dualops' kernels compiled on all cores, not one after another as cases ask for them."""
+    import_module("dualops.cuda").warm(*(f"{operator.name}:{case.id}" for case in cases))
 
 
 def measure_case(

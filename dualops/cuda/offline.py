@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from itertools import islice
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
@@ -28,9 +29,10 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
 
         warm("rms_norm x=8192x4096:bfloat16 w=4096", "flash_attention q=2x32x4096x128:bfloat16 ... causal=True")
 
-    problems: as `spec.text` says, or an operator's name, which stands for the sizes that it is timed at; none: all
-    operators. arch: "sm_90a", ...; the current GPU's. jobs: processes that compile side by side; as many as there are
-    cores. backward: the gradient too, and what forward then returns for it.
+    problems: as `spec.text` says; or an operator's name, which stands for the sizes that it is timed at, or its name
+    and cases that are timed, alone or beside peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a", ...;
+    the current GPU's. jobs: processes that compile side by side; as many as there are cores. backward: the gradient
+    too, and what forward then returns for it.
 
     Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError
     for a problem that can't be read, is none, or has no kernel.
@@ -50,9 +52,15 @@ def to_warm(problems: Iterable[str], device: Device, *, backward: bool = True) -
 
 
 def _cases(text: str) -> list[tuple[Spec, Case]]:
-    if text in OPERATORS:
-        return [(OPERATORS[text], case) for case in OPERATORS[text].tagged(Tag.BENCH)]
-    return [case_of(text, OPERATORS)]
+    name, colon, pattern = text.partition(":")
+    if name not in OPERATORS:
+        return [case_of(text, OPERATORS)]
+    spec = OPERATORS[name]
+    timed = [*spec.tagged(Tag.BENCH), *(spec.tagged(Tag.COMPARE) if colon else ())]
+    found = [(spec, case) for case in timed if not colon or fnmatchcase(case.id, pattern)]
+    if not found:
+        raise ValueError(f"{name}: no case that is timed is {pattern!r}, it has {', '.join(case.id for case in timed)}")
+    return found
 
 
 def build_gradient_ahead(problem: Problem, device: Device) -> None:

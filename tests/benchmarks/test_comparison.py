@@ -93,6 +93,7 @@ def suite(monkeypatch: pytest.MonkeyPatch, stage: Stage) -> Any:
     monkeypatch.setattr(comparison, "turn", stage.turn)
     monkeypatch.setattr(comparison, "extra_memory", lambda call: 2**20)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a toy")
+    monkeypatch.setattr(comparison, "build_ahead", lambda operator, cases: None)
     peers = {"torch eager": eager, "absent": missing, "inaccurate": inaccurate, "misshapen": misshapen}
     return cases.suite("softmax", sample=cases.find("softmax").sample, peers=peers)
 
@@ -108,6 +109,18 @@ def rung_of(operator: spec.Spec, case: spec.Case, rung: str) -> Contestant:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     return eager(bind(operator, case))._replace(name=f"dualops {rung}", backward=backward)
+
+
+def test_kernels_of_all_cases_are_built_before_the_first_is_timed(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    shown: list[str] = []
+
+    def ahead(operator: spec.Spec, cases: list[spec.Case]) -> None:
+        built.extend(f"{operator.name}:{case.id}" for case in cases if not shown)
+
+    monkeypatch.setattr(comparison, "build_ahead", ahead)
+    comparison.run(suite, cases=["*"], peers=False, show=shown.append)
+    assert built == ["softmax:small-float32", "softmax:wide-float32"]
 
 
 def test_each_peer_that_has_the_direction_leaves_a_line(suite: Any) -> None:

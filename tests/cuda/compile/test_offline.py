@@ -89,6 +89,16 @@ def test_what_is_no_problem(text, error, message):
         to_warm([text], known(ARCH))
 
 
+def test_cases_that_are_timed_stand_for_themselves():
+    everything = {wanted.kernel.identity for wanted in to_warm(["softmax:*"], known(ARCH))}
+    one = {wanted.kernel.identity for wanted in to_warm(["softmax:rows32768x1024-bfloat16"], known(ARCH))}
+    assert one and one < everything >= {wanted.kernel.identity for wanted in to_warm(["softmax"], known(ARCH))}
+    with pytest.raises(
+        ValueError, match=r"^softmax: no case that is timed is 'none', it has rows32768x1024-bfloat16, "
+    ):
+        to_warm(["softmax:none"], known(ARCH))
+
+
 def test_warm(folder, monkeypatch):
     reports = warm(LION, arch=ARCH, jobs=1)
     assert len(reports) == len(list(folder.iterdir())) == 3
