@@ -15,8 +15,8 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-simulator-others test-simulator-attention test-compile \
-    test-gpu test-gpu-cold sanitize mutants check wheel docs lint format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-simulator-others test-simulator-attention \
+    test-simulator-matmul test-compile test-gpu test-gpu-cold sanitize mutants check wheel docs lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -36,11 +36,11 @@ help:
 demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo
 
-# five processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
+# six processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
 # torch's own would wait for one another
 test: $(call ready,test)
 	OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-simulator-others test-simulator-attention \
-	    test-compile test-cpu test-torch
+	    test-compile test-torch test-cpu test-simulator-matmul
 
 test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
@@ -48,14 +48,17 @@ test-cpu: $(call ready,test)
 test-torch: $(call ready,test)
 	$(PYTEST) tests/torch_bridge
 
-test-simulator: test-simulator-others test-simulator-attention
+test-simulator: test-simulator-others test-simulator-attention test-simulator-matmul
 
 # processes of their own: Numba reads the switch when it is first imported
 test-simulator-others: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator --ignore-glob='*/test_attention_*'
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator --ignore-glob='*/test_attention_*' --ignore-glob='*/test_matmul*'
 
 test-simulator-attention: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(wildcard tests/cuda/simulator/test_attention_*.py)
+
+test-simulator-matmul: $(call ready,test)
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(wildcard tests/cuda/simulator/test_matmul*.py)
 
 ifdef COMPILER
 # builds a part of what `make check` builds, and looks closer

@@ -222,10 +222,13 @@ def _is_step(record: asm.Instruction) -> bool:
 
 def _record_of(function: FunctionType) -> asm.Instruction | None:
     """The instruction that a function is the twin of, members of families too, however many were made so far."""
-    twin = inspect.unwrap(function)
-    return next((record for record in asm.RECORDS.values() if record.twin is twin), None)
+    if len(_TWINS) < len(asm.RECORDS):
+        _TWINS.update((id(record.twin), name) for name, record in asm.RECORDS.items())
+    name = _TWINS.get(id(inspect.unwrap(function)))
+    return asm.RECORDS[name] if name else None
 
 
+_TWINS: dict[int, str] = {}  # twin, by its id -> the instruction's name
 _WAITS = _record_of(mbarrier.mbarrier_wait)
 if _WAITS is None or not _is_step(_WAITS):
     raise AssertionError("a wait at an mbarrier is no step of a protocol: nothing would be made wrong")

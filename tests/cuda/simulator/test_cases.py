@@ -10,9 +10,10 @@ import pytest
 
 from dualops.spec import OPERATORS, Tag
 from tests.checks import check
-from tests.cuda.operators import FORWARD_ALONE, cases_on_rungs
+from tests.cuda.operators import FORWARD_ALONE, GENERAL_RUNGS, cases_on_rungs
 
 ORDERS = ("forward", "reversed")
+BOXES = "sim_boxes"  # as long as boxes are wide: kernels that read by elements have the same dtype in shorter cases
 
 
 def in_orders(params: list[Any]) -> Iterator[Any]:
@@ -23,6 +24,8 @@ def in_orders(params: list[Any]) -> Iterator[Any]:
     once = Counter[Any]()
     for param in params:
         direction, rung, case = param.values
+        if case.name == BOXES and rung in GENERAL_RUNGS:
+            continue
         both = case.dtype == "float32" and not case.name.startswith("sim_options_")
         once[direction.name, rung] += not both
         for order in ORDERS if both else (ORDERS[once[direction.name, rung] % 2],):
