@@ -17,6 +17,11 @@ def stmatrix(count, trans=False):
     """
     name = f"stmatrix_x{count}_trans" if trans else f"stmatrix_x{count}"
     dot_trans = ".trans" if trans else ""
+    # of each line of a matrix: the lanes whose words have its elements, and by how much these are shifted
+    places = [
+        [(4 * k + i // 2, 16 * (i % 2)) if trans else (4 * i + k // 2, 16 * (k % 2)) for k in range(8)]
+        for i in range(8)
+    ]
 
     @instruction(
         f"(shared[i32], u32[{count}][i32]) -> void",
@@ -33,7 +38,6 @@ def stmatrix(count, trans=False):
         if at is None:
             return
         m, line = divmod(lane, 8)
-        places = [(4 * k + line // 2, line % 2) if trans else (4 * line + k // 2, k % 2) for k in range(8)]
-        ROW.pack_into(y.bytes, at, *[lanes[source][m] >> 16 * half & 0xFFFF for source, half in places])
+        ROW.pack_into(y.bytes, at, *[lanes[source][m] >> shift & 0xFFFF for source, shift in places[line]])
 
     return store
