@@ -108,20 +108,30 @@ def flash_attention(
     NaN in a key or value that it does not see does not reach it. A score that an option makes -inf is a masked one.
     Bit-equal from run to run.
 
-    On Hopper the rung sm90 serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at
-    multiples of 16 bytes; it makes the scores once for every 256 columns of v, or every 128 with a bias or dropout and
-    where Sq is up to 64. A row of it that comes out NaN or infinite under a mask, though its lse is finite, is made
-    again without tensor cores, which is slow: where v has a NaN that queries see, all those rows. Where Sq is up to 64
-    sm90 splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their order what they
-    find; heads of a group then read their keys once. float32 it serves where Sq is above 64 and D and Dv are to 128, of
-    any strides, with float32's error: as three parts of bfloat16 each, which a pass writes first; of heads wider than
-    64 not with five options and more, one of them a bias or dropout. On GPUs from Ampere on the rung sm80 serves what
-    is left of 16-bit dtypes, and by its name float32 too, as two parts of tf32 each, with float32's error: D and Dv to
-    256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option that costs registers; there too
-    rows are made again. Beside its results sm90 needs a counter of 8 bytes where keys are masked, split or varlen, and
-    for each part B * H * Sq * (Dv + 1) floats; of float32 6 bytes for each number of q, k and v, whose rows count as
-    whole 64s; sm80 and simt need no memory, naive B * H * Sq * Sk scores. naive serves where shared memory is too small
-    for simt (float64 with the widest heads outside data centres), as `dualops.cuda.plan` says.
+    Which rung a call takes, as `dualops.cuda.plan` says:
+
+    sm90, on Hopper, serves 16-bit dtypes and D to 256, where scale is above 0 and rows of q, k and v lie at multiples
+    of 16 bytes. It makes the scores once for every 256 columns of v, or every 128 with a bias or dropout and where Sq
+    is up to 64. There it splits the keys among blocks, in up to 64 parts, as many as Sk alone says, and merges in their
+    order what they find; heads of a group then read their keys once.
+
+    sm90 serves float32 too, with float32's error, where Sq is above 64 and D and Dv are to 128, of any strides: as
+    three parts of bfloat16 each, which a pass writes first; of heads wider than 64 not with five options and more, one
+    of them a bias or dropout.
+
+    sm80, from Ampere on, serves what is left of 16-bit dtypes, and by its name float32, as two parts of tf32 each, with
+    float32's error: D and Dv to 256 (Dv of float32: 192), scale above 0, beside Dv above 128 no bias and one option
+    that costs registers.
+
+    simt serves all else; naive where shared memory is too small for that (float64 with the widest heads outside data
+    centres).
+
+    On tensor cores a row that comes out NaN or infinite under a mask, though its lse is finite, is made again without
+    them, which is slow: where v has a NaN that queries see, all those rows. Memory beside the results: of sm90 a
+    counter of 8 bytes where keys are masked, split or varlen, and for each part B * H * Sq * (Dv + 1) floats; of
+    float32 6 bytes for each number of q, k and v, whose rows count as whole 64s; of sm80 and simt none; of naive
+    B * H * Sq * Sk scores.
+
     out: an array for o, or (o, lse), sharing no memory with the inputs. kernel: a rung instead of the best. stream: a
     stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError where this device or rung can't do it. No
