@@ -66,28 +66,29 @@ def test_widths(D, Dv):
     checked((1, 1, 150, D), (1, 140), Dv)
 
 
-@both_widths
-def test_float16(D):
-    checked((1, 1, 70, D), (1, 130), D, dtype="float16", causal=True)
+def test_float16():
+    checked((1, 1, 70, 128), (1, 130), 128, dtype="float16", causal=True)
 
 
 @both_widths
 def test_a_single_place_for_dq(D):
     config = FusedConfig(ROWS * 128 // D, dq_places=1)
-    checked((1, 1, 260, D), (1, 200), 64, config, causal=True)
+    checked((1, 1, 130 * 128 // D, D), (1, 200), 64, config, causal=True)
 
 
-@both_widths
-@pytest.mark.parametrize("params", [{"causal": True}, {"causal": "top_left"}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    ("D", "params"),
+    [(128, {"causal": True}), (128, {"causal": "top_left"}), (128, {"sinks": True}), (64, {"causal": True})],
+    ids=str,
+)
 @pytest.mark.parametrize(("Sq", "Sk"), [(100, 300), (300, 100)])
-def test_masks_and_sinks(Sq, Sk, params, D):
+def test_masks_and_sinks(Sq, Sk, D, params):
     """Some queries see nothing, where there are more of them than keys."""
     checked((1, 1, Sq, D), (1, Sk), 64, **params)
 
 
-@both_widths
-def test_heads_of_a_group(D):
-    checked((2, 4, 70, D), (2, 140), 64, causal=True)
+def test_heads_of_a_group():
+    checked((2, 4, 70, 128), (2, 140), 64, causal=True)
 
 
 @both_widths
@@ -96,11 +97,10 @@ def test_what_a_mask_hides_stays_where_it_is(D):
     checked((1, 1, 80, D), (1, 150), 64, special=True, causal=True)
 
 
-@both_widths
-@pytest.mark.parametrize("order", ["reversed", "shuffled"])
-def test_the_order_of_blocks_changes_nothing(order, D):
+@pytest.mark.parametrize(("D", "Sq", "order"), [(128, 80, "reversed"), (128, 80, "shuffled"), (64, 160, "shuffled")])
+def test_the_order_of_blocks_changes_nothing(D, Sq, order):
     """They draw their work, so that none waits for one that has not begun."""
-    arrays = arrays_for(D, 1, 1, 160, 300, causal=True)
+    arrays = arrays_for(D, 1, 1, Sq, 300, causal=True)
     with fused():
         first = gradient(*arrays, causal=True)
         with simulator.order(order):
@@ -108,10 +108,10 @@ def test_the_order_of_blocks_changes_nothing(order, D):
     assert all(np.array_equal(a, b) for a, b in zip(first, again))
 
 
-@both_widths
-def test_a_sequence_alone_and_in_a_batch(D):
+@pytest.mark.parametrize(("D", "Sq"), [(128, 70), (64, 140)])
+def test_a_sequence_alone_and_in_a_batch(D, Sq):
     """The same bits."""
-    arrays = arrays_for(D, 3, 2, 140, 200)
+    arrays = arrays_for(D, 3, 2, Sq, 200)
     with fused():
         together = gradient(*arrays)
         alone = gradient(*(x[1:2, 1:] for x in arrays))
