@@ -283,7 +283,9 @@ def memory(S: int, *, backward: bool) -> Memory:
     problem = (SPEC.bind_backward if backward else SPEC.bind)(given, {"return_lse": True})
     results = problem.outputs(SPEC.gradients if backward else None)
     choices = OPERATIONS[SPEC.name][backward].choices(problem, results, known("sm_90a"))
-    beside = {choice.rung: sum(meta.nbytes for meta in choice.workspace.values()) for choice in choices}
+    beside: dict[str, int] = {}
+    for choice in choices:  # of each rung the first, which a call takes
+        beside.setdefault(choice.rung, sum(meta.nbytes for meta in choice.workspace.values()))
     return Memory(sum(meta.nbytes for meta in (*problem.arrays.values(), *results.values())), beside)
 
 
