@@ -297,12 +297,6 @@ def test_arguments_mean_the_same_positionally_in_both(op):
         assert positional[0] == positional[1], name
 
 
-def test_every_operator_has_its_rungs():
-    assert {op: tuple(rungs) for op, rungs in dualops.cuda.RUNGS.items()} == {
-        op: spec.rungs for op, spec in OPERATORS.items()
-    }
-
-
 @pytest.mark.parametrize("op", OPERATORS)
 def test_every_operator_has_its_benchmark(op):
     """In the module of its name, or of its parent's."""

@@ -2,6 +2,7 @@
 
     python -m dualops warm                      every operator at the sizes that it is timed at
     python -m dualops warm softmax rms_norm     some of them
+    python -m dualops warm --problem "softmax:rows32768x*"      cases of such names, those timed beside peers too
     python -m dualops warm flash_attention --problem "q=2x32x4096x128:bfloat16 k=2x8x4096x128 v=2x8x4096x128"
 
 A problem has a word for each array, name=SHAPE:DTYPE, and for each parameter, name=VALUE (causal=True), without spaces

@@ -213,7 +213,7 @@ class Spec:
     updates: Mapping[str, str] = field(default_factory=dict)  # a result -> the input that is overwritten without out=
     exact: bool = False  # kernels must give the reference's bits (a NaN counts as any other)
     # what fuzzers run: (random numbers, most elements) -> shapes and parameters of a random problem that is legal in
-    # every dtype, with no array larger than that. None: an operator that nobody calls by itself
+    # every dtype, with no array larger than that. tests/test_parity.py asks for one of every operator
     draw: Callable[[np.random.Generator, int], Drawn] | None = None
     # (an input of floats, case, backward) -> the largest special value that tests put into it, and whether it may be
     # infinite: what the kernels' arithmetic and float64 have alike. None: no special values, not even NaN

@@ -10,9 +10,9 @@ products but the last: dq is a sum over the keys of many blocks.
        each tile of queries that see some of   4  S.T [64, 64] = K @ Q.T, dP.T [64, 64] = V @ dO.T; beside the second
        the keys: it loads Q and dO, and a         P.T = exp2(S.T - lse)
        warp brings lse and delta               5  dv [64, Dv] += P.T @ dO; beside it dS.T = P.T * (dP.T - delta), which
-                                                  goes, rounded, to shared memory; dk [64, D] += dS.T @ Q, but the last
+                                                  goes, rounded, to shared memory; dk [64, D] += dS.T @ Q
                                                6  both warpgroups meet; dq [64, 64] = dS @ K, of all 128 keys, each its
-                                                  columns, or its queries; then the last dk; dq to shared memory
+                                                  columns or its queries; beside the last dk it goes to shared memory
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup.
@@ -74,7 +74,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q_part), warpgroup_mma(variant.dtype, tiles.v, tiles.do_part)
+    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.part_q), warpgroup_mma(variant.dtype, tiles.v, tiles.part_do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     score, columns = fragment_scores(chain, ROWS, ROWS, transposed=True), columns_of(config)
@@ -83,7 +83,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
     put_scores, both = put_matrices(variant.dtype, ROWS), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
-    Q_BYTES, DO_BYTES, STATISTICS = tiles.q_part.nbytes, tiles.do_part.nbytes, 2 * ROWS // 8  # from a part to the next
+    Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = outbox(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size

@@ -26,8 +26,8 @@ class FusedTiles(NamedTuple):
     v: Operand  # [BLOCK_KV, Dv]; and dv over that
     q: Operand  # [BLOCK_Q, D], a stage
     do: Operand  # [BLOCK_Q, Dv], a stage
-    q_part: Operand  # [64, D], of its parts, one behind the other
-    do_part: Operand
+    part_q: Operand  # [64, D]: a part of the tile of Q, which lie one behind the other
+    part_do: Operand  # [64, Dv], of dO
     q_steps: Operand
     do_steps: Operand
     ds: Operand  # [BLOCK_KV, 64], dS.T of 64 queries as the left factor of their dq
@@ -44,7 +44,8 @@ class FusedTiles(NamedTuple):
 class FusedConfig:
     """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way.
 
-    Of dq a warpgroup makes 64 x 64 at a time: its columns of 64 queries of heads of 128, or its queries of 128.
+    A warpgroup makes 64 x 64 of a tile's dq: of heads of 128 half of the columns of 64 queries, of heads of 64 all
+    columns of half of 128 queries.
     """
 
     block_q: int = 64
@@ -69,7 +70,7 @@ class FusedConfig:
         """For heads of these widths, in whole boxes."""
         k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
         q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
-        q_part, do_part = (Operand(ROWS, width, 2, 128, "k") for width in (D, Dv))
+        part_q, part_do = (Operand(ROWS, width, 2, 128, "k") for width in (D, Dv))
         q_steps, do_steps = (Operand(ROWS, width, 2, 128, "mn") for width in (D, Dv))
         ds = k_columns = Operand(self.block_kv, BOX, 2, 128, "mn")
         v_at = k.nbytes
@@ -78,7 +79,7 @@ class FusedConfig:
         ds_at = do_at + self.stages * do.nbytes
         dq_at = ds_at + DS_PLACES * self.parts * ds.nbytes
         end = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
-        parts = q_part, do_part, q_steps, do_steps
+        parts = part_q, part_do, q_steps, do_steps
         return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, end)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
