@@ -9,6 +9,8 @@ ready = $(if $(filter file,$(origin PY)),$(VENV)/.$(1))
 # the build backend is installed, pinned, like everything else: no isolated build that would fetch another
 INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-build-isolation --constraint constraints.txt
 PYTEST := $(PY) -m pytest
+# tests that compile every Config of a rung
+EACH_CONFIG := $(wildcard $(addprefix tests/cuda/compile/test_,attention_*.py matmul_sm*.py retention_*.py))
 
 # kernels can be compiled where NVIDIA's wheels exist; elsewhere (macOS) they run in the simulator alone
 COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
@@ -25,7 +27,7 @@ help:
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
-	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config of attention'
+	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config on tensor cores'
 	@echo 'make wheel      wheel and sdist in dist; the wheel installed in an empty environment, its demo run in the simulator'
 	@echo 'make docs       the site in build/site, without a network once its packages are installed'
 	@echo 'make lint       ruff and pyright'
@@ -63,20 +65,20 @@ test-simulator-matmul: $(call ready,test)
 ifdef COMPILER
 # builds a part of what `make check` builds, and looks closer
 test-compile: $(call ready,test)
-	$(PYTEST) tests/cuda/compile --ignore-glob='*/test_attention_*'
+	$(PYTEST) tests/cuda/compile $(addprefix --ignore=,$(EACH_CONFIG))
 else
 test-compile:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
 endif
 
-# ARGS: --jobs 4, softmax_ring
+# ARGS: --jobs 4, softmax_ring, --share 4
 mutants: $(call ready,test)
 	$(PY) -m tests.wrong --jobs 2 $(ARGS)
 
 check: $(call ready,test)
 ifdef COMPILER
 	$(PY) -m dualops check --jobs 2
-	$(PYTEST) --numprocesses=2 $(wildcard tests/cuda/compile/test_attention_*.py)
+	$(PYTEST) --numprocesses=2 $(EACH_CONFIG)
 else
 	@echo 'NVIDIA publishes no compiler for this system'
 endif

@@ -1,4 +1,4 @@
-"""All mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2]`."""
+"""Mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2] [--share 4]`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # Numba reads it when it is first imported, here and in the other processes
 
@@ -19,11 +20,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.wrong", description=__doc__)
     parser.add_argument("name", nargs="?", default="", help="a part of the kernels' names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; as many as there are cores")
+    parser.add_argument("--share", type=int, default=1, metavar="N", help="one in N of each problem's mutants")
     options = parser.parse_args()
+    if options.share < 1:
+        parser.error(f"--share is {options.share}, expected 1 or more")
     places = [place for place, problem in enumerate(ALL) if options.name in problem.kernel]
     wrong, all_told = [], Told("", 0, 0, ())
     with ProcessPoolExecutor(options.jobs) as pool:
-        for told in pool.map(judged_at, places):
+        for told in pool.map(partial(judged_at, share=options.share), places):
             print(told.line, flush=True)
             wrong += told.wrong
             all_told = Told("all", all_told.killed + told.killed, all_told.harmless + told.harmless, tuple(wrong))
@@ -31,9 +35,9 @@ def main() -> int:
     return bool(wrong) or not places
 
 
-def judged_at(place: int) -> Told:
+def judged_at(place: int, share: int) -> Told:
     """The mutants of one problem."""
-    return judged(ALL[place])
+    return judged(ALL[place], share=share)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..backend import SIMULATED
+from ..simulator import double, single
 from .asm import instruction
 
-_TINY = np.finfo(np.float32).tiny
+_TINY, _ZERO = np.finfo(np.float32).tiny, np.float32(0)
 # four and eight bytes to write as one type and read as another
 _WORD, _LONG = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
 _SINGLE, _DOUBLE = _WORD.view(np.float32), _LONG.view(np.float64)
@@ -19,14 +20,14 @@ _SINGLE, _DOUBLE = _WORD.view(np.float32), _LONG.view(np.float64)
 @instruction("(f32) -> f32", "ex2.approx.ftz.f32 {d}, {x};", section="9.7.3.22", pure=True)
 def ex2_approx_ftz(x):
     """2 ** x, relative error 2**-22.5, denormals flushed to zero."""
-    result = np.exp2(x if type(x) is np.float32 else np.float32(x))
-    return result if abs(result) >= _TINY or result != result else np.float32(0)
+    result = np.exp2(single(x))
+    return result if result >= _TINY or result != result else _ZERO
 
 
 @instruction("(f32) -> f32", "rcp.approx.ftz.f32 {d}, {x};", section="9.7.3.15", pure=True)
 def rcp_approx_ftz(x):
     """1 / x, to 1 ulp; denormals are taken and given as zeros."""
-    x = x if type(x) is np.float32 else np.float32(x)
+    x = single(x)
     with np.errstate(divide="ignore"):
         result = np.float32(1) / (x if abs(x) >= _TINY or x != x else np.copysign(np.float32(0), x))
     return result if abs(result) >= _TINY or result != result else np.copysign(np.float32(0), result)
@@ -35,7 +36,7 @@ def rcp_approx_ftz(x):
 @instruction("(f32) -> f32", "lg2.approx.f32 {d}, {x};", section="9.7.3.21", pure=True)
 def lg2_approx(x):
     """log2(x); -inf for 0, NaN for negative x."""
-    return np.log2(x if type(x) is np.float32 else np.float32(x))
+    return np.log2(single(x))
 
 
 def _larger(a, b):
@@ -48,67 +49,63 @@ def _larger(a, b):
 @instruction("(f32, f32) -> f32", "max.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f32(a, b):
     """The larger; of a number and a NaN, the number."""
-    if type(a) is type(b) is np.float32:
-        return _larger(a, b)
-    return _larger(np.float32(a), np.float32(b))
+    return _larger(single(a), single(b))
 
 
 @instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f64(a, b):
     """The larger; of a number and a NaN, the number."""
-    if type(a) is type(b) is np.float64:
-        return _larger(a, b)
-    return _larger(np.float64(a), np.float64(b))
+    return _larger(double(a), double(b))
 
 
 @instruction("(f32, f32) -> f32", "mul.rn.f32 {d}, {a}, {b};", section="9.7.3.5", pure=True)
 def mul_rn(a, b):
     """a * b rounded to nearest, never contracted into a fused multiply-add."""
-    return np.float32(a) * np.float32(b)
+    return single(a) * single(b)
 
 
 @instruction("(f32, f32) -> f32", "add.rn.f32 {d}, {a}, {b};", section="9.7.3.3", pure=True)
 def add_rn(a, b):
     """a + b rounded to nearest, never contracted into a fused multiply-add."""
-    return np.float32(a) + np.float32(b)
+    return single(a) + single(b)
 
 
 @instruction("(f32, f32) -> f32", "sub.rn.f32 {d}, {a}, {b};", section="9.7.3.4", pure=True)
 def sub_rn(a, b):
     """a - b rounded to nearest, never contracted into a fused multiply-add."""
-    return np.float32(a) - np.float32(b)
+    return single(a) - single(b)
 
 
 @instruction("(f64, f64) -> f64", "mul.rn.f64 {d}, {a}, {b};", section="9.7.3.5", pure=True)
 def mul_rn_f64(a, b):
     """a * b in double precision, rounded by itself."""
-    return np.float64(a) * np.float64(b)
+    return double(a) * double(b)
 
 
 @instruction("(f64, f64) -> f64", "add.rn.f64 {d}, {a}, {b};", section="9.7.3.3", pure=True)
 def add_rn_f64(a, b):
     """a + b in double precision, rounded by itself."""
-    return np.float64(a) + np.float64(b)
+    return double(a) + double(b)
 
 
 @instruction("(f64, f64) -> f64", "sub.rn.f64 {d}, {a}, {b};", section="9.7.3.4", pure=True)
 def sub_rn_f64(a, b):
     """a - b in double precision, rounded by itself."""
-    return np.float64(a) - np.float64(b)
+    return double(a) - double(b)
 
 
 @instruction("(f32, f32, f32) -> f32", "fma.rn.f32 {d}, {a}, {b}, {c};", section="9.7.3.6", pure=True)
 def fma_rn(a, b, c):
     """a * b + c, rounded once."""
-    a, b, c = np.float64(np.float32(a)), np.float64(np.float32(b)), np.float64(np.float32(c))
+    a, b, c = float(single(a)), float(single(b)), float(single(c))
     product = a * b  # exact
-    if not np.isfinite(product + c):
-        return np.float32(product + c)
     total = product + c
+    if not math.isfinite(total):
+        return single(total)
     rest = (product - (total - (total - product))) + (c - (total - product))  # what the addition rounded away
-    if rest and not int(total.view(np.int64)) & 1:  # to odd, so that the second rounding decides as one would
-        total = np.nextafter(total, np.copysign(np.inf, rest))
-    return np.float32(total)
+    if rest and not bits_of_f64(total) & 1:  # to odd, so that the second rounding decides as one would
+        total = math.nextafter(total, math.copysign(math.inf, rest))
+    return single(total)
 
 
 @instruction("(u32, u32) -> u64", "mul.wide.u32 {d}, {a}, {b};", section="9.7.1.3", pure=True)
@@ -152,47 +149,47 @@ if SIMULATED:
 
     def exp_f64(x):
         """exp(x) in double precision."""
-        return np.exp(np.float64(x))
+        return np.exp(double(x))
 
     def exp2_f64(x):
         """2 ** x in double precision."""
-        return np.exp2(np.float64(x))
+        return np.exp2(double(x))
 
     def log2_f64(x):
         """log2(x) in double precision; -inf for 0."""
-        return np.log2(np.float64(x))
+        return np.log2(double(x))
 
     def log_f64(x):
         """log(x) in double precision; -inf for 0."""
-        return np.log(np.float64(x))
+        return np.log(double(x))
 
     def tanh_f64(x):
         """tanh(x) in double precision."""
-        return np.tanh(np.float64(x))
+        return np.tanh(double(x))
 
     def tanh_f32(x):
         """tanh(x) to the last bit or two, where tanh.approx has eleven bits."""
-        return np.tanh(np.float32(x))
+        return np.tanh(single(x))
 
     def erfc_f64(x) -> Any:
         """1 - erf(x) in double precision, also where erf(x) is nearly 1."""
-        return np.float64(math.erfc(x))
+        return double(math.erfc(x))
 
     def erfc_f32(x) -> Any:
         """1 - erf(x) to the last bits."""
-        return np.float32(math.erfc(x))
+        return single(math.erfc(x))
 
     def pow_f64(x, y):
         """x ** y in double precision."""
-        return np.power(np.float64(x), np.float64(y))
+        return np.power(double(x), double(y))
 
     def cospi_f64(x):
         """cos(pi * x) in double precision, whole turns left out exactly."""
-        return np.cos(np.pi * (x - 2.0 * np.rint(np.float64(x) / 2.0)))
+        return np.cos(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
 
     def sinpi_f64(x):
         """sin(pi * x) in double precision, whole turns left out exactly."""
-        return np.sin(np.pi * (x - 2.0 * np.rint(np.float64(x) / 2.0)))
+        return np.sin(np.pi * (x - 2.0 * np.rint(double(x) / 2.0)))
 
 else:
     from numba.cuda import libdevice

@@ -7,6 +7,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
+from ..simulator import single
 from .asm import instruction
 
 # four bytes, twice four and two, to write as one type and read as another
@@ -45,8 +46,8 @@ def pack_bf16x2(low, high):
 @instruction("(f32, f32) -> u32", "cvt.rn.f16x2.f32 {d}, {high}, {low};", section="9.7.9.22", pure=True)
 def pack_f16x2(low, high):
     """Two floats rounded to float16, in one word."""
-    _TWO_F16[0] = low if type(low) is np.float32 else np.float32(low)
-    _TWO_F16[1] = high if type(high) is np.float32 else np.float32(high)
+    _TWO_F16[0] = single(low)
+    _TWO_F16[1] = single(high)
     return _WORD.item()
 
 
@@ -82,7 +83,7 @@ def bf16_of_f32(x):
 @instruction("(f32) -> u16", "cvt.rn.f16.f32 {d}, {x};", section="9.7.9.22", pure=True)
 def f16_of_f32(x):
     """The bits of x rounded to float16."""
-    _F16[0] = x if type(x) is np.float32 else np.float32(x)
+    _F16[0] = single(x)
     return _HALF.item()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..simulator import current, exchange
+from ..simulator import current, double, exchange, single
 from .asm import instruction
 
 
@@ -16,7 +14,7 @@ from .asm import instruction
 )
 def shfl_bfly_f32(x, distance, mask):
     """The value that lane `lane ^ distance` brings; every lane of `mask` must come."""
-    return _from("shfl.sync.bfly", x if type(x) is np.float32 else np.float32(x), current().lane ^ distance, mask)
+    return _from("shfl.sync.bfly", single(x), current().lane ^ distance, mask)
 
 
 @instruction(
@@ -28,7 +26,7 @@ def shfl_bfly_f32(x, distance, mask):
 )
 def shfl_bfly_f64(x, distance, mask):
     """The same for a double, as two words."""
-    return _from("shfl.sync.bfly", x if type(x) is np.float64 else np.float64(x), current().lane ^ distance, mask)
+    return _from("shfl.sync.bfly", double(x), current().lane ^ distance, mask)
 
 
 @instruction(
@@ -53,7 +51,7 @@ def shfl_idx_i32(x, source, mask):
 )
 def shfl_idx_f32(x, source, mask):
     """The value that lane `source` brings; every lane of `mask` must come."""
-    return _from("shfl.sync.idx", x if type(x) is np.float32 else np.float32(x), source, mask)
+    return _from("shfl.sync.idx", single(x), source, mask)
 
 
 @instruction(

@@ -16,6 +16,7 @@ from .bulk import Store, stores
 from .dialect import Float, Signed, Unsigned, cuda
 from .meetings import WARP, Deadlock, MBarrier
 from .memory import Local, Pointer, located, reachable
+from .numbers import double, single
 from .running import launch, order, waited_for_grid
 from .shared import Late, swizzled
 from .tensor_map import TensorMap, as_tf32, tensor_map_at
@@ -37,12 +38,14 @@ __all__ = [
     "as_tf32",
     "cuda",
     "current",
+    "double",
     "exchange",
     "launch",
     "located",
     "order",
     "products",
     "reachable",
+    "single",
     "stores",
     "swizzled",
     "tensor_map_at",

@@ -13,6 +13,7 @@ from numba.np import numpy_support
 
 from .meetings import WARP
 from .memory import Local, Pointer, poisoned
+from .numbers import maker
 from .threads import Dim3, current
 
 FEW = 256  # numbers that are made once
@@ -27,6 +28,7 @@ class _Quick:
     def __init__(self, name: str):
         super().__init__(name)  # type: ignore[call-arg] # Numba's, which is the next base
         self.kind: Any = getattr(np, name)  # NumPy's numbers that are like it
+        self.make = maker(self.kind)
         self.unwritten: np.generic = poisoned(1, np.dtype(self.kind))[0]
 
 
@@ -46,6 +48,8 @@ class Signed(_Quick, types.Integer):
             if -self.end <= value < self.end:
                 return value
             raise OverflowError(f"{value} out of bounds for {self.name}")
+        if isinstance(value, np.integer):
+            return (int(value) + self.end) % (2 * self.end) - self.end
         return int(value) if type(value) is bool else self.kind(value).item()
 
 
@@ -58,18 +62,18 @@ class Unsigned(_Quick, types.Integer):
 
     def __call__(self, value: Any) -> Any:  # type: ignore[override]
         if type(value) is not int:
-            return value if type(value) is self.kind else self.kind(value)
+            return self.make(value)
         if 0 <= value < FEW:
             return self.few[value]
         size = 1 << self.bitwidth
-        return self.kind(value + size if -size // 2 <= value < 0 else value)
+        return self.make(value + size if -size // 2 <= value < 0 else value)
 
 
 class Float(_Quick, types.Float):
     """A float type for kernels that are simulated."""
 
     def __call__(self, value: Any) -> Any:  # type: ignore[override]
-        return value if type(value) is self.kind else self.kind(value)
+        return value if type(value) is self.kind else self.make(value)
 
 
 @cache
@@ -100,7 +104,7 @@ class _Shared:
 
 class _Local:
     def array(self, shape: int, dtype: Any) -> Local:
-        return Local(shape, dtype.kind, dtype.unwritten)
+        return Local(shape, dtype.kind, dtype.make, dtype.unwritten)
 
 
 class _Cuda:

@@ -55,10 +55,15 @@ class Pointer:
 class Local:
     """A thread's own array, used as a Pointer is; a list of NumPy's numbers, since that is read and written sooner."""
 
-    __slots__ = ("kind", "values", "watch")  # watch: of arrays that products of a warpgroup use, see `warpgroup`
+    __slots__ = (
+        "kind",
+        "make",
+        "values",
+        "watch",
+    )  # watch: of arrays that products of a warpgroup use, see `warpgroup`
 
-    def __init__(self, size: int, kind: Callable[[Any], Any], unwritten: Any):
-        self.kind, self.values = kind, [unwritten] * size
+    def __init__(self, size: int, kind: Any, make: Callable[[Any], Any], unwritten: Any):
+        self.kind, self.make, self.values = kind, make, [unwritten] * size
 
     def __len__(self) -> int:
         return len(self.values)
@@ -74,7 +79,7 @@ class Local:
     def __setitem__(self, index: int, value: Any) -> None:
         if index >= 0:
             try:
-                self.values[index] = value if type(value) is self.kind else self.kind(value)
+                self.values[index] = value if type(value) is self.kind else self.make(value)
                 return
             except IndexError:
                 pass

@@ -33,6 +33,7 @@ class Thread(greenlet):
         self.scheduler, self.block, self.threadIdx, self.tid = scheduler, block, index, tid
         self.warp, self.lane = divmod(tid, WARP)
         self.bit = 1 << self.lane  # in a mask of lanes
+        self.meetings = block.meetings.setdefault(self.warp, {})
         self.gr_context = copy_context()  # NumPy's errstate with it
         self.waiting: Event | None = None  # what it waits for now
         self.in_cluster = False  # it knows that every block of the cluster runs
@@ -60,7 +61,7 @@ class Block:
         self.shared_bytes = shared_bytes
         self.running = threads  # that have not ended
         self.barrier = Barrier("syncthreads", threads)
-        self.exchanges: dict[tuple[int, int], Exchange] = {}
+        self.meetings: dict[int, dict[int, Exchange]] = {}  # of each warp, by the mask of the lanes that meet
         self.named: dict[int, Barrier] = {}
         self.registers = RegisterPool(threads)
         self.mbarriers: dict[tuple[Any, int], MBarrier] = {}
@@ -176,10 +177,10 @@ class Scheduler:
             queue.rotate(self.lots.randrange(len(queue)))
         return queue.pop() if last else queue.popleft()
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: Event, thread: Thread | None = None) -> None:
         """Called by a thread: let others run until `event` is fired."""
         if not event.fired:
-            thread = current()
+            thread = thread or current()
             thread.waiting = event
             event.waiters.append(thread)
             ready = self.ready
@@ -234,22 +235,22 @@ def exchange(name: str, value: Any, mask: int) -> list[Any]:
     thread = current()
     if not mask & thread.bit:
         raise RuntimeError(f"{name}: lane {thread.lane} calls with a member mask {mask:#010x} that leaves it out")
-    meetings = thread.block.exchanges
-    key = (thread.warp, mask)
-    meeting = meetings.get(key)
+    meetings = thread.meetings
+    meeting = meetings.get(mask)
     if meeting is None:
-        for other_warp, other_mask in meetings:
-            if other_warp == thread.warp and other_mask & mask:
-                told = f"lane {thread.lane} brings mask {mask:#010x}, others wait with {other_mask:#010x}"
-                raise RuntimeError(f"{name}: {told}")
-        meeting = meetings[key] = Exchange(name, mask)
+        for other in meetings:
+            if other & mask:
+                raise RuntimeError(
+                    f"{name}: lane {thread.lane} brings mask {mask:#010x}, others wait with {other:#010x}"
+                )
+        meeting = meetings[mask] = Exchange(name, mask)
     if meeting.name != name:
         raise RuntimeError(f"lane {thread.lane} is at {name}, other lanes of its warp wait at {meeting.name}")
     meeting.values[thread.lane] = value
-    meeting.missing &= ~thread.bit
+    meeting.missing ^= thread.bit
     if meeting.missing:
-        thread.scheduler.wait(meeting.event)
+        thread.scheduler.wait(meeting.event, thread)
     else:
-        del meetings[key]
+        del meetings[mask]
         thread.scheduler.fire(meeting.event)
     return meeting.values

@@ -25,7 +25,6 @@ ARCH = "sm_90a"
 # of each way to write a kernel the one that is soonest compiled; the whole list was compared when this was written
 KINDS = (
     "flash_attention.naive_backward.build_bend",
-    "flash_attention.simt_forward.build_forward",
     "lion.dense.build_table",
     "matmul.gradient.build_dz",
     "norm.rows.build_forward",

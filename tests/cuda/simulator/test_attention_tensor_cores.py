@@ -17,11 +17,11 @@ attend: Any = dualops.cuda.flash_attention
 @pytest.mark.parametrize("rung", ["sm80", "sm90"])
 def test_sequences_one_after_another(rung):
     """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
-    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 140), (0, 30, 47, 47, 150)))
-    q, k, v = numbers(140, 2, 16), numbers(150, 1, 16, seed=1), numbers(150, 1, 24, seed=2)
-    v[47] = np.nan  # the first key of the last sequence, which its first query alone does not see
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 75, 78), (0, 30, 47, 47, 90)))
+    q, k, v = numbers(78, 2, 16), numbers(90, 1, 16, seed=1), numbers(90, 1, 24, seed=2)
+    v[47] = np.nan  # the first key of the last sequence
     arrays = (q, k, v, ends_q, ends_k)
-    params: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 103}
+    params: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 43}
     found = dualops.cuda.flash_attention_varlen(*arrays, kernel=rung, **params)
     checked(found, reference.flash_attention_varlen, *arrays, **params)
     assert np.isfinite(found[:75].astype(np.float32)).all()
@@ -29,7 +29,7 @@ def test_sequences_one_after_another(rung):
 
 @pytest.mark.parametrize(
     ("rung", "D", "Sq", "Sk"),
-    [("sm80", 32, 70, 100), ("sm80", 150, 10, 40), ("sm90", 32, 70, 150), ("sm90", 72, 70, 150)],
+    [("sm80", 32, 70, 100), ("sm90", 72, 70, 150)],
 )
 def test_rows_do_not_depend_on_what_is_beside_them(rung, D, Sq, Sk):
     """The same bits in a batch, alone, without lse, and as a sequence: of whatever width, varlen has the same tiles."""
@@ -49,8 +49,8 @@ def test_rows_do_not_depend_on_what_is_beside_them(rung, D, Sq, Sk):
 @pytest.mark.parametrize(("rung", "dtype"), [("sm80", BFLOAT16), ("sm80", np.float32), ("sm90", BFLOAT16)])
 def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
     q, k, v = (numbers(1, 1, *shape, seed=sum(shape)).astype(dtype) for shape in ((40, 16), (50, 16), (50, 24)))
-    v[0, 0, 30, 5] = k[0, 0, 45] = value
-    for params in ({"causal": True}, {"mask_mod": lambda b, h, i, j: j != 30, "causal": True}):
+    v[0, 0, 46, 5] = k[0, 0, 47] = value
+    for params in ({"causal": True}, {"mask_mod": lambda b, h, i, j: j != 46, "causal": True}):
         found = attend(q, k, v, kernel=rung, **params)
         checked(found, reference.flash_attention, q, k, v, **params)
-        assert np.isfinite(found[:, :, :20].astype(np.float32)).all()
+        assert np.isfinite(found[:, :, :36].astype(np.float32)).all()

@@ -23,8 +23,14 @@ def test_float16():
     checked((1, 1, 70, 192), (1, 70), 192, SMALL, dtype="float16", causal=True)
 
 
-@pytest.mark.parametrize("order", ["forward", "reversed"])
-@pytest.mark.parametrize("config", [DkvApartConfig(16, 2, 1), DkvApartConfig(64, 2, exact=True), DkvApartConfig(32, 4)])
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        (DkvApartConfig(16, 2, 1), "reversed"),
+        (DkvApartConfig(64, 2, exact=True), "forward"),
+        (DkvApartConfig(32, 4), "reversed"),
+    ],
+)
 def test_configs(config, order):
     with simulator.order(order):
         checked((1, 1, 140, 64), (1, 100), 64, config)
@@ -38,19 +44,16 @@ def test_masks(Sq, Sk, params):
 
 
 def test_heads_of_a_group():
-    checked((2, 4, 20, 136), (2, 70), 40, SMALL, causal=True)
+    checked((1, 4, 20, 136), (2, 70), 40, SMALL, causal=True)
 
 
 @pytest.mark.parametrize(
     "params",
     [
-        {"softcap": 2.0},
         {"alibi_slopes": True, "causal": True},
         {"bias": "full"},
-        {"sinks": True, "window": (20, 5)},
-        {"key_padding_mask": True},
+        {"sinks": True, "window": (20, 5), "key_padding_mask": True},
         {"score_mod": bent, "mask_mod": woven},
-        {"dropout_p": 0.3},
         {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
     ],
     ids=lambda params: "-".join(params),
@@ -63,7 +66,7 @@ def test_options(params):
 @pytest.mark.parametrize("params", [{}, {"mask_mod": woven, "score_mod": bent}], ids="-".join)
 def test_what_a_mask_hides_stays_where_it_is(params):
     """NaN and infinities among the values."""
-    checked((1, 1, 20, 136), (1, 40), 64, DkvApartConfig(16, 3, exact=True), special=True, **params)
+    checked((1, 1, 18, 136), (1, 24), 64, DkvApartConfig(16, 3, exact=True), special=True, **params)
 
 
 @pytest.mark.parametrize("causal", [False, True])

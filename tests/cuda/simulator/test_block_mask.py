@@ -117,7 +117,7 @@ def visited(mask_mod: Any, own: tuple[int, int], given: list[Any], **params: Any
 
 @pytest.mark.parametrize("mask_mod", MASKS, ids=lambda each: each.__name__)
 def test_masks(mask_mod):
-    visited(mask_mod, (1, 1), arrays(1, 1, 1, 280, 300))
+    visited(mask_mod, (1, 1), arrays(1, 1, 1, 140, 300))
 
 
 @pytest.mark.parametrize("name", ["forward", "reversed", "shuffled"])
@@ -146,13 +146,13 @@ def test_ranges_of_the_list(params):
         {"softcap": 2.0},
         {"key_padding_mask": np.arange(300)[None] % 3 != 1},
         {"sinks": np.array([0.5, -1.0], np.float32)},
-        {"bias": numbers(2, 150, 300, seed=3)},
+        {"bias": numbers(2, 20, 300, seed=3)},
         {"dropout_p": 0.3, "seed": 7},
     ],
     ids=lambda params: next(iter(params)),
 )
 def test_beside_other_options(params):
-    visited(in_patches, (1, 2), arrays(1, 2, 1, 150, 300), **params)
+    visited(in_patches, (1, 2), arrays(1, 2, 1, 20, 300), **params)
 
 
 @pytest.mark.parametrize("config", [Sm90Config(1, 16), Sm90Config(2, 32, q_stages=1), Sm90Config(1, 128, turns=False)])
@@ -197,19 +197,19 @@ def test_a_tile_that_is_seen_whole_is_not_asked_about():
 
 
 def test_a_hidden_nan_stays_where_it_is():
-    q, k, v = arrays(1, 1, 1, 20, 280)
+    q, k, v = arrays(1, 1, 1, 4, 280)
     v[0, 0, 20, 5], k[0, 0, 270] = np.nan, np.inf
 
     def mask_mod(b, h, i, j):
-        return (j != 20) & (j != 270) & ((i < 10) | (j > 140))
+        return (j != 20) & (j != 270) & ((i < 2) | (j > 140))
 
     o = visited(mask_mod, (1, 1), [q, k, v])
     assert np.isfinite(o.astype(np.float32)).all()
 
 
 def test_few_queries_and_other_rungs_ask_everywhere():
-    given = arrays(1, 2, 1, 5, 600)
-    block_mask = dualops.cuda.block_mask(in_patches, 1, 2, 5, 600, like=given[0])
+    given = arrays(1, 1, 1, 3, 520)
+    block_mask = dualops.cuda.block_mask(in_patches, 1, 1, 3, 520, like=given[0])
     assert dualops.cuda.plan("flash_attention", *given, mask_mod=in_patches).choice.config.split
     for rung in ("sm90", "simt", "naive"):
         o = dualops.cuda.flash_attention(*given, mask_mod=in_patches, block_mask=block_mask, kernel=rung)

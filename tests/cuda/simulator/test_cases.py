@@ -17,19 +17,18 @@ BOXES = "sim_boxes"  # as long as boxes are wide: kernels that read by elements 
 
 
 def in_orders(params: list[Any]) -> Iterator[Any]:
-    """float32 with threads forward and reversed; the other dtypes, whose source is the same, in turns of each rung.
-
-    And so the pairs of attention's options: each option is in several of them, and kernels meet in the same places.
+    """Threads forward and reversed in turns of each rung and dtype, of bfloat16 the other way round: kernels meet in
+    the same places in many cases.
     """
-    once = Counter[Any]()
+    turns = Counter[Any]()
     for param in params:
         direction, rung, case = param.values
         if case.name == BOXES and rung in GENERAL_RUNGS:
             continue
-        both = case.dtype == "float32" and not case.name.startswith("sim_options_")
-        once[direction.name, rung] += not both
-        for order in ORDERS if both else (ORDERS[once[direction.name, rung] % 2],):
-            yield pytest.param(order, *param.values, id=f"{order}-{param.id}")
+        turn = direction.name, rung, case.dtype
+        turns[turn] += 1
+        order = ORDERS[(turns[turn] + (case.dtype == "bfloat16")) % 2]
+        yield pytest.param(order, *param.values, id=f"{order}-{param.id}")
 
 
 @pytest.mark.parametrize(
