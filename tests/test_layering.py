@@ -26,6 +26,7 @@ DECLARED = "dualops.cuda.public"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
+TUNED, PLANNING, TUNING = (f"dualops.cuda.{name}" for name in ("tuned", "planning", "tuning"))
 VIEWS, ROW_WALK = "dualops.cuda.views", "dualops.cuda.row_walk"
 
 
@@ -90,7 +91,10 @@ LAW = (
     Row("dualops.cuda.words", (BACKEND, "dualops.cuda.device", TILE, "dualops.cuda.step"), ()),
     Row("dualops.cuda.maps", ("dualops.cuda.tensor_map",), ("numpy",)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.maps", "dualops.cuda.step"), ()),
-    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), NUMBERS),
+    Row(TUNED, (SPEC, *HOST, "dualops.cuda.plans"), ()),
+    Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans", TUNED), NUMBERS),
+    Row(PLANNING, (SPEC, "dualops.cuda.plans", "dualops.cuda.launch"), ()),
+    Row(TUNING, (SPEC, *HOST, "dualops.cuda.plans", TUNED, "dualops.cuda.launch", PLANNING), ()),
     Row(OFFLINE, (SPEC, *HOST_OF_OPERATORS), ()),
     Row(DECLARED, (SPEC,), ()),
     *(Row(f"dualops.cuda.{op}.*", (*OF_OPERATORS, DECLARED, *SHARED.get(op, ())), NUMBERS) for op in OPERATORS),
@@ -114,7 +118,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST, TUNED, TUNING),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),

@@ -1,10 +1,11 @@
-"""The command line: `python -m dualops {demo,info,check,warm,estimate,new}`.
+"""The command line: `python -m dualops {demo,info,check,warm,estimate,tune,new}`.
 
     demo    the operators at work, on the GPU, in the simulator or as the reference, held against the float64 truth
     info    versions, device, ceilings, cache
     check   every kernel of the COMPILE list built offline: registers, stack, spills, shared memory
     warm    kernels compiled ahead of time, on all cores
     estimate  what the Configs of an operator would take on a GPU, ranked
+    tune    the ways to do a problem timed on this GPU, and the fastest kept for later calls
     new     the files of a new operator, in a clone
 
 Exit codes: 0 all is well, 1 a result or a build is not as it must be, 2 the call was wrong or can't be served.
@@ -16,11 +17,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from . import check, demo, info, new, ranking, warm
+from . import check, demo, info, new, ranking, tune, warm
 from .console import lines
 from .errors import CommandError
 
-SUBCOMMANDS = {"demo": demo, "info": info, "check": check, "warm": warm, "estimate": ranking, "new": new}
+SUBCOMMANDS = {
+    "demo": demo,
+    "info": info,
+    "check": check,
+    "warm": warm,
+    "estimate": ranking,
+    "tune": tune,
+    "new": new,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -82,21 +82,30 @@ def _forward_params(spec: Spec, case: Case, *, everything: bool = False) -> dict
     return {name: value for name, value in case.params.items() if name in names} | asked
 
 
-def case_arrays(task: Task, case: Case) -> Arrays:
-    """The inputs of a case. A gradient's are those that forward saved, and normal values for what comes in."""
+def case_arrays(task: Task, case: Case, run: Callable[[Job, Arrays], Arrays] | None = None) -> Arrays:
+    """The inputs of a case. A gradient's are those that forward saved, and normal values for what comes in.
+
+    run: does the forward call, by the names of its results; the reference, if it is not given.
+    """
     rng = np.random.default_rng(case.seed)
     arrays = task.spec.generate(task.spec, case, rng)
     if task.backward:
-        arrays |= _saved_and_incoming(task.spec, case, arrays, rng)
+        arrays |= _saved_and_incoming(task.spec, case, arrays, rng, run or _by_reference)
     return {given.name: arrays[given.name] for given in task.inputs if given.name in arrays}
 
 
-def _saved_and_incoming(spec: Spec, case: Case, arrays: Arrays, rng: np.random.Generator) -> Arrays:
+def _by_reference(job: Job, arrays: Arrays) -> Arrays:
+    return job.named(job.task.reference(**arrays, **job.params))
+
+
+def _saved_and_incoming(
+    spec: Spec, case: Case, arrays: Arrays, rng: np.random.Generator, run: Callable[[Job, Arrays], Arrays]
+) -> Arrays:
     forward = Task(spec, backward=False)
     asked, everything = (_forward_params(spec, case, everything=wanted) for wanted in (False, True))
     metas = {name: ArrayMeta.of_numpy(x) for name, x in arrays.items()}
     whole = Job(forward, case.id, spec.bind(metas, everything), everything, dict)
-    results = whole.named(forward.reference(**arrays, **everything))
+    results = run(whole, arrays)
     gradients = {}
     for name in spec.bind(metas, asked).outputs():
         x = results[name]

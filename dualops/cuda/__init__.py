@@ -9,15 +9,16 @@ from .flash_attention import (
     flash_attention_varlen,
     flash_attention_varlen_backward,
 )
-from .launch import plan
 from .layer_norm import layer_norm, layer_norm_backward
 from .lion import lion
 from .matmul import matmul, matmul_backward
 from .offline import warm
+from .planning import plan
 from .retention import retention, retention_backward, retention_varlen, retention_varlen_backward
 from .rms_norm import rms_norm, rms_norm_backward
 from .rope import rope, rope_backward, rope_tables
 from .softmax import softmax, softmax_backward
+from .tuning import tune
 
 RUNGS: dict[str, tuple[str, ...]] = {op: spec.rungs for op, spec in _OPERATORS.items()}
 
@@ -46,5 +47,6 @@ __all__ = [
     "rope_tables",
     "softmax",
     "softmax_backward",
+    "tune",
     "warm",
 ]

@@ -251,10 +251,15 @@ def _versions() -> str:
     return "\n".join(found)
 
 
+def built_of() -> str:
+    """What kernels are built of beside themselves: the digest of the sources, and what compiles them."""
+    return f"{_sources()}\n{_versions()}"
+
+
 def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
     if not kernel.identity:
         raise ValueError(f"{kernel.name} was made outside a function under @builds: it has no identity")
-    everything = "\n".join([_sources(), _versions(), kernel.identity, arch, str(shared_bytes)])
+    everything = "\n".join([built_of(), kernel.identity, arch, str(shared_bytes)])
     return hashlib.sha256(everything.encode()).hexdigest()
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 from .backend import SIMULATED
@@ -103,6 +104,24 @@ def is_capturing(handle: int) -> bool:
     """Whether what is launched on a stream goes into a CUDA graph. Its GPU must be current."""
     _, status = cu.cuStreamIsCapturing(handle)  # an error says that another stream's capture forbids the question
     return status == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
+def elapsed(work: Callable[[], None], handle: int) -> float:
+    """Seconds that what `work` launches on a stream of the current GPU takes there, which are waited for."""
+    if SIMULATED:
+        began = perf_counter()
+        work()
+        return perf_counter() - began
+    first, last = (_done(cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT)) for _ in range(2))
+    try:
+        _done(cu.cuEventRecord(first, handle))
+        work()
+        _done(cu.cuEventRecord(last, handle))
+        _done(cu.cuEventSynchronize(last))
+        return _done(cu.cuEventElapsedTime(first, last)) / 1e3
+    finally:
+        for event in (first, last):
+            _done(cu.cuEventDestroy(event))
 
 
 def copy(target: Any, source: Any, nbytes: int, handle: int) -> None:

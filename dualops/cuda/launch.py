@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +19,31 @@ from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
 from ..spec.domains import length, length_or_all
 from ..spec.meta import FLOATS, number_meta
-from ..spec.named import refusal
 from . import device as devices
 from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
 from .device import Device
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
+from .tuned import Record, recorded, way_of
 
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
 MOST_FAMILIES = 32  # of calls that differ in sizes alone
 WRONG_ARRAYS = (TypeError, ValueError, AttributeError, RuntimeError)  # what adapters raise for no arrays
+
+
+class Offer(NamedTuple):
+    """A way to do a call, and what makes its plan."""
+
+    settled: Settled
+    plan: Callable[[], Plan]
+
+    @property
+    def choice(self) -> Choice:
+        return self.settled.choice
+
+    @property
+    def rung(self) -> str:
+        return self.choice.rung
 
 
 class Operation:
@@ -85,9 +100,9 @@ class Operation:
                 arrays = self.with_numbers(arrays)
         given = None
         if out is not None:
-            given = _results_of(out)
+            given = results_of(out)
         elif self.updated:
-            given = self._overwritten(arrays)
+            given = self.overwritten(arrays)
             out = given[0] if len(given) == 1 else given
         plan, pointers = self.find(arrays, params, given, kernel)
         results = plan.run(arrays, pointers, given, stream)
@@ -138,10 +153,26 @@ class Operation:
         """A new plan for such a call. Raises the spec's errors; launches nothing."""
         arrays = self.with_numbers(arrays)
         if self.updated and out is None:
-            out = self._overwritten(arrays)
+            out = self.overwritten(arrays)
         return self._new_plan(arrays, params, out, kernel, None)
 
-    def _overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    def ways(
+        self, arrays: tuple[Any, ...], params: tuple[Any, ...], out: tuple[Any, ...] | None = None
+    ) -> Iterator[Offer]:
+        """Every way to do such a call, best first as the operator has it. Launches nothing."""
+        adapter, call = self._call(arrays, params, out, None)
+        settled = self._settle(call)
+        for choice in self.choices(settled.problem, settled.results, settled.device):
+            way = settled._replace(choice=choice)
+            yield Offer(way, partial(self._plan_of_way, adapter, call, way))
+
+    def _plan_of_way(self, adapter: Adapter, call: Call, way: Settled) -> Plan:
+        family = Family(self.op, call, [], self.inputs, self.same_place, adapter, lambda _: way)
+        plan = family.plan(call.sizes([]), lambda: call)
+        assert plan is not None  # a family knows the call that it was made of
+        return plan
+
+    def overwritten(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs that results are written to where there is no out=."""
         return tuple(arrays[place] for place in self.updated if arrays[place] is not None)
 
@@ -314,6 +345,10 @@ class Operation:
     def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
         if rung is not None and rung not in self.spec.rungs:
             raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
+        if rung is None and (found := recorded(self.op, problem, device, self.lengths)) is not None:
+            for choice in self.choices(problem, results, device):
+                if way_of(choice) == found.best:
+                    return choice._replace(reason=_measured(choice, found))
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
@@ -327,30 +362,11 @@ class Operation:
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
 
-def plan(
-    operator: str, *arrays: Any, out: Any = None, kernel: str | None = None, backward: bool = False, **params: Any
-) -> Plan:
-    """How a call would be done: `print(plan("softmax", x, axis=0))` says the rung, the Config and why. Nothing is
-    launched.
-
-    operator: "softmax", "flash_attention", ...; arrays, params, out, kernel: as the operator takes them. Raises what
-    the call itself would raise.
-    """
-    if operator not in OPERATIONS:
-        raise ValueError(f"plan: operator is {operator!r}, expected one of {', '.join(OPERATIONS)}")
-    directions = OPERATIONS[operator]
-    if backward and len(directions) < 2:
-        raise NotImplementedError(f"plan: {operator} has no backward yet")
-    operation = directions[1 if backward else 0]
-    inputs = dict(zip(operation.inputs, arrays))
-    accepted = dict.fromkeys(operation.inputs) | operation.defaults
-    known = [name for name in accepted if name not in inputs]
-    if unknown := params.keys() - known:
-        raise refusal(operation.op, sorted(unknown), known)
-    call = accepted | inputs | params
-    given = None if out is None else _results_of(out)
-    values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]
-    return operation.plan(values[0], values[1], given, kernel)
+def _measured(choice: Choice, found: Record) -> str:
+    """Why a way is taken that was measured."""
+    seconds, first = found.seconds[found.best], next(iter(found.seconds.values()))
+    gain = "" if seconds == first else f", where the first way takes {1e6 * first:.1f}"
+    return f"{choice.reason}; measured: {1e6 * seconds:.1f} us{gain}"
 
 
 def _not_compiled(params: Mapping[str, Any], error: NumbaError) -> str:
@@ -395,5 +411,6 @@ def _meta_of(layout: Any, adapter: Adapter) -> ArrayMeta:
     return adapter.meta_of(layout)
 
 
-def _results_of(out: Any) -> tuple[Any, ...]:
+def results_of(out: Any) -> tuple[Any, ...]:
+    """What out= was given, one array or several."""
     return out if isinstance(out, tuple) else tuple(out) if isinstance(out, list) else (out,)

@@ -47,7 +47,7 @@ def test_info(tmp_path):
 
 def test_no_subcommand_is_exit_code_2():
     done = python("-m", "dualops")
-    assert done.returncode == 2 and "required: {demo,info,check,warm,estimate,new}" in done.stderr
+    assert done.returncode == 2 and "required: {demo,info,check,warm,estimate,tune,new}" in done.stderr
 
 
 def test_demo_in_the_simulator(tmp_path):

@@ -13,4 +13,5 @@ README.md says how to read an estimate, what it rests on, and how far from what 
 
 from .architectures import ARCHITECTURES as ARCHITECTURES, Architecture as Architecture, architecture as architecture
 from .candidates import Ranking as Ranking, build as build
+from .problems import SIZES as SIZES, problem_of as problem_of
 from .ranking import estimate as estimate, rankings as rankings

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import dualops.cuda
-from dualops.cuda.launch import OPERATIONS, plan
+from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.matmul.sm90 import config as sm90_config, parts
 from dualops.cuda.matmul.sm90.config import Sm90Config
+from dualops.cuda.planning import plan
 from dualops.cuda.tile.boxes import Cluster
 from dualops.spec import OPERATORS, Case
 from dualops.spec.matmul import shapes_of

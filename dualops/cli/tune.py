@@ -1,0 +1,139 @@
+"""The ways to do an operator's problems timed on this GPU: the fastest is what calls like them take from then on.
+
+    python -m dualops tune matmul                                   at the sizes that it is timed at
+    python -m dualops tune flash_attention --problem "B=2 H=16 S=8192 D=128 causal=True"
+    python -m dualops tune softmax --problem "x=8192x4096:bfloat16" --top 4
+    python -m dualops tune matmul --dry-run --arch rtx4090          which they are: nothing is timed, no GPU is needed
+    python -m dualops tune --clear                                  forget what was measured; with an operator: of it
+
+A problem is said as `estimate` and `warm` take it: sizes of attention and matmul, or arrays. What was timed before is
+not timed again, unless --anew; Ctrl-C loses nothing that was. `print(dualops.cuda.plan(...))` says what a call takes.
+
+Exit code 2: what was asked for can't be read, is no problem of the operator's, or there is no GPU to time it on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+
+from ..machine import missing
+from ..spec import OPERATORS, Case, Spec, Tag
+from ..spec.text import case_of
+from .errors import CommandError
+from .gpu import Bench
+from .own import case_arrays, job_of_case
+from .place import SWITCH
+from .problems import Arrays, Job, Task, tasks
+from .progress import progress
+
+HELP = "time an operator's ways on this GPU and keep the fastest"
+
+DEFAULT = "h200"  # of --dry-run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("operator", nargs="?", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}")
+    parser.add_argument(
+        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+    )
+    parser.add_argument("--forward", action="store_true", help="not the gradient")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="so many ways of each problem; default: 8")
+    parser.add_argument("--anew", action="store_true", help="also those that were timed before")
+    parser.add_argument("--dry-run", action="store_true", help="say which they are, and time none")
+    parser.add_argument("--arch", metavar="GPU", help=f"of --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
+    parser.add_argument("--clear", action="store_true", help="forget what was measured, and time nothing")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    name = arguments.operator
+    if name is not None and name not in OPERATORS:
+        raise CommandError(f"no operator {name}, expected one of {', '.join(OPERATORS)}")
+    if arguments.top < 1:
+        raise CommandError(f"--top is {arguments.top}, expected at least 1")
+    if arguments.arch and not arguments.dry_run:
+        raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
+    if name is None and not arguments.clear:
+        raise CommandError(f"no operator, expected one of {', '.join(OPERATORS)}, or --clear")
+    if arguments.clear or arguments.dry_run:
+        if find_spec("numba_cuda") is None:
+            os.environ[SWITCH] = "1"  # without a compiler Numba has nothing but its simulator, and none is needed
+    elif lacking := missing():
+        raise CommandError(f"{' '.join(lacking)} Or --dry-run, which needs no GPU.")
+    import_module("dualops.cuda")  # registers the operators
+    if arguments.clear:
+        return _clear(name)
+    found = [each for each in tasks().values() if each.spec.name == name and not (arguments.forward and each.backward)]
+    try:
+        problems = [(task, case) for case in _cases(name, arguments.problem) for task in _of_case(found, case)]
+        if arguments.dry_run:
+            return _dry_run(problems, arguments.arch or DEFAULT, arguments.top)
+        return _tune(problems, arguments.top, arguments.anew)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CommandError(str(error)) from None
+
+
+def _clear(name: str | None) -> int:
+    """Forget the records of an operator and its gradient, or all."""
+    clear = import_module("dualops.cuda.tuned").clear
+    count = clear() if name is None else clear(name) + clear(f"{name}_backward")
+    print(f"{count} records forgotten")
+    return 0
+
+
+def _cases(name: str, texts: Sequence[str]) -> list[Case]:
+    """What texts state, or what the operator is timed at. Raises ValueError for one that can't be read."""
+    spec = OPERATORS[name]
+    found = [_case(spec, text) for text in texts] or list(spec.tagged(Tag.BENCH))
+    for case in found:
+        if case.orders and texts:
+            raise ValueError(f"{case.name}: arrays are made dense, expected none with @")
+    return found
+
+
+def _case(spec: Spec, text: str) -> Case:
+    cost = import_module("dualops.cuda.cost")
+    whole = f"{spec.name} {text}"
+    return (cost.problem_of(whole) if spec.name in cost.SIZES else case_of(whole, OPERATORS))[1]
+
+
+def _of_case(found: Sequence[Task], case: Case) -> list[Task]:
+    """Without the gradient of a case that has none."""
+    return [task for task in found if case.backward or not task.backward]
+
+
+def _dry_run(problems: Sequence[tuple[Task, Case]], arch: str, top: int) -> int:
+    """The ways in the order that the operator puts them in."""
+    device = import_module("dualops.cuda.cost").architecture(arch).device
+    offline, operations = import_module("dualops.cuda.offline"), import_module("dualops.cuda.launch").OPERATIONS
+    title = import_module("dualops.cuda.tuned").title
+    fast = import_module("dualops.cuda.tuning").worth_timing
+    for task, case in problems:
+        operation = operations[task.spec.name][task.backward]
+        problem = offline.absent_problem(task.spec, case, task.backward)
+        print(f"{title(operation.op, problem, operation.lengths)} on {device.name}")
+        for choice in fast(operation.choices(problem, problem.outputs(operation.outputs), device))[:top]:
+            print(f"    {choice.rung}  {choice.config}: {choice.reason}")
+    return 0
+
+
+def _tune(problems: Sequence[tuple[Task, Case]], top: int, anew: bool) -> int:
+    """Each problem's record, as soon as it is there."""
+    tune = import_module("dualops.cuda.tuning").tune
+    with progress(len(problems) * top) as begin:
+        for task, case in problems:
+            bench = Bench(job_of_case(task, case), case_arrays(task, case, _on_gpu), None)
+            out = tuple(bench.outs[0].values())
+            given = {**bench.inputs[0], **bench.job.params}
+            record = tune(task.spec.name, out=out, backward=task.backward, top=top, anew=anew, begin=begin, **given)
+            with begin.aside():
+                print(record, flush=True)
+    return 0
+
+
+def _on_gpu(job: Job, arrays: Arrays) -> Arrays:
+    """A call's results: of sizes that the reference would take minutes for."""
+    return Bench(job, arrays, None).results()

@@ -1,0 +1,229 @@
+"""Ways that are timed, here by what a test says, and what calls then take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda import tuned, tuning
+from dualops.cuda.launch import OPERATIONS
+from dualops.cuda.tuned import Way, bucket, clear, keep, recorded
+
+X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
+Timed = Callable[[Callable[[Any], float]], list[str]]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where nothing was measured yet; what calls have found out is forgotten before and after."""
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
+    forget()
+    yield tmp_path
+    forget()
+
+
+def forget() -> None:
+    for operations in OPERATIONS.values():
+        for operation in operations:
+            operation.forget()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """Has a function of the choice say how long a way takes; the rungs of those that were asked about."""
+    asked: list[str] = []
+
+    def by(seconds: Callable[[Any], float]) -> list[str]:
+        def stand_in(plan: Any, arrays: Any, out: Any) -> float:
+            asked.append(plan.choice.rung)
+            return seconds(plan.choice)
+
+        monkeypatch.setattr(tuning, "_seconds", stand_in)
+        return asked
+
+    return by
+
+
+def sm90_is_best(choice: Any) -> float:
+    return 1e-3 if choice.rung == "sm90" else 2e-3
+
+
+def rung_of(*arrays: Any, op: str = "softmax", **params: Any) -> str:
+    return dualops.cuda.plan(op, *arrays, **params).choice.rung
+
+
+def wide(rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones((rows, columns), dtype)
+
+
+def test_the_fastest_is_what_calls_like_it_take(timed):
+    timed(sm90_is_best)
+    before = dualops.cuda.softmax(X)
+    assert rung_of(X) == "simt"
+    record = dualops.cuda.tune("softmax", X)
+    assert record.best.rung == "sm90" and record.problem == "softmax x=4x64:float32 axis=1"
+    assert rung_of(X) == rung_of(wide(4, 64)) == rung_of(wide(3, 36)) == "sm90"
+    assert rung_of(wide(5, 40)) == rung_of(wide(3, 68)) == rung_of(wide(3, 40, np.float16)) == "simt"
+    assert rung_of(X.T.copy(), axis=0) == "simt" and rung_of(X, kernel="simt") == "simt"
+    np.testing.assert_allclose(dualops.cuda.softmax(X), before, rtol=1e-6)
+
+
+def test_calls_of_one_kind_that_had_another_plan(timed, launched):
+    """Sizes that one family served have families of their own where the winner is another one's."""
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", wide(8, 40))
+    for rows in (8, 5, 4, 9, 8):
+        launched.clear()
+        np.testing.assert_allclose(dualops.cuda.softmax(wide(rows, 40)), 1 / 40, rtol=1e-6)
+        assert launched == ["softmax_ring" if 4 < rows <= 8 else "softmax_rows"]
+
+
+def test_plans_say_what_was_measured(timed):
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    told = repr(dualops.cuda.plan("softmax", X))
+    assert "; measured: 1000.0 us, where the first way takes 2000.0" in told
+    lines = str(dualops.cuda.tune("softmax", X)).splitlines()
+    assert lines[0] == "softmax x=4x64:float32 axis=1 on simulator; * is taken"
+    assert lines[1].startswith("      1000.0 us * sm90  RingConfig(") and " us   simt  " in lines[2]
+
+
+def test_as_fast_is_not_faster(timed):
+    timed(lambda choice: 1e-3 if choice.rung == "simt" else 0.995e-3)
+    assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "simt"
+
+
+def test_what_was_timed_is_not_timed_again(timed):
+    asked = timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X, top=2)
+    assert asked == ["simt", "sm90"]
+    dualops.cuda.tune("softmax", X)
+    assert asked[2:] == ["simt", "simt"]
+    timed(lambda choice: 1e-3 if choice.rung == "simt" else 2e-3)
+    assert dualops.cuda.tune("softmax", X).best.rung == "sm90"
+    assert dualops.cuda.tune("softmax", X, anew=True).best.rung == "simt"
+
+
+def test_an_interrupted_one_keeps_what_it_has(timed):
+    def interrupted(choice: Any) -> float:
+        if choice.rung == "sm90":
+            raise KeyboardInterrupt
+        return 2e-3
+
+    timed(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dualops.cuda.tune("softmax", X)
+    assert rung_of(X) == "simt" and "measured" in repr(dualops.cuda.plan("softmax", X))
+    asked = timed(sm90_is_best)
+    asked.clear()
+    assert dualops.cuda.tune("softmax", X).best.rung == "sm90"
+    assert asked == ["sm90", "simt", "simt"]
+
+
+def test_each_way_is_told_as_it_begins(timed):
+    timed(sm90_is_best)
+    begun: list[str] = []
+    record = dualops.cuda.tune("softmax", X, begin=begun.append)
+    assert begun == [f"{way.rung}  {way.config}" for way in record.seconds] and "naive" not in " ".join(begun)
+
+
+def test_gradients_are_tuned_by_themselves(timed):
+    timed(lambda choice: 2e-3 if choice.rung == "sm90" else 1e-3)
+    y, dy = dualops.cuda.softmax(X), np.ones_like(X)
+    dualops.cuda.tune("softmax", y, dy, backward=True)
+    assert dualops.cuda.plan("softmax", y, dy, backward=True).choice.rung == "simt"
+    assert "measured" not in repr(dualops.cuda.plan("softmax", X))
+
+
+def test_lengths_and_fractions_are_of_any_size(timed):
+    """The longest sequence counts as sizes do; a scale that is given as any other."""
+    timed(sm90_is_best)
+    q, ends = np.ones((9, 2, 16), np.float16), np.array([0, 4, 9], np.int32)
+    call: dict[str, Any] = {"max_seqlen_q": 5, "max_seqlen_k": 5, "scale": 0.5, "return_lse": True}
+    record = dualops.cuda.tune("flash_attention_varlen", q, q, q, ends, ends, **call)
+    assert record.problem.endswith(" max_seqlen_q=8 max_seqlen_k=8 scale=float")
+    found = varlen_plan(q, ends, max_seqlen_q=7, max_seqlen_k=6, scale=0.25)
+    assert "measured" in found and "measured" not in varlen_plan(q, ends, max_seqlen_q=9, max_seqlen_k=9, scale=0.5)
+
+
+def varlen_plan(q: Any, ends: Any, **params: Any) -> str:
+    return repr(dualops.cuda.plan("flash_attention_varlen", q, q, q, ends, ends, **params))
+
+
+def test_nothing_of_the_callers_is_written():
+    """Timed for real: each way runs, into memory of its own, or into out."""
+    params, grads, momenta = (np.full(8, value, np.float32) for value in (1.0, 2.0, 3.0))
+    record = dualops.cuda.tune("lion", params, grads, momenta, 0.1)
+    assert all(seconds > 0 for seconds in record.seconds.values())
+    assert (params == 1).all() and (grads == 2).all() and (momenta == 3).all()
+    x, out = np.ones((1, 8), np.float32), np.zeros((1, 8), np.float32)
+    dualops.cuda.tune("softmax", x, out=out, top=1)
+    np.testing.assert_allclose(out, reference.softmax(x), rtol=1e-6)
+
+
+def test_two_who_measure_the_same_add_up():
+    operation = OPERATIONS["softmax"][0]
+    settled = next(operation.ways((X,), (-1,))).settled
+    keeping = operation.op, settled.problem, settled.device, operation.lengths
+    keep(*keeping, {Way("simt", "one"): 3e-3})
+    keep(*keeping, {Way("sm90", "other"): 1e-3})
+    record = recorded(*keeping)
+    assert record and record.seconds == {Way("simt", "one"): 3e-3, Way("sm90", "other"): 1e-3}
+    assert "measured" not in repr(dualops.cuda.plan("softmax", X))  # no way of today has that name
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"problem": "", "device": "", "seconds": []}'])
+def test_a_damaged_record_is_none(timed, folder, text):
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    (file,) = folder.glob("tuned/softmax/*.json")
+    file.write_text(text)
+    forget()
+    assert rung_of(X) == "simt"
+    assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "sm90"
+
+
+def test_other_sources_begin_anew(timed, monkeypatch):
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    monkeypatch.setattr(tuned, "built_of", lambda: "other sources")
+    forget()
+    assert rung_of(X) == "simt"
+
+
+def test_what_is_forgotten(timed, folder):
+    timed(sm90_is_best)
+    for x in (X, wide(9, 40)):
+        dualops.cuda.tune("softmax", x)
+    dualops.cuda.tune("rms_norm", X, np.ones(40, np.float32))
+    assert clear("softmax") == 2 and clear("softmax") == 0
+    forget()
+    assert rung_of(X) == "simt" and clear() == 1 and not list(folder.glob("tuned"))
+
+
+def test_buckets():
+    assert [bucket(size) for size in (0, 1, 2, 3, 4, 5, 4096, 4097)] == [0, 1, 2, 4, 4, 8, 4096, 8192]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ({"top": 0}, ValueError, "tune: top is 0, expected at least 1"),
+        ({"operator": "softmin"}, ValueError, "tune: operator is 'softmin', expected one of block_mask, "),
+        ({"operator": "lion", "backward": True}, NotImplementedError, "tune: lion has no backward yet"),
+        ({"axes": 1}, TypeError, "softmax: "),
+        ({"axis": 2}, ValueError, "softmax: axis is 2"),
+        ({"out": np.zeros((2, 2), np.float32)}, ValueError, "softmax: out y"),
+    ],
+)
+def test_wrong_calls(timed, folder, call, error, message):
+    asked = timed(sm90_is_best)
+    with pytest.raises(error, match=message):
+        dualops.cuda.tune(call.pop("operator", "softmax"), X, **call)
+    assert not asked and not list(folder.iterdir())
