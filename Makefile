@@ -9,16 +9,18 @@ ready = $(if $(filter file,$(origin PY)),$(VENV)/.$(1))
 # the build backend is installed, pinned, like everything else: no isolated build that would fetch another
 INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-build-isolation --constraint constraints.txt
 PYTEST := $(PY) -m pytest
-# tests that compile every Config of a rung
-EACH_CONFIG := $(wildcard $(addprefix tests/cuda/compile/test_,attention_*.py matmul_sm*.py retention_*.py))
+# tests of each Config on tensor cores: what it compiles to, and what it computes
+EACH_CONFIG := attention_*.py matmul_sm*.py retention_*.py
+COMPILED := $(wildcard $(addprefix tests/cuda/compile/test_,$(EACH_CONFIG)))
+SIMULATED := $(wildcard $(addprefix tests/cuda/simulator/test_,$(EACH_CONFIG)))
 
 # kernels can be compiled where NVIDIA's wheels exist; elsewhere (macOS) they run in the simulator alone
 COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-simulator-others test-simulator-attention \
-    test-simulator-matmul test-compile test-gpu test-gpu-cold sanitize mutants check wheel docs lint format clean
+.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants \
+    check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,7 +29,7 @@ help:
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
-	@echo 'make check      every kernel compiled for sm_90a, of which make test compiles a part, and each Config on tensor cores'
+	@echo 'make check      every kernel compiled for sm_90a; each Config on tensor cores compiled, and simulated'
 	@echo 'make wheel      wheel and sdist in dist; the wheel installed in an empty environment, its demo run in the simulator'
 	@echo 'make docs       the site in build/site, without a network once its packages are installed'
 	@echo 'make lint       ruff and pyright'
@@ -38,11 +40,11 @@ help:
 demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo
 
-# six processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
+# four processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
 # torch's own would wait for one another
+side_by_side := OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target
 test: $(call ready,test)
-	OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target test-simulator-others test-simulator-attention \
-	    test-compile test-torch test-cpu test-simulator-matmul
+	$(side_by_side) test-simulator test-compile test-cpu test-torch
 
 test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
@@ -50,38 +52,34 @@ test-cpu: $(call ready,test)
 test-torch: $(call ready,test)
 	$(PYTEST) tests/torch_bridge
 
-test-simulator: test-simulator-others test-simulator-attention test-simulator-matmul
+# a process of its own: Numba reads the switch when it is first imported
+test-simulator: $(call ready,test)
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED))
 
-# processes of their own: Numba reads the switch when it is first imported
-test-simulator-others: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator --ignore-glob='*/test_attention_*' --ignore-glob='*/test_matmul*'
+check: $(call ready,test)
+	$(side_by_side) check-simulator check-compile check-builds
 
-test-simulator-attention: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(wildcard tests/cuda/simulator/test_attention_*.py)
-
-test-simulator-matmul: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(wildcard tests/cuda/simulator/test_matmul*.py)
+check-simulator: $(call ready,test)
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(SIMULATED)
 
 ifdef COMPILER
 # builds a part of what `make check` builds, and looks closer
 test-compile: $(call ready,test)
-	$(PYTEST) tests/cuda/compile $(addprefix --ignore=,$(EACH_CONFIG))
+	$(PYTEST) tests/cuda/compile $(addprefix --ignore=,$(COMPILED))
+
+check-compile: $(call ready,test)
+	$(PYTEST) $(COMPILED)
+
+check-builds: $(call ready,test)
+	$(PY) -m dualops check
 else
-test-compile:
+test-compile check-compile check-builds:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
 endif
 
 # ARGS: --jobs 4, softmax_ring, --share 4
 mutants: $(call ready,test)
 	$(PY) -m tests.wrong --jobs 2 $(ARGS)
-
-check: $(call ready,test)
-ifdef COMPILER
-	$(PY) -m dualops check --jobs 2
-	$(PYTEST) --numprocesses=2 $(EACH_CONFIG)
-else
-	@echo 'NVIDIA publishes no compiler for this system'
-endif
 
 # ARGS: --minutes 9, --only softmax
 test-gpu: $(call ready,test)

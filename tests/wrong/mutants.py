@@ -114,7 +114,7 @@ def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: in
             wrong.append(f"{problem}: {len(mutants)} mutants")
         if sample is not None and sample < len(mutants):
             mutants = random.Random(seed).sample(mutants, sample)
-        for mutant in mutants[crc32(str(problem).encode()) % share :: share]:
+        for mutant in mutants[crc32(str(problem).encode()) % min(share, len(mutants) or 1) :: share]:
             found = verdict(problem, mutant, kills)
             excuse = reason(problem.kernel, problem.case.name, f"{mutant.told}: {mutant.what}")
             if (found.reason is None) != (excuse is not None):

@@ -69,9 +69,8 @@ def test_what_a_mask_hides_stays_where_it_is(params):
     checked((1, 1, 18, 136), (1, 24), 64, DkvApartConfig(16, 3, exact=True), special=True, **params)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_sequences(causal):
-    checked_varlen(64, 136, SMALL, causal=causal)
+def test_sequences():
+    checked_varlen(64, 136, SMALL, causal=True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ MAX_ELEMENTS = {
     "flash_attention": 400,
     "flash_attention_varlen": 400,
 }
-# of the problems that are asked for: a trial of attention takes a second
+# of the problems that are asked for: a trial of attention or retention takes a second
 SHARE = {
     "softmax": 1.0,
     "matmul": 0.3,
@@ -26,6 +26,8 @@ SHARE = {
     "rope_tables": 1.0,
     "flash_attention": 0.2,
     "flash_attention_varlen": 0.2,
+    "retention": 0.4,
+    "retention_varlen": 0.4,
 }
 MOST_ROWS = 40  # a block each at worst, and a simulated thread takes some 20 microseconds between two barriers
 SEED = 20
