@@ -298,7 +298,7 @@ class Operation:
         results = problem.outputs(self.outputs)
         if call.out is not None:
             results = self._bind_out(results, call.out, problem)
-        return Settled(problem, results, self._choose(problem, results, device, call.rung), device)
+        return Settled(problem, results, self.choose(problem, results, device, call.rung), device)
 
     def _bind_out(
         self, wanted: Mapping[str, ArrayMeta], out: Sequence[ArrayMeta], problem: Problem
@@ -342,7 +342,13 @@ class Operation:
                 if choice.shared_bytes <= device.shared_memory_per_block:
                     yield choice
 
-    def _choose(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None) -> Choice:
+    def choose(
+        self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device, rung: str | None = None
+    ) -> Choice:
+        """What a call takes: the best that was measured there of problems like it, else the first; or of this rung.
+
+        Raises NotImplementedError where no kernel does it.
+        """
         if rung is not None and rung not in self.spec.rungs:
             raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
         if rung is None and (found := recorded(self.op, problem, device, self.lengths)) is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import islice
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.base import Input
@@ -70,8 +69,9 @@ def build_gradient_ahead(problem: Problem, device: Device) -> None:
     """
     for operation in OPERATIONS[problem.spec.name][1:]:
         with suppress(TypeError, ValueError, NotImplementedError):
-            for choice in islice(_choices(operation, gradient_of(problem), device), 1):
-                ahead((step.kernel, device.arch, step.shared_bytes) for step in choice.steps())
+            gradient = gradient_of(problem)
+            choice = operation.choose(gradient, gradient.outputs(operation.outputs), device)
+            ahead((step.kernel, device.arch, step.shared_bytes) for step in choice.steps())
 
 
 def to_check(operators: Iterable[str], architectures: Iterable[str]) -> list[Wanted]:
@@ -118,8 +118,9 @@ def steps_of(spec: Spec, case: Case, device: Device, *, backward: bool = True) -
         choices = list(_choices(operation, problem, device))
         if not choices:
             raise NotImplementedError(f"{operation.op}: no kernel does {problem} on {device.name}")
-        for choice in choices:
-            if choice is choices[0] or choice.rung == OF_LISTS:
+        yield from operation.choose(problem, problem.outputs(operation.outputs), device).steps()
+        for choice in choices[1:]:
+            if choice.rung == OF_LISTS:
                 yield from choice.steps()
 
 

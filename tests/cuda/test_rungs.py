@@ -48,7 +48,7 @@ def operation(monkeypatch: pytest.MonkeyPatch) -> Operation:
 
 def chosen(operation: Operation, x: ArrayMeta, rung: str | None) -> Choice:
     problem = operation.spec.bind({"x": x}, {"axis": -1})
-    return operation._choose(problem, problem.outputs(operation.outputs), DEVICE, rung)
+    return operation.choose(problem, problem.outputs(operation.outputs), DEVICE, rung)
 
 
 def test_the_first_that_fits_is_taken_or_the_first_of_the_rung_asked_for(operation):

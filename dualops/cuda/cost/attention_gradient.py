@@ -57,7 +57,7 @@ def gradient_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) ->
     dq = [_sm80_dq(config, p, gpu) for config, _ in sm80_dq_configs(p.D, p.Dv, _options(p))]
     dkv = [_sm80_dkv(config, p, gpu) for config, _ in sm80_dkv_configs(p.D, p.Dv, _options(p))]
     for one, other in product(dq, dkv):
-        if max(one.shared_bytes, other.shared_bytes) <= gpu.shared_per_block:
+        if all(each.part.config.min_blocks * each.shared_bytes <= gpu.shared_per_block for each in (one, other)):
             steps = partial(_sm80_steps, p, results, one.part.config, other.part.config)
             yield _pair("sm80", delta, one, other, steps)
 

@@ -107,7 +107,7 @@ def settle(operation: Operation, call: Call) -> tuple[str, Any]:
     """What says which kernels do a call, and all numbers that its plan has."""
     problem = operation._bind(call)
     results = problem.outputs(operation.outputs)
-    choice = operation._choose(problem, results, HERE, call.rung)
+    choice = operation.choose(problem, results, HERE, call.rung)
     steps = [(step.grid, [*leaves(step.args)], step.shared_bytes) for step in choice.steps()]
     metas = (*results.values(), *choice.workspace.values())
     kernels = [step.kernel.identity for step in choice.steps()]
