@@ -19,7 +19,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants \
+.PHONY: help install demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants \
     check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
@@ -36,6 +36,9 @@ help:
 	@echo 'make format     let ruff mend what it can'
 	@echo 'make clean      remove $(VENV) and caches'
 	@echo 'Any of them with PY=python3 uses that Python as it is, and installs nothing.'
+
+# whatever any of them needs
+install: $(foreach stage,package docs lint test,$(call ready,$(stage)))
 
 demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo

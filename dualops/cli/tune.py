@@ -56,16 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--top is {arguments.top}, expected at least 1")
     if arguments.arch and not arguments.dry_run:
         raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
-    if name is None and not arguments.clear:
+    if arguments.clear:
+        _without_compiler()
+        return _clear(name)
+    if name is None:
         raise CommandError(f"no operator, expected one of {', '.join(OPERATORS)}, or --clear")
-    if arguments.clear or arguments.dry_run:
-        if find_spec("numba_cuda") is None:
-            os.environ[SWITCH] = "1"  # without a compiler Numba has nothing but its simulator, and none is needed
+    if arguments.dry_run:
+        _without_compiler()
     elif lacking := missing():
         raise CommandError(f"{' '.join(lacking)} Or --dry-run, which needs no GPU.")
     import_module("dualops.cuda")  # registers the operators
-    if arguments.clear:
-        return _clear(name)
     found = [each for each in tasks().values() if each.spec.name == name and not (arguments.forward and each.backward)]
     try:
         problems = [(task, case) for case in _cases(name, arguments.problem) for task in _of_case(found, case)]
@@ -74,6 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _tune(problems, arguments.top, arguments.anew)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
+
+
+def _without_compiler() -> None:
+    """Where there is none, Numba has nothing but its simulator, and none is needed."""
+    if find_spec("numba_cuda") is None:
+        os.environ[SWITCH] = "1"
 
 
 def _clear(name: str | None) -> int:

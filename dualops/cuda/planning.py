@@ -37,7 +37,7 @@ def named_call(
     known = [name for name in accepted if name not in inputs]
     if unknown := params.keys() - known:
         raise refusal(operation.op, sorted(unknown), known)
-    call = accepted | inputs | params
+    call = {**accepted, **inputs, **params}
     values = [tuple(call[name] for name in names) for names in (operation.inputs, operation.defaults)]
     return NamedCall(operation, values[0], values[1], None if out is None else results_of(out))
 

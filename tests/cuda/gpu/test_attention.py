@@ -13,6 +13,7 @@ import torch
 
 import dualops.cuda
 from dualops import reference
+from dualops.cuda.launch import OPERATIONS
 from dualops.spec import OPERATORS, compare
 from dualops.testing.truth import widened
 from tests.checks import gradient_inputs
@@ -64,7 +65,7 @@ def test_a_graph_reads_the_seed_when_it_is_replayed(rung):
 
 def test_a_seed_is_no_new_plan():
     q, k, v = identity_values(1, 1, 32, 32, torch.float32)
-    plans = dualops.cuda.launch.OPERATIONS["flash_attention"][0].plans
+    plans = OPERATIONS["flash_attention"][0].plans
     dualops.cuda.flash_attention(q, k, v, dropout_p=0.5, seed=0)
     before = len(plans)
     results = [dualops.cuda.flash_attention(q, k, v, dropout_p=0.5, seed=seed) for seed in range(10)]

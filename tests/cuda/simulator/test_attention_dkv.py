@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
@@ -61,7 +63,7 @@ def test_options(params):
 
 def test_what_a_mask_hides_stays_where_it_is():
     """NaN and infinities among the values."""
-    params = {"causal": True, "mask_mod": woven, "score_mod": bent}
+    params: dict[str, Any] = {"causal": True, "mask_mod": woven, "score_mod": bent}
     checked((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, **params)
 
 
