@@ -80,7 +80,7 @@ test-compile check-compile check-builds:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
 endif
 
-# ARGS: --jobs 4, softmax_ring, --share 4
+# ARGS: --jobs 4, softmax_ring, --share 6
 mutants: $(call ready,test)
 	$(PY) -m tests.wrong --jobs 2 $(ARGS)
 

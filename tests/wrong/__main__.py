@@ -1,4 +1,4 @@
-"""Mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2] [--share 4]`."""
+"""Mutants of kernels that wait, in processes side by side: `python -m tests.wrong [name] [--jobs 2] [--share 6]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.wrong", description=__doc__)
     parser.add_argument("name", nargs="?", default="", help="a part of the kernels' names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; as many as there are cores")
-    parser.add_argument("--share", type=int, default=1, metavar="N", help="one in N of each problem's mutants")
+    parser.add_argument("--share", type=int, default=1, metavar="N", help="one in N of each problem's that must die")
     options = parser.parse_args()
     if options.share < 1:
         parser.error(f"--share is {options.share}, expected 1 or more")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,6 @@ READ_WIDE = (
     "dualops.cuda.norm.long_rows.build_means",
     "dualops.cuda.matmul.gradient.build_column_sums",
 )
-OTHERS = [arch for arch in device.ARCHITECTURES if arch != ARCH]
 # ten to twenty seconds each; `make check` builds them in each Config, for several architectures
 LEFT_TO_CHECK = {
     f"dualops.cuda.{name}"
@@ -43,36 +41,34 @@ def kind_of(identity: str) -> str:
     return identity.partition("(")[0]
 
 
-def name_length(step: Step) -> int:
-    return len(step.kernel.identity)
-
-
-def sample() -> Iterator[tuple[Step, str]]:
-    """Of each build function a build in float32 or, in turns, in bfloat16, or in what it has, and its dtype: the one
-    with the shortest name, which has few options and is soon compiled.
+def sample() -> Iterator[tuple[Step, str, str]]:
+    """A build of each build function, the architecture and the dtype: architectures in turns of those that have it;
+    float32 and bfloat16 too, where there are such builds; and of these the one with the shortest name, which has few
+    options and is soon compiled.
     """
-    found: dict[str, dict[str, list[Step]]] = {}
+    found: dict[str, dict[str, dict[str, list[Step]]]] = {}
     for operator in OPERATORS:
-        for step, dtype in compile_list(operator, ARCH).values():
-            if kind_of(step.kernel.identity) not in LEFT_TO_CHECK:
-                found.setdefault(kind_of(step.kernel.identity), {}).setdefault(dtype, []).append(step)
-    for number, by_dtype in enumerate(found.values()):
+        for arch in device.ARCHITECTURES:
+            for step, dtype in compile_list(operator, arch).values():
+                if (kind := kind_of(step.kernel.identity)) not in LEFT_TO_CHECK:
+                    found.setdefault(kind, {}).setdefault(arch, {}).setdefault(dtype, []).append(step)
+    for number, by_arch in enumerate(found.values()):
+        arch = list(by_arch)[number % len(by_arch)]
+        by_dtype = by_arch[arch]
         wanted = ("float32", "bfloat16", *by_dtype) if number % 2 else ("bfloat16", "float32", *by_dtype)
         dtype = next(dtype for dtype in wanted if dtype in by_dtype)
-        yield min(by_dtype[dtype], key=name_length), dtype
+        yield min(by_dtype[dtype], key=lambda step: len(step.kernel.identity)), arch, dtype
 
 
-SAMPLE = list(sample())
-BUILDS = [pytest.param(step, id=step.kernel.identity) for step, _ in SAMPLE]
-TEXTS = [pytest.param(step.kernel, dtype, id=step.kernel.identity) for step, dtype in SAMPLE]
+SAMPLE = [pytest.param(*found, id=f"{found[0].kernel.identity}-{found[1]}") for found in sample()]
 
 
-@pytest.mark.parametrize("step", BUILDS)
-def test_a_build_is_allowed_and_keeps_its_values_in_registers(step):
-    report = compile_kernel(step.kernel, ARCH, step.shared_bytes, lto_ir(step.kernel, ARCH)).report
+@pytest.mark.parametrize(("step", "arch", "dtype"), SAMPLE)
+def test_a_build_is_allowed_and_keeps_its_values_in_registers(step, arch, dtype):
+    report = compile_kernel(step.kernel, arch, step.shared_bytes, lto_ir(step.kernel, arch)).report
     assert report.allowed and not report.stack_bytes and not report.spill_bytes, report
     assert 0 < report.registers <= 255 and report.cubin_bytes > 0, report
-    assert report.static_shared + report.dynamic_shared <= device.known(ARCH).shared_memory_per_block, report
+    assert report.static_shared + report.dynamic_shared <= device.known(arch).shared_memory_per_block, report
 
 
 def test_the_check_lists_every_kernel_once():
@@ -89,10 +85,11 @@ def test_the_list_is_short_and_not_empty(operator):
         assert {dtype for _, dtype in steps.values()} == {"float64", "float32", "float16", "bfloat16"}
 
 
-@pytest.mark.parametrize(("kernel", "dtype"), TEXTS)
-def test_ptx(kernel, dtype):
+@pytest.mark.parametrize(("step", "arch", "dtype"), SAMPLE)
+def test_ptx(step, arch, dtype):
     """No double precision but in float64's kernels, no local memory, and 16 bytes at a time where rows are aligned."""
-    text = ptx_of(kernel, ARCH)
+    kernel = step.kernel
+    text = ptx_of(kernel, arch)
     assert text.count(".visible .entry") == 1
     assert ".local" not in text
     if dtype != "float64" and kind_of(kernel.identity) not in IN_DOUBLE:
@@ -104,52 +101,12 @@ def test_ptx(kernel, dtype):
         assert wide or kind_of(kernel.identity) in READ_WIDE
 
 
-# of what no other architecture has the instructions for, and what is done before and after that
-HOPPERS_ALONE = {
-    f"dualops.cuda.matmul.sm90.{name}"
-    for name in ("persistent.build_product", "split.build_split_product", "parts.build_copy")
-} | {
-    f"dualops.cuda.flash_attention.sm90.{name}"
-    for name in (
-        *("forward.build_forward", "merge.build_merge", "dq.build_dq", "dkv.build_dkv"),
-        *("fused.build_fused", "dq_finish.build_dq_finish", "dkv_apart.build_dkv_apart", "in_thirds.build_thirds"),
-    )
-}
-HOPPERS_ALONE |= {"dualops.cuda.retention.sm90.chunks.build_chunks", "dualops.cuda.words.build_clear"}
-
-
-def sample_for_others() -> Iterator[Any]:
-    """(step, arch) for each build function, on the architectures in turns: there too the one with the shortest name."""
-    seen = set[str](LEFT_TO_CHECK)
-    for operator in OPERATORS:
-        found: dict[str, dict[str, list[Step]]] = {}
-        for arch in OTHERS:
-            for identity, (step, _) in compile_list(operator, arch).items():
-                found.setdefault(kind_of(identity), {}).setdefault(arch, []).append(step)
-        for number, (kind, by_arch) in enumerate(found.items()):
-            if kind in seen:  # rms_norm has layer_norm's
-                continue
-            seen.add(kind)
-            arch = list(by_arch)[number % len(by_arch)]
-            yield pytest.param(min(by_arch[arch], key=name_length), arch, id=f"{kind}-{arch}")
-
-
-OTHER_BUILDS = list(sample_for_others())
-
-
-@pytest.mark.parametrize(("step", "arch"), OTHER_BUILDS)
-def test_a_sample_for_other_architectures(step, arch):
-    report = compile_kernel(step.kernel, arch, step.shared_bytes).report
-    assert report.arch == arch and report.allowed, report
-
-
-def test_every_build_function_and_architecture_is_in_a_sample():
+def test_every_build_function_and_architecture_is_in_the_sample():
     kinds = {kind_of(name) for operator in OPERATORS for name in compile_list(operator, ARCH)}
-    assert kinds > LEFT_TO_CHECK and {kind_of(str(param.id)) for param in BUILDS} == kinds - LEFT_TO_CHECK
-    others = [str(param.id).rpartition("-") for param in OTHER_BUILDS]
-    assert {kind for kind, _, _ in others} == kinds - LEFT_TO_CHECK - HOPPERS_ALONE and {
-        arch for _, _, arch in others
-    } == set(OTHERS)
+    assert kinds > LEFT_TO_CHECK
+    found = [(kind_of(str(param.id)), str(param.id).rpartition("-")[2]) for param in SAMPLE]
+    assert {kind for kind, _ in found} == kinds - LEFT_TO_CHECK and len(found) == len(kinds - LEFT_TO_CHECK)
+    assert {arch for _, arch in found} == set(device.ARCHITECTURES)
 
 
 def test_no_two_architectures_share_a_limit_by_mistake():
