@@ -59,11 +59,12 @@ test-torch: $(call ready,test)
 test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED))
 
+# ARGS: --share 3
 check: $(call ready,test)
 	$(side_by_side) check-simulator check-compile check-builds
 
 check-simulator: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(SIMULATED)
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(SIMULATED) $(ARGS)
 
 ifdef COMPILER
 # builds a part of what `make check` builds, and looks closer
@@ -71,7 +72,7 @@ test-compile: $(call ready,test)
 	$(PYTEST) tests/cuda/compile $(addprefix --ignore=,$(COMPILED))
 
 check-compile: $(call ready,test)
-	$(PYTEST) $(COMPILED)
+	$(PYTEST) $(COMPILED) $(ARGS)
 
 check-builds: $(call ready,test)
 	$(PY) -m dualops check

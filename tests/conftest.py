@@ -7,6 +7,8 @@ import gc
 import pytest
 from hypothesis import settings
 
+from tests.shares import share_of
+
 # the same examples in every run: a red test is red for everybody
 settings.register_profile("dualops", derandomize=True, deadline=None, max_examples=60, database=None)
 settings.load_profile("dualops")
@@ -14,12 +16,23 @@ settings.load_profile("dualops")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=300, help="random problems for each fuzzed test (default: 300)")
+    parser.addoption("--share", type=int, default=1, help="run one test in so many, see tests/shares.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: times something, so nothing may run beside it")
     config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
     config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_in = int(str(config.getoption("--share")))
+    if one_in < 1:
+        raise pytest.UsageError(f"--share is {one_in}, expected at least 1")
+    if one_in > 1:
+        taken = {item.nodeid for item in share_of(items, one_in)}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
+        items[:] = [item for item in items if item.nodeid in taken]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

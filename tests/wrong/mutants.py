@@ -19,11 +19,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 from dualops.cuda import simulator
 from dualops.cuda.simulator import Deadlock, Pointer
 from tests.checks import Rejected
+from tests.shares import share_of
 from tests.wrong.harmless import NEVER, reason
 from tests.wrong.problems import Problem
 from tests.wrong.remembered import remembered
@@ -106,7 +106,7 @@ class Told:
 
 def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: int = 1) -> Told:
     """Run the problem's mutants, or so many of them, for which the kernel as it is runs in two orders alone; or one
-    in `share` of those that must die, from another one on for each problem, and the kernel in an order of each kind.
+    in `share` of those that must die, see `shares`, and the kernel in an order of each kind.
     """
     killed, harmless, wrong = 0, 0, []
     kills = Counter[tuple[str, int]]()
@@ -117,7 +117,7 @@ def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: in
             mutants = random.Random(seed).sample(mutants, sample)
         if share > 1:
             mortal = [mutant for mutant in mutants if _excuse(problem, mutant) is None]
-            mutants = mortal[crc32(str(problem).encode()) % min(share, len(mortal) or 1) :: share]
+            mutants = share_of(mortal, share)
         for mutant in mutants:
             found = verdict(problem, mutant, kills)
             excuse = _excuse(problem, mutant)
