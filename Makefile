@@ -59,7 +59,7 @@ test-torch: $(call ready,test)
 test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED))
 
-# ARGS: --share 3
+# ARGS: --share 4
 check: $(call ready,test)
 	$(side_by_side) check-simulator check-compile check-builds
 
