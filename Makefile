@@ -59,9 +59,9 @@ test-torch: $(call ready,test)
 test-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED))
 
-# ARGS: --share 4
+# ARGS: --share 6
 check: $(call ready,test)
-	$(side_by_side) check-simulator check-compile check-builds
+	$(side_by_side) check-builds check-compile check-simulator
 
 check-simulator: $(call ready,test)
 	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(SIMULATED) $(ARGS)
