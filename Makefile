@@ -75,7 +75,7 @@ check-compile: $(call ready,test)
 	$(PYTEST) $(COMPILED) $(ARGS)
 
 check-builds: $(call ready,test)
-	$(PY) -m dualops check
+	$(PY) -m dualops check --jobs 2
 else
 test-compile check-compile check-builds:
 	@echo 'NVIDIA publishes no compiler for this system: kernels were run in the simulator, not compiled'
