@@ -26,6 +26,7 @@ GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching '
 help:
 	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
+	@echo 'make install    whatever they need but a GPU; each of them does so itself'
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'

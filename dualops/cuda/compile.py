@@ -281,21 +281,29 @@ def _read(path: Path) -> Binary | None:
 
 
 def _keep(path: Path, made: Binary) -> Binary:
-    """Write `made` under a name of its own, then rename: a reader sees the whole file or none."""
+    """Write `made` to the disk, or hold it here where that can't be."""
     body = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode() + b"\n" + made.cubin
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        write_whole(path, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     except OSError:
         _UNKEPT[path] = made
     return made
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under a name of its own, then rename it: a reader sees the whole file or none.
+
+    Raises OSError where it can't be written; nothing is left behind then.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
 
 
 # --- other processes ---------------------------------------------------------------------------------

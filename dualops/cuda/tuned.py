@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..spec import ArrayMeta, Problem
-from .compile import built_of, cache_dir
+from .compile import built_of, cache_dir, write_whole
 from .device import Device
 from .plans import Choice
 
@@ -78,12 +76,8 @@ def keep(op: str, problem: Problem, device: Device, lengths: Iterable[str], seco
     path = _path(op, told, device)
     before = _read(path)
     made = Record(told, device.name, {**(before.seconds if before else {}), **seconds})
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     ways = [{**way._asdict(), "seconds": each} for way, each in made.seconds.items()]
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        json.dump({**asdict(made), "seconds": ways}, file, indent=1)
-    os.replace(temporary, path)
+    write_whole(path, json.dumps({"problem": told, "device": device.name, "seconds": ways}, indent=1).encode())
     return made
 
 
@@ -133,7 +127,8 @@ def _folder(op: str) -> Path:
 
 def _path(op: str, told: str, device: Device) -> Path:
     place = f"{device.name} {device.arch} {device.sms}"
-    return _folder(op) / f"{hashlib.sha256(chr(10).join([built_of(), place, told]).encode()).hexdigest()}.json"
+    key = "\n".join([built_of(), place, told])
+    return _folder(op) / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _read(path: Path) -> Record | None:

@@ -38,7 +38,7 @@ ORDERS = (
     ("scattered", 0),
 )
 NOTED = 2  # orders in which the kernel as it is comes to all of its steps
-FEWER = (*ORDERS[:5], ORDERS[-1])  # one of each kind
+FEWER = (*ORDERS[:5], ORDERS[-1])  # of each kind one, and of those that lag both
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 

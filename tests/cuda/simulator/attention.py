@@ -39,9 +39,7 @@ def checked(found: Any, function: Callable[..., Any], *arrays: np.ndarray, **par
 
 
 def options_for(H: int, Sq: int, Sk: int) -> list[dict[str, Any]]:
-    """Calls that have each of the options once, for so many heads, queries and keys: what bends scores, what hides
-    keys by numbers, what reads arrays.
-    """
+    """Calls that together have each of the options, for so many heads, queries and keys."""
     sinks, slopes = np.linspace(-1, 4, H, dtype=np.float32), np.linspace(0.01, 0.04, H, dtype=np.float32)
     return [
         {"alibi_slopes": slopes, "softcap": 2.0, "dropout_p": 0.3, "seed": 7},
