@@ -175,7 +175,7 @@ FlashAttention = suite(
         "FlashAttention-4": flash_attention_4,
         "flex_attention": flex_attention,
     },
-    rungs=("naive",),
+    rungs=("naive", "sm80"),
 )
 FlashAttentionVarlen = suite(
     "flash_attention_varlen",
