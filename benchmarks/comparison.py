@@ -86,7 +86,7 @@ class Entrant:
         """Hold its result against the reference."""
         assert self.contestant is not None
         workload.restore(self.found.direction)
-        accuracy = workload.check(self.contestant, self.found.direction)
+        accuracy = workload.check(self.contestant, self.found.direction, same_bits=False)
         self.contestant.release()
         self.found = self.found.judged(accuracy)
 

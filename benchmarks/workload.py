@@ -2,8 +2,9 @@
 
 Data. The spec's generator fills the case, or where that would take minutes and all inputs but weights have one axis 0,
 the first few rows of it, which then repeat along axis 0 (a batch axis in every such BENCH case). `Case.orders` says in
-which order axes lie in memory; gradients of results lie as the inputs that those are like. A kernel must give repeated
-rows the same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result.
+which order axes lie in memory; gradients of results lie as the inputs that those are like. dualops gives repeated rows
+the same bits, so the check of the first rows, and the comparison of all others with them, covers the whole result. Of a
+peer, which may add in any order, the first rows are checked.
 
 Rotation. Calls take turns over copies of the data, and results are kept as long as their copy waits, so that what one
 call touches is more than four times the L2 cache away from what touched it last. One more copy stays as it is: some
@@ -113,11 +114,12 @@ class Workload:
         """A call without arguments, on the same data each time, that keeps no result."""
         return partial(self._function(contestant, direction), **self._sets(direction)[0])
 
-    def check(self, contestant: Contestant, direction: str) -> spec.Accuracy:
+    def check(self, contestant: Contestant, direction: str, *, same_bits: bool = True) -> spec.Accuracy:
         """Hold a sample of the result against float64 truth, and the rest against the rows that it repeats.
 
-        A contestant may return less than dualops does (lse). Returns the worst accuracy over the results. Raises
-        WrongResult where rows that repeat differ.
+        A contestant may return less than dualops does (lse). same_bits: False for one that adds in any order; of its
+        result the generated rows alone are looked at. Returns the worst accuracy over the results. Raises WrongResult
+        where rows that repeat differ.
         """
         returned = self._function(contestant, direction)(**self._unspoiled(direction))
         results = dict(zip(self._results(direction), _tuple(returned)))
@@ -125,7 +127,9 @@ class Workload:
         actual = {}
         for name, result in results.items():
             repeats = self._batch is not None and name not in self._shared
-            first = self._first_batch(contestant, direction, name, result) if repeats else result
+            if repeats and same_bits:
+                self._require_repeats(contestant, direction, name, result)
+            first = result[: self._batch] if repeats else result
             actual[name] = testing.to_numpy(first)[picked[name]]
         found = truth.held(self.operator, self.problem.dtype, actual, truths, baselines)
         return max(found.values(), key=lambda accuracy: accuracy.ratio)
@@ -164,8 +168,8 @@ class Workload:
         name = self.operator.name if direction == "forward" else f"{self.operator.name}_backward"
         return partial(getattr(reference, name), **self.case.params)
 
-    def _first_batch(self, contestant: Contestant, direction: str, name: str, result: torch.Tensor) -> torch.Tensor:
-        """The generated rows of a result, once all others were found to repeat them."""
+    def _require_repeats(self, contestant: Contestant, direction: str, name: str, result: torch.Tensor) -> None:
+        """Raise WrongResult unless all rows of a result repeat the generated ones."""
         assert self._batch is not None
         first = result[: self._batch]
         for start in range(self._batch, result.shape[0], self._batch):
@@ -175,7 +179,6 @@ class Workload:
                     f"{contestant.name} {direction} {self.case.id}: {name} differs between "
                     f"row 0 on and row {start} on, though their input is the same"
                 )
-        return first
 
     def _tile(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         if self._batch is None or not shape or name in self._shared:

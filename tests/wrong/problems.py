@@ -238,11 +238,16 @@ def _attention_gradient() -> Iterator[Problem]:
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
     yield from _attention_in_thirds()
-    shapes = {"q": (1, 3, 120, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 64)}
-    case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
-    for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
+    for name, Sq, D, kernel in (
+        ("two blocks", 120, 128, "flash_attention_fused_sm90"),
+        ("two blocks", 120, 128, "flash_attention_dq_finish"),
+        ("tiles of two parts", 140, 64, "flash_attention_fused_sm90"),
+        ("tiles of two parts", 140, 64, "flash_attention_dq_finish"),
+    ):
+        shapes = {"q": (1, 3, Sq, D), "k": (1, 1, 130, D), "v": (1, 1, 130, 64)}
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, "causal": True})
         yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
 
 

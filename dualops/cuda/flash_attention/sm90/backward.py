@@ -48,10 +48,7 @@ class BackwardConfigs(NamedTuple):
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
-    fused = [*fused_choices(problem, results, device)]
-    timed = padded(int(problem.D)) > BOX  # of heads of 64 nobody has timed it yet: it stands behind the two kernels
-    if timed:
-        yield from fused
+    yield from fused_choices(problem, results, device)
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
         return
@@ -67,8 +64,6 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
             steps = partial(backward_steps, p, results, configs)
             maps = {**dq_maps(p, metas, config), **dkv_maps(p, metas, dkv_config)}
             yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {told}", steps, found, maps=maps)
-    if not timed:
-        yield from fused
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
