@@ -15,7 +15,8 @@ products but the last: dq is a sum over the keys of many blocks.
                                                   columns or its queries; beside the last dk it goes to shared memory
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
 
-A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup.
+A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
+registers have room for a warpgroup's K and V, which are left factors of all tiles (`tile.left_factor`).
 
 The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
@@ -24,7 +25,7 @@ in memory as registers have them; `dq_finish` makes rows of them.
 
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
 dq_places * 32768 bytes. Registers: 64 of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T packed,
-D / 2 + Dv / 2 of dk and dv, and about 16.
+D / 2 + Dv / 2 of dk and dv, where they are held D / 4 + Dv / 4 of K and V, and about 16.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.epilogue import put_matrices
 from ...tile.grids import let_next_grid_begin
+from ...tile.left_factor import left_factor
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.once import copied_once
@@ -74,7 +76,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.part_q), warpgroup_mma(variant.dtype, tiles.v, tiles.part_do)
+    kq = left_factor(variant.dtype, tiles.k, tiles.part_q, held=config.held)
+    vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     score, columns = fragment_scores(chain, ROWS, ROWS, transposed=True), columns_of(config)
@@ -200,10 +203,13 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
+            k_words, v_words = kq.words(), vdo.words()
             multiplier = score.multiplier(scale)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
+                kq.take(k_words, smem, k_at, warpgroup)
+                vdo.take(v_words, smem, v_at, warpgroup)
                 while i != end:
                     stage, ds_at = (
                         q_pipe.wait(q_bars, i),
@@ -213,10 +219,12 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     for part in range(PARTS):
                         where = Where(task.b, h, i32(m0 + ROWS * part), n, task.Sq, task.Sk, task.offset)
                         at = i32(STATISTICS * part)
-                        kq.start(scores, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)  # S.T = K @ Q.T
+                        # S.T = K @ Q.T
+                        kq.start(scores, k_words, smem, k_at, i32(q_at + Q_BYTES * part), warpgroup)
                         if part == 0:
                             do_part.wait(do_full, i)
-                        vdo.start(d_probs, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)  # dP.T = V @ dO.T
+                        # dP.T = V @ dO.T
+                        vdo.start(d_probs, v_words, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)
                         kq.wait_but_one(scores)
                         score.finish(scores, options, scale, where)
                         lse_at = i32(columns.lse(stage) + at)

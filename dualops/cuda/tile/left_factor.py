@@ -1,0 +1,79 @@
+"""Products of a warpgroup whose left factor stays the same: read from shared memory each time, or held in registers.
+
+    product = left_factor("bfloat16", a, b, held=True)     acc [64, b's lines] = A @ B.T
+    words = product.words()
+    product.take(words, smem, a_at, part)                  once, when A has arrived: my 64 rows, from 64 * `part` on
+    product.start(acc, words, smem, a_at, b_at, part)      for each B; it runs beside the threads
+    product.wait_but_one(acc)
+
+A product of 64 x 64 reads as many bytes of A as of B, and takes no longer than these take on their way: where A has few
+columns, to hold it halves what products read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..backend import Namespace, cuda, i32, u32, verb
+from ..ptx.ldmatrix import ldmatrix
+from .swizzle import Operand
+from .warpgroup import ROWS, register_mma, warpgroup_mma
+
+MATRICES = 4  # of 8 x 8 that a step of a warp's 16 rows has: a word of a thread each
+CHUNK = 16  # bytes of a matrix's row
+
+
+class LeftFactor(Namespace):
+    """The verbs."""
+
+    size: int  # accumulators of a thread
+    fragment: Callable[..., Any]  # () -> a local array for them
+    words: Callable[..., Any]  # () -> a local array for what is held
+    take: Callable[..., None]  # (words, smem, a_at, part)
+    start: Callable[..., None]  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
+    wait_but_one: Callable[..., None]  # (acc)
+
+
+@cache
+def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor:
+    """Of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns of A."""
+    shared, registers, load = warpgroup_mma(dtype, a, b), register_mma(dtype, b), ldmatrix(MATRICES)
+    BOX, SPAN, STEPS, IN_BOX = a.box, a.span, a.steps, a.span // (2 * CHUNK)
+    WORDS = registers.words if held else 1
+
+    @verb
+    def words():
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def take(words, smem, a_at, part):
+        """Rows 0 to 7 and 8 to 15 of a step's first 8 columns, then of its other 8: a lane says where one of them is."""
+        lane, warp = u32(cuda.threadIdx.x) % u32(32), u32(cuda.threadIdx.x) % u32(128) // u32(32)
+        row, half = u32(u32(part) * u32(ROWS) + warp * u32(16) + lane % u32(16)), lane // u32(16)
+        for step in range(STEPS):
+            chunk = (u32(2 * (step % IN_BOX)) + half) ^ (row % u32(8))  # as `swizzle` has it
+            at = u32(a_at) + u32(step // IN_BOX * BOX) + row * u32(SPAN) + chunk * u32(CHUNK)
+            load(words, MATRICES * step, smem, i32(at))
+
+    @verb
+    def start_held(acc, words, smem, a_at, b_at, part):
+        registers.add(acc, words, smem, b_at, i32(0))
+
+    @verb
+    def take_nothing(words, smem, a_at, part):
+        pass
+
+    @verb
+    def start_shared(acc, words, smem, a_at, b_at, part):
+        shared.start(acc, smem, a_at, b_at, part)
+
+    return LeftFactor(
+        size=shared.size,
+        fragment=shared.fragment,
+        words=words,
+        take=take if held else take_nothing,
+        start=start_held if held else start_shared,
+        wait_but_one=shared.wait_but_one,
+    )
