@@ -44,7 +44,7 @@ from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
@@ -99,13 +99,19 @@ DIRECTIONS = (False, True)
 
 
 def _softmax_rings() -> Iterator[Problem]:
-    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another."""
-    for cluster, backward in product((1, 2), DIRECTIONS):
-        config = RingConfig(warps=2, vectors=1, stages=4, cluster=cluster, chunks=2)
-        case = Case(f"cluster of {cluster}", "float64", {"x": (7, cluster * config.share("float64"))})
-        kernel = "softmax_ring_backward" if backward else "softmax_ring"
-        chosen = (softmax_ring, {"_ring_configs": lambda *_, config=config: iter([config])})
-        yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, chosen))
+    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another.
+
+    Where rows wait in stages, they are also longer than these, so that a chunk comes twice.
+    """
+    config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+    kernels = {"softmax_ring": (False, False), "softmax_ring_stages": (False, True), "softmax_ring_backward": (True, True)}
+    for cluster, (kernel, (backward, in_stages)), longer in product((1, 2), kernels.items(), (0, 1)):
+        chosen = replace(config, cluster=cluster, in_stages=in_stages)
+        columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
+        if not longer or in_stages:
+            case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
+            instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+            yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
 
 
 def _softmax_rows() -> Iterator[Problem]:

@@ -110,7 +110,8 @@ RINGS = {False: (FORWARD_RING, BACKWARD_RING), True: (CENTRED_FORWARD_RING, CENT
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
 MOST_STAGES = 16
-STATIC = 4 << 10  # bytes of shared memory for barriers and parts, at most
+STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
+BARRIERS = 1 << 10  # for barriers alone
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -144,8 +145,11 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
     """With as many stages as it asks for and as there is room for."""
     stage = replace(config, stages=1).layout(variant).stages.nbytes
     kept = replace(config, stages=0).layout(variant).nbytes
-    own = config.columns(variant.dtype) * itemsize(compute_dtype(variant.dtype)) if config.rows > 1 else 0
-    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - kept
+    number = itemsize(compute_dtype(variant.dtype))
+    own = config.columns(variant.dtype) * number if config.rows > 1 else 0
+    parts = 4 * config.row_warps * config.rows * config.cluster * number
+    static = max(STATIC, BARRIERS + parts)
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - static - kept
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))
 
 
