@@ -145,8 +145,12 @@ def _norm_rings() -> Iterator[Problem]:
         "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
         "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
+        "two warps a row, overlapping": ("layer_norm", "float64", NormRing(64, 1, 2, stages=3, overlap=True), 0),
+        "a cluster a row, overlapping": ("rms_norm", "float64", NormRing(64, 1, 1, 3, cluster=2, overlap=True), 0),
     }
     for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):
+        if config.overlap and not backward:
+            continue
         N = config.cluster * config.columns(dtype) - shorter
         M = (3 * config.stages + 1) * config.rows - (config.rows > 1)
         case = _norm_case(name, operator, M, N, dtype, residual=operator == "layer_norm")

@@ -147,7 +147,7 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
     kept = replace(config, stages=0).layout(variant).nbytes
     number = itemsize(compute_dtype(variant.dtype))
     own = config.columns(variant.dtype) * number if config.rows > 1 else 0
-    parts = 4 * config.row_warps * config.rows * config.cluster * number
+    parts = (4 << config.overlap) * config.row_warps * config.rows * config.cluster * number
     static = max(STATIC, BARRIERS + parts)
     room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - static - kept
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))

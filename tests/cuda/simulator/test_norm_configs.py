@@ -101,11 +101,16 @@ def test_long_rows(monkeypatch, name, config, dtype, backward):
         (RingConfig(64, 1, 2, stages=2), "float64"),
         (RingConfig(64, 1, 1, stages=3, cluster=2, w_shared=True), "float64"),
         (RingConfig(32, 1, 1, stages=2, cluster=4), "float16"),
+        (RingConfig(32, 1, 2, stages=3, overlap=True), "float32"),
+        (RingConfig(64, 1, 2, stages=2, overlap=True), "bfloat16"),
+        (RingConfig(64, 1, 1, stages=3, cluster=2, overlap=True), "float64"),
     ],
     ids=str,
 )
 def test_ring(monkeypatch, name, config, dtype, backward):
     """One block or cluster takes all rows, and the ring runs ahead of them."""
+    if config.overlap and not backward:
+        pytest.skip("forward has nothing to overlap")
     monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):
