@@ -39,7 +39,7 @@ from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
-from dualops.cuda.norm.staging import RingConfig as NormRing
+from dualops.cuda.norm.staging import RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
@@ -104,7 +104,11 @@ def _softmax_rings() -> Iterator[Problem]:
     Where rows wait in stages, they are also longer than these, so that a chunk comes twice.
     """
     config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
-    kernels = {"softmax_ring": (False, False), "softmax_ring_stages": (False, True), "softmax_ring_backward": (True, True)}
+    kernels = {
+        "softmax_ring": (False, False),
+        "softmax_ring_stages": (False, True),
+        "softmax_ring_backward": (True, True),
+    }
     for cluster, (kernel, (backward, in_stages)), longer in product((1, 2), kernels.items(), (0, 1)):
         chosen = replace(config, cluster=cluster, in_stages=in_stages)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
@@ -157,6 +161,17 @@ def _norm_rings() -> Iterator[Problem]:
         kernel = "norm_ring_backward" if backward else "norm_ring"
         instead = {"ring_config": lambda *_, config=config: config}
         yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
+
+
+def _norm_stages() -> Iterator[Problem]:
+    """Rows that stay, and rows of which a chunk comes again, for a block or a cluster of two."""
+    for cluster, longer in product((1, 2), (0, 1)):
+        config = StagesConfig(64, 1, stages=4, cluster=cluster, kept=2)
+        columns = cluster * (config.kept + longer) * config.chunk("float64")
+        operator = "layer_norm" if longer else "rms_norm"
+        case = _norm_case(f"cluster of {cluster}{longer * ', longer'}", operator, 7, columns, "float64", longer > 0)
+        instead = {"ring_config": lambda *_: None, "stages_config": lambda *_, config=config: config}
+        yield Problem("norm_ring_stages", operator, False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_rows() -> Iterator[Problem]:
@@ -348,6 +363,7 @@ PROBLEMS = [
     *_softmax_rings(),
     *_softmax_rows(),
     *_norm_rings(),
+    *_norm_stages(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),

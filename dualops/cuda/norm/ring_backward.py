@@ -25,6 +25,7 @@ from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
 from .verbs import cluster_sums, norm_axes
 
+
 class Begun(NamedTuple):
     """A row in a stage, whose warps have sent their sums."""
 

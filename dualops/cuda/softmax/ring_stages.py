@@ -21,44 +21,25 @@ Shared memory: stages * chunk * arrays * itemsize, and about 4 KiB. Registers: t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer, verb
+from ..tile.chunk_order import chunk_order
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, ring, start_cluster
 from ..tile.storage import storage
 from .ring_config import RingConfig, rows
 
 
-class Plan(NamedTuple):
-    """Of a row, a block takes `count` chunks, and `again` of them, its first ones, a second time."""
-
-    count: int
-    again: int
-
-
-class Chunks(Namespace):
-    """The order in which the chunks of a block's share are copied and read: all, then those that did not stay."""
-
-    plan: Callable[..., Plan]  # (block)
-    feed: Callable[..., None]  # (smem, block, M, arrays, strides): copy all of all rows, by one thread
-    second: Callable[..., int]  # (plan, k): which chunk is the k-th of the second reading; its copy is number again + k
-
-
-def chunks(config: RingConfig, pipe: Ring, arrays: int) -> Chunks:
-    """The verbs."""
-
-    @verb
-    def plan(block):
-        count = i32((block.end - block.first + pipe.columns - 1) // pipe.columns)
-        return Plan(count, max(count - config.chunks, 0))
+def feeding(config: RingConfig, pipe: Ring, arrays: int) -> Callable[..., None]:
+    """The verb (smem, block, M, arrays, strides): copy the chunks of all rows of a block, by one thread."""
+    order = chunk_order(pipe.columns, config.chunks)
 
     @verb
     def feed(smem, block, M, given, strides):
-        planned, row, i = plan(block), block.row, i32(0)
+        planned, row, i = order.plan(block.end - block.first), block.row, i32(0)
         while row < M:
             for k in range(planned.count + planned.again):
-                at = block.first + (k if k < planned.count else k - planned.count) * pipe.columns
+                at = block.first + order.copied(planned, k) * pipe.columns
                 filling = pipe.acquire(smem, i, 1, min(pipe.columns, block.end - at))
                 pipe.copy(filling, 0, 0, given[0], row * strides[0] + at)
                 if arrays > 1:
@@ -66,12 +47,7 @@ def chunks(config: RingConfig, pipe: Ring, arrays: int) -> Chunks:
                 i += 1
             row += block.step
 
-    @verb
-    def second(planned, k):
-        chunk = planned.again + k
-        return chunk if chunk < planned.count else chunk - planned.count
-
-    return Chunks(plan=plan, feed=feed, second=second)
+    return feed
 
 
 @builds
@@ -83,7 +59,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
     mem = storage(dtype)
     num, deal = numbers(mem.number), rows(config, dtype)
     pipe = ring(config.staged(dtype, 1), config.warps)
-    order = chunks(config, pipe, 1)
+    order, feed = chunk_order(pipe.columns, config.chunks), feeding(config, pipe, 1)
     STEP = config.readers * mem.vector  # columns between a thread's vectors
 
     @kernel(
@@ -110,9 +86,9 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
 
         if warp == config.warps:
             if lane == 0:
-                order.feed(smem, block, M, (x,), (x_stride,))
+                feed(smem, block, M, (x,), (x_stride,))
         else:
-            planned, row = order.plan(block), block.row
+            planned, row = order.plan(block.end - block.first), block.row
             i, row_round = i32(0), i32(0)  # copies and rows so far
             frag = cuda.local.array(config.vectors * mem.vector, mem.number)  # my part of a chunk
             while row < M:
@@ -167,7 +143,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
     mem = storage(dtype)
     num, deal = numbers(mem.number), rows(config, dtype)
     pipe = ring(config.staged(dtype, 2), config.warps)  # a stage: columns of y, then the same of dy
-    order = chunks(config, pipe, 2)
+    order, feed = chunk_order(pipe.columns, config.chunks), feeding(config, pipe, 2)
     STEP = config.readers * mem.vector  # columns between a thread's vectors
 
     @kernel(
@@ -196,9 +172,9 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
 
         if warp == config.warps:
             if lane == 0:
-                order.feed(smem, block, M, (y, dy), (y_stride, dy_stride))
+                feed(smem, block, M, (y, dy), (y_stride, dy_stride))
         else:
-            planned, row = order.plan(block), block.row
+            planned, row = order.plan(block.end - block.first), block.row
             i, row_round = i32(0), i32(0)  # copies and rows so far
             y_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
             dy_frag = cuda.local.array(config.vectors * mem.vector, mem.number)
