@@ -6,9 +6,9 @@
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 A row stays in its stage, and is read again in step 3. Where a Config overlaps rows, steps 1 and 2 of the next row come
-before step 3 of a row, whose sums have arrived meanwhile. Papers as in ring.py. Shared memory: that of ring.py, and a row
-of numbers where a block has several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and db,
-and about 60 more.
+before step 3 of a row, whose sums have arrived meanwhile. Papers as in ring.py. Shared memory: that of ring.py, and a
+row of numbers where a block has several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and
+db, and about 60 more.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def build_forward(config: StagesConfig, variant: Variant) -> Kernel:
         while row < M:
             axes.locate(place, row, sizes)
             x_row, residual_row = axes.start(place, x) + columns.begin, axes.start(place, residual) + columns.begin
-            for k in range(planned.count + planned.again):
+            for k in range(planned.chunks + planned.again):
                 at = order.copied(planned, k) * pipe.columns
                 filling = pipe.acquire(smem, i, 1, min(pipe.columns, columns.width - at))
                 pipe.copy(filling, 0, 0, x.data, x_row + at)
@@ -93,7 +93,7 @@ def build_forward(config: StagesConfig, variant: Variant) -> Kernel:
             i, row_round = i32(0), i32(0)  # copies and rows so far
             while row < M:
                 total, squares, my_mean, my_columns = num.zero, num.zero, num.zero, num.zero
-                for k in range(planned.count):
+                for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + k)
                     left = i32(columns.width - (k * pipe.columns + tid * mem.vector))  # from my first column on
                     read(frag, other, smem, stage, left)
@@ -139,7 +139,7 @@ def build_forward(config: StagesConfig, variant: Variant) -> Kernel:
 
                 axes.locate(place, row, sizes)
                 y_row, summed_row = axes.start(place, y) + begin, axes.start(place, summed) + begin
-                for k in range(planned.count):
+                for k in range(planned.chunks):
                     at = order.second(planned, k) * pipe.columns + tid * mem.vector
                     left = i32(columns.width - at)
                     for v in range(config.vectors):  # from L2, while the chunk may still be on its way
@@ -163,7 +163,7 @@ def build_forward(config: StagesConfig, variant: Variant) -> Kernel:
                 if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                     if (tid == 0) & (cluster_ctarank() == 0):
                         axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
-                i = i32(i + planned.count + planned.again)
+                i = i32(i + planned.chunks + planned.again)
                 row += step
                 row_round += 1
 

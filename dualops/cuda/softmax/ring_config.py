@@ -71,9 +71,10 @@ class Rows(Namespace):
     block: Callable[..., Block]  # (N, share): that of this block
     smem: Callable[..., Any]  # (): the shared arrays of parts; once in a kernel, by all threads
     init: Callable[..., None]  # (sent): by one thread, before `start_cluster`
-    # (sent, row_round, my_max, my_sum) -> what exponents of the row are taken against, 1 / their sum
-    merge: Callable[..., Any]
-    sum: Callable[..., Any]  # (sent, row_round, x): of all threads of the row
+    send: Callable[..., None]  # (sent, row_round, my_max, my_sum): my warp's maximum and sum, to all warps of the row
+    merge: Callable[..., Any]  # (sent, row_round) -> what exponents of the row are taken against, 1 / their sum
+    send_sum: Callable[..., None]  # (sent, row_round, x)
+    sum: Callable[..., Any]  # (sent, row_round): of x, over all threads of the row
 
 
 def rows(config: RingConfig, dtype: str) -> Rows:
@@ -89,10 +90,13 @@ def rows(config: RingConfig, dtype: str) -> Rows:
         return Block(first, min(N, first + share), row, clusters)
 
     @verb
-    def merge(sent, row_round, my_max, my_sum):
+    def send(sent, row_round, my_max, my_sum):
         warp_max = lanes.max(my_max)
         warp_sum = lanes.sum(my_sum * num.exp(my_max - num.base(warp_max)))
         meeting.send(sent, row_round, warp_max, warp_sum)
+
+    @verb
+    def merge(sent, row_round):
         begin = meeting.wait(sent, row_round)
         lane = cuda.threadIdx.x % 32
         row_max = num.minus_inf
@@ -105,12 +109,23 @@ def rows(config: RingConfig, dtype: str) -> Rows:
         return base, num.one / lanes.sum(row_sum)
 
     @verb
-    def sum_of_row(sent, row_round, x):
+    def send_sum(sent, row_round, x):
         meeting.send(sent, row_round, lanes.sum(x), num.zero)
+
+    @verb
+    def sum_of_row(sent, row_round):
         begin = meeting.wait(sent, row_round)
         total = num.zero
         for part in range(cuda.threadIdx.x % 32, meeting.size, 32):
             total += sent.pairs[begin + 2 * part]
         return lanes.sum(total)
 
-    return Rows(block=block, smem=meeting.smem, init=meeting.init, merge=merge, sum=sum_of_row)
+    return Rows(
+        block=block,
+        smem=meeting.smem,
+        init=meeting.init,
+        send=send,
+        merge=merge,
+        send_sum=send_sum,
+        sum=sum_of_row,
+    )

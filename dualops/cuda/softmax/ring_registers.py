@@ -97,7 +97,8 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                     my_sum = my_sum * num.exp(my_max - base) + chunk_sum * num.exp(chunk_max[k] - base)
                     my_max = new_max
 
-                base, inverse = deal.merge(sent, row_round, my_max, my_sum)
+                deal.send(sent, row_round, my_max, my_sum)
+                base, inverse = deal.merge(sent, row_round)
                 for k in range(config.chunks):
                     rescale = num.exp(chunk_max[k] - base) * inverse
                     for c in range(ELEMENTS):

@@ -38,7 +38,7 @@ def feeding(config: RingConfig, pipe: Ring, arrays: int) -> Callable[..., None]:
     def feed(smem, block, M, given, strides):
         planned, row, i = order.plan(block.end - block.first), block.row, i32(0)
         while row < M:
-            for k in range(planned.count + planned.again):
+            for k in range(planned.chunks + planned.again):
                 at = block.first + order.copied(planned, k) * pipe.columns
                 filling = pipe.acquire(smem, i, 1, min(pipe.columns, block.end - at))
                 pipe.copy(filling, 0, 0, given[0], row * strides[0] + at)
@@ -94,7 +94,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
             while row < M:
                 my_max = num.minus_inf
                 my_sum = num.zero
-                for k in range(planned.count):
+                for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + k)
                     left = block.end - (block.first + k * pipe.columns + tid * mem.vector)
                     index = pipe.begin(stage) + tid * mem.vector
@@ -116,8 +116,9 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                     my_sum = my_sum * num.exp(my_max - base) + chunk_sum
                     my_max = new_max
 
-                base, inverse = deal.merge(sent, row_round, my_max, my_sum)
-                for k in range(planned.count):
+                deal.send(sent, row_round, my_max, my_sum)
+                base, inverse = deal.merge(sent, row_round)
+                for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + planned.again + k)
                     at = block.first + order.second(planned, k) * pipe.columns + tid * mem.vector
                     index = pipe.begin(stage) + tid * mem.vector
@@ -130,7 +131,7 @@ def build_forward(config: RingConfig, dtype: str) -> Kernel:
                     for v in range(config.vectors):
                         column = at + v * STEP
                         mem.store_vector(y, row * y_stride + column, column < block.end, frag, v * mem.vector)
-                i = i32(i + planned.count + planned.again)
+                i = i32(i + planned.chunks + planned.again)
                 row += block.step
                 row_round += 1
 
@@ -181,7 +182,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
             while row < M:
                 # dx = y * (dy - dot)  with  dot = sum(y * dy)
                 dot = num.zero
-                for k in range(planned.count):
+                for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + k)
                     left = block.end - (block.first + k * pipe.columns + tid * mem.vector)
                     index = pipe.begin(stage) + tid * mem.vector
@@ -195,9 +196,10 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
                     dot += chunk_dot
                     if k < planned.again:
                         pipe.release(smem, stage)
-                dot = deal.sum(sent, row_round, dot)
+                deal.send_sum(sent, row_round, dot)
+                dot = deal.sum(sent, row_round)
 
-                for k in range(planned.count):
+                for k in range(planned.chunks):
                     stage = pipe.wait(smem, i + planned.again + k)
                     at = block.first + order.second(planned, k) * pipe.columns + tid * mem.vector
                     index = pipe.begin(stage) + tid * mem.vector
@@ -211,7 +213,7 @@ def build_backward(config: RingConfig, dtype: str) -> Kernel:
                     for v in range(config.vectors):
                         column = at + v * STEP
                         mem.store_vector(dx, row * dx_stride + column, column < block.end, y_frag, v * mem.vector)
-                i = i32(i + planned.count + planned.again)
+                i = i32(i + planned.chunks + planned.again)
                 row += block.step
                 row_round += 1
 

@@ -2,14 +2,14 @@
 
 Chunks are copied one after another into the stages of a ring. At the first reading all come, and the last `kept` of
 them stay; at the second these are read first and left, and those before them come again. Copies are numbered as they
-start, `count + again` a row.
+start, `chunks + again` a row.
 
     planned = order.plan(width)
-    for k in range(planned.count):                        # first reading: copy number i + k
+    for k in range(planned.chunks):                        # first reading: copy number i + k
         ...                                               # the stage is free after it where k < planned.again
-    for k in range(planned.count):                        # second: copy number i + planned.again + k
+    for k in range(planned.chunks):                        # second: copy number i + planned.again + k
         chunk = order.second(planned, k)                  # the stage is free after it
-    i += planned.count + planned.again
+    i += planned.chunks + planned.again
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..backend import Namespace, i32, verb
 
 
 class Planned(NamedTuple):
-    """A share has `count` chunks, of which the first `again` are copied twice."""
+    """A share has so many chunks, of which the first `again` are copied twice."""
 
-    count: int
+    chunks: int
     again: int
 
 
@@ -42,12 +42,12 @@ def chunk_order(columns: int, kept: int) -> ChunkOrder:
 
     @verb
     def plan(width):
-        count = i32((width + columns - 1) // columns)
-        return Planned(count, max(count - kept, 0))
+        chunks = i32((width + columns - 1) // columns)
+        return Planned(chunks, max(chunks - kept, 0))
 
     @verb
     def copied(planned, k):
-        return k if k < planned.count else k - planned.count
+        return k if k < planned.chunks else k - planned.chunks
 
     @verb
     def second(planned, k):
