@@ -161,6 +161,8 @@ def stages_config(variant: Variant, device: Device) -> StagesConfig | None:
     config = FORWARD_STAGES if device.name != "simulator" else SIMULATED_STAGES
     if not device.has_bulk_copies or config.cluster > device.max_cluster:
         return None
+    if variant.dtype == "float64":  # whose sums need more registers
+        config = replace(config, row_threads=256)
     return with_chunks(config, variant, device)
 
 
