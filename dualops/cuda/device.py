@@ -12,6 +12,7 @@ from functools import cache
 from .backend import SIMULATED, find_gpu
 
 KIB = 1024
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Device:
     sms: int
     l2_bytes: int
     shared_memory_per_block: int  # bytes, with opting in
-    max_cluster: int  # portable size of a cluster of blocks; 1 where there are none
+    max_cluster: int  # blocks of the largest cluster; 1 where there are none
     index: int = 0
 
     @property
@@ -59,8 +60,8 @@ _KNOWN = {
         _known("NVIDIA A100", (8, 0), "sm_80", 108, 40, 163, 1),
         _known("NVIDIA GeForce RTX 3090", (8, 6), "sm_86", 82, 6, 99, 1),
         _known("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", 128, 72, 99, 1),
-        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 227, 8),
-        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 227, 8),
+        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 227, 16),
+        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 227, 16),
         _known("NVIDIA GeForce RTX 5090", (12, 0), "sm_120", 170, 96, 99, 8),
     )
 }
@@ -109,7 +110,7 @@ def require() -> None:
 def at(index: int) -> Device:
     """GPU number `index`."""
     if SIMULATED:
-        return Device("simulator", (9, 0), "sm_90a", 2, 60 * KIB * KIB, 227 * KIB, 8, index)
+        return Device("simulator", (9, 0), "sm_90a", 2, 60 * KIB * KIB, 227 * KIB, 16, index)
     require()
     from cuda.core import Device as CoreDevice
 
@@ -124,6 +125,13 @@ def at(index: int) -> Device:
         properties.multiprocessor_count,
         properties.l2_cache_size,
         properties.max_shared_memory_per_block_optin,
-        8 if major >= 9 else 1,
+        _max_cluster(major, properties.multiprocessor_count),
         index,
     )
+
+
+def _max_cluster(major: int, sms: int) -> int:
+    """Sixteen blocks need as many SMs in a GPC, which a slice of a chip may lack, and consumer chips do."""
+    if major < 9:
+        return 1
+    return 16 if major in (9, 10) and sms >= 100 else PORTABLE_CLUSTER

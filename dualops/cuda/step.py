@@ -14,7 +14,7 @@ from ..spec import ArrayMeta
 from . import driver, simulator
 from .backend import SIMULATED, Kernel, TensorMapType, f32, f64, types
 from .compile import binary
-from .device import Device
+from .device import PORTABLE_CLUSTER, Device
 from .sizes import concrete
 
 Argument = str | int | float | tuple[Any, ...]
@@ -236,14 +236,23 @@ def load(kernel: Kernel, arch: str, shared_bytes: int) -> tuple[Any, list[Any]]:
     """The kernel on the GPU, as cuda.core has it, and the types of its arguments."""
     from cuda.core import ObjectCode
 
-    cu = driver.cu
     made = binary(kernel, arch, shared_bytes)
     function = ObjectCode.from_cubin(made.cubin).get_kernel(made.entry)
+    kinds = driver.cu.CUfunction_attribute
     if shared_bytes > 48 * 1024 or made.report.static_shared + shared_bytes > 48 * 1024:
-        attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        handle = cu.CUkernel(int(function.handle))
-        for index in range(cu.cuDeviceGetCount()[1]):
-            (error,) = cu.cuKernelSetAttribute(attribute, shared_bytes, handle, index)
-            if error != cu.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"{kernel.identity}: {shared_bytes} bytes of shared memory were refused: {error}")
+        kind = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _allow(kernel, function, kind, shared_bytes, f"{shared_bytes} bytes of shared memory")
+    if kernel.cluster > PORTABLE_CLUSTER:
+        kind = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        _allow(kernel, function, kind, 1, f"clusters of {kernel.cluster} blocks")
     return function, [*leaves(kernel.argtypes)]
+
+
+def _allow(kernel: Kernel, function: Any, kind: Any, value: int, told: str) -> None:
+    """Set an attribute of a loaded kernel on every GPU. Raises RuntimeError with what was asked for, `told`."""
+    cu = driver.cu
+    handle = cu.CUkernel(int(function.handle))
+    for index in range(cu.cuDeviceGetCount()[1]):
+        (error,) = cu.cuKernelSetAttribute(kind, value, handle, index)
+        if error != cu.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{kernel.identity}: {told} were refused: {error}")

@@ -39,12 +39,12 @@ from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
-from dualops.cuda.norm.staging import RingConfig as NormRing
+from dualops.cuda.norm.staging import RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.tile.boxes import Cluster
 from dualops.cuda.tile.roles import Roles, roles
@@ -99,13 +99,23 @@ DIRECTIONS = (False, True)
 
 
 def _softmax_rings() -> Iterator[Problem]:
-    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another."""
-    for cluster, backward in product((1, 2), DIRECTIONS):
-        config = RingConfig(warps=2, vectors=1, stages=4, cluster=cluster, chunks=2)
-        case = Case(f"cluster of {cluster}", "float64", {"x": (7, cluster * config.share("float64"))})
-        kernel = "softmax_ring_backward" if backward else "softmax_ring"
-        chosen = (softmax_ring, {"_ring_configs": lambda *_, config=config: iter([config])})
-        yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, chosen))
+    """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another.
+
+    Where rows wait in stages, they are also longer than these, so that a chunk comes twice.
+    """
+    config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
+    kernels = {
+        "softmax_ring": (False, False),
+        "softmax_ring_stages": (False, True),
+        "softmax_ring_backward": (True, True),
+    }
+    for cluster, (kernel, (backward, in_stages)), longer in product((1, 2), kernels.items(), (0, 1)):
+        chosen = replace(config, cluster=cluster, in_stages=in_stages)
+        columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
+        if not longer or in_stages:
+            case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
+            instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+            yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
 
 
 def _softmax_rows() -> Iterator[Problem]:
@@ -139,14 +149,29 @@ def _norm_rings() -> Iterator[Problem]:
         "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
         "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
+        "two warps a row, overlapping": ("layer_norm", "float64", NormRing(64, 1, 2, stages=3, overlap=True), 0),
+        "a cluster a row, overlapping": ("rms_norm", "float64", NormRing(64, 1, 1, 3, cluster=2, overlap=True), 0),
     }
     for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):
+        if config.overlap and not backward:
+            continue
         N = config.cluster * config.columns(dtype) - shorter
         M = (3 * config.stages + 1) * config.rows - (config.rows > 1)
         case = _norm_case(name, operator, M, N, dtype, residual=operator == "layer_norm")
         kernel = "norm_ring_backward" if backward else "norm_ring"
         instead = {"ring_config": lambda *_, config=config: config}
         yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
+
+
+def _norm_stages() -> Iterator[Problem]:
+    """Rows that stay, and rows of which a chunk comes again, for a block or a cluster of two."""
+    for cluster, longer in product((1, 2), (0, 1)):
+        config = StagesConfig(64, 1, stages=4, cluster=cluster, kept=2)
+        columns = cluster * (config.kept + longer) * config.chunk("float64")
+        operator = "layer_norm" if longer else "rms_norm"
+        case = _norm_case(f"cluster of {cluster}{longer * ', longer'}", operator, 7, columns, "float64", longer > 0)
+        instead = {"ring_config": lambda *_: None, "stages_config": lambda *_, config=config: config}
+        yield Problem("norm_ring_stages", operator, False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_rows() -> Iterator[Problem]:
@@ -343,6 +368,7 @@ PROBLEMS = [
     *_softmax_rings(),
     *_softmax_rows(),
     *_norm_rings(),
+    *_norm_stages(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),

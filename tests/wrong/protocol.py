@@ -18,10 +18,10 @@ import numpy as np
 
 from dualops.cuda.backend import Kernel
 from dualops.cuda.simulator import Deadlock
-from dualops.cuda.softmax import ring as kernels
-from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax import ring_config, ring_registers, ring_stages
+from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.step import flat
-from dualops.cuda.tile.ring import parts, ring
+from dualops.cuda.tile.ring import parts, ring, start_cluster
 from dualops.spec import OPERATORS, Case
 from tests.checks import Rejected, check
 
@@ -102,13 +102,16 @@ def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[
         changed = one.change(right, sizes)
         return right.but(**changed) if isinstance(changed, dict) else changed
 
+    kernels = ring_stages if backward else ring_registers
     replaced = {
         "ring": lambda *sizes: instead("ring", ring(*sizes)),
-        "parts": lambda *sizes: instead("parts", parts(*sizes)),
-        "start_cluster": instead("start_cluster", kernels.start_cluster),
+        "start_cluster": instead("start_cluster", start_cluster),
     }
-    with mock.patch.multiple(kernels, **replaced):
-        build: Any = kernels.build_backward if backward else kernels.build_forward
+    with (
+        mock.patch.multiple(kernels, **replaced),
+        mock.patch.object(ring_config, "parts", lambda *sizes: instead("parts", parts(*sizes))),
+    ):
+        build: Any = ring_stages.build_backward if backward else ring_registers.build_forward
         yield build.__wrapped__(instead("config", config), DTYPE)
 
 
@@ -116,7 +119,7 @@ def rejection(one: Mutant | None, cluster: int, backward: bool, config: RingConf
     """Why the mutant is rejected, None if it passes."""
     config = replace(config, cluster=cluster)
     names = ["dx", "y", "dy"] if backward else ["y", "x"]
-    columns = cluster * config.share(DTYPE)
+    columns = config.kept(DTYPE)
     case = Case("protocol", DTYPE, {"x": (ROWS, columns)}, seed=cluster)
 
     with mutated(one, config, backward) as kernel:
@@ -124,7 +127,7 @@ def rejection(one: Mutant | None, cluster: int, backward: bool, config: RingConf
         def run(*arrays: np.ndarray, out: np.ndarray) -> None:
             pointers = [flat(array, name) for name, array in zip(names, (out, *arrays), strict=True)]
             launch = kernel[cluster, kernel.threads, 0, config.staged(DTYPE, 2 if backward else 1).nbytes]
-            launch(*pointers, ROWS, columns, *[columns] * len(pointers))
+            launch(*pointers, ROWS, columns, *[columns] * len(pointers), columns // cluster)
 
         try:
             check(OPERATORS["softmax"], case, run, backward=backward, ways=("given",))

@@ -2,6 +2,7 @@
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
+ring_stages.py  the longest of these, cut into chunks
 long_rows.py  rows too long for that: read twice or three times
 naive.py      one thread a row
 sums.py       dw and db from the partial sums of blocks
@@ -21,12 +22,12 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
-from . import long_rows, naive, ring, ring_backward, rows
+from . import long_rows, naive, ring, ring_backward, ring_stages, rows
 from .arguments import Call
-from .configs import ring_config, rows_config, sums_config
+from .configs import ring_config, rows_config, stages_config, sums_config
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
-from .staging import RingConfig
+from .staging import RingConfig, StagesConfig
 from .sums import LANES, build_sums
 
 BLOCKS = 4  # of norm_long_rows_backward on an SM
@@ -58,6 +59,14 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
         blocks = cdiv(call.M, config.rows) * config.cluster
         make = partial(_ring_step, ring.build_forward, config, call, blocks)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
+
+
+def forward_stages(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows copied ahead, chunk by chunk."""
+    call = Call(problem, results, backward=False)
+    config = stages_config(call.variant, device) if call.aligned and call.N else None
+    if config is not None:
+        yield Choice("sm90", config, "a row waits in shared memory", partial(_stages_step, config, call))
 
 
 def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -101,7 +110,7 @@ def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: D
     yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
 
 
-FORWARD = (forward_rows, forward_ring, forward_long_rows, forward_naive)
+FORWARD = (forward_rows, forward_ring, forward_stages, forward_long_rows, forward_naive)
 BACKWARD = (backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
@@ -145,6 +154,12 @@ def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blo
             resident=True,
         )
     ]
+
+
+def _stages_step(config: StagesConfig, call: Call) -> list[Step]:
+    share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
+    kernel, blocks = ring_stages.build_forward(config, call.variant), call.M * config.cluster
+    return [Step(kernel, (blocks,), (*call.args, share), config.staged(call.variant).nbytes, resident=True)]
 
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:

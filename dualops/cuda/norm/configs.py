@@ -10,7 +10,7 @@ from dataclasses import replace
 from ...spec.meta import compute_dtype, itemsize
 from ..device import Device
 from .rows import RowsConfig
-from .staging import RingConfig
+from .staging import RingConfig, StagesConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -109,8 +109,12 @@ CENTRED_BACKWARD_RING = (
 RINGS = {False: (FORWARD_RING, BACKWARD_RING), True: (CENTRED_FORWARD_RING, CENTRED_BACKWARD_RING)}
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
+# stages: as many as there is room for; kept: all but one
+FORWARD_STAGES = StagesConfig(512, 2, 0, 16, 0)
+SIMULATED_STAGES = StagesConfig(64, 1, 0, 2, 3)
 MOST_STAGES = 16
-STATIC = 4 << 10  # bytes of shared memory for barriers and parts, at most
+STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
+BARRIERS = 1 << 10  # for barriers alone
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -144,9 +148,31 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
     """With as many stages as it asks for and as there is room for."""
     stage = replace(config, stages=1).layout(variant).stages.nbytes
     kept = replace(config, stages=0).layout(variant).nbytes
-    own = config.columns(variant.dtype) * itemsize(compute_dtype(variant.dtype)) if config.rows > 1 else 0
-    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - STATIC - kept
+    number = itemsize(compute_dtype(variant.dtype))
+    own = config.columns(variant.dtype) * number if config.rows > 1 else 0
+    parts = (4 << config.overlap) * config.row_warps * config.rows * config.cluster * number
+    static = max(STATIC, BARRIERS + parts)
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - static - kept
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))
+
+
+def stages_config(variant: Variant, device: Device) -> StagesConfig | None:
+    """For rows of any length."""
+    config = FORWARD_STAGES if device.name != "simulator" else SIMULATED_STAGES
+    if not device.has_bulk_copies or config.cluster > device.max_cluster:
+        return None
+    if variant.dtype == "float64":  # whose sums need more registers
+        config = replace(config, row_threads=256)
+    return with_chunks(config, variant, device)
+
+
+def with_chunks(config: StagesConfig, variant: Variant, device: Device) -> StagesConfig:
+    """With as many stages as there is room for."""
+    stage = replace(config, stages=1).staged(variant).nbytes
+    parts = 4 * config.row_warps * config.cluster * itemsize(compute_dtype(variant.dtype))
+    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - BARRIERS - parts
+    stages = min(room // stage, 2 * MOST_STAGES)
+    return replace(config, stages=stages, kept=config.kept or stages - 1)
 
 
 def sums_config(device: Device) -> SumsConfig:

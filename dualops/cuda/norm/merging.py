@@ -10,7 +10,7 @@ from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .staging import RingConfig
+from .staging import RingConfig, StagesConfig
 from .variant import Variant
 
 
@@ -30,7 +30,7 @@ class MergedMeans(Namespace):
     between: Callable[..., Any]
 
 
-def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
+def merged_means(config: RingConfig | StagesConfig, variant: Variant) -> MergedMeans:
     """The verbs, for warps that sent sums of their columns as second numbers; without a mean they do nothing."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
@@ -40,11 +40,9 @@ def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
     @verb
     def columns_of(part, N, share):
         rank, warp = part // WARPS, part % WARPS
-        end = min(share, N - rank * share)
-        count = i32(0)
-        for v in range(config.vectors):
-            count += max(min(end - (v * WARPS + warp) * WARP_COLUMNS, WARP_COLUMNS), 0)
-        return mem.number(count)
+        width = max(min(share, N - rank * share), 0)
+        whole, rest = width // (WARPS * WARP_COLUMNS), width % (WARPS * WARP_COLUMNS)
+        return mem.number(i32(whole * WARP_COLUMNS + max(min(rest - warp * WARP_COLUMNS, WARP_COLUMNS), 0)))
 
     @verb
     def columns(N, share):

@@ -5,14 +5,16 @@
     3  dx = rstd * (g - level / N - xhat * along / N) + dsummed;  dw += dy * xhat;  db += dy;  the stage is free
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
-A row stays in its stage, and is read again in step 3. Papers as in ring.py. Shared memory: that of ring.py, and a row
-of numbers where a block has several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and db,
-and about 60 more.
+A row stays in its stage, and is read again in step 3. Where a Config overlaps rows, steps 1 and 2 of the next row come
+before step 3 of a row, whose sums have arrived meanwhile. Papers as in ring.py. Shared memory: that of ring.py, and a
+row of numbers where a block has several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and
+db, and about 60 more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
@@ -22,6 +24,17 @@ from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
 from .variant import Variant, backward_types
 from .verbs import cluster_sums, norm_axes
+
+
+class Begun(NamedTuple):
+    """A row in a stage, whose warps have sent their sums."""
+
+    stage: Any
+    mean: Any
+    rstd: Any
+    along: Any
+    level: Any
+
 
 EVERYBODY = 15  # the barrier of all warps but the copying one; a row has number 1 + its place in the block
 
@@ -46,9 +59,51 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     axes, own_w = norm_axes(variant), own_weights(config, variant)
     pipe = ring(config.layout(variant).stages, config.copier)
     staging = copies(config, variant, pipe)
-    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster)
+    kept = 4 if config.overlap else 2
+    group = cluster_sums(mem.number, config.row_threads, config.rows, config.cluster, kept)
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
+    AHEAD = 2 if config.overlap else 1  # rows from one that is written to the next whose sums begin after it
+
+    @verb
+    def first_in_stage():
+        tid = cuda.threadIdx.x
+        return i32(tid // config.row_threads * pipe.columns + tid % config.row_threads * mem.vector)
+
+    @verb
+    def statistics(place, row, turns, mean, rstd):
+        row_mean, row_rstd = num.zero, num.zero
+        if row < turns.M:
+            axes.locate(place, row, turns.sizes)
+            row_mean, row_rstd = axes.statistics(place, mean, rstd)
+        return row_mean, row_rstd
+
+    @verb
+    def begin(smem, sent, w_frag, w_smem, i, is_row, row_mean, row_rstd):
+        """Steps 1 and 2 of row number i, but for their sums over the warps."""
+        x_frag = cuda.local.array(mem.vector, mem.number)
+        dy_frag = cuda.local.array(mem.vector, mem.number)
+        level, along = num.zero, num.zero
+        stage = pipe.wait(smem, i)
+        tile = pipe.begin(stage) + first_in_stage()
+        if config.rows == 1 or is_row:  # else the stage holds an older row there
+            for v in range(config.vectors):
+                at = tile + v * STEP
+                mem.load_shared(x_frag, 0, smem.tiles, at)
+                mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
+                own_w.recall(w_frag, v * mem.vector, w_smem)
+                for c in range(mem.vector):
+                    xhat = (x_frag[c] - row_mean) * row_rstd
+                    g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
+                    if variant.centred:
+                        level += g
+                    along += g * xhat
+        along = group.of_warp(along)
+        if variant.centred:
+            level = group.of_warp(level)
+        if group.parts > 1:
+            group.send(sent, i, along, level)
+        return Begun(stage, row_mean, row_rstd, along, level)
 
     @kernel(*backward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_ring_backward(dx, partials, x, mean, rstd, dy, dsummed, w, M, N, sizes, offset, slots, share):
@@ -79,7 +134,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             place = axes.place()
             column = tid % config.row_threads * mem.vector
             left = i32(columns.width - column)  # columns from my first one on
-            first_at = i32(tid // config.row_threads * pipe.columns + column)  # in a stage
+            first_at = first_in_stage()
             inverse_N = num.one / mem.number(N)
             for v in range(config.vectors):
                 n = i64(columns.begin + column) + v * STEP
@@ -87,11 +142,12 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             own_w.put(w_frag, w_smem)
 
             row = turns.first + tid // config.row_threads
-            next_mean, next_rstd = num.zero, num.zero
-            if row < M:
-                axes.locate(place, row, sizes)
-                next_mean, next_rstd = axes.statistics(place, mean, rstd)
-            rounds, i, stage = staging.rounds(turns), i32(0), i32(0)
+            next_mean, next_rstd = statistics(place, row, turns, mean, rstd)
+            now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
+            rounds, i = staging.rounds(turns), i32(0)
+            if config.overlap:  # the first row's sums have no row before them
+                coming = begin(smem, sent, w_frag, w_smem, i, row < M, next_mean, next_rstd)
+                next_mean, next_rstd = statistics(place, row + turns.step, turns, mean, rstd)
             while i < rounds:
                 for c in range(len(w_frag)):
                     dw_frag[c] = num.zero
@@ -101,39 +157,26 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                 while i < end:
                     if i > 0:
                         # of the row before; at its own end, sums would wait behind the branch
-                        pipe.release(smem, stage)
-                    row_mean, row_rstd = next_mean, next_rstd
-                    if row + turns.step < M:
-                        axes.locate(place, row + turns.step, sizes)
-                        next_mean, next_rstd = axes.statistics(place, mean, rstd)
-                    own = config.rows == 1 or row < M
-
-                    level, along = num.zero, num.zero
-                    stage = pipe.wait(smem, i)
-                    tile = pipe.begin(stage) + first_at
-                    if own:  # else the stage holds an older row there
-                        for v in range(config.vectors):
-                            at = tile + v * STEP
-                            mem.load_shared(x_frag, 0, smem.tiles, at)
-                            mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
-                            own_w.recall(w_frag, v * mem.vector, w_smem)
-                            for c in range(mem.vector):
-                                xhat = (x_frag[c] - row_mean) * row_rstd
-                                g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
-                                if variant.centred:
-                                    level += g
-                                along += g * xhat
-                    along = group.of_warp(along)
-                    if variant.centred:
-                        level = group.of_warp(level)
+                        pipe.release(smem, now.stage)
+                    begun_mean, begun_rstd = next_mean, next_rstd
+                    next_mean, next_rstd = statistics(place, row + AHEAD * turns.step, turns, mean, rstd)
+                    if config.overlap:
+                        now = coming
+                        if i + 1 < rounds:
+                            of_next = row + turns.step < M
+                            coming = begin(smem, sent, w_frag, w_smem, i + 1, of_next, begun_mean, begun_rstd)
+                    else:
+                        now = begin(smem, sent, w_frag, w_smem, i, row < M, begun_mean, begun_rstd)
+                    row_mean, row_rstd, along, level = now.mean, now.rstd, now.along, now.level
                     if group.parts > 1:
-                        group.send(sent, i, along, level)
                         found = group.wait(sent, i)
                         along = group.sum(sent, found)
                         if variant.centred:
                             level = group.sum(sent, found + 1)
                     along *= inverse_N
                     level = level * inverse_N if variant.centred else num.zero
+                    tile = pipe.begin(now.stage) + first_at
+                    own = config.rows == 1 or row < M
 
                     if own:
                         axes.locate(place, row, sizes)

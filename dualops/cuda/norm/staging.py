@@ -27,6 +27,7 @@ class RingConfig:
     cluster: int = 1  # blocks that share a row
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
     w_shared: bool = False  # w and b wait in shared memory, not in registers
+    overlap: bool = False  # backward: the next row's sums are on their way before a row is written
 
     @cached_property
     def readers(self) -> int:
@@ -61,6 +62,33 @@ class RingConfig:
             sizes = [self.rows * itemsize(compute_dtype(variant.dtype)), 0]
         stages = Stages(variant.dtype, self.stages, variant.staged, self.rows, columns)
         return Layout(stages, *(self.w_shared * columns * size for size in sizes))
+
+
+@dataclass(frozen=True)
+class StagesConfig:
+    """How the longest rows are dealt to clusters: a stage holds a chunk of a block's share of a row."""
+
+    row_threads: int  # of a block, but for the warp that copies: a multiple of 32, at least 64
+    vectors: int  # 16-byte vectors of a chunk that each of them has
+    stages: int
+    cluster: int  # blocks that share a row
+    kept: int  # chunks of a share that stay in their stages
+    min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
+
+    @cached_property
+    def row_warps(self) -> int:
+        return self.row_threads // 32
+
+    @cached_property
+    def threads(self) -> int:
+        return self.row_threads + 32
+
+    def chunk(self, dtype: str) -> int:
+        """Columns of a stage."""
+        return self.row_threads * self.vectors * storage(dtype).vector
+
+    def staged(self, variant: Variant) -> Stages:
+        return Stages(variant.dtype, self.stages, variant.staged, 1, self.chunk(variant.dtype))
 
 
 @dataclass(frozen=True)

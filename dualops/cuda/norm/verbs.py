@@ -164,13 +164,17 @@ class ClusterSums(Namespace):
 
 
 @cache
-def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int) -> ClusterSums:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks."""
+def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> ClusterSums:
+    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks.
+
+    kept: as of `parts`.
+    """
     WARPS = max(row_threads // 32, 1)
     PARTS = WARPS * cluster
     STEP, WHOLE = min(PARTS, 32), PARTS & (PARTS - 1) == 0
     num, of_warp = numbers(number), lane_reductions(number, min(row_threads, 32))
-    meeting, lanes = parts(number, num.send_pair, WARPS, cluster, rows), lane_reductions(number, STEP if WHOLE else 32)
+    meeting = parts(number, num.send_pair, WARPS, cluster, rows, kept)
+    lanes = lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
     def sum_of_few(sent, at):

@@ -194,7 +194,7 @@ def start_cluster():
 
 
 class PartsSmem(NamedTuple):
-    """Two rows' parts, so that nobody writes what a slower warp still reads, and an mbarrier for each of the two."""
+    """A few rows' parts, so that nobody writes what a slower warp still reads, and an mbarrier for each of them."""
 
     pairs: Any
     bells: Any
@@ -214,25 +214,29 @@ class Parts(Namespace):
 
 
 @cache
-def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1) -> Parts:
-    """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once."""
-    return (
-        _parts_in_block(number, warps, rows) if cluster == 1 else _parts_in_cluster(number, send_pair, warps, cluster)
-    )
+def parts(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, rows: int = 1, kept: int = 2) -> Parts:
+    """The verbs for `warps` warps a row in each of `cluster` blocks; in one block, for up to 14 rows at once.
+
+    kept: rows whose parts lie there, a power of two: 2, or 4 where those of the next row are sent before a row's are
+    waited for.
+    """
+    if cluster == 1:
+        return _parts_in_block(number, warps, rows, kept)
+    return _parts_in_cluster(number, send_pair, warps, cluster, kept)
 
 
-def _parts_smem(number: Any, size: int) -> Callable[[], PartsSmem]:
+def _parts_smem(number: Any, size: int, kept: int) -> Callable[[], PartsSmem]:
     @verb
     def smem():
-        pairs = cuda.shared.array(2 * 2 * size, number, alignment=16)
-        bells = cuda.shared.array(2, u64)
+        pairs = cuda.shared.array(kept * 2 * size, number, alignment=16)
+        bells = cuda.shared.array(kept, u64)
         return PartsSmem(pairs, bells)
 
     return smem
 
 
-def _parts_in_block(number: Any, warps: int, rows: int) -> Parts:
-    SIZE, THREADS = warps * rows, 32 * warps
+def _parts_in_block(number: Any, warps: int, rows: int, kept: int) -> Parts:
+    SIZE, THREADS, LAST = warps * rows, 32 * warps, kept - 1
 
     @verb
     def init(smem):
@@ -242,41 +246,41 @@ def _parts_in_block(number: Any, warps: int, rows: int) -> Parts:
     def send(smem, row_round, a, b):
         tid = cuda.threadIdx.x
         if tid % 32 == 0:
-            smem.pairs[((row_round & 1) * SIZE + tid // 32) * 2] = a
-            smem.pairs[((row_round & 1) * SIZE + tid // 32) * 2 + 1] = b
+            smem.pairs[((row_round & LAST) * SIZE + tid // 32) * 2] = a
+            smem.pairs[((row_round & LAST) * SIZE + tid // 32) * 2 + 1] = b
 
     @verb
     def wait(smem, row_round):
         row = cuda.threadIdx.x // THREADS if rows > 1 else 0
         bar_sync(1 + row, THREADS)  # the copying warp goes on
-        return ((row_round & 1) * SIZE + row * warps) * 2
+        return ((row_round & LAST) * SIZE + row * warps) * 2
 
-    return Parts(size=SIZE, smem=_parts_smem(number, SIZE), init=init, send=send, wait=wait)
+    return Parts(size=SIZE, smem=_parts_smem(number, SIZE, kept), init=init, send=send, wait=wait)
 
 
-def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int) -> Parts:
-    SIZE = warps * cluster
+def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, kept: int) -> Parts:
+    SIZE, LAST = warps * cluster, kept - 1
     NBYTES = SIZE * number.bitwidth // 4  # of its pairs
 
     @verb
     def init(smem):
-        mbarrier_init(smem.bells, 0, 1)
-        mbarrier_init(smem.bells, 1, 1)
+        for place in range(kept):
+            mbarrier_init(smem.bells, place, 1)
 
     @verb
     def send(smem, row_round, a, b):
-        half, tid = row_round & 1, cuda.threadIdx.x
+        place, tid = row_round & LAST, cuda.threadIdx.x
         lane, warp = tid % 32, tid // 32
         if (warp == 0) & (lane == 0):
-            mbarrier_arrive_expect_tx(smem.bells, half, NBYTES)
+            mbarrier_arrive_expect_tx(smem.bells, place, NBYTES)
         if lane < cluster:
-            at = (half * SIZE + cluster_ctarank() * warps + warp) * 2
-            send_pair(smem.pairs, at, i32(lane), a, b, smem.bells, half)
+            at = (place * SIZE + cluster_ctarank() * warps + warp) * 2
+            send_pair(smem.pairs, at, i32(lane), a, b, smem.bells, place)
 
     @verb
     def wait(smem, row_round):
-        half = row_round & 1
-        mbarrier_wait(smem.bells, half, row_round // 2 & 1)
-        return half * SIZE * 2
+        place = row_round & LAST
+        mbarrier_wait(smem.bells, place, row_round // kept & 1)
+        return place * SIZE * 2
 
-    return Parts(size=SIZE, smem=_parts_smem(number, SIZE), init=init, send=send, wait=wait)
+    return Parts(size=SIZE, smem=_parts_smem(number, SIZE, kept), init=init, send=send, wait=wait)

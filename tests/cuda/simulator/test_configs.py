@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dualops.cuda.backend import Kernel
-from dualops.cuda.softmax import long_rows, ring, rows
+from dualops.cuda.softmax import long_rows, ring_registers, ring_stages, rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
-from dualops.cuda.softmax.ring import RingConfig
+from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
 from dualops.cuda.step import flat
 from dualops.spec import OPERATORS, Case
@@ -103,20 +103,30 @@ def test_long_rows(config, dtype, backward, order):
         RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
         RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
         RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
+        RingConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
     ],
     ids=str,
 )
-def test_ring(config, dtype, backward, order):
+@pytest.mark.parametrize("in_stages", [False, True], ids=["registers", "stages"])
+def test_ring(config, in_stages, dtype, backward, order):
     """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
-    build = ring.build_backward if backward else ring.build_forward
+    if backward and not in_stages:
+        pytest.skip("the gradient keeps rows in stages alone")
+    build = ring_stages.build_backward if backward else ring_stages.build_forward
+    if not in_stages:
+        build = ring_registers.build_forward
 
     def launch(pointers, M, N, strides):
         blocks = min(M, 2) * config.cluster
         shared_bytes = config.staged(dtype, 2 if backward else 1).nbytes
-        start(build(config, dtype), blocks, [*pointers, M, N, *strides], shared_bytes)
+        share = -(-N // config.cluster // 8) * 8
+        start(build(config, dtype), blocks, [*pointers, M, N, *strides, share], shared_bytes)
 
-    longest = config.cluster * config.share(dtype)
-    for columns in (longest, longest - 8, 8):
+    longest = config.kept(dtype)
+    lengths = [longest, longest - 8, 8]
+    if in_stages:  # more than is kept
+        lengths += [longest + config.cluster * config.chunk(dtype), 3 * longest - 8]
+    for columns in lengths:
         hold((5, columns), dtype, backward, launch, aligned=True, special=order == "reversed")
 
 

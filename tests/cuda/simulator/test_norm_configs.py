@@ -15,7 +15,7 @@ from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import RingConfig
+from dualops.cuda.norm.staging import RingConfig, StagesConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -101,17 +101,46 @@ def test_long_rows(monkeypatch, name, config, dtype, backward):
         (RingConfig(64, 1, 2, stages=2), "float64"),
         (RingConfig(64, 1, 1, stages=3, cluster=2, w_shared=True), "float64"),
         (RingConfig(32, 1, 1, stages=2, cluster=4), "float16"),
+        (RingConfig(32, 1, 2, stages=3, overlap=True), "float32"),
+        (RingConfig(64, 1, 2, stages=2, overlap=True), "bfloat16"),
+        (RingConfig(64, 1, 1, stages=3, cluster=2, overlap=True), "float64"),
     ],
     ids=str,
 )
 def test_ring(monkeypatch, name, config, dtype, backward):
     """One block or cluster takes all rows, and the ring runs ahead of them."""
+    if config.overlap and not backward:
+        pytest.skip("forward has nothing to overlap")
     monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):
         hold(name, backward, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
         hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
+
+
+@every_norm
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (StagesConfig(64, 1, stages=3, cluster=1, kept=2), "bfloat16"),
+        (StagesConfig(64, 2, stages=4, cluster=2, kept=2), "float64"),
+        (StagesConfig(64, 1, stages=2, cluster=16, kept=1), "float32"),
+    ],
+    ids=str,
+)
+def test_stages(monkeypatch, name, config, dtype):
+    """Rows whose chunks all stay, of which one comes again, of which most do; and one that leaves a block nothing."""
+    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: None)
+    monkeypatch.setattr(norm, "stages_config", lambda *_, **__: config)
+    vector = 16 // itemsize(dtype)
+    kept, chunk = config.kept * config.cluster * config.chunk(dtype), config.cluster * config.chunk(dtype)
+    with simulator.order("forward"):
+        hold(name, False, "sm90", 3, kept, dtype)
+        hold(name, False, "sm90", 3, kept + chunk - vector, dtype, padded(True))
+    with simulator.order("reversed"):
+        hold(name, False, "sm90", 3, 3 * kept, dtype)
+        hold(name, False, "sm90", 2, vector, dtype)
 
 
 @every_norm

@@ -1,0 +1,56 @@
+"""The order in which a block reads its share of a row twice, where only some of its chunks can stay in shared memory.
+
+Chunks are copied one after another into the stages of a ring. At the first reading all come, and the last `kept` of
+them stay; at the second these are read first and left, and those before them come again. Copies are numbered as they
+start, `chunks + again` a row.
+
+    planned = order.plan(width)
+    for k in range(planned.chunks):                        # first reading: copy number i + k
+        ...                                               # the stage is free after it where k < planned.again
+    for k in range(planned.chunks):                        # second: copy number i + planned.again + k
+        chunk = order.second(planned, k)                  # the stage is free after it
+    i += planned.chunks + planned.again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from ..backend import Namespace, i32, verb
+
+
+class Planned(NamedTuple):
+    """A share has so many chunks, of which the first `again` are copied twice."""
+
+    chunks: int
+    again: int
+
+
+class ChunkOrder(Namespace):
+    """The verbs."""
+
+    plan: Callable[..., Planned]  # (width): of a share of so many columns
+    copied: Callable[..., int]  # (planned, k): which chunk the k-th copy of a row brings
+    second: Callable[..., int]  # (planned, k): which chunk is the k-th of the second reading
+
+
+@cache
+def chunk_order(columns: int, kept: int) -> ChunkOrder:
+    """For chunks of so many columns, of which so many stay: fewer than the ring has stages."""
+
+    @verb
+    def plan(width):
+        chunks = i32((width + columns - 1) // columns)
+        return Planned(chunks, max(chunks - kept, 0))
+
+    @verb
+    def copied(planned, k):
+        return k if k < planned.chunks else k - planned.chunks
+
+    @verb
+    def second(planned, k):
+        return copied(planned, planned.again + k)
+
+    return ChunkOrder(plan=plan, copied=copied, second=second)
