@@ -49,7 +49,7 @@ def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor
 
     @verb
     def take(words, smem, a_at, part):
-        """Rows 0 to 7 and 8 to 15 of a step's first 8 columns, then of its other 8: a lane says where one of them is."""
+        """Rows 0 to 7 and 8 to 15 of a step's first 8 columns, then of its other 8; a lane says where one is."""
         lane, warp = u32(cuda.threadIdx.x) % u32(32), u32(cuda.threadIdx.x) % u32(128) // u32(32)
         row, half = u32(u32(part) * u32(ROWS) + warp * u32(16) + lane % u32(16)), lane // u32(16)
         for step in range(STEPS):
