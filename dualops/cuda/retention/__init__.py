@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ...spec import Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
+from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
@@ -135,20 +135,10 @@ def retention_varlen_backward(
     """
 
 
-def lacks(problem: Problem) -> str:
-    """What no rung does, and why; "" of what some do."""
-    if "log_decay" not in problem.arrays:
-        return ""
-    return (
-        "log_decay is not implemented on a GPU: no rung has a decay of each step, expected gamma, that of a head; "
-        f"dualops.reference.{problem.spec.name}{'_backward' if 'do' in problem.arrays else ''} takes log_decay"
-    )
-
-
 FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
 BACKWARD = (sm90.backward_choices, simt.backward_choices, sm90.few_backward_choices, naive.backward_choices)
 
-forward = Operation(SPEC, rungs=FORWARD, lacks=lacks)
-backward = Operation(SPEC, rungs=BACKWARD, backward=True, lacks=lacks)
-forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD, lacks=lacks)
-backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True, lacks=lacks)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

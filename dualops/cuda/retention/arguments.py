@@ -67,10 +67,16 @@ class Variant:
     aligned: bool = False  # rows are whole 16-byte vectors
     mask: str = ""  # its dtype; a dense mask is in place of the decay
     normalized: bool = False  # there may be sums of rows, weights, terms and norms
+    stepwise: bool = False  # a decay of each step, log_decay, is in place of that of the head
 
     @property
     def masked(self) -> bool:
         return bool(self.mask)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """Of what builds, by keyword, a kernel whose only variants are these; nothing where it has gamma."""
+        return {"stepwise": True} if self.stepwise else {}
 
 
 @cache
