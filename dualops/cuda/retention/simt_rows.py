@@ -191,11 +191,6 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                 end = min(m + i + call.offset + 1, columns)
             seen_by[i] = i32(end - n_first if m + i < rows else 0)
             sums[i] = num.zero
-        if variant.stepwise:
-            row_marks = cuda.local.array(2 * qk.rows, mem.number)
-            column_marks = cuda.local.array(2 * qk.columns, mem.number)
-            for i in range(qk.rows):
-                row_marks[2 * i], row_marks[2 * i + 1] = steps.mark(mine, min(m + i, rows - 1) + call.later)
         acc = pv.fragment()
         pv.clear(acc)
         scores = qk.fragment()
@@ -236,12 +231,10 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         at = tile.q.place(line * qk.rows + i, d, call.D)
                         sums[i] += smem[u32(at)] * norms.data[norm + d]
             for i in range(qk.rows):
-                if variant.stepwise:
-                    anchor, anchor_rest = steps.mark(mine, n_first)
-                    factor = steps.fade(mine, anchor, anchor_rest, row_marks[2 * i], row_marks[2 * i + 1])
-                else:
-                    factor = decays.between(mine, n_first, m + i + call.later)
-                factor *= call.state_scale
+                row = m + i
+                if variant.stepwise:  # what a step is known of is known of rows that are there
+                    row = min(row, rows - 1)
+                factor = decays.between(mine, n_first, row + call.later) * call.state_scale
                 sums[i] *= factor
                 for c in range(pv.columns):
                     acc[i * pv.columns + c] *= factor
@@ -279,12 +272,10 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         weight = weights.data[start(weights, b, h, token + call.direction * r)]
                     smem[u32(tile.weights + r)] = weight
             apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
-            if variant.stepwise:
-                for j in range(qk.columns):
-                    n = min(n0 + lane + config.lanes * j, columns - 1)
-                    column_marks[2 * j], column_marks[2 * j + 1] = steps.mark(mine, n + call.later)
             for i in range(qk.rows):
                 share = num.zero
+                if variant.stepwise:
+                    to_row, row_rest = steps.mark(mine, min(m + i, rows - 1) + call.later)
                 for j in range(qk.columns):
                     n = n0 + lane + config.lanes * j
                     seen = i32(n - n_first) < seen_by[i]
@@ -295,8 +286,8 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                             factor = mem.number(mask_mem.load(mask.data, at))
                     elif variant.stepwise:
-                        from_column, column_rest = column_marks[2 * j], column_marks[2 * j + 1]
-                        factor = steps.fade(mine, from_column, column_rest, row_marks[2 * i], row_marks[2 * i + 1])
+                        from_column, column_rest = steps.mark(mine, min(n, columns - 1) + call.later)
+                        factor = steps.fade(mine, from_column, column_rest, to_row, row_rest)
                     else:
                         factor = num.exp2(mine * (apart + mem.number(i - config.lanes * j)))
                     score = scores[i * qk.columns + j] * call.scale * factor + num.zero  # no -0
