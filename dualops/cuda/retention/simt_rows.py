@@ -273,7 +273,7 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     smem[u32(tile.weights + r)] = weight
             apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
             for i in range(qk.rows):
-                share = num.zero
+                share, to_row, row_rest = num.zero, num.zero, num.zero
                 if variant.stepwise:
                     to_row, row_rest = steps.mark(mine, min(m + i, rows - 1) + call.later)
                 for j in range(qk.columns):

@@ -246,7 +246,6 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
             smem[u32(tile.given + t)] = given.data[start(given, b, h, first + t0 + t)]
 
         for m0 in range(t0, end, BLOCK):
-            cuda.syncthreads()
             for r in range(tid, BLOCK, config.threads):
                 smem[u32(tile.before + r)] = num.zero
                 if m0 + r < end:
@@ -329,7 +328,6 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
                     both += norms.data[one + e] * dnorms.data[other + e]
             both *= decays.between(mine, t0, end)
         both = lanes.sum(both)
-        cuda.syncthreads()
         if lane == 0:
             smem[u32(tile.sums + line)] = both
         cuda.syncthreads()

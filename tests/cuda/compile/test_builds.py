@@ -22,6 +22,8 @@ IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.marks.bui
 # aligned in what they read; they write one by one
 READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
+    "dualops.cuda.retention.simt_steps.build_met",
+    "dualops.cuda.retention.simt_steps.build_step_gradient",
     "dualops.cuda.norm.long_rows.build_means",
     "dualops.cuda.matmul.gradient.build_column_sums",
 )
