@@ -270,7 +270,7 @@ def _retention() -> Iterator[Problem]:
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
-    few = (retention_marks, {"THREADS": 32, "EACH": 1, "STEPS": 5, "TILE": 32})
+    few = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(few,))
 

@@ -6,13 +6,16 @@ Weights are exp of a difference of two marks, which far into a sequence is a sma
 are made in float64 with what each addition leaves over, and kept as two numbers of the arithmetic's type: what is
 between two marks is then known to eps of itself, and to about eps^2 of the marks.
 
-A block takes a head of a sequence, TILE tokens after TILE tokens, EACH neighbours a thread, whose sums meet in shared
-memory in log2(THREADS) steps. A sum is made in an order that depends on its own place alone.
+A block takes a head of a sequence, tile after tile of its tokens, some neighbours a thread. The threads' sums meet in
+shared memory in log2(threads) steps. A sum is made in an order that depends on its own place alone.
 
-Shared memory: 2 * 2 * THREADS numbers of float64.
+Shared memory: 2 * 2 * threads numbers of float64.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
@@ -23,10 +26,31 @@ from ..tile.storage import storage
 from ..views import number_type, start, strided
 from .arguments import Call, call_type, is_varlen, span, workspace
 
-THREADS, EACH = 128, 8
-STEPS = THREADS.bit_length() - 1
-TILE = THREADS * EACH
 NOTHING, LEAST = f64(0), f64(LEAST_LOG)
+
+
+@dataclass(frozen=True)
+class MarksConfig:
+    """Threads of a block, a power of two, and tokens that each has of a tile."""
+
+    threads: int = 128
+    each: int = 8
+
+    @cached_property
+    def steps(self) -> int:
+        """In which what the threads have is summed."""
+        return self.threads.bit_length() - 1
+
+    @cached_property
+    def tile(self) -> int:
+        return self.threads * self.each
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.threads * 8
+
+
+CONFIG = MarksConfig()
 
 
 @verb
@@ -38,7 +62,7 @@ def add(total, rest, x):
 
 
 @builds
-def build_marks(dtype: str) -> Kernel:
+def build_marks(config: MarksConfig, dtype: str) -> Kernel:
     """retention_marks(marks, logs, ends, call). A head of a sequence a block."""
     number = storage(dtype).number
 
@@ -56,7 +80,7 @@ def build_marks(dtype: str) -> Kernel:
         *[number_type(dtype, 3)] * 2,
         strided("int32", 1),
         call_type(dtype),
-        threads=THREADS,
+        threads=config.threads,
     )
     def retention_marks(marks, logs, ends, call):
         smem = cuda.shared.array(0, f64, alignment=16)
@@ -67,30 +91,29 @@ def build_marks(dtype: str) -> Kernel:
         if tid == 0:
             put(marks, start(marks, b, h, first), NOTHING, NOTHING)
         before, before_rest = NOTHING, NOTHING  # of the tiles so far
-        for t0 in range(0, count, TILE):
-            mine = t0 + tid * EACH
+        at, other = 0, 2 * config.threads  # two places in turns: what is read in one was written before all met
+        for t0 in range(0, count, config.tile):
+            mine = t0 + tid * config.each
+            end = min(mine + config.each, count)
             total, rest = NOTHING, NOTHING
-            for t in range(mine, min(mine + EACH, count)):
+            for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
-            for step in range(STEPS):
-                at = step % 2 * 2 * THREADS
+            for step in range(config.steps + 1):
                 smem[at + tid] = total
-                smem[at + THREADS + tid] = rest
+                smem[at + config.threads + tid] = rest
                 cuda.syncthreads()
-                other = tid - (1 << step)
-                if other >= 0:
-                    total, rest = add(smem[at + other], rest + smem[at + THREADS + other], total)
-            at = STEPS % 2 * 2 * THREADS
-            smem[at + tid] = total
-            smem[at + THREADS + tid] = rest
-            cuda.syncthreads()
-            total, rest = before, before_rest
+                at, other = other, at
+                there = tid - (1 << step)
+                if (step < config.steps) & (there >= 0):
+                    total, rest = add(smem[other + there], rest + smem[other + config.threads + there], total)
+            total, rest = before, before_rest  # of the tokens before mine
             if tid > 0:
-                total, rest = add(before, before_rest + smem[at + THREADS + tid - 1], smem[at + tid - 1])
-            for t in range(mine, min(mine + EACH, count)):
+                total, rest = add(before, before_rest + smem[other + config.threads + tid - 1], smem[other + tid - 1])
+            for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
                 put(marks, start(marks, b, h, first + t + 1), total, rest)
-            before, before_rest = add(before, before_rest + smem[at + 2 * THREADS - 1], smem[at + THREADS - 1])
+            last = other + config.threads - 1
+            before, before_rest = add(before, before_rest + smem[last + config.threads], smem[last])
 
     return retention_marks
 
@@ -116,4 +139,5 @@ def marks_steps(problem: Problem, logs: Strided, ends: Strided, call: Call) -> l
     heads = problem.B * problem.H
     if not logs.data or not heads:
         return []
-    return [Step(build_marks(problem.dtype), (heads,), (marks_of(problem), logs, ends, call), 4 * THREADS * 8)]
+    kernel, args = build_marks(CONFIG, problem.dtype), (marks_of(problem), logs, ends, call)
+    return [Step(kernel, (heads,), args, CONFIG.shared_bytes)]

@@ -115,11 +115,11 @@ def test_the_state_space_duality_is_one_call(rung):
     H, S, D = 3, 20, 5
     C, B = normal(2, S, D, seed=1), normal(2, S, D, seed=2)
     dt, A = np.log1p(np.exp(normal(2, H, S, seed=3))), -np.exp(normal(H, 1, seed=4))
-    shared = [np.broadcast_to(x[:, None], (2, H, S, D)) for x in (C, B)]
-    arguments = (*shared, dt[..., None] * normal(2, H, S, 4, seed=5))
+    q, k = (np.broadcast_to(x[:, None], (2, H, S, D)) for x in (C, B))
+    v = dt[..., None] * normal(2, H, S, 4, seed=5)
     params: dict[str, Any] = {"log_decay": dt * A, "scale": 1.0}
-    found = dualops.cuda.retention(*arguments, **params, kernel=rung)
-    np.testing.assert_allclose(found, reference.retention(*arguments, **params), rtol=1e-12, atol=1e-12)
+    found = dualops.cuda.retention(q, k, v, **params, kernel=rung)
+    np.testing.assert_allclose(found, reference.retention(q, k, v, **params), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("rung", ["naive", "simt"])
@@ -127,8 +127,8 @@ def test_decays_of_each_head_give_what_gamma_gives(rung):
     arrays = {name: x.astype(np.float64) for name, x in with_logs(40).items()}
     gamma = np.array([1.0, 0.5, 0.97])
     logs = np.broadcast_to(np.log(gamma)[:, None], (2, 3, 40))
-    inputs = (arrays["q"], arrays["k"], arrays["v"], normal(2, 3, 40, 4, seed=9))
-    ours = dualops.cuda.retention_backward(*inputs, log_decay=logs, kernel=rung)
-    theirs = dualops.cuda.retention_backward(*inputs, gamma=gamma, kernel=rung)
+    q, k, v, do = *(arrays[name] for name in "qkv"), normal(2, 3, 40, 4, seed=9)
+    ours = dualops.cuda.retention_backward(q, k, v, do, log_decay=logs, kernel=rung)
+    theirs = dualops.cuda.retention_backward(q, k, v, do, gamma=gamma, kernel=rung)
     for one, other in zip(ours, theirs):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
