@@ -4,8 +4,8 @@ All kernels do one thing, retention of a pass (see `passes`): rows look at colum
 
     out_r = sum_c scale * (q_r . k_c) * gamma^(r + offset - c) * v_c  +  state_scale * gamma^(r + later) * q_r @ state
 
-with q of a row, k and v of a column. A pass of the gradient walks from the last token to the first: its row 0 is the
-last one, and `direction` is -1.
+with q of a row, k and v of a column. With log_decay a power of gamma is what is left between two places (`decays`). A
+pass of the gradient walks from the last token to the first: its row 0 is the last one, and `direction` is -1.
 """
 
 from __future__ import annotations
