@@ -79,9 +79,9 @@ class StatesConfig:
 
 @verb
 def whole_chunk(call, chunk, count):
-    """First row of a chunk of a pass over so many tokens, and the row after its last."""
+    """First row of a chunk of a pass over so many tokens, and that of the next one, be there such a row or not."""
     t0 = chunk * call.state_chunk
-    return t0, min(t0 + call.state_chunk, count)
+    return t0, t0 + call.state_chunk
 
 
 @verb
@@ -96,7 +96,7 @@ def mirrored_chunk(call, chunk, count):
     """The same of a pass back whose chunks are those of the pass forth."""
     missing = fewer(call, count)
     t0 = chunk * call.state_chunk - missing
-    return max(t0, 0), min(t0 + call.state_chunk, count)
+    return max(t0, 0), t0 + call.state_chunk
 
 
 @builds
@@ -134,6 +134,7 @@ def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: boo
         t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return
+        end = min(end, count)
         token0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
         for n in range(tid, LONGEST_CHUNK, config.threads):
@@ -193,6 +194,7 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
         t0, end = tokens_of(call, chunk, count)
         if (t0 >= count) | (e >= width):
             return
+        end = min(end, count)
         token0 = origin(call, first, count)
         mine = decays.of(decay, call, b, h, first, count)
         total = num.zero

@@ -123,6 +123,7 @@ def build_met(config: RowsConfig, variant: Variant, *, mirrored: bool = False) -
         b, h = head // call.H, head % call.H
         first, count, _ = span(ends, call, b)
         t0, end = tokens_of(call, chunk, count)
+        end = min(end, count)
         m0 = t0 + i64(cuda.blockIdx.x) % blocks * config.block_q
         if m0 >= end:
             return
@@ -239,6 +240,7 @@ def build_step_gradient(config: RowsConfig, variant: Variant) -> Kernel:
         t0, end = whole_chunk(call, chunk, count)
         if t0 >= count:
             return
+        end = min(end, count)
         mine = decays.of(decay, call, b, h, first, count)
         scores, slopes = product.fragment(), product.fragment()
         for t in range(tid, end - t0, config.threads):
