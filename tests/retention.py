@@ -11,10 +11,7 @@ from dualops.spec import Case
 
 
 def with_steps(case: Case) -> Case:
-    """The same with log_decay in place of gamma; as it is where it can't have that.
-
-    Kernels take no log_decay yet, so that neither cases nor fuzzer have it: what the reference is held to is made here.
-    """
+    """The same with log_decay in place of gamma; as it is where it can't have that."""
     q, k = case.shapes["q"], case.shapes["k"]
     if "mask" in case.shapes or q[-2] != k[-2]:
         return case

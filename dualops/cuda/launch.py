@@ -55,7 +55,6 @@ class Operation:
     theirs. results: the arrays to write, as the caller gave them or as they will be made. Where the spec says that
     results update inputs, those are the arrays to write unless out= is given.
     inplace: inputs that out= may be; or of each result the one input that it may be.
-    lacks: says of a problem what of it no rung does, and what does; "" where some do.
     """
 
     def __init__(
@@ -65,9 +64,8 @@ class Operation:
         *,
         backward: bool = False,
         inplace: tuple[str, ...] | Mapping[str, str] = (),
-        lacks: Callable[[Problem], str] = lambda problem: "",
     ):
-        self.spec, self.rungs, self.backward, self.lacks = spec, rungs, backward, lacks
+        self.spec, self.rungs, self.backward = spec, rungs, backward
         self.op = f"{spec.name}_backward" if backward else spec.name
         inputs = spec.gradient_inputs if backward else spec.inputs
         self.inputs = [wanted.name for wanted in inputs]
@@ -333,11 +331,11 @@ class Operation:
         return found
 
     def choices(self, problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-        """Every way to do a problem on a device, best first; none of what the operation lacks."""
+        """Every way to do a problem on a device, best first."""
         if not any(meta.size for meta in results.values()):
             yield from (Choice(rung, None, "nothing to do", tuple) for rung in reversed(self.spec.rungs))
             return
-        for choices in () if self.lacks(problem) else self.rungs:
+        for choices in self.rungs:
             for choice in choices(problem, results, device):
                 if choice.shared_bytes <= device.shared_memory_per_block:
                     yield choice
@@ -358,8 +356,6 @@ class Operation:
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
-        if lacks := self.lacks(problem):
-            raise NotImplementedError(f"{self.op}: {lacks}")
         told = "no kernel does" if rung is None else f"rung {rung} does not do"
         strides = ", ".join(f"{name} {meta.strides}" for name, meta in {**problem.arrays, **results}.items())
         raise NotImplementedError(f"{self.op}: {told} {problem} with strides {strides} on {device.name}")

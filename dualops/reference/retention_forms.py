@@ -66,16 +66,21 @@ class StepDecay:
     """The same where each step has a decay of its own: instead of gamma^(i - j), the product of those of (j, i].
 
     Products are exp of a difference of sums, which are kept in float64: far into a sequence float32 would know the sums
-    well and their difference to a few digits.
+    well and their difference to a few digits. For arithmetic in float64 that holds of float64 too, so that beside the
+    sums there is what their additions left over.
     """
 
     logs: np.ndarray  # [B, H, S]
 
     @cached_property
     def sums(self) -> np.ndarray:
-        """Of the steps before a token, then of all. float64 [B, H, S + 1]"""
+        """Of the steps before a token, then of all; and what is left over of them. float64 [2, B, H, S + 1]"""
         bounded = np.maximum(self.logs.astype(np.float64), LEAST_LOG)
-        return np.cumsum(np.pad(bounded, ((0, 0), (0, 0), (1, 0))), axis=-1)
+        sums = np.cumsum(np.pad(bounded, ((0, 0), (0, 0), (1, 0))), axis=-1)
+        before, after = sums[..., :-1], sums[..., 1:]
+        added = after - before
+        rests = (before - (after - added)) + (bounded - added)  # of each addition, exactly
+        return np.stack([sums, np.cumsum(np.pad(rests, ((0, 0), (0, 0), (1, 0))), axis=-1)])
 
     def part(self, tokens: slice) -> StepDecay:
         """That of some tokens of the sequence."""
@@ -85,8 +90,8 @@ class StepDecay:
         """[B, H, S, S]"""
         ends = self.sums[..., 1:]
         seen = np.tri(Sq, Sk, dtype=bool)
-        difference = np.where(seen, ends[..., :, None] - ends[..., None, :], -np.inf)
-        return self._exp(difference), np.broadcast_to(seen, difference.shape)
+        weights = self._exp(np.where(seen, ends[..., :, None] - ends[..., None, :], -np.inf))
+        return weights, np.broadcast_to(seen, weights.shape)
 
     def from_start(self, S: int) -> np.ndarray:
         """[B, H, S, 1]"""
@@ -100,8 +105,9 @@ class StepDecay:
         """[B, H, 1, 1]"""
         return self._exp(self.sums[..., -1:, None])
 
-    def _exp(self, difference: np.ndarray) -> np.ndarray:
-        return np.exp(difference.astype(self.logs.dtype))
+    def _exp(self, differences: np.ndarray) -> np.ndarray:
+        """differences: of sums, and of what is left over of these. [2, ...]"""
+        return np.exp((differences[0] + differences[1]).astype(self.logs.dtype))
 
 
 AnyDecay = Decay | StepDecay

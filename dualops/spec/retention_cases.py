@@ -13,7 +13,8 @@ from .meta import FLOATS, compute_dtype, numpy_dtype
 Shapes = dict[str, tuple[int, ...]]
 TOKENS_FIRST = dict.fromkeys("qkv", (0, 2, 1, 3))  # [B, S, H, D] in memory, as projections reshaped to heads lie
 
-# Every two values of any two options meet in some row: form, normalize, gamma, states in, states out, D and Dv
+# Every two values of any two options meet in some row: form, normalize, the decay (1: gamma, 2: log_decay), states in,
+# states out, D and Dv
 PAIRS = (
     ("chunk", None, 0, 0, 0, (24, 40)),
     ("chunk", "signed", 1, 1, 1, (33, 7)),
@@ -29,6 +30,9 @@ PAIRS = (
     ("parallel", "abs", 0, 0, 0, (16, 16)),
     ("parallel", "abs", 0, 0, 0, (24, 40)),
     ("parallel", None, 1, 0, 0, (24, 40)),
+    ("chunk", "signed", 2, 1, 1, (24, 40)),
+    ("recurrent", None, 2, 0, 0, (33, 7)),
+    ("parallel", "abs", 2, 0, 0, (16, 16)),
 )
 
 
@@ -61,9 +65,9 @@ def options_of(
 
 
 def _paired(row: tuple[Any, ...], B: int, H: int, S: int) -> tuple[Shapes, dict[str, Any]]:
-    form, normalize, gamma, states, return_state, (D, Dv) = row
+    form, normalize, decay, states, return_state, (D, Dv) = row
     params = {"form": form, "normalize": normalize, "return_state": bool(return_state)}
-    return options_of((B, H, S, D), Dv, gamma=gamma, states=states, **params)
+    return options_of((B, H, S, D), Dv, gamma=decay == 1, steps=decay == 2, states=states, **params)
 
 
 def _simulated(tags: set[Tag], dtype: str) -> frozenset[Tag]:
@@ -75,22 +79,32 @@ def _cases() -> tuple[Case, ...]:
     cases = []
 
     def add(
-        name: str, q: tuple[int, int, int, int], Dv: int, dtypes: tuple[str, ...], tags: set[Tag], **options: Any
+        name: str,
+        q: tuple[int, int, int, int],
+        Dv: int,
+        dtypes: tuple[str, ...],
+        tags: set[Tag],
+        *,
+        backward: bool = True,
+        **options: Any,
     ) -> None:
         shapes, params = options_of(q, Dv, **options)
-        orders = TOKENS_FIRST if Tag.BENCH in tags else {}
-        cases.extend(Case(name, dtype, shapes, params, _simulated(tags, dtype), orders=orders) for dtype in dtypes)
+        orders = TOKENS_FIRST if {Tag.BENCH, Tag.COMPARE} & tags else {}
+        known: dict[str, Any] = {"backward": backward, "orders": orders}
+        cases.extend(Case(name, dtype, shapes, params, _simulated(tags, dtype), **known) for dtype in dtypes)
 
     half, single = ("bfloat16",), ("float32",)
     test, edge, sim, build = {Tag.TEST}, {Tag.TEST, Tag.EDGE}, {Tag.SIM}, {Tag.COMPILE}
     everywhere = {Tag.TEST, Tag.EDGE, Tag.SIM}
     states: dict[str, Any] = {"gamma": 1, "states": 1, "return_state": True}
+    steps: dict[str, Any] = {"steps": 1, "states": 1, "return_state": True}
     # what people run
     add("b8s2048d128", (8, 16, 2048, 128), 128, half, {Tag.BENCH})
     add("b2s8192d128", (2, 16, 8192, 128), 128, half, {Tag.BENCH})
     add("b2s8192d256v512", (2, 8, 8192, 256), 512, half, {Tag.BENCH})
     add("b2s4096d128", (2, 8, 4096, 128), 128, single, {Tag.BENCH})
     add("b2s8192d128", (2, 8, 8192, 128), 128, single, {Tag.BENCH})
+    add("b8s2048d128_steps", (8, 16, 2048, 128), 128, half, {Tag.COMPARE}, steps=1)
     add("s1024d128", (2, 16, 1024, 128), 128, ("float32", "bfloat16"), {Tag.DEMO})
     # the widths that kernels are made for
     for D, Dv in ((64, 64), (128, 128), (64, 128)):
@@ -105,6 +119,14 @@ def _cases() -> tuple[Case, ...]:
     add("one_token", (3, 2, 1, 64), 64, FLOATS, edge, form="recurrent", normalize="signed", **states)
     add("long", (1, 2, 1500, 32), 32, FLOATS, test)
     add("segments", (3, 7, 1600, 72), 40, half, {Tag.TEST, Tag.COMPILE}, **states)
+    # a decay of each step
+    for S in (1, 64, 65, 300):
+        add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)
+    add("steps_wide", (1, 2, 200, 128), 128, FLOATS, test, steps=1)
+    add("steps_widest", (1, 2, 280, 256), 512, ("float32", "bfloat16"), test, **steps)
+    add("steps_long", (1, 2, 1500, 32), 32, FLOATS, test, steps=1)
+    add("steps_parallel", (2, 2, 150, 40), 24, FLOATS, edge, form="parallel", normalize="signed", **steps)
+    add("steps_recurrent", (2, 2, 70, 40), 24, FLOATS, edge, form="recurrent", normalize="signed", **steps)
     # the parallel form alone
     add("cross", (2, 3, 70, 40), 24, FLOATS, edge, form="parallel", normalize="signed", Sk=190)
     add("unseeing_rows", (1, 2, 90, 32), 32, FLOATS, edge, form="parallel", normalize="abs", Sk=33, gamma=1)
@@ -132,6 +154,10 @@ def _cases() -> tuple[Case, ...]:
     add("sim_abs", (1, 1, 18, 12), 8, single, sim, form="parallel", normalize="abs", gamma=1)
     add("sim_mask", (1, 2, 9, 8), 8, single, sim, form="parallel", normalize="signed", mask=1, Sk=13)
     add("sim_parallel_states", (1, 1, 17, 8), 8, single, sim, form="parallel", **states)
+    add("sim_steps", (1, 1, 35, 8), 12, ("float32", "bfloat16"), sim, steps=1)
+    add("sim_steps_states", (1, 1, 35, 8), 8, ("float32", "float64"), sim, normalize="signed", **steps)
+    add("sim_steps_recurrent", (1, 2, 9, 12), 8, single, sim, form="recurrent", normalize="signed", **steps)
+    add("sim_steps_parallel", (1, 1, 18, 12), 8, single, sim, form="parallel", normalize="abs", steps=1)
     add("sim_boxes", (1, 1, 140, 72), 8, half, sim, gamma=1, states=1)
     # one of each kernel variant, for the offline compiler
     add("d128", (1, 2, 256, 128), 128, ("float32", "bfloat16"), build)
@@ -143,6 +169,8 @@ def _cases() -> tuple[Case, ...]:
     add("recurrent", (1, 2, 16, 128), 128, half, build, form="recurrent", normalize="signed", **states)
     add("parallel", (1, 2, 256, 64), 64, single, build, form="parallel", normalize="abs", gamma=1)
     add("parallel_mask", (1, 2, 256, 128), 128, half, build, form="parallel", mask=1, normalize="signed")
+    add("d128steps", (1, 2, 256, 128), 128, half, build, steps=1)
+    add("recurrent_steps", (1, 2, 16, 128), 128, half, build, backward=False, form="recurrent", steps=1)
     return tuple(cases)
 
 
@@ -157,6 +185,7 @@ def _varlen_cases() -> tuple[Case, ...]:
         tags: set[Tag],
         *,
         gamma: int = 0,
+        steps: int = 0,
         states: int = 0,
         **params: Any,
     ) -> None:
@@ -165,6 +194,8 @@ def _varlen_cases() -> tuple[Case, ...]:
         shapes: Shapes = {"q": (total, H, D), "k": (total, H, D), "v": (total, H, Dv), "cu_seqlens": (B + 1,)}
         if gamma:
             shapes["gamma"] = (H,)
+        if steps:
+            shapes["log_decay"] = (total, H)
         if states:
             shapes["initial_state"] = (B, H, D, Dv)
             if "normalize" in params:
@@ -179,10 +210,14 @@ def _varlen_cases() -> tuple[Case, ...]:
     add("varlen_plain", 3, (300, 3, 64, 64), FLOATS, {Tag.TEST})
     add("varlen_states", 5, (260, 2, 24, 40), FLOATS, {Tag.TEST, Tag.EDGE}, normalize="signed", **states)
     add("varlen_out", 3, (150, 2, 33, 7), FLOATS, {Tag.TEST, Tag.EDGE}, gamma=1, return_state=True, scale=0.3)
+    add("varlen_steps", 5, (260, 2, 24, 40), FLOATS, {Tag.TEST, Tag.EDGE}, normalize="signed", steps=1, states=1)
     add("varlen_no_tokens", 2, (0, 2, 16, 8), FLOATS, everywhere, normalize="signed", **states)
     add("varlen_no_sequences", 0, (0, 2, 16, 16), FLOATS, everywhere, max_seqlen=4, return_state=True)
     add("sim_varlen", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", **states)
     add("sim_varlen_plain", 2, (19, 1, 8, 8), ("float64", "float16"), {Tag.SIM})
+    add(
+        "sim_varlen_steps", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", steps=1, states=1
+    )
     add("varlen_d64", 4, (512, 2, 64, 64), ("float32",), {Tag.COMPILE}, normalize="signed", **states)
     return tuple(cases)
 

@@ -29,9 +29,10 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
     params: dict[str, Any] = {"form": form, "normalize": [None, "signed", "abs" if free else "signed"][rng.integers(3)]}
     if free and rng.random() < 0.4:
         shapes["mask"] = (H, Sq, Sk)
-    options, more = _options(rng, (B, H, D, Dv), states=not free, normalize=params["normalize"])
+    steps = (B, H, Sk) if Sq == Sk else None
+    options, more = _options(rng, (B, H, D, Dv), steps, states=not free, normalize=params["normalize"])
     if "mask" in shapes:
-        options.pop("gamma", None)
+        options = {name: shape for name, shape in options.items() if name not in ("gamma", "log_decay")}
     return shapes | options, params | more
 
 
@@ -45,7 +46,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     least = -(-total // max(B, 1))
     longest = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
     params: dict[str, Any] = {"max_seqlen": longest, "normalize": [None, "signed"][rng.integers(2)]}
-    options, more = _options(rng, (B, H, D, Dv), states=True, normalize=params["normalize"])
+    options, more = _options(rng, (B, H, D, Dv), (total, H), states=True, normalize=params["normalize"])
     return shapes | options, params | more
 
 
@@ -61,13 +62,23 @@ def _heads(max_elements: int, *each: int) -> int:
     return max(min(max_elements // max(elements, 1) for elements in each), 1)
 
 
-def _options(rng: np.random.Generator, state: tuple[int, ...], *, states: bool, normalize: str | None) -> Drawn:
-    """gamma, scale and, where there are any, states of that shape."""
+def _options(
+    rng: np.random.Generator,
+    state: tuple[int, ...],
+    steps: tuple[int, ...] | None,
+    *,
+    states: bool,
+    normalize: str | None,
+) -> Drawn:
+    """gamma or, where it may be, log_decay of the shape `steps`; scale; where there are any, states of that shape."""
     B, H, D, Dv = state
     shapes: Shapes = {}
     params: dict[str, Any] = {"return_row_sum": bool(rng.integers(2))}
-    if rng.random() < 0.5:
+    decay = rng.random()
+    if decay < 0.4:
         shapes["gamma"] = (H,)
+    elif decay < 0.7 and steps is not None:
+        shapes["log_decay"] = steps
     if rng.random() < 0.4:
         params["scale"] = float(rng.choice([0.0, 1.0, -0.25, rng.normal()]))
     if states:

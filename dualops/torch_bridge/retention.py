@@ -55,8 +55,7 @@ def retention(
 
     gamma [H]: the decay of each head, above 0 and at most 1; float32 (float64 for float64); 1 - 2^(-5 - h) if None
     log_decay [B, H, S]: in place of gamma, the natural logarithm of the decay of each head and step, finite and at most
-        0; dtype as gamma. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk. No
-        kernel takes it yet: CPU tensors alone
+        0; dtype as gamma. gamma^(i - j) is then the product of the decays of the steps after j, up to i; Sq is Sk
     scale: of q @ k.T, 1 / sqrt(D) if None
     form: "chunk", in time and memory linear in the length; "recurrent", from token to token, for decoding; "parallel",
         all pairs at once. Their results are the same. Sq is Sk but in the parallel form, where i - j is

@@ -117,10 +117,11 @@ def _retention(case: Case, rng: np.random.Generator) -> Resized:
     Sq, Sk = (max(random_size(rng, retention.LONGEST), 1) for _ in range(2))
     new: Shapes = {"gamma": (H,), "cu_seqlens": (B + 1,), "initial_state": (B, H, D, Dv), "initial_norm": (B, H, D)}
     if "cu_seqlens" in case.shapes:
-        return new | {"q": (Sq, H, D), "k": (Sq, H, D), "v": (Sq, H, Dv)}, {"max_seqlen": Sq}
+        return new | {"q": (Sq, H, D), "k": (Sq, H, D), "v": (Sq, H, Dv), "log_decay": (Sq, H)}, {"max_seqlen": Sq}
     if case.shapes["q"][2] == case.shapes["k"][2]:
         Sk = Sq
-    return new | {"q": (B, H, Sq, D), "k": (B, H, Sk, D), "v": (B, H, Sk, Dv), "mask": (H, Sq, Sk)}, {}
+    new |= {"q": (B, H, Sq, D), "k": (B, H, Sk, D), "v": (B, H, Sk, Dv)}
+    return new | {"mask": (H, Sq, Sk), "log_decay": (B, H, Sk)}, {}
 
 
 def _matmul(case: Case, rng: np.random.Generator) -> Resized:

@@ -41,6 +41,7 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
+from dualops.cuda.retention import marks as retention_marks
 from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
@@ -293,10 +294,15 @@ def _attention_in_thirds() -> Iterator[Problem]:
 
 
 def _retention() -> Iterator[Problem]:
-    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them."""
+    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them. Of
+    log_decay the sums of more tokens than a block has threads.
+    """
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
+    few = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
+    (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
+    yield Problem("retention_marks", "retention", False, "simt", case, configs=(few,))
 
 
 def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator[Problem]:
@@ -335,6 +341,8 @@ LARGER = {
     "queries": {"q": (1, 2, 5, 8), "k": (1, 1, 9, 8), "v": (1, 1, 9, 8)},
     "keys": {"q": (1, 1, 5, 8), "k": (1, 1, 40, 8), "v": (1, 1, 40, 8)},
     "retention": {"q": (1, 1, 17, 40), "k": (1, 1, 17, 40), "initial_state": (1, 1, 40, 8)},
+    "steps": {"q": (1, 1, 20, 40), "k": (1, 1, 20, 40), "v": (1, 1, 20, 8), "log_decay": (1, 1, 20)}
+    | {"initial_state": (1, 1, 40, 8), "initial_norm": (1, 1, 40)},
     "matmul": {"a": (1, 60, 300), "b": (40, 300), "bias": (40,)},
     "recurrent": dict.fromkeys(("q", "k", "v"), (1, 1, 20, 8)),
 }
@@ -353,6 +361,8 @@ SIMULATED = (
     ("retention_rows", "retention", False, "sim_parallel_states-float32", LARGER["retention"]),
     ("retention_contributions", "retention", False, "sim_parallel_states-float32", {}),
     ("retention_recurrent", "retention", False, "sim_recurrent_plain-float32", LARGER["recurrent"]),
+    ("retention_met", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
+    ("retention_step_gradient", "retention", True, "sim_steps_states-float32", LARGER["steps"]),
 )
 
 

@@ -1,6 +1,7 @@
 """retention on the GPU: which kernel serves which problem, and the public functions.
 
 passes.py          the operator and its gradient as passes of one kind
+decays.py          gamma, or log_decay, as a kernel asks for it; marks.py: the sums that this is made of
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
 sm90/              in chunks on Hopper's tensor cores, bfloat16
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from ...spec import Problem, retention as SPEC, retention_varlen as SPEC_VARLEN
+from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
@@ -43,7 +44,9 @@ def retention(
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv]: float64, float32, float16 or bfloat16, any strides with a
     contiguous last axis; D up to 256, Dv up to 512. Query i stands at position i + Sk - Sq.
     gamma [H] in float32 (float64 for float64): None is 1 - 2^(-5 - h). mask [H, Sq, Sk]: in place of the decay.
-    log_decay [B, H, S]: of each step; no kernel takes it yet (NotImplementedError), the reference does.
+    log_decay [B, H, S], dtype as gamma: in place of gamma the natural logarithm of each head's and step's decay, finite
+    and at most 0; gamma^(i - j) is then the product of the decays of the steps after j, up to i, and Sq is Sk. On a GPU
+    the values of gamma and log_decay are not looked at.
     scale: None is 1 / sqrt(D). form: "chunk" (time and memory as S), "parallel" (the only one for Sq != Sk, a mask and
     "abs") or "recurrent" (token after token, for one or a few); they agree. normalize: n is 1; with "signed"
     max(1, |sum_j s_ij|), with "abs" max(1, sum_j |s_ij|).
@@ -51,9 +54,11 @@ def retention(
     initial_norm [B, H, D] if "signed". return_state: also return these two. return_row_sum: also return what the
     gradient of a normalized call needs.
     Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
+    Others are one call each: lightning attention-2 (gamma=exp(-slopes), scale=1), simple GLA (log_decay=log_gates) and
+    Mamba-2's SSD, retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast.
     Beside its results the rung simt needs the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
     chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few, B * H * segments
-    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores.
+    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes 2 * B * H * (S + 1) more.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)
@@ -81,9 +86,10 @@ def retention_backward(
     row_sum as forward gave it, if the call was normalized, and o too, if "signed". dstate [B, H, D, Dv] and dstate_norm
     [B, H, D]: the gradients of the states that forward returned, where they were used. options are those of
     `retention`, and must be what they were.
-    Returns dq, dk, dv, then dinitial_state and dinitial_norm of what was given, each in the dtype of its input.
+    Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay of what was given, each in the dtype of its
+    input.
     Bit-equal from run to run, on every GPU of a kind: no atomics. Memory beside the results: as `retention`, and a
-    weight and a term for each query of a normalized call.
+    weight and a term for each query of a normalized call; for dlog_decay the states twice.
     """
 
 
@@ -105,7 +111,8 @@ def retention_varlen(
     q and k [total, H, D], v [total, H, Dv]. Sequence b has the tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens
     [B + 1] of int32 begins at 0, never falls and ends at the total; max_seqlen is the length of the longest, or more.
     Where cu_seqlens is on a GPU its values are not looked at: a wrong one reads and writes beyond its sequence, a token
-    beyond max_seqlen is left out. options are those of `retention`; states are [B, H, D, Dv], norms [B, H, D].
+    beyond max_seqlen is left out. options are those of `retention`; log_decay is [total, H], states are [B, H, D, Dv],
+    norms [B, H, D].
     A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total, H, Dv], then state, state_norm and row_sum [H, total] as asked for.
     """
@@ -129,26 +136,16 @@ def retention_varlen_backward(
     stream: Any = None,
     **options: Unpack[KeywordsVarlen[Any]],
 ) -> Any:
-    """The gradient of `retention_varlen`: dq, dk, dv, then dinitial_state and dinitial_norm of what was given.
+    """The gradient of `retention_varlen`: dq, dk, dv, then dinitial_state, dinitial_norm, dlog_decay of what was given.
 
     Arguments as `retention_backward` and `retention_varlen` have them; row_sum is [H, total].
     """
 
 
-def lacks(problem: Problem) -> str:
-    """What no rung does, and why; "" of what some do."""
-    if "log_decay" not in problem.arrays:
-        return ""
-    return (
-        "log_decay is not implemented on a GPU: no rung has a decay of each step, expected gamma, that of a head; "
-        f"dualops.reference.{problem.spec.name}{'_backward' if 'do' in problem.arrays else ''} takes log_decay"
-    )
-
-
 FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
 BACKWARD = (sm90.backward_choices, simt.backward_choices, sm90.few_backward_choices, naive.backward_choices)
 
-forward = Operation(SPEC, rungs=FORWARD, lacks=lacks)
-backward = Operation(SPEC, rungs=BACKWARD, backward=True, lacks=lacks)
-forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD, lacks=lacks)
-backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True, lacks=lacks)
+forward = Operation(SPEC, rungs=FORWARD)
+backward = Operation(SPEC, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)

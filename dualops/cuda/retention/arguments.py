@@ -4,8 +4,8 @@ All kernels do one thing, retention of a pass (see `passes`): rows look at colum
 
     out_r = sum_c scale * (q_r . k_c) * gamma^(r + offset - c) * v_c  +  state_scale * gamma^(r + later) * q_r @ state
 
-with q of a row, k and v of a column. A pass of the gradient walks from the last token to the first: its row 0 is the
-last one, and `direction` is -1.
+with q of a row, k and v of a column. With log_decay a power of gamma is what is left between two places (`decays`). A
+pass of the gradient walks from the last token to the first: its row 0 is the last one, and `direction` is -1.
 """
 
 from __future__ import annotations
@@ -67,10 +67,16 @@ class Variant:
     aligned: bool = False  # rows are whole 16-byte vectors
     mask: str = ""  # its dtype; a dense mask is in place of the decay
     normalized: bool = False  # there may be sums of rows, weights, terms and norms
+    stepwise: bool = False  # a decay of each step, log_decay, is in place of that of the head
 
     @property
     def masked(self) -> bool:
         return bool(self.mask)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """Of what builds, by keyword, a kernel whose only variants are these; nothing where it has gamma."""
+        return {"stepwise": True} if self.stepwise else {}
 
 
 @cache

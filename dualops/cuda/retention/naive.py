@@ -11,9 +11,13 @@ from ..backend import Kernel
 from ..device import Device
 from ..plans import Choice
 from ..step import Argument, Step
-from .arguments import NO_CHUNK, OF_COLUMNS, workspace
+from ..views import by_token
+from .arguments import NO_CHUNK, OF_COLUMNS, is_varlen, workspace
+from .decays import logs_of
+from .marks import marks_steps, marks_workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
-from .passes import Pass, as_state, backward_passes, forward_pass
+from .naive_steps import build_passing, build_step_gradient
+from .passes import Pass, States, as_state, backward_passes, forward_pass
 from .weights import weights_steps, weights_workspace
 
 REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
@@ -30,25 +34,33 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, and the sums of their rows where rows are divided by them."""
+    """All scores, the sums of their rows where rows are divided by them, and those of log_decay."""
     sums = {"sums": workspace(problem, (problem.B, problem.H, problem.Sq))} if problem.normalize else {}
-    return _scores(problem) | sums
+    return _scores(problem) | sums | marks_workspace(problem)
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
     """Scores, sums, product, states."""
-    return _steps(problem, forward_pass(problem, results, NO_CHUNK))
+    each = forward_pass(problem, results, NO_CHUNK)
+    return [*marks_steps(problem, each.logs, each.ends, each.call), *_steps(problem, each)]
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, of one pass after another; a weight and a term for each query."""
-    return _scores(problem) | weights_workspace(problem)
+    """All scores, of one pass after another; a weight and a term for each query; what passes over each step."""
+    p, passing = problem, {}
+    if "log_decay" in p.arrays:
+        passing["passing"] = workspace(p, (p.B, p.H, p.Sq + 1, p.Sk))
+    return _scores(p) | weights_workspace(p) | marks_workspace(p) | passing
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """The weights of the queries, then dq, dv and dk."""
-    passes = backward_passes(problem, results, weights_workspace(problem), NO_CHUNK)
-    return [*weights_steps(problem), *(step for each in passes for step in _steps(problem, each))]
+    """The weights of the queries, then dq and what its scores are good for, dv and dk."""
+    p = problem
+    dq, dv, dk = backward_passes(p, results, weights_workspace(p), NO_CHUNK)
+    steps = [*marks_steps(p, dq.logs, dq.ends, dq.call), *weights_steps(p), *_steps(p, dq)]
+    if "log_decay" in p.arrays:
+        steps += _step_gradient_steps(p, results, dq, dk.states)
+    return [*steps, *_steps(p, dv), *_steps(p, dk)]
 
 
 def _scores(problem: Problem) -> dict[str, ArrayMeta]:
@@ -57,22 +69,18 @@ def _scores(problem: Problem) -> dict[str, ArrayMeta]:
 
 def _steps(problem: Problem, each: Pass) -> list[Step]:
     p, call, states = problem, each.call, each.states
-    heads, known = p.B * p.H, (each.gamma, each.ends, call, p.B)
+    heads, known, how = p.B * p.H, (each.decay, each.ends, call, p.B), each.variant.options
     begins, norm_begins = int(bool(states.initial.data)), int(bool(states.initial_norm.data))
     sums = "sums" if call.normalize else ""
 
-    def step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:
-        """A launch with `count` threads, or none where there is nothing to do."""
-        return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []
-
     args = ("scores", each.q, each.k, each.weights, each.terms, each.mask, *known)
-    steps = step(build_scores(p.dtype, each.variant.mask), heads * call.rows * call.columns, *args)
+    steps = _step(build_scores(p.dtype, each.variant.mask, **how), heads * call.rows * call.columns, *args)
     if sums:
         args = (sums, each.row_sum, "scores", each.q, states.initial_norm, *known, norm_begins)
-        steps += step(build_sums(p.dtype), heads * call.rows, *args)
+        steps += _step(build_sums(p.dtype, **how), heads * call.rows, *args)
     args = (each.out, "scores", sums, each.q, each.v, states.initial, states.initial_norm, each.weights, each.terms)
-    product = build_product(p.dtype)
-    steps += step(product, heads * call.rows * call.Dv, *args, *known, begins, norm_begins)
+    product = build_product(p.dtype, **how)
+    steps += _step(product, heads * call.rows * call.Dv, *args, *known, begins, norm_begins)
 
     finals = [(states.final, states.initial, each.k, each.v, call.D, call.Dv, 0)]
     width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
@@ -80,5 +88,23 @@ def _steps(problem: Problem, each: Pass) -> list[Step]:
     for final, initial, k, v, rows, width, alone in finals:
         if final.data:
             args = (final, initial, k, v, each.weights, each.terms, *known, rows, width, alone, int(bool(initial.data)))
-            steps += step(build_state(p.dtype), heads * rows * width, *args)
+            steps += _step(build_state(p.dtype, **how), heads * rows * width, *args)
     return steps
+
+
+def _step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, back: States) -> list[Step]:
+    """The launches after those of the pass dq. back: what the pass dk begins with."""
+    p, call, states = problem, each.call, each.states
+    heads, known = p.B * p.H, (each.ends, call, p.B)
+    q, k = (by_token(p.arrays, name, is_varlen(p)) for name in ("q", "k"))
+    begins = (states.initial, states.initial_norm, back.initial, back.initial_norm)
+    flags = (int(bool(begin.data)) for begin in begins)
+    args = ("passing", "scores", q, k, each.q, each.k, each.weights, each.terms, *begins, each.decay, *known, *flags)
+    steps = _step(build_passing(p.dtype), heads * (call.rows + 1), *args)
+    args = (logs_of(results, "dlog_decay", is_varlen(p)), "passing", *known)
+    return steps + _step(build_step_gradient(p.dtype), heads * call.columns, *args)
+
+
+def _step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:
+    """A launch with `count` threads, or none where there is nothing to do."""
+    return [Step(kernel, (cdiv(count, THREADS),), args)] if count else []

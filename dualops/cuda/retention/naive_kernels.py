@@ -20,7 +20,8 @@ from ..backend import Kernel, builds, cuda, i64, kernel, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import number_type, start, strided
-from .arguments import ABS, OF_COLUMNS, call_type, decay, origin, span
+from .arguments import ABS, OF_COLUMNS, call_type, origin, span
+from .decays import decays_of
 
 THREADS = 256  # of a block
 
@@ -32,9 +33,9 @@ def my_index():
 
 
 @builds
-def build_scores(dtype: str, mask_dtype: str) -> Kernel:
-    """retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B). A score a thread."""
-    mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decay(dtype)
+def build_scores(dtype: str, mask_dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_scores(scores, q, k, weights, terms, mask, decay, ends, call, B). A score a thread."""
+    mem, mask_mem, decays = storage(dtype), storage(mask_dtype or dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
     masked = bool(mask_dtype)
 
@@ -43,13 +44,13 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
         *[strided(dtype, 3)] * 2,
         *[number_type(dtype, 3)] * 2,
         strided(mask_dtype or dtype, 3),
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         i64,
         threads=THREADS,
     )
-    def retention_naive_scores(scores, q, k, weights, terms, mask, gamma, ends, call, B):
+    def retention_naive_scores(scores, q, k, weights, terms, mask, decay, ends, call, B):
         index = my_index()
         head, r, c = index // call.columns // call.rows, index // call.columns % call.rows, index % call.columns
         b, h = head // call.H, head % call.H
@@ -77,7 +78,8 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
                     at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                     score *= mem.number(mask_mem.load(mask.data, at))
                 else:
-                    score *= decays.power(decays.log2(gamma, call, h), r + call.offset - c)
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    score *= decays.between(mine, c + call.later, r + call.offset + call.later)
                 score = score * call.scale + num.zero  # it counts
             scores[index] = score
 
@@ -85,12 +87,12 @@ def build_scores(dtype: str, mask_dtype: str) -> Kernel:
 
 
 @builds
-def build_sums(dtype: str) -> Kernel:
-    """retention_naive_sums(sums, row_sum, scores, q, norm, gamma, ends, call, B, begins). A row a thread.
+def build_sums(dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_sums(sums, row_sum, scores, q, norm, decay, ends, call, B, begins). A row a thread.
 
     norm [B, H, D]: what the sequence begins with, if `begins`.
     """
-    mem, decays = storage(dtype), decay(dtype)
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
@@ -99,14 +101,14 @@ def build_sums(dtype: str) -> Kernel:
         pointer(mem.number),
         strided(dtype, 3),
         number_type(dtype, 3),
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         i64,
         i64,
         threads=THREADS,
     )
-    def retention_naive_sums(sums, row_sum, scores, q, norm, gamma, ends, call, B, begins):
+    def retention_naive_sums(sums, row_sum, scores, q, norm, decay, ends, call, B, begins):
         index = my_index()
         head, r = index // call.rows, index % call.rows
         b, h = head // call.H, head % call.H
@@ -119,7 +121,8 @@ def build_sums(dtype: str) -> Kernel:
                     total, lost = num.add_compensated(total, lost, abs(score) if call.normalize == ABS else score)
                 row = origin(call, first, rows) + call.direction * r
                 if begins != 0:
-                    factor = decays.power(decays.log2(gamma, call, h), r + call.later) * call.state_scale
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    factor = decays.between(mine, 0, r + call.later) * call.state_scale
                     q_row, n_row = start(q, b, h, row), start(norm, b, h, 0)
                     for d in range(call.D):
                         more = factor * mem.load(q.data, q_row + d) * norm.data[n_row + d * norm.strides[2]]
@@ -132,10 +135,10 @@ def build_sums(dtype: str) -> Kernel:
 
 
 @builds
-def build_product(dtype: str) -> Kernel:
-    """retention_naive_product(out, scores, sums, q, v, state, norm, weights, terms, gamma, ends, call, B, begins,
+def build_product(dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_product(out, scores, sums, q, v, state, norm, weights, terms, decay, ends, call, B, begins,
     norm_begins). An element of the result a thread. state [B, H, D, Dv] and norm [B, H, Dv], if they are there."""
-    mem, decays = storage(dtype), decay(dtype)
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
@@ -144,14 +147,14 @@ def build_product(dtype: str) -> Kernel:
         *[strided(dtype, 3)] * 2,
         number_type(dtype, 4),
         *[number_type(dtype, 3)] * 3,
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         *[i64] * 3,
         threads=THREADS,
     )
     def retention_naive_product(
-        out, scores, sums, q, v, state, norm, weights, terms, gamma, ends, call, B, begins, norm_begins
+        out, scores, sums, q, v, state, norm, weights, terms, decay, ends, call, B, begins, norm_begins
     ):
         index = my_index()
         place, e = index // call.Dv, index % call.Dv
@@ -170,7 +173,8 @@ def build_product(dtype: str) -> Kernel:
                 row = origin(call, first, rows) + call.direction * r
                 factor = num.zero
                 if (begins != 0) | (norm_begins != 0):
-                    factor = decays.power(decays.log2(gamma, call, h), r + call.later) * call.state_scale
+                    mine = decays.of(decay, call, b, h, first, rows)
+                    factor = decays.between(mine, 0, r + call.later) * call.state_scale
                 if begins != 0:
                     q_row, at = start(q, b, h, row), start(state, b, h, 0) + e * state.strides[3]
                     for d in range(call.D):
@@ -193,38 +197,38 @@ def build_product(dtype: str) -> Kernel:
 
 
 @builds
-def build_state(dtype: str) -> Kernel:
-    """retention_naive_state(final, initial, k, v, weights, terms, gamma, ends, call, B, D, Dv, alone, begins).
+def build_state(dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_naive_state(final, initial, k, v, weights, terms, decay, ends, call, B, D, Dv, alone, begins).
 
     An element of the state [B, H, D, Dv] a thread. alone: there is no k, it is 1, or the column's term.
     """
-    mem, decays = storage(dtype), decay(dtype)
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
         *[number_type(dtype, 4)] * 2,
         *[strided(dtype, 3)] * 2,
         *[number_type(dtype, 3)] * 2,
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         *[i64] * 5,
         threads=THREADS,
     )
-    def retention_naive_state(final, initial, k, v, weights, terms, gamma, ends, call, B, D, Dv, alone, begins):
+    def retention_naive_state(final, initial, k, v, weights, terms, decay, ends, call, B, D, Dv, alone, begins):
         index = my_index()
         head, d, e = index // Dv // D, index // Dv % D, index % Dv
         b, h = head // call.H, head % call.H
         if b < B:
             first, _, count = span(ends, call, b)
-            log2 = decays.log2(gamma, call, h)
+            mine = decays.of(decay, call, b, h, first, count)
             total, lost = num.zero, num.zero
             if begins != 0:
                 at = start(initial, b, h, d) + e * initial.strides[3]
-                total = initial.data[at] * decays.power(log2, count)
+                total = initial.data[at] * decays.between(mine, 0, count)
             for t in range(count):
                 token = origin(call, first, count) + call.direction * t
-                factor = decays.power(log2, count - t - call.later) * call.kept_scale
+                factor = decays.between(mine, t + call.later, count) * call.kept_scale
                 if alone == 0:
                     factor *= mem.load(k.data, start(k, b, h, token) + d)
                 weight = num.one

@@ -19,6 +19,8 @@ from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
 from ..views import absent, by_token, whole
 from .arguments import ABS, LONGEST_CHUNK, NO_CHUNK, OF_COLUMNS, OF_ROWS, SIGNED, Call, Variant, is_varlen, slots_of
+from .decays import logs_of
+from .marks import marks_of
 
 NOTHING, NO_STATE, NO_NORM = absent(3), absent(4), absent(3)
 TILED = ("q", "k", "v", "do")  # what goes through kernels by tiles
@@ -59,6 +61,13 @@ class Pass:
     row_sum: Strided = NOTHING
     weights: Strided = NOTHING
     terms: Strided = NOTHING
+    logs: Strided = NOTHING  # log_decay
+    marks: Strided = NOTHING  # its sums
+
+    @property
+    def decay(self) -> Strided:
+        """What kernels are told of the decay that they are built for."""
+        return self.marks if self.variant.stepwise else self.gamma
 
     @property
     def has_states(self) -> bool:
@@ -94,6 +103,7 @@ def forward_pass(problem: Problem, results: Mapping[str, ArrayMeta], chunk: int)
         states,
         *_common(p),
         row_sum=by_token(results, "row_sum", is_varlen(p)),
+        **_steps(p),
     )
 
 
@@ -111,7 +121,7 @@ def backward_passes(
 
     forth = States(_transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
-    rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")}
+    rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")} | _steps(p)
     pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
 
     mask = mask._replace(strides=(mask.strides[0], mask.strides[2], mask.strides[1]))
@@ -136,6 +146,13 @@ def as_state(norm: Strided) -> Strided:
 def _common(problem: Problem) -> tuple[Strided, Strided, Strided]:
     arrays = problem.arrays
     return whole(arrays, "gamma", 1), whole(arrays, "cu_seqlens", 1), whole(arrays, "mask", 3)
+
+
+def _steps(problem: Problem) -> dict[str, Strided]:
+    """What there is in place of gamma."""
+    if "log_decay" not in problem.arrays:
+        return {}
+    return {"logs": logs_of(problem.arrays, "log_decay", is_varlen(problem)), "marks": marks_of(problem)}
 
 
 def _call(problem: Problem, chunk: int, states: States) -> Call:
@@ -181,4 +198,4 @@ def variant_of(problem: Problem) -> Variant:
     metas = [p.arrays[name] for name in TILED if name in p.arrays]
     sizes = [p.D, p.Dv, *(stride for meta in metas for stride in meta.strides[:-1])]
     aligned = all(size % vector == 0 for size in sizes) and all(meta.pointer % 16 == 0 for meta in metas)
-    return Variant(p.dtype, aligned, p.dtype_of("mask") or "", p.normalize is not None)
+    return Variant(p.dtype, aligned, p.dtype_of("mask") or "", p.normalize is not None, "log_decay" in p.arrays)

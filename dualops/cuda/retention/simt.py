@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ...spec.meta import Strided
 from ..arrays import cdiv
-from ..backend import Kernel
 from ..device import Device
 from ..plans import Choice
-from ..step import Argument, Step
-from ..tile.products import THREADS
+from ..step import Step
 from ..views import whole
-from .arguments import NO_CHUNK, OF_COLUMNS, slots_of, workspace
-from .passes import Pass, as_state, backward_passes, forward_pass, variant_of
+from .arguments import NO_CHUNK
+from .marks import marks_steps, marks_workspace
+from .passes import Pass, backward_passes, forward_pass, variant_of
+from .simt_launches import (
+    states_steps,
+    states_workspace,
+    step_gradient_bytes,
+    step_gradient_steps,
+    step_gradient_workspace,
+)
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows
-from .simt_states import NORM_THREADS, StatesConfig, build_contributions, build_norms, build_walk
+from .simt_states import StatesConfig
 from .weights import weights_steps, weights_workspace
 
 
@@ -36,6 +40,10 @@ class SimtConfig(NamedTuple):
         return max(self.rows.shared_bytes(dtype, D), self.states.shared_bytes(dtype))
 
 
+LEAST = RowsConfig(2, 2, 1, 16, near=2, lanes=8), StatesConfig(2, 1, near=2, lanes=8, tokens=16)
+LEAST_CHUNK = 32
+
+
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for retention, best first."""
     p = problem
@@ -49,7 +57,10 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     p = problem
     for config, reason in backward_configs(p):
         steps, workspace = partial(backward_steps, p, results, config), backward_workspace(p, results, config)
-        yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, max(p.D, p.Dv)))
+        shared_bytes = config.shared_bytes(p.dtype, max(p.D, p.Dv))
+        if "log_decay" in p.arrays:
+            shared_bytes = max(shared_bytes, step_gradient_bytes(p, _tiles(config)))
+        yield Choice("simt", config, reason, steps, workspace, shared_bytes)
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
@@ -84,17 +95,24 @@ def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
     large = RowsConfig(4, 4, 2, 128, min_blocks=blocks), StatesConfig(8, 2, min_blocks=2)
     medium = RowsConfig(4, 4, 1, 64, min_blocks=blocks), StatesConfig(4, 1, min_blocks=2)
     small = RowsConfig(2, 2, 1, 64), StatesConfig(4, 1)
-    least = RowsConfig(2, 2, 1, 16, near=2, lanes=8), StatesConfig(2, 1, near=2, lanes=8, tokens=16)
     if tokens <= 32 or wide <= 16:
-        ladder = [(least, "few tokens, or narrow heads")]
+        ladder = [(LEAST, "few tokens, or narrow heads")]
     elif p.dtype == "float64":
-        ladder = [(small, "double precision"), (least, "little shared memory")]
+        ladder = [(small, "double precision"), (LEAST, "little shared memory")]
     elif wide <= 64:
-        ladder = [(medium, "narrow heads"), (small, "little shared memory"), (least, "little shared memory")]
+        ladder = [(medium, "narrow heads"), (small, "little shared memory"), (LEAST, "little shared memory")]
     else:
-        ladder = [(large, "wide heads"), *((tiles, "little shared memory") for tiles in (medium, small, least))]
+        ladder = [(large, "wide heads"), *((tiles, "little shared memory") for tiles in (medium, small, LEAST))]
     for (rows, states), reason in ladder:
-        chunk = 32 if rows is least[0] else 64 if wide <= 64 or p.dtype == "float64" else 128 if wide <= 128 else 256
+        chunk = (
+            LEAST_CHUNK
+            if rows is LEAST[0]
+            else 64
+            if wide <= 64 or p.dtype == "float64"
+            else 128
+            if wide <= 128
+            else 256
+        )
         how = "the whole sequence at once" if p.form == "parallel" else f"chunks of {chunk} tokens"
         what = f"{how}, {rows.block_q} x {rows.block_v} results a block: {reason}"
         yield SimtConfig(chunk, rows, states), what
@@ -103,41 +121,51 @@ def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
 def forward_workspace(
     problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
 ) -> dict[str, ArrayMeta]:
-    """The states before the chunks."""
+    """The states before the chunks, and the sums of log_decay."""
     if isinstance(config, RecurrentConfig):
         return {}
-    return _states(problem, [forward_pass(problem, results, _chunk(problem, config))])
+    each = forward_pass(problem, results, _chunk(problem, config))
+    return marks_workspace(problem) | states_workspace(problem, [each])
 
 
 def forward_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
 ) -> Sequence[Step]:
-    each = forward_pass(problem, results, _chunk(problem, config))
+    p, each = problem, forward_pass(problem, results, _chunk(problem, config))
     if isinstance(config, RecurrentConfig):
-        return _recurrent_steps(problem, results, each, config)
-    return _tiled_steps(problem, results, each, config)
+        return _recurrent_steps(p, results, each, config)
+    return [*marks_steps(p, each.logs, each.ends, each.call), *_tiled_steps(p, results, each, config)]
 
 
 def backward_workspace(
     problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
 ) -> dict[str, ArrayMeta]:
-    """The states before the chunks, of one pass after another, and a weight and a term for each query."""
-    extra = weights_workspace(problem)
-    if isinstance(config, RecurrentConfig):
-        return extra
-    return extra | _states(problem, backward_passes(problem, results, extra, _chunk(problem, config)))
+    """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
+    its sums, and what its gradient is made of."""
+    p, extra = problem, weights_workspace(problem)
+    made = extra
+    if not isinstance(config, RecurrentConfig):
+        made = made | states_workspace(p, backward_passes(p, results, extra, _chunk(p, config)))
+    if "log_decay" in p.arrays:
+        more = step_gradient_workspace(p, _chunked_passes(p, results, config))
+        made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
+    return made
 
 
 def backward_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
 ) -> Sequence[Step]:
     p, extra = problem, weights_workspace(problem)
-    steps = weights_steps(p)
-    for each in backward_passes(p, results, extra, _chunk(p, config)):
+    passes = backward_passes(p, results, extra, _chunk(p, config))
+    steps = [*marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *weights_steps(p)]
+    for each in passes:
         if isinstance(config, RecurrentConfig):
             steps += _recurrent_steps(p, results, each, config)
         else:
             steps += _tiled_steps(p, results, each, config)
+        if each is passes[0] and "log_decay" in p.arrays:
+            kept = p.form == "chunk"  # dq has just had the states that are asked for
+            steps += step_gradient_steps(p, results, _chunked_passes(p, results, config), _tiles(config), kept=kept)
     return steps
 
 
@@ -146,53 +174,31 @@ def _chunk(problem: Problem, config: SimtConfig | RecurrentConfig) -> int:
     return config.chunk if problem.form == "chunk" and isinstance(config, SimtConfig) else NO_CHUNK
 
 
-def _states(problem: Problem, passes: Sequence[Pass]) -> dict[str, ArrayMeta]:
-    """Room for the states of the greediest pass; they have it one after another."""
-    p, made = problem, {}
-    for each in passes:
-        _, slots = slots_of(p, each.call.state_chunk)
-        if each.has_states:
-            made["states"] = workspace(p, (slots, p.H, p.D * p.Dv))
-        if each.has_norms:
-            made["norms"] = workspace(p, (slots, p.H, p.D))
-    return made
+def _tiles(config: SimtConfig | RecurrentConfig) -> tuple[RowsConfig, StatesConfig]:
+    """Those of log_decay's gradient, which goes by chunks whatever the form is."""
+    return (config.rows, config.states) if isinstance(config, SimtConfig) else LEAST
+
+
+def _chunked_passes(
+    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
+) -> tuple[Pass, Pass]:
+    """dq and dk by chunks."""
+    chunk = config.chunk if isinstance(config, SimtConfig) else LEAST_CHUNK
+    dq, _, dk = backward_passes(problem, results, weights_workspace(problem), chunk)
+    return dq, dk
 
 
 def _tiled_steps(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: SimtConfig) -> Sequence[Step]:
     """The launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
-    p, call, made = problem, each.call, _states(problem, [each])
+    p, call = problem, each.call
+    made = states_workspace(p, [each])
     states, norms = whole(made, "states", 3), whole(made, "norms", 3)
-    heads, known = p.B * p.H, (each.gamma, each.ends, call)
-    steps = []
-
-    def contribute(kernel: Kernel, chunks: int, tiles: int, *args: Argument, shared_bytes: int = 0) -> None:
-        if heads * chunks:
-            steps.append(Step(kernel, (heads * chunks * tiles,), (*args, *known, chunks), shared_bytes))
-
-    def walk(place: Strided, size: int, width: int, initial: Strided, final: Strided) -> None:
-        begins, finishes = int(bool(initial.data)), int(bool(final.data))
-        args = (place, initial, final, *known, size, width, begins, finishes, 0)
-        steps.append(Step(build_walk(p.dtype), (heads * cdiv(size, THREADS),), args))
-
-    if each.has_states and heads:
-        tile = config.states
-        contribute(
-            build_contributions(tile, replace(each.variant, mask="", normalized=False)),
-            each.chunks(each.states.final),
-            cdiv(call.D, tile.block_d) * cdiv(call.Dv, tile.block_v),
-            *(states, each.k, each.v, each.weights),
-            shared_bytes=tile.shared_bytes(p.dtype),
-        )
-        walk(states, call.D * call.Dv, call.Dv, each.states.initial, each.states.final)
-    if each.has_norms and heads:
-        width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
-        kernel, chunks = build_norms(p.dtype), each.chunks(each.states.final_norm)
-        contribute(kernel, chunks, cdiv(width, NORM_THREADS), norms, x, each.weights, each.terms)
-        walk(norms, width, width, as_state(each.states.initial_norm), as_state(each.states.final_norm))
+    steps = states_steps(p, each, config.states, (states, norms))
     if results[each.out.data].size:
         rows = config.rows
-        blocks = heads * cdiv(call.rows, rows.block_q) * cdiv(call.Dv, rows.block_v)
+        blocks = p.B * p.H * cdiv(call.rows, rows.block_q) * cdiv(call.Dv, rows.block_v)
         args = (each.out, each.row_sum, each.q, each.k, each.v, states, norms, each.weights, each.terms, each.mask)
+        known = (each.decay, each.ends, call)
         steps.append(
             Step(build_rows(rows, each.variant), (blocks,), (*args, *known), rows.shared_bytes(p.dtype, call.D))
         )
@@ -209,13 +215,13 @@ def _recurrent_steps(
         return []
     args = (each.out, each.row_sum, each.q, each.k, each.v, *there, each.weights, each.terms)
     flags = (int(bool(state.data)) for state in there)
-    kernel = build_recurrent(config, p.dtype)
+    kernel = build_recurrent(config, p.dtype, **each.variant.options)
     blocks = p.B * p.H * cdiv(each.call.Dv, config.block_v)
     return [
         Step(
             kernel,
             (blocks,),
-            (*args, each.gamma, each.ends, each.call, *flags),
+            (*args, each.logs if each.variant.stepwise else each.gamma, each.ends, each.call, *flags),
             config.shared_bytes(p.dtype, each.call.D),
         )
     ]

@@ -6,10 +6,12 @@ line + 16, ... and of them the columns lane, lane + 16, ...
     1  for each token:    state = gamma * state + kept_scale * k^T v        (the first of a pass back: without gamma)
     2                     out = state_scale * q @ state / n                 16 lines meet for a sum
 
+gamma is the head's, or exp(log_decay) of the token, in a pass back of the one before it in the pass.
+
 Tokens come STEPS_AT_ONCE at a time, so that the lines meet but twice for so many. Nothing but the state is kept: no
 workspace, and one launch, which for a single token reads the state once and writes it once.
 
-Shared memory: itemsize * STEPS_AT_ONCE * (2 * D16 + 17 * BLOCK_V + 18), D16 being D rounded up to 16.
+Shared memory: itemsize * STEPS_AT_ONCE * (2 * D16 + 17 * BLOCK_V + 19), D16 being D rounded up to 16.
 Registers: state_rows * (columns + 1) numbers and about 40 more.
 """
 
@@ -27,6 +29,7 @@ from ..tile.shared import Shared, Tile
 from ..tile.storage import storage
 from ..views import number_type, start, strided
 from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, origin, span
+from .decays import exp_of_step
 
 STEPS_AT_ONCE = 8
 
@@ -41,6 +44,7 @@ class RecurrentLayout(NamedTuple):
     norm_parts: Tile  # [STEPS_AT_ONCE, LANES]: and of its sum
     row_terms: int  # of the tokens
     column_terms: int
+    factors: int  # what the state is multiplied by, where it is not the same for all
     nbytes: int
 
 
@@ -61,8 +65,8 @@ class RecurrentConfig:
         v = shared.tile(STEPS_AT_ONCE, self.block_v, pad=0)
         parts = shared.tile(STEPS_AT_ONCE * LANES, self.block_v, pad=0)
         norm_parts = shared.tile(STEPS_AT_ONCE, LANES, pad=0)
-        row_terms, column_terms = shared.vector(STEPS_AT_ONCE), shared.vector(STEPS_AT_ONCE)
-        return RecurrentLayout(q, k, v, parts, norm_parts, row_terms, column_terms, shared.nbytes)
+        row_terms, column_terms, factors = (shared.vector(STEPS_AT_ONCE) for _ in range(3))
+        return RecurrentLayout(q, k, v, parts, norm_parts, row_terms, column_terms, factors, shared.nbytes)
 
     def shared_bytes(self, dtype: str, D: int) -> int:
         """D: at most LANES * state_rows, which is what room is made for."""
@@ -111,10 +115,11 @@ def _held(number: Any, rows: int, columns: int) -> Held:
 
 
 @builds
-def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
-    """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, gamma, ends,
-    call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there."""
-    mem, decays = storage(dtype), decay(dtype)
+def build_recurrent(config: RecurrentConfig, dtype: str, *, stepwise: bool = False) -> Kernel:
+    """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, decay, ends,
+    call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there. decay: gamma,
+    or log_decay."""
+    mem, decays, exp_of = storage(dtype), decay(dtype), exp_of_step(dtype)
     num, tile = numbers(mem.number), config.layout(dtype)
     held = _held(mem.number, config.state_rows, config.columns)
 
@@ -124,7 +129,7 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         *[strided(dtype, 3)] * 3,
         *[number_type(dtype, 4)] * 2,
         *[number_type(dtype, 3)] * 4,
-        number_type(dtype, 1),
+        number_type(dtype, 3 if stepwise else 1),
         strided("int32", 1),
         call_type(dtype),
         *[i64] * 4,
@@ -142,7 +147,7 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         final_norm,
         weights,
         terms,
-        gamma,
+        decay,
         ends,
         call,
         begins,
@@ -158,7 +163,9 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         b, h = head // call.H, head % call.H
         first, count, _ = span(ends, call, b)
         token0 = origin(call, first, count)
-        my_gamma = decays.value(gamma, call, h)
+        my_gamma = num.one
+        if not stepwise:
+            my_gamma = decays.value(decay, call, h)
 
         state, norm = held.state(), held.norm()  # the norm: of my rows; in the gradient of my columns
         part, value = held.of_columns(), held.of_columns()
@@ -203,11 +210,18 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
                     smem[tile.row_terms + tid] = terms.data[start(terms, b, h, token)]
                 if call.column_term != 0:
                     smem[tile.column_terms + tid] = terms.data[start(terms, b, h, token)]
+                if stepwise:
+                    token -= call.direction * (1 - call.later)  # the one whose step leads here
+                    smem[tile.factors + tid] = num.one
+                    if t0 + tid + call.later > 0:
+                        smem[tile.factors + tid] = exp_of(decay.data[start(decay, b, h, token)])
             cuda.syncthreads()
 
             for t in range(steps):
                 factor = my_gamma
-                if (t0 + t == 0) & (call.later == 0):
+                if stepwise:
+                    factor = smem[tile.factors + t]
+                elif (t0 + t == 0) & (call.later == 0):
                     factor = num.one
                 for c in range(held.columns):
                     part[c] = num.zero
@@ -258,6 +272,8 @@ def build_recurrent(config: RecurrentConfig, dtype: str) -> Kernel:
         last = num.one  # a pass back ends before its last token, which is the first one
         if (call.later == 0) & (count > 0):
             last = my_gamma
+            if stepwise:
+                last = exp_of(decay.data[start(decay, b, h, first)])
         for i in range(held.rows):
             for c in range(held.columns):
                 d, e = held.row(i), e0 + held.column(c)

@@ -36,7 +36,8 @@ from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..tile.vector_load import by_vectors
 from ..views import number_type, start, strided
-from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, decay, origin, slot_of, span
+from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from .decays import decays_of, step_decays
 
 
 class Slices(Namespace):
@@ -140,8 +141,9 @@ def append(smem, place, number):
 
 @builds
 def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
-    """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call)."""
-    mem, mask_mem, decays = storage(variant.dtype), storage(variant.mask or variant.dtype), decay(variant.dtype)
+    """retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    mem, mask_mem = storage(variant.dtype), storage(variant.mask or variant.dtype)
+    decays, steps = decays_of(variant.dtype, variant.stepwise), step_decays(variant.dtype)
     num, lanes = numbers(mem.number), lane_reductions(mem.number, config.lanes)
     tile = config.layout(variant.dtype, config.depth, aligned=variant.aligned, weighted=variant.normalized)
     qk = mma_abt(mem.number, tile.q.first, tile.k, config.tile_q, config.tile_kv, config.lanes, looped=True)
@@ -154,13 +156,13 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         *[strided(variant.dtype, 3)] * 3,
         *[number_type(variant.dtype, 3)] * 4,
         strided(variant.mask or variant.dtype, 3),
-        number_type(variant.dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(variant.dtype),
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, gamma, ends, call):
+    def retention_rows(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         lane, line = tid % config.lanes, tid // config.lanes
@@ -176,9 +178,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
         chunk = (q_blocks - 1 - place % q_blocks) * config.block_q // call.chunk
         n_first = i64(chunk) * call.chunk
-        log2 = num.zero
+        mine = num.zero
         if not variant.masked:
-            log2 = decays.log2(gamma, call, h)
+            mine = decays.of(decay, call, b, h, first, rows)
 
         m = m0 + line * qk.rows  # my first row
         sums = cuda.local.array(qk.rows, mem.number)  # my share of a row's sum; the lanes meet at the end
@@ -229,7 +231,10 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                         at = tile.q.place(line * qk.rows + i, d, call.D)
                         sums[i] += smem[u32(at)] * norms.data[norm + d]
             for i in range(qk.rows):
-                factor = decays.power(log2, m + i - n_first + call.later) * call.state_scale
+                row = m + i
+                if variant.stepwise:  # what a step is known of is known of rows that are there
+                    row = min(row, rows - 1)
+                factor = decays.between(mine, n_first, row + call.later) * call.state_scale
                 sums[i] *= factor
                 for c in range(pv.columns):
                     acc[i * pv.columns + c] *= factor
@@ -268,7 +273,9 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                     smem[u32(tile.weights + r)] = weight
             apart = mem.number(m + call.offset - n0 - lane)  # of my first row and column
             for i in range(qk.rows):
-                share = num.zero
+                share, to_row, row_rest = num.zero, num.zero, num.zero
+                if variant.stepwise:
+                    to_row, row_rest = steps.mark(mine, min(m + i, rows - 1) + call.later)
                 for j in range(qk.columns):
                     n = n0 + lane + config.lanes * j
                     seen = i32(n - n_first) < seen_by[i]
@@ -278,8 +285,11 @@ def build_rows(config: RowsConfig, variant: Variant) -> Kernel:
                             row, column = row0 + call.direction * (m + i), column0 + call.direction * n
                             at = h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
                             factor = mem.number(mask_mem.load(mask.data, at))
+                    elif variant.stepwise:
+                        from_column, column_rest = steps.mark(mine, min(n, columns - 1) + call.later)
+                        factor = steps.fade(mine, from_column, column_rest, to_row, row_rest)
                     else:
-                        factor = num.exp2(log2 * (apart + mem.number(i - config.lanes * j)))
+                        factor = num.exp2(mine * (apart + mem.number(i - config.lanes * j)))
                     score = scores[i * qk.columns + j] * call.scale * factor + num.zero  # no -0
                     if not seen:
                         score = num.minus_zero

@@ -18,14 +18,15 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i64, kernel
+from ..backend import Kernel, builds, cuda, i64, kernel, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import access, storage
 from ..tile.vector_load import by_vectors
 from ..views import number_type, start, strided
-from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, decay, origin, slot_of, span
+from .arguments import LONGEST_CHUNK, OF_COLUMNS, Variant, call_type, origin, slot_of, span
+from .decays import decays_of
 
 AHEAD = 8  # chunks whose contributions a thread has on their way in the walk
 NORM_THREADS = 64
@@ -76,10 +77,33 @@ class StatesConfig:
         return self.layout(dtype).nbytes
 
 
+@verb
+def whole_chunk(call, chunk, count):
+    """First row of a chunk of a pass over so many tokens, and that of the next one, be there such a row or not."""
+    t0 = chunk * call.state_chunk
+    return t0, t0 + call.state_chunk
+
+
+@verb
+def fewer(call, count):
+    """Tokens that the last chunk has fewer than others, and the first one of a pass back whose chunks are the same."""
+    rest = count % call.state_chunk
+    return call.state_chunk - rest if rest != 0 else rest
+
+
+@verb
+def mirrored_chunk(call, chunk, count):
+    """The same of a pass back whose chunks are those of the pass forth."""
+    missing = fewer(call, count)
+    t0 = chunk * call.state_chunk - missing
+    return max(t0, 0), t0 + call.state_chunk
+
+
 @builds
-def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
-    """retention_contributions(states, k, v, weights, gamma, ends, call, chunks): step 1, of so many of a sequence."""
-    mem, decays = storage(variant.dtype), decay(variant.dtype)
+def build_contributions(config: StatesConfig, variant: Variant, *, mirrored: bool = False) -> Kernel:
+    """retention_contributions(states, k, v, weights, decay, ends, call, chunks): step 1, of so many of a sequence."""
+    mem, decays = storage(variant.dtype), decays_of(variant.dtype, variant.stepwise)
+    tokens_of = mirrored_chunk if mirrored else whole_chunk
     num = numbers(mem.number)
     vec = access(compute_dtype(variant.dtype), variant.aligned and config.near == 4)
     tile = config.layout(variant.dtype, aligned=variant.aligned)
@@ -89,14 +113,14 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         number_type(variant.dtype, 3),
         *[strided(variant.dtype, 3)] * 2,
         number_type(variant.dtype, 3),
-        number_type(variant.dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(variant.dtype),
         i64,
         threads=config.threads,
         min_blocks=config.min_blocks,
     )
-    def retention_contributions(states, k, v, weights, gamma, ends, call, chunks):
+    def retention_contributions(states, k, v, weights, decay, ends, call, chunks):
         smem = cuda.shared.array(0, mem.number, alignment=16)
         tid = cuda.threadIdx.x
         line = tid // config.lanes
@@ -107,16 +131,16 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
         first, _, count = span(ends, call, b)
-        t0 = chunk * call.state_chunk
+        t0, end = tokens_of(call, chunk, count)
         if t0 >= count:
             return
-        end = min(t0 + call.state_chunk, count)
+        end = min(end, count)
         token0 = origin(call, first, count)
-        log2 = decays.log2(gamma, call, h)
+        mine = decays.of(decay, call, b, h, first, count)
         for n in range(tid, LONGEST_CHUNK, config.threads):
             t, factor = t0 + n, num.zero
             if t < end:
-                factor = decays.power(log2, end - t - call.later) * call.kept_scale
+                factor = decays.between(mine, t + call.later, end) * call.kept_scale
                 if call.column_weighted != 0:
                     factor *= weights.data[start(weights, b, h, token0 + call.direction * t)]
             smem[tile.weights + n] = factor
@@ -144,22 +168,22 @@ def build_contributions(config: StatesConfig, variant: Variant) -> Kernel:
 
 
 @builds
-def build_norms(dtype: str) -> Kernel:
-    """retention_norms(norms, x, weights, terms, gamma, ends, call, chunks): step 1 of the norms; x is k, or v."""
-    mem, decays = storage(dtype), decay(dtype)
-    num = numbers(mem.number)
+def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+    """retention_norms(norms, x, weights, terms, decay, ends, call, chunks): step 1 of the norms; x is k, or v."""
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
+    num, tokens_of = numbers(mem.number), mirrored_chunk if mirrored else whole_chunk
 
     @kernel(
         number_type(dtype, 3),
         strided(dtype, 3),
         *[number_type(dtype, 3)] * 2,
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         i64,
         threads=NORM_THREADS,
     )
-    def retention_norms(norms, x, weights, terms, gamma, ends, call, chunks):
+    def retention_norms(norms, x, weights, terms, decay, ends, call, chunks):
         width = call.Dv if call.normed == OF_COLUMNS else call.D
         blocks = (width + NORM_THREADS - 1) // NORM_THREADS
         place = i64(cuda.blockIdx.x) // blocks
@@ -167,16 +191,16 @@ def build_norms(dtype: str) -> Kernel:
         chunk, head = place % chunks, place // chunks
         b, h = head // call.H, head % call.H
         first, _, count = span(ends, call, b)
-        t0 = chunk * call.state_chunk
+        t0, end = tokens_of(call, chunk, count)
         if (t0 >= count) | (e >= width):
             return
-        end = min(t0 + call.state_chunk, count)
+        end = min(end, count)
         token0 = origin(call, first, count)
-        log2 = decays.log2(gamma, call, h)
+        mine = decays.of(decay, call, b, h, first, count)
         total = num.zero
         for t in range(t0, end):
             token = token0 + call.direction * t
-            factor = decays.power(log2, end - t - call.later)
+            factor = decays.between(mine, t + call.later, end)
             if call.column_term != 0:
                 term = terms.data[start(terms, b, h, token)]
                 factor *= weights.data[start(weights, b, h, token)] * term if term != num.zero else num.zero
@@ -188,26 +212,26 @@ def build_norms(dtype: str) -> Kernel:
 
 
 @builds
-def build_walk(dtype: str) -> Kernel:
-    """retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes, missing): step 2, in
+def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
+    """retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing): step 2, in
     place.
 
     States are `size` numbers; initial and final have rows of `width` of them, and are there if begins, finishes.
-    missing: tokens that the first chunk has fewer than others.
+    missing: tokens that the first chunk has fewer than others; `mirrored` chunks know it themselves.
     """
-    mem, decays = storage(dtype), decay(dtype)
+    mem, decays = storage(dtype), decays_of(dtype, stepwise)
     num = numbers(mem.number)
 
     @kernel(
         number_type(dtype, 3),
         *[number_type(dtype, 4)] * 2,
-        number_type(dtype, 1),
+        decays.argument,
         strided("int32", 1),
         call_type(dtype),
         *[i64] * 5,
         threads=THREADS,
     )
-    def retention_walk(states, initial, final, gamma, ends, call, size, width, begins, finishes, missing):
+    def retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing):
         blocks = (size + THREADS - 1) // THREADS
         head = i64(cuda.blockIdx.x) // blocks
         e = i64(cuda.blockIdx.x) % blocks * THREADS + cuda.threadIdx.x
@@ -216,8 +240,12 @@ def build_walk(dtype: str) -> Kernel:
         if e >= size:
             return
         row, column = e // width, e % width
-        log2 = decays.log2(gamma, call, h)
-        full = decays.power(log2, call.state_chunk)
+        mine = decays.of(decay, call, b, h, first, count)
+        full = num.one
+        if not stepwise:
+            full = decays.between(mine, 0, call.state_chunk)
+        if mirrored:
+            missing = fewer(call, count)
         state, lost = num.zero, num.zero
         if begins != 0:
             step = initial.strides
@@ -235,8 +263,8 @@ def build_walk(dtype: str) -> Kernel:
                 if chunk + i < chunks:
                     states.data[place + (chunk + i) * states.strides[0]] = state
                     factor, end = full, min((chunk + i + 1) * call.state_chunk - missing, count)
-                    if end - before != call.state_chunk:
-                        factor = decays.power(log2, end - before)
+                    if stepwise | (end - before != call.state_chunk):
+                        factor = decays.between(mine, before, end)
                     before = end
                     state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
         if finishes != 0:

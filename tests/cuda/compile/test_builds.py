@@ -17,10 +17,13 @@ from tests.cuda.compile.ptx import compile_list, lto_ir, ptx_of
 
 ARCH = "sm_90a"
 MOST_BUILDS = 75  # of an operator; attention has 28 functions that build kernels, on four rungs
-IN_DOUBLE = ("dualops.cuda.rope.tables.build",)  # angles are computed in float64, whatever the result's dtype is
+# angles and sums of log_decay are computed in float64, whatever the result's dtype is
+IN_DOUBLE = ("dualops.cuda.rope.tables.build", "dualops.cuda.retention.marks.build_marks")
 # aligned in what they read; they write one by one
 READ_WIDE = (
     "dualops.cuda.retention.simt_rows.build_rows",
+    "dualops.cuda.retention.simt_steps.build_met",
+    "dualops.cuda.retention.simt_steps.build_step_gradient",
     "dualops.cuda.norm.long_rows.build_means",
     "dualops.cuda.matmul.gradient.build_column_sums",
 )

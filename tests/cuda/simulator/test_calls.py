@@ -17,13 +17,11 @@ from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.offline import absent_problem
 from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
-from dualops.spec.meta import FLOATS, ArrayMeta, itemsize, numpy_dtype
+from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
 from tests.checks import call, check, gradient_inputs
-from tests.cuda.calls import Call, steps_of
 from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, Direction, every_direction, rows_cases
 from tests.cuda.simulator.attention import checked
 from tests.problems import Layout, values
-from tests.retention import with_steps
 
 SOFTMAX = OPERATORS["softmax"]
 # the general rungs along either axis, the others along rows that lie in memory one after the other
@@ -164,23 +162,6 @@ def test_the_longest_sequence_may_be_left_unsaid(operator):
         tokens, ends = numbers(count, 2, 8), np.array([0, 4, count], np.int32)
         given = (tokens, tokens, tokens, *(ends, ends)[: 2 if operator.startswith("flash") else 1])
         testing.check(operator, getattr(dualops.cuda, operator)(*given), dict(zip(names, given)))
-
-
-@pytest.mark.parametrize("operator", ["retention", "retention_varlen"])
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_decay_of_each_step_is_refused_by_call_and_plan(operator, backward, untouched):
-    direction = Direction(OPERATORS[operator], backward)
-    case = with_steps(cases_with_elements(direction)[0])
-    inputs = gradient_inputs(direction.spec, case) if backward else values(direction.spec, case)
-    told = f"^{direction.name}: log_decay is not implemented on a GPU: no rung has .*reference.{direction.name} takes"
-    for rung in (None, *direction.spec.rungs):
-        with pytest.raises(NotImplementedError, match=told):
-            call(direction.function(rung), direction.inputs, inputs, **case.params)
-        with pytest.raises(NotImplementedError, match=told):
-            dualops.cuda.plan(operator, **inputs, **case.params, kernel=rung, backward=backward)
-        metas = {name: ArrayMeta.of_numpy(x) for name, x in inputs.items()}
-        recorded = Call(operator, backward, metas, case.params, rung)
-        assert steps_of(recorded, current()) is None, "what tests compile beforehand leaves it out"
 
 
 # --- special values ----------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def _choices(
     p, metas = problem, {**problem.arrays, **results}
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    if p.D > WIDEST or p.Dv > WIDEST or not p.B * p.H:
+    if p.D > WIDEST or p.Dv > WIDEST or not p.B * p.H or "log_decay" in p.arrays:
         return
     segments = segments_of(p, len(roles))
     if (p.B * p.H * segments < LEAST_BLOCKS) != few:

@@ -1,0 +1,135 @@
+"""How much is left of what lies back: the decay of a head, or of each step, as kernels ask for it.
+
+A pass has places, where one token's turn ends and the next one's begins: place n is before row n, and row r itself
+stands at place r + later. A kernel asks what is left at a later place of what was 1 at an earlier one, and what it was
+built for answers:
+
+    gamma^(later - earlier)                                         of a head
+    exp(direction * (L[later token] - L[earlier token]))            of each step, L the sums of log_decay (`marks`)
+
+In a pass back place n is that of token count - n, and what lies between two places is the same sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from ...spec import ArrayMeta
+from ...spec.meta import Strided
+from ...spec.retention import LEAST_LOG
+from ..backend import Namespace, verb
+from ..tile.numbers import numbers
+from ..tile.storage import storage
+from ..views import absent, number_type, start
+from .arguments import decay
+
+EXACT_BELOW = 0.35  # of -log_decay: what forgets faster has forgotten an error before it adds up
+DEGREE = 7  # 0.35^8 / 8! is less than any rounding of float32
+
+
+class Marks(NamedTuple):
+    """Sums of log_decay of a head in a sequence, each as two numbers: that of place n lies at first + n * step."""
+
+    data: Any
+    first: Any
+    step: Any
+    sign: Any  # 1, or -1 where time goes back
+
+
+class Decays(Namespace):
+    """Verbs on the decay that a kernel is built for."""
+
+    argument: Any  # the type of what a kernel is told
+    of: Callable[..., Any]  # (told, call, b, h, first, count): that of a head in a sequence of so many tokens
+    between: Callable[..., Any]  # (mine, earlier, later): what is left from one place to the other
+
+
+class StepDecays(Decays):
+    """Those of each step; what is between many pairs of places is asked for by the sums there."""
+
+    mark: Callable[..., Any]  # (mine, n) -> the sum at place n, two numbers
+    fade: Callable[..., Any]  # (mine, earlier, earlier_rest, later, later_rest): what is left between two such
+
+
+@cache
+def decays_of(dtype: str, stepwise: bool) -> Decays:
+    """The verbs for the arithmetic of problems of this dtype."""
+    return step_decays(dtype) if stepwise else _head_decays(dtype)
+
+
+@cache
+def _head_decays(dtype: str) -> Decays:
+    own = decay(dtype)
+
+    @verb
+    def of(gamma, call, b, h, first, count):
+        return own.log2(gamma, call, h)
+
+    @verb
+    def between(log2_gamma, earlier, later):
+        return own.power(log2_gamma, later - earlier)
+
+    return Decays(argument=number_type(dtype, 1), of=of, between=between)
+
+
+@cache
+def step_decays(dtype: str) -> StepDecays:
+    """Of each step. A difference of two sums is exact to eps of itself, as each is known to eps^2."""
+    number = storage(dtype).number
+    num = numbers(number)
+
+    @verb
+    def of(marks, call, b, h, first, count):
+        step = marks.strides[2] * call.direction
+        if call.direction < 0:
+            first = first + count
+        return Marks(marks.data, start(marks, b, h, first), step, number(call.direction))
+
+    @verb
+    def mark(mine, n):
+        at = mine.first + n * mine.step
+        return mine.data[at], mine.data[at + 1]
+
+    @verb
+    def fade(mine, earlier, earlier_rest, later, later_rest):
+        return num.exp(((later - earlier) + (later_rest - earlier_rest)) * mine.sign)
+
+    @verb
+    def between(mine, earlier, later):
+        a, a_rest = mark(mine, earlier)
+        b, b_rest = mark(mine, later)
+        return fade(mine, a, a_rest, b, b_rest)
+
+    return StepDecays(argument=number_type(dtype, 3), of=of, between=between, mark=mark, fade=fade)
+
+
+@cache
+def exp_of_step(dtype: str) -> Callable[..., Any]:
+    """A verb: (log_decay) -> exp of it, to a rounding where it is near 1: a recurrence multiplies by it many times."""
+    number = storage(dtype).number
+    num, LEAST = numbers(number), number(LEAST_LOG)
+    NEAR = number(-EXACT_BELOW)
+    C2, C3, C4, C5, C6, C7 = (number(1 / k) for k in range(2, DEGREE + 1))
+
+    @verb
+    def double(x):
+        return num.exp(x if x > LEAST else LEAST)
+
+    @verb
+    def single(x):
+        if x < NEAR:
+            return num.exp(x if x > LEAST else LEAST)
+        tail = num.one + x * C5 * (num.one + x * C6 * (num.one + x * C7))
+        return num.one + x * (num.one + x * C2 * (num.one + x * C3 * (num.one + x * C4 * tail)))
+
+    return double if dtype == "float64" else single
+
+
+def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:
+    """log_decay or its gradient, [B, H, S] or of varlen [total, H], along batch, head and token."""
+    if name not in metas:
+        return absent(3)
+    strides = metas[name].strides
+    return Strided(name, (0, strides[1], strides[0]) if varlen else strides)

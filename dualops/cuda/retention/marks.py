@@ -1,0 +1,143 @@
+"""The sums of log_decay that weights are made of, before any other launch of a call.
+
+    mark n of a sequence = sum over its tokens t < n of max(log_decay_t, LEAST_LOG)        n = 0 .. count
+
+Weights are exp of a difference of two marks, which far into a sequence is a small difference of large numbers. So sums
+are made in float64 with what each addition leaves over, and kept as two numbers of the arithmetic's type: what is
+between two marks is then known to eps of itself, and to about eps^2 of the marks.
+
+A block takes a head of a sequence, tile after tile of its tokens, some neighbours a thread. The threads' sums meet in
+shared memory in log2(threads) steps. A sum is made in an order that depends on its own place alone.
+
+Shared memory: 2 * 2 * threads numbers of float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided
+from ...spec.retention import LEAST_LOG
+from ..backend import Kernel, builds, cuda, f64, i64, kernel, verb
+from ..step import Step
+from ..tile.storage import storage
+from ..views import number_type, start, strided
+from .arguments import Call, call_type, is_varlen, span, workspace
+
+NOTHING, LEAST = f64(0), f64(LEAST_LOG)
+
+
+@dataclass(frozen=True)
+class MarksConfig:
+    """Threads of a block, a power of two, and tokens that each has of a tile."""
+
+    threads: int = 128
+    each: int = 8
+
+    @cached_property
+    def steps(self) -> int:
+        """In which what the threads have is summed."""
+        return self.threads.bit_length() - 1
+
+    @cached_property
+    def tile(self) -> int:
+        return self.threads * self.each
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.threads * 8
+
+
+CONFIG = MarksConfig()
+
+
+@verb
+def add(total, rest, x):
+    """total + x, and what that leaves over added to the rest."""
+    new = total + x
+    of_x = new - total
+    return new, rest + ((total - (new - of_x)) + (x - of_x))
+
+
+@builds
+def build_marks(config: MarksConfig, dtype: str) -> Kernel:
+    """retention_marks(marks, logs, ends, call). A head of a sequence a block."""
+    number = storage(dtype).number
+
+    @verb
+    def put(marks, at, total, rest):
+        marks.data[at] = number(total)
+        marks.data[at + 1] = number((total - f64(number(total))) + rest)
+
+    @verb
+    def log_of(logs, b, h, token):
+        x = f64(logs.data[start(logs, b, h, token)])
+        return x if x > LEAST else LEAST
+
+    @kernel(
+        *[number_type(dtype, 3)] * 2,
+        strided("int32", 1),
+        call_type(dtype),
+        threads=config.threads,
+    )
+    def retention_marks(marks, logs, ends, call):
+        smem = cuda.shared.array(0, f64, alignment=16)
+        tid = cuda.threadIdx.x
+        head = i64(cuda.blockIdx.x)
+        b, h = head // call.H, head % call.H
+        first, _, count = span(ends, call, b)
+        if tid == 0:
+            put(marks, start(marks, b, h, first), NOTHING, NOTHING)
+        before, before_rest = NOTHING, NOTHING  # of the tiles so far
+        at, other = 0, 2 * config.threads  # two places in turns: what is read in one was written before all met
+        for t0 in range(0, count, config.tile):
+            mine = t0 + tid * config.each
+            end = min(mine + config.each, count)
+            total, rest = NOTHING, NOTHING
+            for t in range(mine, end):
+                total, rest = add(total, rest, log_of(logs, b, h, first + t))
+            for step in range(config.steps + 1):
+                smem[at + tid] = total
+                smem[at + config.threads + tid] = rest
+                cuda.syncthreads()
+                at, other = other, at
+                there = tid - (1 << step)
+                if (step < config.steps) & (there >= 0):
+                    total, rest = add(smem[other + there], rest + smem[other + config.threads + there], total)
+            total, rest = before, before_rest  # of the tokens before mine
+            if tid > 0:
+                total, rest = add(before, before_rest + smem[other + config.threads + tid - 1], smem[other + tid - 1])
+            for t in range(mine, end):
+                total, rest = add(total, rest, log_of(logs, b, h, first + t))
+                put(marks, start(marks, b, h, first + t + 1), total, rest)
+            last = other + config.threads - 1
+            before, before_rest = add(before, before_rest + smem[last + config.threads], smem[last])
+
+    return retention_marks
+
+
+def marks_workspace(problem: Problem) -> dict[str, ArrayMeta]:
+    """Two numbers for each token, and for the place after each sequence's last one, where there is a log_decay."""
+    p = problem
+    if "log_decay" not in p.arrays:
+        return {}
+    places = (1, p.H, p.total + p.B) if is_varlen(p) else (p.B, p.H, p.Sk + 1)
+    return {"marks": workspace(p, (*places, 2))}
+
+
+def marks_of(problem: Problem) -> Strided:
+    """Along batch, head and token; sequence b of varlen has its first mark b places after its first token."""
+    meta = marks_workspace(problem)["marks"]
+    b, h, t, _ = meta.strides
+    return Strided("marks", (t if is_varlen(problem) else b, h, t))
+
+
+def marks_steps(problem: Problem, logs: Strided, ends: Strided, call: Call) -> list[Step]:
+    """The launch, where there is a log_decay. call: of any pass."""
+    heads = problem.B * problem.H
+    if not logs.data or not heads:
+        return []
+    kernel, args = build_marks(CONFIG, problem.dtype), (marks_of(problem), logs, ends, call)
+    return [Step(kernel, (heads,), args, CONFIG.shared_bytes)]
