@@ -8,7 +8,6 @@ from functools import cache
 from ..backend import Namespace, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.warp import bar_sync
-from .warpgroup import my_warpgroup
 
 BARRIER = 3  # of the named ones, between `epilogue`'s and those of `turns`
 
@@ -21,27 +20,24 @@ class Meeting(Namespace):
 
 
 @cache
-def meeting(warpgroups: int, *, apart: bool = False) -> Meeting:
-    """The verbs of so many, 1 or 2; apart: each meets with itself, where `epilogue`'s barriers let it."""
-    THREADS = 128 if apart else 128 * warpgroups
-
-    @verb
-    def own():
-        return 1 + my_warpgroup()
-
-    @verb
-    def common():
-        return BARRIER
-
-    barrier = own if apart else common
+def meeting(warpgroups: int) -> Meeting:
+    """The verbs of so many, 1 or 2."""
+    THREADS = 128 * warpgroups
 
     @verb
     def meet():
         fence_proxy_async()
-        bar_sync(barrier(), THREADS)
+        bar_sync(BARRIER, THREADS)
 
     @verb
     def gather():
-        bar_sync(barrier(), THREADS)
+        bar_sync(BARRIER, THREADS)
 
     return Meeting(meet=meet, gather=gather)
+
+
+@verb
+def meet_alone(warpgroup):
+    """By all threads of this warpgroup, 0 or 1: what it has written is there for its own products."""
+    fence_proxy_async()
+    bar_sync(1 + warpgroup, 128)  # that of `epilogue`, which the same threads come to

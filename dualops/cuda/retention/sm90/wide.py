@@ -40,7 +40,7 @@ from ...tile.companion import companion
 from ...tile.epilogue import box_output, opaque_f32
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.handover import handover
-from ...tile.meeting import meeting
+from ...tile.meeting import meet_alone
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
@@ -74,7 +74,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
     v_tile = box_tile(tiles.v_tile, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
-    v_part, mine = companion(stages, tiles.v_tile.nbytes), meeting(CONSUMERS, apart=True)
+    v_part = companion(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2)
     fragments = fragments_of(CHUNK, BOX, KEYS, walk.back, transposed=True)
@@ -95,6 +95,10 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         if HALVES:
             return carry.number_in(smem, i32(state_at + d // KEYS * tiles.state.nbytes), column, i32(d % KEYS))
         return carry.number_in(smem, state_at, column, d)
+
+    @verb
+    def load_q(smem, q_map, q_bars, i, m0, others):
+        q_tile.load(smem, q_pipe.acquire(q_bars, i), q_map, Corner(m0, 0, others), q_bars.full)
 
     @verb
     def task(block, call, segments, slices):
@@ -152,13 +156,14 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
                 while i != end:
-                    if walk.looks:
-                        stage = q_pipe.acquire(q_bars, i)
-                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                    if walk.looks and HALVES:  # there Q's place is free first
+                        load_q(smem, q_map, q_bars, i, m0, (h, b))
                     stage = k_pipe.acquire(k_bars, i)
                     k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
                     v_part.expect(v_full, i)
                     v_tile.load(smem, stage, v_map, Corner(e0, m0, (h, b)), v_full)
+                    if walk.looks and not HALVES:
+                        load_q(smem, q_map, q_bars, i, m0, (h, b))
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
@@ -176,7 +181,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 fragments.load(state, initial, at, (e0, d0), (call.Dv, call.D))
             if walk.looks:
                 carry.put_to(smem, state_at, state)
-                mine.meet()
+                meet_alone(warpgroup)
             while i != end:
                 log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
                 count = min(i32(call.rows - m0), i32(CHUNK))
@@ -224,7 +229,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     if HALVES and warpgroup == 1:
                         half.claim(half_bars, i + u32(1))  # nobody reads the state of before
                     carry.put_to(smem, state_at, state)
-                    mine.meet()
+                    meet_alone(warpgroup)
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
