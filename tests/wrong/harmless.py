@@ -41,7 +41,8 @@ HARMLESS = {
     r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5)|"
-    r"retention_sm90 pipeline\.release#1): i \+ 1": "Q has one stage, which a release finds by any number",
+    r"retention_sm90 pipeline\.release#1|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|"
+    r"handover\.free))): i \+ 1": "there is one stage, or one place, which a release finds by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

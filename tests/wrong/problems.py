@@ -41,8 +41,13 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import marks as retention_marks
-from dualops.cuda.retention.sm90 import chunks as retention_chunks, hidden as retention_hidden
+from dualops.cuda.retention import marks as retention_marks, sm90 as retention
+from dualops.cuda.retention.sm90 import (
+    chunks as retention_chunks,
+    config as retention_config,
+    hidden as retention_hidden,
+    wide as retention_wide,
+)
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
@@ -300,9 +305,18 @@ def _retention() -> Iterator[Problem]:
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
-    few = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
+    one = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
-    yield Problem("retention_marks", "retention", False, "simt", case, configs=(few,))
+    yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
+    wide: tuple[Change, ...] = (NO_ELEMENT_ANEW, (retention_wide, {"roles": _roles_of_any_registers}))
+    shapes = {"q": (1, 1, 300, 8), "k": (1, 1, 300, 8), "v": (1, 1, 300, 136)}
+    case = Case("two slices", "bfloat16", shapes, {"return_state": True})
+    yield Problem("retention_wide_sm90", "retention", False, "sm90", case, configs=wide)
+    few: tuple[Change, ...] = ((retention, {"WIDEST": 64}), (retention_config, {"MOST_KEYS": 64}))
+    shapes = {"q": (1, 1, 250, 72), "k": (1, 1, 250, 72), "v": (1, 1, 250, 8)}
+    yield Problem(
+        "retention_wide_sm90", "retention", False, "sm90", Case("halves", "bfloat16", shapes), configs=(*wide, *few)
+    )
 
 
 def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator[Problem]:

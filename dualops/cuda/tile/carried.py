@@ -45,11 +45,13 @@ class WeightedSums(Namespace):
     wait: Callable[..., None]  # (acc)
 
 
-def weighted_sums(x: Operand, y: Operand, parts: int, weight: Callable[..., Any]) -> WeightedSums:
+def weighted_sums(
+    x: Operand, y: Operand, parts: int, weight: Callable[..., Any], *, alike: bool = False
+) -> WeightedSums:
     """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
-    a token of the tile is multiplied by.
+    a token of the tile is multiplied by. alike: no warpgroup looks further than the first 64 columns from X's place on.
     """
-    mma, load, box = register_mma(DTYPE, y), ldmatrix(4, True), x.box
+    mma, load, box = register_mma(DTYPE, y), ldmatrix(4, True), 0 if alike else x.box
     steps = x.lines // 16
 
     def add_part(part: int) -> Callable[..., None]:
@@ -96,11 +98,13 @@ class Carried(Namespace):
     """The verbs."""
 
     put: Callable[..., None]  # (smem, acc): by a warpgroup, where no product reads what was there, nor yet this
+    put_to: Callable[..., None]  # (smem, first, acc): the same to 64 lines from this byte on
     number: Callable[..., Any]  # (smem, line, column) -> one of what is there, as float32
+    number_in: Callable[..., Any]  # (smem, first, line, column): of the tile that begins at this byte
 
 
 def carried(tile: Operand, at: int) -> Carried:
-    """For a tile "mn" of bfloat16 at this byte, 64 lines of each warpgroup."""
+    """For a tile of bfloat16 at this byte, 64 lines of each warpgroup."""
     put, boxes, box_bytes, size = put_matrices(DTYPE, BOX), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
@@ -115,14 +119,22 @@ def carried(tile: Operand, at: int) -> Carried:
     put_all = one_after_another([put_box(box) for box in range(boxes)])
 
     @verb
-    def put_mine(smem, acc):
-        put_all(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc, cuda.local.array(size, f32))
+    def put_to(smem, first, acc):
+        put_all(smem, first, acc, cuda.local.array(size, f32))
 
     @verb
-    def number(smem, line, column):
+    def put_mine(smem, acc):
+        put_to(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc)
+
+    @verb
+    def number_in(smem, first, line, column):
         byte = i32(column % BOX * 2)
-        place = i32(at + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
+        place = i32(first + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
         low, high = unpack_bf16x2(ld_shared_b32(smem, place))
         return high if column % 2 == 1 else low
 
-    return Carried(put=put_mine, number=number)
+    @verb
+    def number(smem, line, column):
+        return number_in(smem, at, line, column)
+
+    return Carried(put=put_mine, put_to=put_to, number=number, number_in=number_in)

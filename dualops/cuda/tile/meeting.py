@@ -34,3 +34,10 @@ def meeting(warpgroups: int) -> Meeting:
         bar_sync(BARRIER, THREADS)
 
     return Meeting(meet=meet, gather=gather)
+
+
+@verb
+def meet_alone(warpgroup):
+    """By all threads of this warpgroup, 0 or 1: what it has written is there for its own products."""
+    fence_proxy_async()
+    bar_sync(1 + warpgroup, 128)  # that of `epilogue`, which the same threads come to

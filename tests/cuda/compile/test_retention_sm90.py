@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
-from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk
+from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
+from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
 
 ARCH = "sm_90a"
@@ -36,5 +37,28 @@ FORTH, BACK = Walk(), Walk(back=True, beside=True)
 def test_each_variant(Dv, walk):
     """With a final state keys go in three parts."""
     config = Sm90Config(parts=3 if walk.finishes else 1)
-    report = sound(build_chunks(config, Dv, walk), ARCH, config.shared_bytes(Dv))
-    assert report.static_shared <= SLACK and config.shared_bytes(Dv) + SLACK <= MOST_BYTES
+    report = sound(build_chunks(config, Dv, walk), ARCH, config.shared_bytes(128, Dv))
+    assert report.static_shared <= SLACK and config.shared_bytes(128, Dv) + SLACK <= MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("D", "walk"),
+    [
+        (64, FORTH),
+        (256, FORTH),
+        (256, replace(FORTH, begins=True)),
+        (256, replace(FORTH, begins=True, finishes=True)),
+        (256, replace(BACK, begins=True, finishes=True)),
+        (256, replace(FORTH, finishes=True, looks=False)),
+        (320, BACK),
+        (512, replace(FORTH, beside=True)),
+        (512, replace(BACK, begins=True)),
+        (512, replace(FORTH, finishes=True, looks=False)),
+    ],
+    ids=str,
+)
+def test_each_wide_variant(D, walk):
+    """Of more than 256 keys in halves, which no result that is a state is made of."""
+    config = WideConfig(parts=3 if walk.finishes and walk.looks else 1)
+    report = sound(build_wide(config, D, walk), ARCH, config.shared_bytes(D, 512))
+    assert report.static_shared <= SLACK and config.shared_bytes(D, 512) + SLACK <= MOST_BYTES

@@ -17,7 +17,7 @@ from tests.wrong.problems import PROBLEMS
 from tests.wrong.sites import Watch, steps
 
 RINGS = [problem for problem in PROBLEMS if "_ring" in problem.kernel]
-SECONDS = ("flash_attention", "retention_sm90", "matmul_sm", "matmul_k_major")  # each takes some
+SECONDS = ("flash_attention", "retention_sm90", "retention_wide", "matmul_sm", "matmul_k_major")  # each takes some
 OTHERS = [problem for problem in PROBLEMS if problem not in RINGS and not problem.special]
 OTHERS = [problem for problem in OTHERS if not problem.kernel.startswith(SECONDS)]
 

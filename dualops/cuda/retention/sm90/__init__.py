@@ -1,6 +1,7 @@
 """Retention on Hopper, and its gradient: which problems the rung takes, its launches and their tensor maps.
 
 chunks.py      the kernel: one pass
+wide.py        the same where heads are wide
 fragments.py   decay on accumulators, states from and to memory
 hidden.py      elements of a result that tokens must not reach which are not seen
 config.py      tiles
@@ -26,9 +27,10 @@ from ..arguments import Call, is_varlen, workspace
 from ..passes import Pass, States, backward_passes, forward_pass
 from ..simt_states import build_walk
 from .chunks import DTYPE, build_chunks
-from .config import BOX, CHUNK, SLACK, Sm90Config, Walk, padded
+from .config import BOX, CHUNK, SLACK, Config, Sm90Config, Walk, WideConfig, padded
+from .wide import build_wide
 
-WIDEST = 128  # D and Dv
+WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # for which sequences are cut into segments: on every GPU, so that bits are the same
 LEAST_CHUNKS = 2  # of a segment
 LEAST_BLOCKS = 16  # from which it is chosen
@@ -57,13 +59,15 @@ def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], dev
     return _choices(problem, results, device, BACKWARD, few=True)
 
 
-def segments_of(problem: Problem, passes: int) -> int:
-    """In how many segments a sequence is walked: one, where so many passes of all sequences fill half of a GPU."""
-    p, sequences = problem, problem.B * problem.H
-    if passes * sequences > BLOCKS // 2:
+def segments_of(problem: Problem, blocks: Sequence[int]) -> int:
+    """In how many segments a sequence is walked: one, where all passes fill half of a GPU.
+
+    blocks: of each pass, were it one. Where there are more, passes run one after another.
+    """
+    if sum(blocks) > BLOCKS // 2:
         return 1
-    segments = int(BLOCKS // sequences)
-    return segments if p.Sk >= segments * LEAST_CHUNKS * CHUNK else 1
+    segments = int(BLOCKS // max(blocks))
+    return segments if problem.Sk >= segments * LEAST_CHUNKS * CHUNK else 1
 
 
 def _choices(
@@ -77,10 +81,13 @@ def _choices(
     p, metas = problem, {**problem.arrays, **results}
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    if p.D > WIDEST or p.Dv > WIDEST or not p.B * p.H or "log_decay" in p.arrays:
+    if not p.B * p.H or "log_decay" in p.arrays:
         return
-    segments = segments_of(p, len(roles))
-    if (p.B * p.H * segments < LEAST_BLOCKS) != few:
+    wide, widths = p.D > WIDEST or p.Dv > WIDEST, _widths(p, roles)
+    config = WideConfig() if wide else Sm90Config()
+    blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
+    segments = segments_of(p, blocks)
+    if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
     if not all(metas[name].size for name in stored) or any(boxed(metas, name, False) is None for name in loaded):
@@ -88,13 +95,20 @@ def _choices(
     if any(how_stored(metas, name, False) != "boxes" for name in stored):
         return
     parts = 3 if "state" in results or "dinitial_state" in results else 1
-    config = Sm90Config(parts=parts, segments=segments)
-    if max(config.shared_bytes(padded(int(width))) for width in (p.D, p.Dv)) + SLACK <= device.shared_memory_per_block:
+    config = replace(config, parts=parts, segments=segments)
+    if max(config.shared_bytes(*each) for each in widths) + SLACK <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
-        told = f"a block walks {what} in chunks of {CHUNK} tokens, the state in registers: {reason}"
+        of = f"a slice of {what}" if wide else what
+        told = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
         steps = partial(_steps, p, results, config, roles)
-        yield Choice("sm90", config, told, steps, _workspace(p, config), maps=_maps(p, metas, roles))
+        yield Choice("sm90", config, told, steps, _workspace(p, config), maps=_maps(p, metas, roles, config.chunk))
+
+
+def _widths(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
+    """Of each pass, those of its q and of its v: a kernel is built for them."""
+    width = {"q": int(problem.D), "k": int(problem.D), "v": int(problem.Dv), "do": int(problem.Dv)}
+    return [(width[names[0]], width[names[2]]) for names in roles]
 
 
 def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -102,9 +116,11 @@ def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
     return sorted({name for names in roles for name in names[:-1]})
 
 
-def _maps(problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...]) -> dict[str, Mapped]:
+def _maps(
+    problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...], chunk: int
+) -> dict[str, Mapped]:
     """The tensor maps of the launches."""
-    lines = dict.fromkeys(_loaded(roles), CHUNK) | {names[-1]: ROWS for names in roles}
+    lines = dict.fromkeys(_loaded(roles), chunk) | {names[-1]: ROWS for names in roles}
     found = [each for name in lines if (each := boxed(metas, name, False))]
     return {
         f"{each.name}_map": Mapped(each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
@@ -112,7 +128,7 @@ def _maps(problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[s
     }
 
 
-def _workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
+def _workspace(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
     """The state before each segment."""
     p = problem
     return {"states": workspace(p, (p.B * config.segments, p.H, p.D * p.Dv))} if config.segments > 1 else {}
@@ -121,12 +137,13 @@ def _workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
 def _steps(
     problem: Problem,
     results: Mapping[str, ArrayMeta],
-    config: Sm90Config,
+    config: Config,
     roles: tuple[tuple[str, ...], ...],
 ) -> Sequence[Step]:
     """The launches of each pass, one after another, or side by side where a block walks a sequence."""
     p, backward = problem, roles is BACKWARD
-    passes: Sequence[Pass] = backward_passes(p, results, {}, CHUNK) if backward else [forward_pass(p, results, CHUNK)]
+    chunk = config.chunk
+    passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     steps: list[Step] = []
     for each, names in zip(passes, roles, strict=True):
         maps = [f"{name}_map" for name in names]
@@ -138,7 +155,7 @@ def _steps(
     return steps
 
 
-def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Sm90Config) -> list[Step]:
+def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Config) -> list[Step]:
     """What each segment adds to the state, the state before each, and the pass from there."""
     p, call, ends = problem, each.call, each.states
     size = call.D * call.Dv
@@ -146,7 +163,7 @@ def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Sm
     states = whole(_workspace(p, config), "states", 3)
     known = each.gamma, each.ends, _call(p, each, config)
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
-    missing = -p.Sk % CHUNK if call.direction < 0 else 0  # of the last chunk, where those that go back begin
+    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
     adds = _walk(p, each, maps, config, States(final=between), looks=False)
     walk = Step(
         build_walk(p.dtype),
@@ -160,14 +177,14 @@ def _walk(
     problem: Problem,
     each: Pass,
     maps: Sequence[str],
-    config: Sm90Config,
+    config: Config,
     states: States,
     *,
     looks: bool = True,
     beside: bool = False,
 ) -> Step:
     """A launch of the kernel, which begins with a state and leaves one as `states` says."""
-    p, call, Dv = problem, each.call, padded(int(each.call.Dv))
+    p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
     walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
     # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
@@ -175,10 +192,15 @@ def _walk(
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
     known = each.gamma, _call(p, each, config), p.H * call.D * call.Dv, segments
     args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
-    return Step(build_chunks(own, Dv, walk), (p.B * p.H * segments,), args, own.shared_bytes(Dv))
+    blocks, slices = p.B * p.H * segments, own.slices(*widths)
+    if isinstance(own, WideConfig):
+        kernel, args = build_wide(own, padded(widths[0]), walk), (*args, slices)
+    else:
+        kernel = build_chunks(own, padded(widths[1]), walk)
+    return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
 
 
-def _call(problem: Problem, each: Pass, config: Sm90Config) -> Call:
+def _call(problem: Problem, each: Pass, config: Config) -> Call:
     """What a pass is told: `state_chunk` tokens are a segment."""
-    tokens = cdiv(cdiv(problem.Sk, CHUNK), config.segments) * CHUNK
+    tokens = cdiv(cdiv(problem.Sk, config.chunk), config.segments) * config.chunk
     return each.call._replace(state_chunk=tokens, slots=config.segments)

@@ -35,7 +35,7 @@ Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv /
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
 from ...tile.companion import companion
@@ -52,7 +52,7 @@ from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, strided
 from ..arguments import call_type, decay
 from .config import BOX, CHUNK, CONSUMERS, Sm90Config, Walk
-from .fragments import fragments_of
+from .fragments import fragments_of, tokens_of
 from .hidden import hidden_elements
 
 DTYPE = "bfloat16"
@@ -64,7 +64,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
 
     Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first ones.
     """
-    BACK, STEP = walk.back, -CHUNK if walk.back else CHUNK
+    STEP = -CHUNK if walk.back else CHUNK
     num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
     tiles = config.tiles(Dv)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
@@ -75,25 +75,13 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     pv, rows, fragments = (
         register_mma(DTYPE, tiles.v),
         softmax_rows(DTYPE, CHUNK // 2, Dv // 2),
-        fragments_of(Dv, walk.back),
+        fragments_of(CHUNK, Dv, Dv, walk.back),
     )
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    hidden = hidden_elements(carry, pv.size, walk.back)
+    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back)
 
-    @verb
-    def weight(args, token):
-        log2_gamma, count, kept_scale = args
-        if BACK:
-            value = decays.power(log2_gamma, i32(token + 1)) * kept_scale
-        else:
-            value = decays.power(log2_gamma, i32(count - 1 - token))
-        return value if token < count else num.zero
-
-    @verb
-    def last_chunk(rows):
-        return i32((u32(rows) - u32(1)) // u32(CHUNK) * u32(CHUNK))
-
-    kv = weighted_sums(tiles.k, tiles.v, config.parts, weight)
+    tokens = tokens_of(CHUNK, walk.back)
+    kv = weighted_sums(tiles.k, tiles.v, config.parts, tokens.weight)
 
     @kernel(
         *[tensor_map] * 4,
@@ -119,9 +107,9 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         if walk.beside:
             let_next_grid_begin()
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
-        tokens = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        i, end = u32(0), u32((tokens + (CHUNK - 1)) // CHUNK)
-        m0 = i32(last_chunk(call.rows) - before) if BACK else before
+        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
+        m0 = i32(tokens.last_chunk(call.rows) - before) if walk.back else before
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -146,7 +134,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     state[4 * j + e] = num.zero
             if walk.begins:
                 place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
-                fragments.load(state, initial, place, row, call)
+                fragments.load(state, initial, place, (row, 0), (call.D, call.Dv))
             if walk.looks:
                 carry.put(smem, state)
                 both.meet()
@@ -175,7 +163,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         state[4 * j + e] *= fade
                 if walk.looks:
                     pv.wait(o)
-                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row), log2_gamma, call)
+                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), log2_gamma, call)
                     box = i32(0)
                     while box < boxes.parts:
                         values = boxes.fragment()
@@ -195,7 +183,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             if walk.finishes:
                 row = opaque_i32(row)  # or where the initial state lay would be kept until here
                 place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
-                fragments.store(final, state, place, row, call)
+                fragments.store(final, state, place, (row, 0), (call.D, call.Dv))
             if walk.looks:
                 boxes.finish()
         if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...tile.handover import THREADS, handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 
@@ -13,6 +14,7 @@ BOX = 64  # elements of 16 bits that a line of a box has
 CONSUMERS = 2  # warpgroups that multiply
 CHUNK = ROWS * CONSUMERS  # tokens
 KEY_WIDTH = ROWS * CONSUMERS  # rows of the state: 64 of each warpgroup; what is beyond D is loaded as zeros
+MOST_KEYS = 256  # of a warpgroup's 64 columns of a state: half of its registers
 
 
 class Tiles(NamedTuple):
@@ -39,6 +41,11 @@ class Sm90Config:
     stages: int = 2
     parts: int = 1
     segments: int = 1
+    chunk: int = CHUNK
+
+    def slices(self, D: int, Dv: int) -> int:
+        """Blocks that have the columns of a sequence among them."""
+        return 1
 
     def tiles(self, Dv: int) -> Tiles:
         """For values of this width, in whole boxes."""
@@ -50,8 +57,8 @@ class Sm90Config:
         o_at = state_at + state.nbytes
         return Tiles(q, k, v, state, k_at, v_at, state_at, o_at, o_at + 2 * CHUNK * Dv)
 
-    def shared_bytes(self, Dv: int) -> int:
-        return self.tiles(Dv).nbytes
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(padded(Dv)).nbytes
 
 
 @dataclass(frozen=True)
@@ -71,3 +78,71 @@ class Walk:
 def padded(width: int) -> int:
     """A width in whole boxes."""
     return -(-width // BOX) * BOX
+
+
+class WideTiles(NamedTuple):
+    """What lies in shared memory where heads are wide. Operands are what a warpgroup multiplies; tiles are loaded."""
+
+    q_tile: Operand  # [64, keys of all warpgroups]; K's is the same
+    v_tile: Operand  # [64, values of all warpgroups], a stage
+    q: Operand  # [64, keys]; K's for scores is the same
+    k: Operand  # [64, keys], whose lines are summed over
+    v: Operand  # [64, 64]
+    state: Operand  # [64, keys], of each warpgroup
+    k_at: int
+    v_at: int
+    state_at: int
+    o_at: int  # [64, 64], of each warpgroup that stores
+    sum_at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class WideConfig:
+    """parts, segments: as those of `Sm90Config`. stages: of K and V where there is room."""
+
+    stages: int = 2
+    parts: int = 1
+    segments: int = 1
+    chunk: int = ROWS
+
+    @staticmethod
+    def halves(D: int) -> bool:
+        """Whether keys are shared out among the warpgroups: so many that one's state would have no room."""
+        return D > MOST_KEYS
+
+    @staticmethod
+    def keys(D: int) -> int:
+        """What a warpgroup multiplies."""
+        return padded(-(-D // CONSUMERS)) if D > MOST_KEYS else padded(D)
+
+    def values(self, D: int) -> int:
+        """Columns of o and V that are a block's."""
+        return BOX if self.halves(D) else CONSUMERS * BOX
+
+    def slices(self, D: int, Dv: int) -> int:
+        """Blocks that have the columns of a sequence among them."""
+        return -(-Dv // self.values(D))
+
+    def stages_of(self, D: int) -> int:
+        return 1 if self.halves(D) else self.stages
+
+    def tiles(self, D: int) -> WideTiles:
+        keys, halves = self.keys(D), self.halves(D)
+        q_tile = Operand(self.chunk, CONSUMERS * keys if halves else keys, 2, 128, "k")
+        v_tile = Operand(self.chunk, self.values(D), 2, 128, "mn")
+        q, k = (Operand(self.chunk, keys, 2, 128, major) for major in ("k", "mn"))
+        v, state = Operand(self.chunk, BOX, 2, 128, "mn"), Operand(BOX, keys, 2, 128, "k")
+        k_at = q_tile.nbytes
+        v_at = k_at + self.stages_of(D) * q_tile.nbytes
+        state_at = v_at + self.stages_of(D) * v_tile.nbytes
+        o_at = state_at + CONSUMERS * state.nbytes
+        sum_at = o_at + v_tile.nbytes  # o has as many columns as V
+        end = sum_at + (handover_bytes(self.chunk * BOX // THREADS, 1, True) if halves else 0)
+        return WideTiles(q_tile, v_tile, q, k, v, state, k_at, v_at, state_at, o_at, sum_at, end)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D).nbytes
+
+
+Config = Sm90Config | WideConfig

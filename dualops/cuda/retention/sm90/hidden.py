@@ -11,9 +11,9 @@ and of passes that go back by the tokens c >= r of the chunk, as `chunks` says.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ...backend import Namespace, cuda, f32, i32, verb
-from ...tile.carried import Carried
 from ...tile.doubts import doubts_of
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import numbers
@@ -22,7 +22,6 @@ from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...views import start
 from ..arguments import decay
-from .config import CHUNK
 from .fragments import my_column, my_row
 
 DTYPE = "bfloat16"
@@ -31,12 +30,14 @@ DTYPE = "bfloat16"
 class HiddenElements(Namespace):
     """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
 
-    # (o, (q, k, v), smem, where, log2_gamma, call); where: batch, head, first token of the chunk, my warpgroup's row
+    # (o, (q, k, v), room, where, log2_gamma, call); where: batch, head, first token of the chunk, o's row and column
     repair: Callable[..., None]
 
 
-def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
-    """For o with so many numbers a thread; back: tokens see those after them."""
+def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: bool) -> HiddenElements:
+    """For o with so many numbers a thread; back: tokens see those after them. of_state(room, d, column): a number of
+    the state, by o's own column.
+    """
     mem, num, power, doubts = storage(DTYPE), numbers(f32), decay(DTYPE).power, doubts_of(size)
 
     @verb
@@ -52,24 +53,24 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
         return total
 
     @verb
-    def anew(arrays, smem, place, where, log2_gamma, call):
+    def anew(arrays, room, place, where, log2_gamma, call):
         """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
-        b, h, m0, _ = where
+        b, h, m0, _, e0 = where
         r, column = place
         q_row = start(q, b, h, m0 + r)
         total, d = num.zero, i32(0)
         while d < call.D:
-            total += mem.load(q.data, q_row + d) * carry.number(smem, d, column)
+            total += mem.load(q.data, q_row + d) * of_state(room, d, column)
             d = opaque_i32(d + 1)
-        count = min(i32(call.rows - m0), i32(CHUNK))
+        count = min(i32(call.rows - m0), i32(chunk))
         total *= power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1)) * call.state_scale
         c, end = (r, count) if back else (i32(0), i32(r + 1))
         c = c if is_finite(total) else end
         while c < end:
             score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
             weight = power(log2_gamma, i32(c - r) if back else i32(r - c))
-            total += score * weight * mem.load(v.data, start(v, b, h, m0 + c) + column)
+            total += score * weight * mem.load(v.data, start(v, b, h, m0 + c) + e0 + column)
             c = opaque_i32(c + 1)
         return total
 
@@ -93,7 +94,7 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def repair(o, arrays, smem, where, log2_gamma, call):
+    def repair(o, arrays, room, where, log2_gamma, call):
         upper, lower = doubts(o)
         if not is_finite(upper + lower):
             mine, element = cuda.local.array(1, f32), i32(0)
@@ -103,8 +104,8 @@ def hidden_elements(carry: Carried, size: int, back: bool) -> HiddenElements:
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
                 token = i32(where[2] + r)
-                if not is_finite(value) and token < call.rows and column < call.Dv:
-                    value = anew(arrays, smem, (r, column), where, log2_gamma, call)
+                if not is_finite(value) and token < call.rows and where[4] + column < call.Dv:
+                    value = anew(arrays, room, (r, column), where, log2_gamma, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)
 

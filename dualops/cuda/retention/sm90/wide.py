@@ -1,0 +1,247 @@
+"""A pass of retention on Hopper's tensor cores where heads are wide: keys to 512, values to any width, by slices.
+
+A state [256, 512] in float32 is 512 KiB, twice an SM's registers, and each of its columns needs all keys and a column
+of V alone. So a block has a slice of the columns, and each of its two warpgroups 64 of them with all of their state:
+they share Q and K, and have nothing to tell one another. The state is kept transposed, [64, keys], as products are
+widest so (m64n256k16), and as decay then is put on V, whose 64 columns are fewer than the keys.
+
+    producer, one thread            a consumer, of the queries r and tokens c of a chunk of 64
+    for each chunk:                 for each chunk:
+    1  load K and V                 2  scores [64, 64] = Q @ K.T     3  o [64, 64] = Q @ state.T, beside it
+       load Q                          P = scale * gamma^(r - c) * scores, 0 where c > r;  o *= scale * gamma^(r + 1)
+                                    4  o += P @ V, which is copied to memory beside what follows
+                                    5  state [64, keys] = gamma^n * state + (gamma^(n - 1 - c) * V).T @ K
+                                    6  state, rounded, to shared memory, for its own warpgroup
+
+Passes that go back, segments, and elements that are made anew: as in `chunks`.
+
+Of more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state have no room in a
+warpgroup's registers. Retention is linear in q . k, so it is the sum of retention of the first half of the keys and of
+the second: the warpgroups have a half of the keys each, the same 64 columns of V, and the second hands its o to the
+first, which stores the sum. It leaves its state in shared memory until the first one has made elements anew.
+
+Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T.
+Shared memory: `WideConfig.tiles`; of 256 keys Q 32, K 2 * 32, V 2 * 16, states 64, o 16: 208 KiB; of two halves of 256
+Q 64, K 64, V 8, states 64, o 8, what is handed over 16: 224 KiB, one stage.
+
+Of (2, 8192, 8, 256, 512), B * S * H = 131072 tokens: four slices a sequence, 64 blocks, so two segments of each. A
+block's chunk is 13.6 MFLOP, 3300 cycles of tensor cores, and the 80 KiB that it loads as much again at the 24 bytes a
+cycle that an SM gets of L2: 0.12 ms for its 64 chunks. The gradient's passes with 512 keys load 136 KiB a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.carried import carried, weighted_sums
+from ...tile.companion import companion
+from ...tile.epilogue import box_output, opaque_f32
+from ...tile.grids import let_next_grid_begin, wait_for_grid_before
+from ...tile.handover import handover
+from ...tile.meeting import meet_alone
+from ...tile.numbers import numbers
+from ...tile.pipeline import pipeline
+from ...tile.products import anew_i32
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.softmax_rows import softmax_rows
+from ...tile.unrolled import one_after_another
+from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
+from ...views import number_type, strided
+from ..arguments import call_type, decay
+from .chunks import DTYPE
+from .config import BOX, CONSUMERS, Walk, WideConfig
+from .fragments import fragments_of, tokens_of
+from .hidden import hidden_elements
+
+
+@builds
+def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
+    """retention_wide_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices).
+
+    D: keys, in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first
+    ones; slices: of its columns.
+    """
+    CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
+    STEP = -CHUNK if walk.back else CHUNK
+    num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
+    tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
+    # from what is one warpgroup's to what is the next one's: bytes of Q and K, keys, bytes of V, columns
+    Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
+    V_APART, COLUMNS_APART = (0, 0) if HALVES else (tiles.v.nbytes, BOX)
+    q_tile, k_tile = box_tile(tiles.q_tile, 0, 2), box_tile(tiles.q_tile, tiles.k_at, 2)
+    v_tile = box_tile(tiles.v_tile, tiles.v_at, 2)
+    q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
+    v_part = companion(stages, tiles.v_tile.nbytes)
+    qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
+    pv, rows = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2)
+    fragments = fragments_of(CHUNK, BOX, KEYS, walk.back, transposed=True)
+    carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
+    tokens = tokens_of(CHUNK, walk.back)
+
+    @verb
+    def weight(args, token):
+        log2_gamma, count, kept_scale, row = args
+        return tokens.weight((log2_gamma, count, kept_scale), i32(row + token))
+
+    kv = weighted_sums(tiles.v, tiles.k, config.parts, weight, alike=True)
+    half = handover(tiles.sum_at, pv.size, 1, True)
+
+    @verb
+    def of_state(room, d, column):
+        smem, state_at = room
+        if HALVES:
+            return carry.number_in(smem, i32(state_at + d // KEYS * tiles.state.nbytes), column, i32(d % KEYS))
+        return carry.number_in(smem, state_at, column, d)
+
+    @verb
+    def load_q(smem, q_map, q_bars, i, m0, others):
+        q_tile.load(smem, q_pipe.acquire(q_bars, i), q_map, Corner(m0, 0, others), q_bars.full)
+
+    @verb
+    def task(block, call, segments, slices):
+        """Of a block: its segment, head, batch and first column."""
+        place = block // u32(segments)
+        head = place // u32(slices)
+        e0 = i32(place % u32(slices) * u32(VALUES))
+        return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
+
+    hidden = hidden_elements(of_state, pv.size, CHUNK, walk.back)
+
+    def add_eight(n: int) -> Callable[..., None]:
+        @verb
+        def add_some(o, smem, place, eight):
+            half.get(eight, smem, place, n)
+            for e in range(8):
+                o[n + e] += eight[e]
+
+        return add_some
+
+    add_all = one_after_another([add_eight(n) for n in range(0, pv.size, 8)])
+
+    @kernel(
+        *[tensor_map] * 4,
+        *[strided(DTYPE, 3)] * 3,
+        *[number_type(DTYPE, 4)] * 2,
+        number_type(DTYPE, 1),
+        call_type(DTYPE),
+        i64,
+        *[i32] * 2,
+        threads=role.threads,
+    )
+    def retention_wide_sm90(
+        q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments, slices
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        q_bars, k_bars, v_full, half_bars = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers(), half.barriers()
+        warpgroup = my_warpgroup()
+        part, h, b, e0 = task(u32(cuda.blockIdx.x), call, segments, slices)
+        if cuda.threadIdx.x == 0:
+            q_pipe.init(q_bars)
+            k_pipe.init(k_bars)
+            v_part.init(v_full)
+            if HALVES:
+                half.init(half_bars)
+        prefetch_maps((q_map, k_map, v_map), 1)
+        q_pipe.start()
+        if walk.beside:
+            let_next_grid_begin()
+        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
+        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
+        i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
+        m0 = i32(tokens.last_chunk(call.rows) - before) if walk.back else before
+        if warpgroup == CONSUMERS:
+            role.produce()
+            if u32(cuda.threadIdx.x) % u32(128) == u32(0):
+                while i != end:
+                    if walk.looks and HALVES:  # there Q's place is free first
+                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                    stage = k_pipe.acquire(k_bars, i)
+                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
+                    v_part.expect(v_full, i)
+                    v_tile.load(smem, stage, v_map, Corner(e0, m0, (h, b)), v_full)
+                    if walk.looks and not HALVES:
+                        load_q(smem, q_map, q_bars, i, m0, (h, b))
+                    m0 = i32(m0 + STEP)
+                    i = k_pipe.next(i)
+        else:
+            role.consume()
+            e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
+            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            log2_gamma = decays.log2(gamma, call, h)
+            state_at = i32(tiles.state_at + tiles.state.nbytes * warpgroup)
+            scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
+            for j in range(kv.size // 4):
+                for e in range(4):
+                    state[4 * j + e] = num.zero
+            if walk.begins:
+                at = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
+                fragments.load(state, initial, at, (e0, d0), (call.Dv, call.D))
+            if walk.looks:
+                carry.put_to(smem, state_at, state)
+                meet_alone(warpgroup)
+            while i != end:
+                log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
+                count = min(i32(call.rows - m0), i32(CHUNK))
+                row = i32(u32(m0) % u32(CHUNK))  # 0, but nobody knows: what follows from it is not kept either
+                stage = k_pipe.wait(k_bars, i)
+                k_at = i32(k_tile.at(stage) + Q_APART * warpgroup)
+                v_at = i32(v_tile.at(stage) + V_APART * warpgroup)
+                if walk.looks:
+                    q_at = i32(q_tile.at(q_pipe.wait(q_bars, i)) + Q_APART * warpgroup)
+                    qk.start(scores, smem, q_at, k_at, 0)  # scores = Q @ K.T
+                    qs.start(o, smem, q_at, state_at, 0)  # o = Q @ state.T
+                    qk.wait_but_one(scores)
+                    fragments.decay(scores, row, log2_gamma, call.scale)
+                    rows.pack(probs, scores)
+                    qs.wait(o)
+                    q_pipe.release(q_bars, i)
+                    fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
+                    v_part.wait(v_full, i)
+                    pv.add(o, probs, smem, v_at, 1)  # o += P @ V
+                else:
+                    v_part.wait(v_full, i)
+                fade = decays.power(log2_gamma, count)
+                for j in range(kv.size // 4):
+                    for e in range(4):
+                        state[4 * j + e] *= fade
+                if walk.looks:
+                    pv.wait(o)
+                    if HALVES and warpgroup == 1:
+                        half.put(smem, 0, o)
+                        half.hand(half_bars, i)
+                    else:
+                        if HALVES:
+                            add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
+                        hidden.repair(o, (q, k, v), (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
+                        boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
+                        if HALVES:
+                            half.free(half_bars, i)
+                kv.add(
+                    state, smem, (v_at, k_at), (log2_gamma, count, call.kept_scale, row)
+                )  # state += (decayed V).T @ K
+                kv.wait(state)
+                v_part.leave()
+                k_pipe.release(k_bars, i)
+                if walk.looks:
+                    if HALVES and warpgroup == 1:
+                        half.claim(half_bars, i + u32(1))  # nobody reads the state of before
+                    carry.put_to(smem, state_at, state)
+                    meet_alone(warpgroup)
+                m0 = i32(m0 + STEP)
+                i = k_pipe.next(i)
+            if walk.finishes:
+                # found anew, or where it lies would be kept from the beginning
+                part, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
+                warpgroup = my_warpgroup()
+                e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
+                at = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
+                fragments.store(final, state, at, (e0, d0), (call.Dv, call.D))
+            if walk.looks:
+                boxes.finish()
+        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
+            wait_for_grid_before()
+
+    return retention_wide_sm90
