@@ -313,7 +313,7 @@ def _retention() -> Iterator[Problem]:
     case = Case("two slices", "bfloat16", shapes, {"return_state": True})
     yield Problem("retention_wide_sm90", "retention", False, "sm90", case, configs=wide)
     few: tuple[Change, ...] = ((retention, {"WIDEST": 64}), (retention_config, {"MOST_KEYS": 64}))
-    shapes = {"q": (1, 1, 250, 72), "k": (1, 1, 250, 72), "v": (1, 1, 250, 8)}
+    shapes = {"q": (1, 1, 430, 72), "k": (1, 1, 430, 72), "v": (1, 1, 430, 8)}
     yield Problem(
         "retention_wide_sm90", "retention", False, "sm90", Case("halves", "bfloat16", shapes), configs=(*wide, *few)
     )

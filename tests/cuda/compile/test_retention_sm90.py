@@ -48,6 +48,7 @@ def test_each_variant(Dv, walk):
         (256, FORTH),
         (256, replace(FORTH, begins=True)),
         (256, replace(FORTH, begins=True, finishes=True)),
+        (256, replace(BACK, begins=True)),
         (256, replace(BACK, begins=True, finishes=True)),
         (256, replace(FORTH, finishes=True, looks=False)),
         (320, BACK),

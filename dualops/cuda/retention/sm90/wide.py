@@ -228,8 +228,9 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 if walk.looks:
                     if HALVES and warpgroup == 1:
                         half.claim(half_bars, i + u32(1))  # nobody reads the state of before
+                    own = my_warpgroup()  # anew: its register is another's until now
                     carry.put_to(smem, state_at, state)
-                    meet_alone(warpgroup)
+                    meet_alone(own)
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
             if walk.finishes:
