@@ -117,8 +117,9 @@ CENTRED_BACKWARD_RING = (
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
     RingConfig(256, 4, 1, 0),
-    # 32 KiB: 0.91, 64: 0.96; 256 threads without overlap 0.88, 0.91
-    *(RingConfig(512, 2, 1, 0, cluster, overlap=True) for cluster in (2, 4)),
+    RingConfig(512, 2, 1, 0, 2),  # 32 KiB: 0.91; 256 threads 0.88 to 0.89
+    RingConfig(512, 2, 1, 0, 4, overlap=True),  # 64 KiB: 0.96; without overlap 0.91, as 256 threads
+    RingConfig(256, 4, 1, 0, 4),  # for 16-bit rows
     # 128 KiB: 0.87, 256: 0.89 (0.56); 512 threads 0.88 of the latter, without overlap 0.87
     *(RingConfig(256, 4, 1, 0, cluster, overlap=True) for cluster in (8, 16)),
 )
@@ -164,9 +165,10 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
             continue
         if config.rows * config.columns(dtype) * number >= MOST_NUMBERS:
             continue
-        # dw and db leave w no registers, and where a vector is 8 numbers, the next row's sums neither
-        overlap = config.overlap and not (both and itemsize(dtype) < number)
-        config = replace(config, w_shared=config.w_shared or both, overlap=overlap)
+        # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
+        if config.overlap and config.row_threads > 256 and both and itemsize(dtype) < number:
+            continue
+        config = replace(config, w_shared=config.w_shared or both)  # dw and db leave w no registers
         config = with_stages(config, variant, device)
         if config.stages > 1:
             return config

@@ -22,7 +22,7 @@ from .ring_config import MOST_STAGES, RingConfig
 FORWARD_RING = (
     RingConfig(15, 3, 0, 1, 3),
     RingConfig(15, 3, 0, 2, 3),  # rows of 128 KiB: 0.84; two or three blocks of fewer warps 0.85, in stages 0.83
-    RingConfig(7, 2, 0, 8, 5, min_blocks=2),  # 256 KiB: 0.88; one block of 15 warps 0.85, in stages 0.86
+    RingConfig(7, 2, 0, 8, 5, min_blocks=2),  # 256 KiB of 4-byte numbers: 0.88; one block 0.85, in stages 0.86
     RingConfig(16, 2, 0, 4, 0, in_stages=True),  # 512 KiB: 0.79; in registers 0.76
     RingConfig(16, 2, 0, 8, 0, in_stages=True),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
     RingConfig(8, 2, 0, 16, 0, min_blocks=2, in_stages=True),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
@@ -33,6 +33,7 @@ BACKWARD_RING = tuple(RingConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 
 # so small that a simulator can do them
 SIMULATED_RING = tuple(RingConfig(4, 1, 0, cluster, 3) for cluster in (1, 2, 4, 8, 16))
 LARGEST_CLUSTER = 16
+MOST_NUMBERS = 72  # of a row that one of 512 threads on an SM has registers for
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -64,6 +65,8 @@ def _ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[R
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster > device.max_cluster:
             break
+        if inputs == 1 and not config.in_stages and config.numbers(dtype) > MOST_NUMBERS:
+            continue
         found = with_stages(config, dtype, inputs, device)
         if found.kept(dtype) >= (N * 3 // 4 if found.cluster == LARGEST_CLUSTER and found.min_blocks > 1 else N):
             # an even share for every block
