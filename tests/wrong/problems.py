@@ -150,12 +150,13 @@ def _norm_case(name: str, operator: str, M: int, N: int, dtype: str, residual: b
 
 
 def _norm_rings() -> Iterator[Problem]:
-    """Rows of a warp each, rows of two warps that have a barrier each, rows of a cluster of two blocks."""
+    """Rows of a warp each, rows of two or three warps that have a barrier each, rows of a cluster of two blocks."""
     configs = {
         "a warp a row": ("rms_norm", "float32", NormRing(32, 1, 3, stages=3), 8),
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
         "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
-        "two warps a row, overlapping": ("layer_norm", "float64", NormRing(64, 1, 2, stages=3, overlap=True), 0),
+        # the second row's warps are in two warpgroups, one of which may lag, so that two rows must not share a barrier
+        "three warps a row, overlapping": ("layer_norm", "float64", NormRing(96, 1, 2, stages=3, overlap=True), 0),
         "a cluster a row, overlapping": ("rms_norm", "float64", NormRing(64, 1, 1, 3, cluster=2, overlap=True), 0),
     }
     for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):

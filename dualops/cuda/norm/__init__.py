@@ -2,8 +2,9 @@
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-ring_stages.py  the longest of these, cut into chunks
-long_rows.py  rows too long for that: read twice or three times
+ring_stages.py  the longest of these forward, cut into chunks: rows to 3 MB are read once, of longer ones a part again
+long_rows.py  rows without such copies, and gradients of rows too long for ring.py: 512 KB of rms_norm, 256 KB of
+              layer_norm. Read twice or three times
 naive.py      one thread a row
 sums.py       dw and db from the partial sums of blocks
 """
@@ -64,7 +65,7 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
 def forward_stages(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Rows copied ahead, chunk by chunk."""
     call = Call(problem, results, backward=False)
-    config = stages_config(call.variant, device) if call.aligned and call.N else None
+    config = stages_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
         yield Choice("sm90", config, "a row waits in shared memory", partial(_stages_step, config, call))
 

@@ -63,6 +63,14 @@ BACKWARD_UNALIGNED = (
 )
 
 # at most so many stages, 0: as many as there is shared memory for
+# Of rows from 128 KiB on (from 32 KiB backward) shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
+# of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
+LONG_FORWARD = (
+    RingConfig(256, 4, 1, 0, 8),  # 128 KiB: 0.89; with w in shared memory 0.81, with two blocks an SM 0.88
+    RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.89 (0.64); four blocks of 480 threads a row 0.90
+    RingConfig(512, 4, 1, 0, 16, w_shared=True),  # 512 KiB: 0.89 (0.61)
+    RingConfig(512, 8, 1, 0, 16, w_shared=True),  # 1 MiB: 0.90 (0.61), in stages 0.79
+)
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
     RingConfig(16, 1, 16, 0, min_blocks=2),
@@ -71,13 +79,13 @@ FORWARD_RING = (
     RingConfig(64, 2, 4, 0, min_blocks=2),
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 0, min_blocks=2),
-    # 65536 columns: 0.91; with w in registers 0.87 to 0.91, with two blocks an SM 0.89
-    *(RingConfig(256, 4, 1, 0, cluster, w_shared=True) for cluster in (1, 2, 4, 8)),
+    *(RingConfig(256, 4, 1, 0, cluster, w_shared=True) for cluster in (1, 2, 4)),
+    *LONG_FORWARD,
 )
 # Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns, with one block an SM
 # 0.68 to 0.72, with four blocks of 512 threads a row 0.89. The second of a pair is for a residual and wide weights.
 CENTRED_FORWARD_RING = (
-    *FORWARD_RING[:-4],
+    *FORWARD_RING[:7],
     *(
         config
         for cluster in (1, 2, 4, 8)
@@ -86,6 +94,8 @@ CENTRED_FORWARD_RING = (
             RingConfig(256, 4, 1, 0, cluster),
         )
     ),
+    RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.90 (0.49); 256 threads 0.88, in stages 0.78
+    RingConfig(256, 8, 1, 0, 16, w_shared=True),  # 512 KiB: 0.63 (0.44), in stages 0.59
 )
 BACKWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
@@ -95,8 +105,10 @@ BACKWARD_RING = (
     RingConfig(64, 2, 2, 8, min_blocks=3),  # 1024: 0.78 to 0.80; four rows a block 0.77, a row's threads alone 0.76
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(128, 4, 2, 6),  # 4096: 0.89 to 0.92; 256 threads a row 0.88 to 0.91, without a ring 0.80
-    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4)),  # 16384: 0.93
-    RingConfig(256, 4, 1, 3, 8),  # 65536: 0.95, with 6 stages 0.94
+    RingConfig(256, 4, 1, 0),
+    # 32 KiB: 0.91, 64: 0.95, 128: 0.95, 256: 0.92 (0.58); without overlap 0.89, 0.89, 0.90, 0.89
+    *(RingConfig(512, 2, 1, 0, cluster, overlap=True) for cluster in (2, 4, 8, 16)),
+    RingConfig(256, 8, 1, 0, 16, w_shared=True),  # 512 KiB: 0.71 (0.52)
 )
 CENTRED_BACKWARD_RING = (
     *BACKWARD_RING[:3],
@@ -104,17 +116,31 @@ CENTRED_BACKWARD_RING = (
     RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024 columns: 0.82; as rms_norm 0.76
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
-    *(RingConfig(256, 4, 1, 0, cluster) for cluster in (1, 2, 4, 8)),  # 16384: 0.94, 65536: 0.91
+    RingConfig(256, 4, 1, 0),
+    RingConfig(512, 2, 1, 0, 2),  # 32 KiB: 0.91; 256 threads 0.88 to 0.89
+    RingConfig(512, 2, 1, 0, 4, overlap=True),  # 64 KiB: 0.96; without overlap 0.91, as 256 threads
+    RingConfig(256, 4, 1, 0, 4),  # for 16-bit rows
+    # 128 KiB: 0.87, 256: 0.89 (0.56); 512 threads 0.88 of the latter, without overlap 0.87
+    *(RingConfig(256, 4, 1, 0, cluster, overlap=True) for cluster in (8, 16)),
 )
 RINGS = {False: (FORWARD_RING, BACKWARD_RING), True: (CENTRED_FORWARD_RING, CENTRED_BACKWARD_RING)}
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
-# stages: as many as there is room for; kept: all but one
-FORWARD_STAGES = StagesConfig(512, 2, 0, 16, 0)
-SIMULATED_STAGES = StagesConfig(64, 1, 0, 2, 3)
+# stages: as many as there is room for; kept: all but one, or as `stages_config` says
+FORWARD_STAGES = (
+    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.79; 16 blocks a row 0.76 to 0.77
+    StagesConfig(512, 2, 0, 16, 0),  # 2 MiB: 0.60 (0.56), 4 MiB: 0.62 (0.60)
+)
+CENTRED_STAGES = (
+    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.70 (0.47); 16 blocks a row 0.69, of 512 threads 0.59
+    StagesConfig(256, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.50 (0.45), 4 MiB: 0.54 (0.46), by 512 threads 0.52
+)
+SIMULATED_STAGES = (StagesConfig(64, 1, 0, 2, 3),)
 MOST_STAGES = 16
 STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
 BARRIERS = 1 << 10  # for barriers alone
+MOST_NUMBERS = 128 << 10  # bytes of registers that a block's numbers of a row stay below: half of an SM's
+IN_L2 = 2 << 20  # bytes of a row, of which every cluster has one under way, that L2 still holds
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -132,12 +158,17 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     if not device.has_bulk_copies:
         return None
     dtype, (forward, backward) = variant.dtype, RINGS[variant.centred]
+    number, both = itemsize(compute_dtype(dtype)), variant.weight_gradients > 1
     ladder = backward if variant.backward else forward
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue
-        # dw and db leave w no registers
-        config = replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
+        if config.rows * config.columns(dtype) * number >= MOST_NUMBERS:
+            continue
+        # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
+        if config.overlap and config.row_threads > 256 and both and itemsize(dtype) < number:
+            continue
+        config = replace(config, w_shared=config.w_shared or both)  # dw and db leave w no registers
         config = with_stages(config, variant, device)
         if config.stages > 1:
             return config
@@ -156,23 +187,37 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))
 
 
-def stages_config(variant: Variant, device: Device) -> StagesConfig | None:
-    """For rows of any length."""
-    config = FORWARD_STAGES if device.name != "simulator" else SIMULATED_STAGES
-    if not device.has_bulk_copies or config.cluster > device.max_cluster:
-        return None
-    if variant.dtype == "float64":  # whose sums need more registers
-        config = replace(config, row_threads=256)
-    return with_chunks(config, variant, device)
+def stages_config(N: int, variant: Variant, device: Device) -> StagesConfig | None:
+    """The first that keeps a row of N elements; else the last that there is."""
+    ladder = CENTRED_STAGES if variant.centred else FORWARD_STAGES
+    found = None
+    for config in ladder if device.name != "simulator" else SIMULATED_STAGES:
+        if not device.has_bulk_copies or config.cluster > device.max_cluster:
+            break
+        if variant.dtype == "float64":  # whose sums need more registers
+            config = replace(config, row_threads=256, min_blocks=1)
+        found = with_chunks(config, N, variant, device)
+        if found.keeps(N, variant.dtype):
+            break
+    return found
 
 
-def with_chunks(config: StagesConfig, variant: Variant, device: Device) -> StagesConfig:
-    """With as many stages as there is room for."""
+def with_chunks(config: StagesConfig, N: int, variant: Variant, device: Device) -> StagesConfig:
+    """With as many stages as there is room for, all but one of which keep chunks of a row of N elements.
+
+    Of two blocks on an SM those that can't keep all of a row leave half of their stages to what comes next, as long as
+    they find the row in L2 (2 MiB: 0.50 for 0.47 of the roof). Beyond, that half is read from memory again (4 MiB: 0.53
+    for 0.54).
+    """
     stage = replace(config, stages=1).staged(variant).nbytes
     parts = 4 * config.row_warps * config.cluster * itemsize(compute_dtype(variant.dtype))
     room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - BARRIERS - parts
     stages = min(room // stage, 2 * MOST_STAGES)
-    return replace(config, stages=stages, kept=config.kept or stages - 1)
+    made = replace(config, stages=stages, kept=config.kept or stages - 1)
+    in_L2 = N * itemsize(variant.dtype) * variant.staged <= IN_L2
+    if config.min_blocks > 1 and in_L2 and not made.keeps(N, variant.dtype):
+        made = replace(made, kept=stages // 2)
+    return made
 
 
 def sums_config(device: Device) -> SumsConfig:

@@ -87,6 +87,10 @@ class StagesConfig:
         """Columns of a stage."""
         return self.row_threads * self.vectors * storage(dtype).vector
 
+    def keeps(self, N: int, dtype: str) -> bool:
+        """Whether all of a row of N elements stays."""
+        return self.cluster * self.kept * self.chunk(dtype) >= N
+
     def staged(self, variant: Variant) -> Stages:
         return Stages(variant.dtype, self.stages, variant.staged, 1, self.chunk(variant.dtype))
 

@@ -1,7 +1,8 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
 rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
-ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90
+ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: in registers or in stages, and
+              of rows longer than 1.5 to 3 MB a part is read again
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      one thread a row: three readings

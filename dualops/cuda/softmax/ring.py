@@ -17,14 +17,23 @@ from . import ring_registers, ring_stages
 from .arguments import Call
 from .ring_config import MOST_STAGES, RingConfig
 
-# stages: as many as there is room for. chunks, 0: all stages but one.
+# stages: as many as there is room for. chunks, 0: all stages but one. Shares of the roof are those of H200, 2026-11-26,
+# 2^29 elements of 2 bytes or 2^28 of 4.
 FORWARD_RING = (
-    *(RingConfig(15, 3, 0, cluster, 3) for cluster in (1, 2, 4, 8)),
-    RingConfig(16, 2, 0, 16, 0, in_stages=True),
+    RingConfig(15, 3, 0, 1, 3),
+    RingConfig(15, 3, 0, 2, 3),  # rows of 128 KiB: 0.84; two or three blocks of fewer warps 0.85, in stages 0.83
+    RingConfig(7, 2, 0, 8, 5, min_blocks=2),  # 256 KiB of 4-byte numbers: 0.88; one block 0.85, in stages 0.86
+    RingConfig(16, 2, 0, 4, 0, in_stages=True),  # 512 KiB: 0.79; in registers 0.76
+    RingConfig(16, 2, 0, 8, 0, in_stages=True),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
+    RingConfig(8, 2, 0, 16, 0, min_blocks=2, in_stages=True),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
+    RingConfig(16, 2, 0, 16, 0, in_stages=True),  # 4 MiB: 0.79; two blocks an SM 0.67, read twice 0.63
 )
+# 128 KiB to 512 KiB: 0.95, 1 MiB 0.91 (read twice 0.58), 2 MiB 0.86 (0.56), 4 MiB 0.61 (0.58)
 BACKWARD_RING = tuple(RingConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
 # so small that a simulator can do them
 SIMULATED_RING = tuple(RingConfig(4, 1, 0, cluster, 3) for cluster in (1, 2, 4, 8, 16))
+LARGEST_CLUSTER = 16
+MOST_NUMBERS = 72  # of a row that one of 512 threads on an SM has registers for
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -47,16 +56,21 @@ def _choices(call: Call, inputs: int, device: Device) -> Iterator[Choice]:
 
 
 def _ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[RingConfig]:
-    """The first that keeps a row of N elements; else the last that there is, if it copies again what it can't keep."""
+    """The first that keeps a row of N elements; else the last that there is, if it copies again what it can't keep.
+
+    The largest cluster may copy a quarter again, which it finds in L2: two blocks an SM are worth that.
+    """
     ladder = BACKWARD_RING if inputs == 2 else FORWARD_RING
     found = None
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster > device.max_cluster:
             break
+        if inputs == 1 and not config.in_stages and config.numbers(dtype) > MOST_NUMBERS:
+            continue
         found = with_stages(config, dtype, inputs, device)
-        if found.kept(dtype) >= N:
+        if found.kept(dtype) >= (N * 3 // 4 if found.cluster == LARGEST_CLUSTER and found.min_blocks > 1 else N):
             # an even share for every block
-            yield replace(found, chunks=cdiv(N, found.cluster * found.chunk(dtype)))
+            yield replace(found, chunks=min(found.chunks, cdiv(N, found.cluster * found.chunk(dtype))))
             return
     if found is not None and (found.in_stages or inputs == 2):
         yield found

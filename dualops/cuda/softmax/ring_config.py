@@ -44,6 +44,10 @@ class RingConfig:
         """Columns of a row that a cluster keeps."""
         return self.cluster * self.chunks * self.chunk(dtype)
 
+    def numbers(self, dtype: str) -> int:
+        """Of a row that a thread keeps in registers."""
+        return self.chunks * self.vectors * storage(dtype).vector
+
     def staged(self, dtype: str, arrays: int) -> Stages:
         """What the ring keeps: a chunk of every array in each stage."""
         return Stages(dtype, self.stages, arrays, 1, self.chunk(dtype))

@@ -2,7 +2,9 @@
 
 A block has `lanes` rows side by side and `columns` threads for each. Where neighbouring rows are neighbours in memory,
 32 lanes read them together; where the row itself is contiguous, all threads share one. Each row is read twice, as in
-long_rows.py; the threads of a row merge through shared memory. Shared memory: two numbers a thread.
+long_rows.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
+carries along what each addition loses, so that the sum of a million is as good as one of a hundred. Shared memory: two
+numbers a thread.
 
 The naive rung is the same with one thread a row: three passes, nothing shared.
 """
@@ -28,7 +30,7 @@ class StridedConfig:
 
     lanes: int  # rows that a block works on, side by side
     columns: int  # threads that share one row
-    batch: int = 8  # elements a thread has under way, and sums before it adds them to its total
+    batch: int = 8  # elements a thread has under way, and sums before it adds them to its total, with compensation
 
     @cached_property
     def threads(self) -> int:
@@ -56,7 +58,7 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
         y_row = row_offset(row, size1, size2, y0, y1, y2)
         end = N if row < M else i64(0)
         my_max = num.minus_inf
-        my_sum = num.zero
+        my_sum, lost = num.zero, num.zero
         batch = cuda.local.array(config.batch, mem.number)
         for start in range(column, end, config.columns * config.batch):
             batch_max = num.minus_inf
@@ -70,7 +72,8 @@ def build_forward(config: StridedConfig, dtype: str) -> Kernel:
             batch_sum = num.zero
             for i in range(config.batch):
                 batch_sum += num.exp(batch[i] - base)
-            my_sum = my_sum * num.exp(my_max - base) + batch_sum
+            rescale = num.exp(my_max - base)
+            my_sum, lost = num.add_compensated(my_sum * rescale, lost * rescale, batch_sum)
             my_max = new_max
 
         part_max = cuda.shared.array(config.threads, mem.number)
@@ -111,14 +114,14 @@ def build_backward(config: StridedConfig, dtype: str) -> Kernel:
         dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
         end = N if row < M else i64(0)
         # dx = y * (dy - dot)  with  dot = sum(y * dy)
-        my_dot = num.zero
+        my_dot, lost = num.zero, num.zero
         for start in range(column, end, config.columns * config.batch):
             batch_dot = num.zero
             for i in range(config.batch):
                 n = start + i * config.columns
                 if n < end:
                     batch_dot += mem.load(y, y_row + n * y_step) * mem.load(dy, dy_row + n * dy_step)
-            my_dot += batch_dot
+            my_dot, lost = num.add_compensated(my_dot, lost, batch_dot)
         part_dot = cuda.shared.array(config.threads, mem.number)
         part_dot[tid] = my_dot
         cuda.syncthreads()

@@ -59,6 +59,21 @@ def test_softmax_along_the_first_axis(rung):
     assert not torch.isnan(y).any()
 
 
+@pytest.mark.parametrize("rung", ["naive", "simt"])
+def test_softmax_of_a_million_along_the_first_axis(rung):
+    """Long sums of float32 numbers by few threads."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x, dy = (torch.empty(2**20 + 3, 33, device="cuda").normal_(generator=generator) for _ in range(2))
+    y = dualops.cuda.softmax(x, 0, kernel=rung)
+    dx = dualops.cuda.softmax_backward(y, dy, 0, kernel=rung)
+    of_reference = reference.softmax(numpy(x), 0), reference.softmax_backward(numpy(y), numpy(dy), 0)
+    true = [array.astype(np.float64) for array in map(numpy, (x, y, dy))]
+    of_truth = reference.softmax(true[0], 0), reference.softmax_backward(true[1], true[2], 0)
+    for actual, truth, baseline in zip((y, dx), of_truth, of_reference, strict=True):
+        found = compare(numpy(actual), truth, baseline, dtype="float32", floor=OPERATORS["softmax"].floor)
+        assert found.passed, found.message
+
+
 def test_softmax_in_place_beyond_the_first_4_gigabytes():
     x = normal(ROWS, COLUMNS)
     rows = torch.tensor(SAMPLE, device="cuda")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dualops.cuda
 from dualops.cuda.backend import Kernel
 from dualops.cuda.softmax import long_rows, ring_registers, ring_stages, rows
 from dualops.cuda.softmax.long_rows import LongRowsConfig
@@ -137,3 +138,18 @@ def test_a_config_has_one_kernel_a_dtype():
     assert rows.build_forward(replace(config, rows=2), "float32") is not first
     assert rows.build_forward(config, "float64") is not first
     assert "RowsConfig(row_threads=32" in first.identity and "'float32'" in first.identity
+
+
+@DIRECTIONS
+def test_many_small_terms_along_a_strided_axis_are_not_lost(backward):
+    """1, and so many of 2**-28 that a plain float32 sum of batches, each less than half a last bit, would leave out."""
+    N = 8192
+    terms = np.full((N, 2), 2.0**-28, np.float32)
+    terms[0] = 1
+    total = 1 + (N - 1) * 2.0**-28
+    if backward:
+        dx = dualops.cuda.softmax_backward(np.ones_like(terms), terms, 0, kernel="simt")
+        found = terms[1:] - dx[1:]
+    else:
+        found = 1 / dualops.cuda.softmax(np.log(terms), 0, kernel="simt")[0]
+    assert np.abs(found / total - 1).max() < 4 * np.finfo(np.float32).eps
