@@ -7,8 +7,6 @@ from typing import Any
 
 from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, u32, verb
-from ..tile.numbers import numbers
-from ..tile.rows import FULL_WARP, vote_any
 from ..tile.unrolled import one_after_another
 from .fragment_places import Places, my_row
 from .options import OptionChain
@@ -28,11 +26,9 @@ def fragment_changes(
     chain: OptionChain, places: Places, groups: list[tuple[int, int]], *, apart: bool, fetches: bool
 ) -> FragmentChanges:
     """groups: first and end of the quads whose loop is left to the compiler. apart: as in `fragment_scores`."""
-    quads, num = groups[-1][1], numbers(f32)
+    quads = groups[-1][1]
 
-    def changed(
-        place: Callable[..., At], first: int, end: int, score: Callable[..., Any] = chain.score
-    ) -> Callable[..., None]:
+    def changed(place: Callable[..., At], first: int, end: int) -> Callable[..., None]:
         @verb
         def change(scores, options, scale, where):
             for j in range(first, end):
@@ -41,26 +37,13 @@ def fragment_changes(
                     distance = places.ahead(where, row, key)
                     for e in range(2):
                         at = place(where, row, key, 8 * j + e, distance)
-                        scores[4 * j + 2 * h + e] = score(scores[4 * j + 2 * h + e] * scale, options, at)
+                        scores[4 * j + 2 * h + e] = chain.score(scores[4 * j + 2 * h + e] * scale, options, at)
 
         return change
 
     change, change_inside = (
         one_after_another([changed(make, *group) for group in groups]) for make in (places.at, places.at_inside)
     )
-
-    NEAR = chain.near_score is not None
-    change_near = one_after_another(
-        [changed(places.at, *group, score=chain.near_score if NEAR else chain.score) for group in groups]
-    )
-
-    @verb
-    def are_near(scores, options, scale):
-        """Of all scores of a warp."""
-        most = abs(scores[0])
-        for e in range(1, 4 * quads):
-            most = num.maximum(most, abs(scores[e]))
-        return not vote_any(i32(most * scale > chain.near_bound(options)), FULL_WARP)
 
     def changed_held(first: int, end: int) -> Callable[..., None]:
         @verb
@@ -107,9 +90,7 @@ def fragment_changes(
 
     @verb
     def through(scores, options, scale, where):
-        if NEAR and are_near(scores, options, scale):
-            change_near(scores, options, scale, where)
-        elif apart and chain.reads and places.inside(where):
+        if apart and chain.reads and places.inside(where):
             change_inside(scores, options, scale, where)
         else:
             change(scores, options, scale, where)

@@ -9,7 +9,6 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.tile.quick import near_tanh
 from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 
 attend: Any = dualops.cuda.flash_attention
@@ -55,21 +54,3 @@ def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
         found = attend(q, k, v, kernel=rung, **params)
         checked(found, reference.flash_attention, q, k, v, **params)
         assert np.isfinite(found[:, :, :36].astype(np.float32)).all()
-
-
-@pytest.mark.parametrize("rung", ["sm80", "sm90"])
-def test_scores_beyond_a_softcap(rung):
-    """Rows of a warp whose scores all lie below it go a way of their own; NaN and infinities stay what they are."""
-    q, k, v = numbers(1, 1, 70, 64), numbers(1, 1, 80, 64, seed=1), numbers(1, 1, 80, 64, seed=2)
-    q[0, 0, 16:20] *= 40
-    q[0, 0, 40, 0] = np.inf
-    q[0, 0, 50, 0] = np.nan
-    found = attend(q, k, v, softcap=5.0, return_lse=True, kernel=rung)
-    checked(found, reference.flash_attention, q, k, v, softcap=5.0)
-
-
-def test_the_polynomial_of_a_softcap():
-    x = np.linspace(-1, 1, 4001, dtype=np.float32)
-    found = np.array([near_tanh(each, np.float32(1), np.float32(1)) for each in x], np.float64)
-    assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 4e-7
-    assert np.abs(found[2001:] / np.tanh(x[2001:].astype(np.float64)) - 1).max() < 4e-6
