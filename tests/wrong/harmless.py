@@ -12,9 +12,10 @@ HARMLESS = {
     "last read and the release",
     r"retention_recurrent syncthreads#1: left out": "what the next tokens overwrite was read before the block met for "
     "the parts of the sums, and these are written again after it meets for the tokens",
-    r"flash_attention_(sm90 register_mma\.add > wgmma_fence#1|(dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#[23]|(dkv|fused)_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2|"
-    r"fused_sm90 register_mma\.add > wgmma_fence#2)): left out": "Q @ K.T, K @ Q.T or dS @ K was started just before "
+    r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
+    r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
+    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_wide_sm90 warpgroup_mma\.start > "
+    r"warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started just before "
     "it, behind a fence of its own, and no register was touched in between",
     r"flash_attention_(fused|dkv)_sm90 companion\.leave > bar_warp_sync: left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
