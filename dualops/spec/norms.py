@@ -223,6 +223,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("columns65536", (1024, 65536), bf16, build)
     add("columns4097", (1024, 4097), ("float16",), build, residual=True)
     add("columns262144", (16, 262144), bf16, build, narrow=True, residual=True)
+    add("columns1048576", (1, 1048576), bf16, build)
     return cases
 
 
