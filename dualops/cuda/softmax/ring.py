@@ -31,7 +31,10 @@ FORWARD_RING = (
 # 128 KiB to 512 KiB: 0.95, 1 MiB 0.91 (read twice 0.58), 2 MiB 0.86 (0.56), 4 MiB 0.61 (0.58)
 BACKWARD_RING = tuple(RingConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
 # so small that a simulator can do them
-SIMULATED_RING = tuple(RingConfig(4, 1, 0, cluster, 3) for cluster in (1, 2, 4, 8, 16))
+SIMULATED_RING = (
+    *(RingConfig(4, 1, 0, cluster, 3) for cluster in (1, 2, 4, 8, 16)),
+    RingConfig(4, 1, 0, 16, 0, in_stages=True),
+)
 LARGEST_CLUSTER = 16
 MOST_NUMBERS = 72  # of a row that one of 512 threads on an SM has registers for
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
