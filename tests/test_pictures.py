@@ -118,8 +118,8 @@ def test_owners_needs_the_simulator(monkeypatch):
 class TestMemory:
     @pytest.mark.parametrize("S", [512, 1024, 131072])
     def test_formulas(self, S):
-        """q, k, v, o in two bytes, lse in four; naive_forward.py's and naive_backward.py's own sums; delta as lse; of the
-        fused gradient dq in four bytes, a counter, and a flag for 128 queries."""
+        """q, k, v, o in two bytes, lse in four; naive_forward.py's and naive_backward.py's own sums; delta as lse; of
+        the fused gradient dq in four bytes, a counter, and a flag for 128 queries."""
         rows, wide = 16 * S, 16 * S * 64
         forward, backward = (draw.memory(S, backward=backward) for backward in (False, True))
         assert forward == (4 * 2 * wide + 4 * rows, {"sm90": 0, "sm80": 0, "simt": 0, "naive": 4 * rows * (S + 1)})
