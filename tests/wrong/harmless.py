@@ -17,17 +17,18 @@ HARMLESS = {
     r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_wide_sm90 warpgroup_mma\.start > "
     r"warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started just before "
     "it, behind a fence of its own, and no register was touched in between",
-    r"flash_attention_(fused|dkv)_sm90 companion\.leave > bar_warp_sync: left out": "products, which all lanes "
-    "issue, lie between what they read and the release: the barrier says so to the memory model",
+    r"(flash_attention_(fused|dkv)|retention_wide)_sm90 companion\.leave > bar_warp_sync: left out": "products, which "
+    "all lanes issue, lie between what they read and the release: the barrier says so to the memory model",
     r"flash_attention_dkv_sm90 thirds: register_mma\.wait > wgmma_wait_group_n64#2: left out": "sums of parts "
     "were waited for and collected in the loop: nothing is under way there",
     r"flash_attention_dkv_apart_sm90 loads_of\.load > pipeline\.claim > mbarrier_wait_cta: one mbarrier for all": "of "
     "two stages it waits for the first, whose tile is released after lse and delta of the one behind it have been read",
     r"flash_attention_dkv_apart_sm90 build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
-    r"flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
-    r"companion\.leave > bar_warp_sync#2): left out": "of two stages, one is filled again when P of that tile and "
-    "of the next has been read: so a place of two is free when the tile that fills it is there",
+    r"(flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
+    r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta): left "
+    r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two is "
+    "free when the tile that fills it is there; of one stage and one place when what was handed over has been read",
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]: left out": "as of dkv_sm90",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
@@ -43,7 +44,7 @@ HARMLESS = {
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5)|"
     r"retention_sm90 pipeline\.release#1|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|"
-    r"handover\.free))): i \+ 1": "there is one stage, or one place, which a release finds by any number",
+    r"handover\.(free|hand)))): i \+ 1": "there is one stage, or one place, which a release finds by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}
