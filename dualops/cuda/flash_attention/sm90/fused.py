@@ -16,7 +16,8 @@ products but the last: dq is a sum over the keys of many blocks.
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
-registers have room for a warpgroup's K and V, which are left factors of all tiles (`tile.left_factor`).
+registers have room for a warpgroup's K, and without options for its V, which are left factors of all tiles
+(`tile.left_factor`).
 
 The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
@@ -76,8 +77,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
-    kq = left_factor(variant.dtype, tiles.k, tiles.part_q, held=config.held)
-    vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.held)
+    kq = left_factor(variant.dtype, tiles.k, tiles.part_q, held=config.k_held)
+    vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     score, columns = fragment_scores(chain, ROWS, ROWS, transposed=True), columns_of(config)

@@ -43,7 +43,7 @@ class FusedTiles(NamedTuple):
 @dataclass(frozen=True)
 class FusedConfig:
     """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way.
-    held: K and V are in registers, as left factors.
+    k_held, v_held: K and V are in registers, as left factors.
 
     A warpgroup makes 64 x 64 of a tile's dq: of heads of 128 half of the columns of 64 queries, of heads of 64 all
     columns of half of 128 queries.
@@ -52,7 +52,8 @@ class FusedConfig:
     block_q: int = 64
     stages: int = 2
     dq_places: int = 2
-    held: bool = False
+    k_held: bool = False
+    v_held: bool = False
 
     @property
     def block_kv(self) -> int:
@@ -92,6 +93,6 @@ def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Fus
     """Tiles for heads of these widths, in whole boxes, best first."""
     narrow = D == Dv == BOX
     if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and all(name in SERVED for name in options):
-        # held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26)
-        config = FusedConfig(2 * ROWS, held=True) if narrow else FusedConfig()
-        yield config, f"{config.block_kv} keys by {config.block_q} queries" + ", K and V in registers" * config.held
+        # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill
+        config = FusedConfig(2 * ROWS, k_held=True, v_held=not options) if narrow else FusedConfig()
+        yield config, f"{config.block_kv} keys by {config.block_q} queries" + ", K in registers" * config.k_held
