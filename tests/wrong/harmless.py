@@ -28,7 +28,7 @@ HARMLESS = {
     r"(flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
     r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
-    "is free when the tile that fills it is there; of one stage and one place when what was handed over has been read",
+    "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there",
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]: left out": "as of dkv_sm90",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",

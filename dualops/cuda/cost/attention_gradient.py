@@ -179,8 +179,8 @@ def fused_work(config: FusedConfig, p: Problem, gpu: Architecture) -> Work:
     D, Dv, queries, keys = padded(p.D), padded(p.Dv), config.block_q, config.block_kv
     dq = [Product(ROWS, BOX, keys, True)] * CONSUMERS
     products = (
-        Product(keys, queries, D, True),
-        Product(keys, queries, Dv, True),
+        Product(keys, queries, D, not config.k_held),
+        Product(keys, queries, Dv, not config.v_held),
         Product(keys, Dv, queries, False),
         Product(keys, D, queries, False),
         *dq,

@@ -82,8 +82,9 @@ FORWARD_RING = (
     *(RingConfig(256, 4, 1, 0, cluster, w_shared=True) for cluster in (1, 2, 4)),
     *LONG_FORWARD,
 )
-# Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns, with one block an SM
-# 0.68 to 0.72, with four blocks of 512 threads a row 0.89. The second of a pair is for a residual and wide weights.
+# Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns with weights of 16 bits
+# (0.77 with float32 ones, 2026-11-26), with one block an SM 0.68 to 0.72, with four blocks of 512 threads a row 0.89.
+# The second of a pair is for a residual and wide weights.
 CENTRED_FORWARD_RING = (
     *FORWARD_RING[:7],
     *(
@@ -132,8 +133,8 @@ FORWARD_STAGES = (
     StagesConfig(512, 2, 0, 16, 0),  # 2 MiB: 0.60 (0.56), 4 MiB: 0.62 (0.60)
 )
 CENTRED_STAGES = (
-    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.70 (0.47); 16 blocks a row 0.69, of 512 threads 0.59
-    StagesConfig(256, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.50 (0.45), 4 MiB: 0.54 (0.46), by 512 threads 0.52
+    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.64 to 0.70 (0.47); 16 blocks a row 0.69, of 512 threads 0.59
+    StagesConfig(256, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.47 (0.45), 4 MiB: 0.54 (0.46), by 512 threads 0.52
 )
 SIMULATED_STAGES = (StagesConfig(64, 1, 0, 2, 3),)
 MOST_STAGES = 16

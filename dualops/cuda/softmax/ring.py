@@ -7,21 +7,22 @@ from dataclasses import replace
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
-from ..arrays import align_up, cdiv
+from ..arrays import cdiv
 from ..backend import Kernel
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
-from ..tile.storage import storage
 from . import ring_registers, ring_stages
 from .arguments import Call
 from .ring_config import MOST_STAGES, RingConfig
 
-# stages: as many as there is room for. chunks, 0: all stages but one. Shares of the roof are those of H200, 2026-11-26,
-# 2^29 elements of 2 bytes or 2^28 of 4.
+# stages, 0: as many as there is room for. chunks, 0: all stages but one. Shares of the roof are those of H200,
+# 2026-11-26, 2^29 elements of 2 bytes or 2^28 of 4.
 FORWARD_RING = (
-    RingConfig(15, 3, 0, 1, 3),
-    RingConfig(15, 3, 0, 2, 3),  # rows of 128 KiB: 0.84; two or three blocks of fewer warps 0.85, in stages 0.83
+    RingConfig(15, 3, 9, 1, 3, whole=True),
+    # rows of 128 KiB: 560 us (0.91) on 2026-11-21, 546 the day after; with shares alike and ten stages 598 to 613, or
+    # 0.84, and so shared two or three blocks of fewer warps 0.85, in stages 0.83
+    RingConfig(15, 3, 9, 2, 3, whole=True),
     RingConfig(7, 2, 0, 8, 5, min_blocks=2),  # 256 KiB of 4-byte numbers: 0.88; one block 0.85, in stages 0.86
     RingConfig(16, 2, 0, 4, 0, in_stages=True),  # 512 KiB: 0.79; in registers 0.76
     RingConfig(16, 2, 0, 8, 0, in_stages=True),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
@@ -80,10 +81,10 @@ def _ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[R
 
 
 def with_stages(config: RingConfig, dtype: str, inputs: int, device: Device) -> RingConfig:
-    """With as many stages as there is room for."""
+    """With as many stages as it asks for and as there is room for."""
     room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM
     stage = replace(config, stages=1).staged(dtype, inputs).nbytes
-    stages = min((room - config.static_bytes(dtype)) // stage, MOST_STAGES)
+    stages = min((room - config.static_bytes(dtype)) // stage, config.stages or MOST_STAGES)
     return replace(config, stages=stages, chunks=config.chunks or stages - 1)
 
 
@@ -95,7 +96,6 @@ def _kernel(config: RingConfig, dtype: str, inputs: int) -> Kernel:
 
 
 def _steps(call: Call, config: RingConfig, inputs: int) -> list[Step]:
-    share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
-    args = (*call.metas, call.M, call.N, *call.row_strides, share)
+    args = (*call.metas, call.M, call.N, *call.row_strides, config.share(call.N, call.dtype))
     kernel, blocks = _kernel(config, call.dtype, inputs), call.M * config.cluster
     return [Step(kernel, (blocks,), args, config.staged(call.dtype, inputs).nbytes, resident=True)]

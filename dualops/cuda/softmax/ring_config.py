@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
+from ..arrays import align_up, cdiv
 from ..backend import Namespace, cuda, i64, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Stages, cluster_ctarank, parts
@@ -26,6 +27,7 @@ class RingConfig:
     chunks: int  # of a block's share of a row that are kept, in registers or in their stages
     min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
     in_stages: bool = False  # forward: where a row is kept; backward has no other place
+    whole: bool = False  # where a row is kept in registers: shares of whole chunks, but the last; else all are alike
 
     @cached_property
     def readers(self) -> int:
@@ -43,6 +45,12 @@ class RingConfig:
     def kept(self, dtype: str) -> int:
         """Columns of a row that a cluster keeps."""
         return self.cluster * self.chunks * self.chunk(dtype)
+
+    def share(self, N: Any, dtype: str) -> Any:
+        """Columns of a block, of rows of N."""
+        if self.whole:
+            return self.chunks * self.chunk(dtype)
+        return align_up(cdiv(N, self.cluster), 8 * storage(dtype).vector)  # whole lines of 128 bytes
 
     def numbers(self, dtype: str) -> int:
         """Of a row that a thread keeps in registers."""

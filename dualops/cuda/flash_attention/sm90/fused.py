@@ -26,7 +26,7 @@ in memory as registers have them; `dq_finish` makes rows of them.
 
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
 dq_places * 32768 bytes. Registers: 64 of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T packed,
-D / 2 + Dv / 2 of dk and dv, where they are held D / 4 + Dv / 4 of K and V, and about 16.
+D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
 """
 
 from __future__ import annotations

@@ -95,4 +95,5 @@ def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Fus
     if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and all(name in SERVED for name in options):
         # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill
         config = FusedConfig(2 * ROWS, k_held=True, v_held=not options) if narrow else FusedConfig()
-        yield config, f"{config.block_kv} keys by {config.block_q} queries" + ", K in registers" * config.k_held
+        held = " and ".join(["K"] * config.k_held + ["V"] * config.v_held)
+        yield config, f"{config.block_kv} keys by {config.block_q} queries" + f", {held} in registers" * bool(held)
