@@ -17,8 +17,11 @@ HARMLESS = {
     r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_wide_sm90 warpgroup_mma\.start > "
     r"warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started just before "
     "it, behind a fence of its own, and no register was touched in between",
-    r"(flash_attention_(fused|dkv)|retention_wide)_sm90 companion\.leave > bar_warp_sync: left out": "products, which "
-    "all lanes issue, lie between what they read and the release: the barrier says so to the memory model",
+    r"((flash_attention_(fused|dkv)|retention_wide)_sm90 companion\.leave > bar_warp_sync|"
+    r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]): left out": "products, which all lanes "
+    "issue, lie between what they read and the release: the barrier says so to the memory model",
+    r"retention_wide_sm90 halves: box_output\.store_all > bar_sync#[12]: the number of another barrier": "who hands "
+    "over waits meanwhile until all of it has been taken, and comes to its own barrier after that",
     r"flash_attention_dkv_sm90 thirds: register_mma\.wait > wgmma_wait_group_n64#2: left out": "sums of parts "
     "were waited for and collected in the loop: nothing is under way there",
     r"flash_attention_dkv_apart_sm90 loads_of\.load > pipeline\.claim > mbarrier_wait_cta: one mbarrier for all": "of "
@@ -29,7 +32,6 @@ HARMLESS = {
     r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
     "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there",
-    r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]: left out": "as of dkv_sm90",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\.issue > "
@@ -44,7 +46,7 @@ HARMLESS = {
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5)|"
     r"retention_sm90 pipeline\.release#1|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|"
-    r"handover\.(free|hand)))): i \+ 1": "there is one stage, or one place, which a release finds by any number",
+    r"companion\.expect|handover\.(free|hand)))): i \+ 1": "there is one stage, or one place, found by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

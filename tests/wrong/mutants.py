@@ -34,11 +34,12 @@ ORDERS = (
     ("reversed", 0),
     ("lagging", 0),
     ("lagging", 1),
+    ("straggling", 0),
     *(("shuffled", seed) for seed in range(6)),
     ("scattered", 0),
 )
 NOTED = 2  # orders in which the kernel as it is comes to all of its steps
-FEWER = (*ORDERS[:5], ORDERS[-1])  # of each kind one, and of those that lag both
+FEWER = (*ORDERS[:6], ORDERS[-1])  # of each kind one, and of those that lag both
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 

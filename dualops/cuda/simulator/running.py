@@ -14,7 +14,7 @@ from .dialect import cuda
 from .meetings import Barrier
 from .threads import Block, Dim3, Scheduler, Thread
 
-ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging")  # what they are: `Scheduler`
+ORDERS = ("forward", "reversed", "shuffled", "scattered", "lagging", "straggling")  # what they are: `Scheduler`
 _order, _seed = "forward", 0
 _waited = False  # whether a thread of the grid has waited for the grid before
 

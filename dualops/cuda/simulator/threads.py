@@ -119,6 +119,7 @@ class Scheduler:
     are drawn for both, the same for the same seed, and for which threads that others wait for are late.
     "scattered": also for which lanes of a warp stay behind after a wait at an mbarrier, until nothing else can go on.
     "lagging": as "forward", but the warpgroup of this number goes on only when nobody else can and copies have landed.
+    "straggling": the same of a warp, so that others can meet without it.
 
     A copy lands when nobody can run; one who is late runs then too, mostly after the copies.
     """
@@ -128,7 +129,8 @@ class Scheduler:
         self.reverse = order == "reversed"
         self.lots = random.Random(seed) if order in ("shuffled", "scattered") else None
         self.scatters = order == "scattered"
-        self.laggards = seed if order == "lagging" else None  # a warpgroup's number
+        behind = {"lagging": WARPGROUP, "straggling": WARP}.get(order, 0)
+        self.laggards = range(seed * behind, (seed + 1) * behind)  # by their numbers in the block
         self.in_turn = order in ("forward", "reversed")
         self.ready: deque[Thread] = deque()
         self.late: deque[Thread] = deque()
@@ -142,7 +144,7 @@ class Scheduler:
         while alive:
             if self.ready:
                 thread = self._take(self.ready)
-                if thread.tid // WARPGROUP == self.laggards:
+                if thread.tid in self.laggards:
                     self.strays.insert(0, thread)
                 else:
                     alive -= self._go_on(thread)

@@ -16,7 +16,7 @@ from dualops.cuda.ptx.mbarrier import (
     mbarrier_wait_cta,
 )
 from dualops.cuda.ptx.memory import ld_global_v4_b32
-from dualops.cuda.ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
+from dualops.cuda.ptx.warp import bar_sync, barrier_cluster_arrive, barrier_cluster_wait, shfl_bfly_f32
 from dualops.cuda.simulator import Deadlock, Pointer
 from dualops.cuda.step import flat
 
@@ -264,7 +264,7 @@ def test_orders_of_threads_and_blocks():
     shuffled = [collected("shuffled", seed) for seed in range(9)]
     assert all(sorted(each) == sorted(forward) for each in shuffled) and len({*map(tuple, shuffled)}) > 3
     assert collected("shuffled", 1) == shuffled[1]
-    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging"
+    told = "order is 'random', expected one of forward, reversed, shuffled, scattered, lagging, straggling"
     with pytest.raises(ValueError, match=told), simulator.order("random"):
         pass
 
@@ -323,6 +323,27 @@ def test_a_warpgroup_lags_until_copies_have_landed():
     assert np.array_equal(found("forward"), np.arange(256) ^ 128)
     for laggard in range(2):  # whose last thread goes on behind the barrier, as it lets the others through
         assert np.isnan(found("lagging", laggard)[np.arange(256) // 128 != laggard]).sum() >= 127
+
+
+def test_a_warp_straggles_while_others_meet():
+    """Warps of two halves meet at one barrier for four: it opens for any four, and each half takes itself for whole."""
+
+    def mixed(y):
+        written, half, tid = cuda.shared.array(256, f32), cuda.threadIdx.x // 128, cuda.threadIdx.x
+        written[tid] = tid
+        bar_sync(1, 128)
+        y[tid] = written[128 * half + (tid + 32) % 128]
+
+    def found(order, seed=0):
+        y = np.zeros(256, np.float32)
+        with simulator.order(order, seed):
+            run(mixed, y, threads=256)
+        return y
+
+    assert np.array_equal(found("forward"), np.arange(256) // 128 * 128 + (np.arange(256) + 32) % 128)
+    for straggler in range(4):  # warp 4 comes in its place, before warp 5, whose numbers it reads
+        too_early = np.isin(np.arange(256) // 32, [(straggler - 1) % 4, 4])
+        assert np.array_equal(np.isnan(found("straggling", straggler)), too_early)
 
 
 def test_blocks_and_threads_of_three_axes():
