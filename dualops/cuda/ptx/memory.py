@@ -180,6 +180,13 @@ def ld_shared_b32(x, index):
     return int(x.vector(index, 4 // x.itemsize).view(np.uint32)[0])
 
 
+@instruction("(shared[i32]) -> (f32, f32)", "ld.shared.v2.f32 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
+def ld_shared_v2_f32(x, index):
+    """Two adjacent floats of shared memory."""
+    found = x.vector(index, 8 // x.itemsize).view(np.float32)
+    return found[0], found[1]
+
+
 @instruction("(shared[i32]) -> (f64, f64)", "ld.shared.v2.f64 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
 def ld_shared_v2_f64(x, index):
     """Two adjacent doubles of shared memory."""

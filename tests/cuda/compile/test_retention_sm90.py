@@ -34,9 +34,10 @@ FORTH, BACK = Walk(), Walk(back=True, beside=True)
     ],
     ids=str,
 )
-def test_each_variant(Dv, walk):
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_each_variant(Dv, walk, stepwise):
     """With a final state keys go in three parts."""
-    config = Sm90Config(parts=3 if walk.finishes else 1)
+    config = Sm90Config(parts=3 if walk.finishes else 1, stepwise=stepwise)
     report = sound(build_chunks(config, Dv, walk), ARCH, config.shared_bytes(128, Dv))
     assert report.static_shared <= SLACK and config.shared_bytes(128, Dv) + SLACK <= MOST_BYTES
 

@@ -34,6 +34,8 @@ def gradient(*arrays: Any, **params: Any) -> Any:
         ((2, 1, 128, 128), 128, STATES),
         ((1, 2, 129, 64), 64, {"return_state": True, "gamma": 1}),
         ((1, 1, 40, 8), 8, {"scale": -0.7}),
+        ((1, 2, 300, 16), 72, {**STATES, "steps": 1}),
+        ((1, 1, 129, 64), 64, {"return_state": True, "steps": 1}),
     ],
 )
 def test_lengths_states_and_decays(q, Dv, options):
@@ -49,6 +51,8 @@ def test_lengths_states_and_decays(q, Dv, options):
         ((1, 1, 257, 72), 8, {"states": 1}),
         ((2, 1, 40, 64), 64, {"return_state": True, "scale": -0.7}),
         ((1, 1, 128, 128), 128, {}),
+        ((1, 1, 257, 72), 8, {"states": 1, "steps": 1}),
+        ((2, 1, 40, 64), 64, {"return_state": True, "scale": -0.7, "steps": 1}),
     ],
 )
 def test_gradients(q, Dv, options):
@@ -59,7 +63,13 @@ def test_gradients(q, Dv, options):
 
 @pytest.mark.parametrize(
     ("function", "Sq", "segments", "options"),
-    [(run, 270, 2, {**STATES, "gamma": 1}), (gradient, 270, 2, {**STATES, "gamma": 1}), (run, 390, 3, {})],
+    [
+        (run, 270, 2, {**STATES, "gamma": 1}),
+        (gradient, 270, 2, {**STATES, "gamma": 1}),
+        (run, 390, 3, {}),
+        (run, 270, 2, {**STATES, "steps": 1}),
+        (gradient, 270, 2, {**STATES, "steps": 1}),
+    ],
 )
 def test_segments(function, Sq, segments, options):
     """The last one has a few tokens, or none."""
@@ -98,6 +108,45 @@ def test_no_gradient_reaches_a_token_that_is_not_seen(value):
         held(*each)
 
 
+@pytest.mark.parametrize(
+    ("function", "least"), [(run, -0.001), (run, -30.0), (run, -1e30), (gradient, -30.0), (gradient, -1e30)]
+)
+def test_steps_from_slow_to_sudden(function, least):
+    """Of each eight of tokens some forget all, some nothing, wherever the logarithms lie."""
+    q, k, v, do = (numbers(1, 2, 261, 64, seed=seed) for seed in range(4))
+    logs = (least * np.random.default_rng(3).random((1, 261, 2)) ** 4).astype(np.float32).transpose(0, 2, 1)
+    logs[..., ::5] = 0
+    arrays, reach = ([q, k, v, do], reference.retention_backward) if function is gradient else ([q, k, v], truth_of)
+    found = function(*arrays, log_decay=logs)
+    truths = reach(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
+    for each in zip(found if function is gradient else (found,), truths, reach(*arrays, log_decay=logs), strict=True):
+        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
+        assert result.passed, result.message
+
+
+def truth_of(*arrays: np.ndarray, log_decay: np.ndarray) -> tuple[np.ndarray]:
+    return (reference.retention(*arrays, log_decay=log_decay),)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_token_reaches_one_before_it_by_steps(value):
+    arrays = [numbers(1, 1, 140, 8, seed=seed) for seed in range(3)]
+    arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 133] = value
+    logs = -np.random.default_rng(3).random((1, 1, 140), np.float32)
+    truth = reference.retention(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
+    held(run(*arrays, log_decay=logs), truth, reference.retention(*arrays, log_decay=logs))
+
+
+def test_steps_of_one_size_are_a_gamma():
+    """Nearly: sums are made by eights, powers are not."""
+    q, k, v = (numbers(1, 1, 300, 16, seed=seed) for seed in range(3))
+    gamma, logs = np.full(1, 0.97, np.float32), np.full((1, 1, 300), np.log(np.float32(0.97)), np.float32)
+    ours, others = run(q, k, v, log_decay=logs), run(q, k, v, gamma=gamma)
+    assert (
+        np.abs(ours.astype(np.float32) - others.astype(np.float32)) <= 2**-7 * np.abs(others.astype(np.float32)).max()
+    ).all()
+
+
 def test_tokens_first():
     """[B, S, H, D] in memory: the same bits."""
     q, k, v, do = (numbers(1, 40, 2, 16, seed=seed).transpose(0, 2, 1, 3) for seed in range(4))
@@ -108,7 +157,13 @@ def test_tokens_first():
 
 @pytest.mark.parametrize(
     ("D", "Dv", "params"),
-    [(12, 8, {}), (8, 12, {}), (8, 8, {"normalize": "signed"}), (8, 8, {"form": "recurrent"})],
+    [
+        (12, 8, {}),
+        (8, 12, {}),
+        (8, 8, {"normalize": "signed"}),
+        (8, 8, {"form": "recurrent"}),
+        (136, 8, {"log_decay": np.zeros((1, 1, 9), np.float32)}),
+    ],
 )
 def test_what_it_does_not_do(D, Dv, params):
     arrays = numbers(1, 1, 9, D, seed=0), numbers(1, 1, 9, D, seed=1), numbers(1, 1, 9, Dv, seed=2)

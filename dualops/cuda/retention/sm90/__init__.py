@@ -2,7 +2,9 @@
 
 chunks.py      the kernel: one pass
 wide.py        the same where heads are wide
-fragments.py   decay on accumulators, states from and to memory
+fragments.py   where accumulators stand; states from and to memory
+head_decay.py  what is left of one token at another, of gamma
+step_decay.py  the same of log_decay, by the tables of step_tables.py
 hidden.py      elements of a result that tokens must not reach which are not seen
 config.py      tiles
 """
@@ -23,11 +25,14 @@ from ...step import Step
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
 from ...views import boxed, how_stored, whole
+from .. import simt
 from ..arguments import Call, is_varlen, workspace
+from ..marks import marks_steps, marks_workspace
 from ..passes import Pass, States, backward_passes, forward_pass
+from ..simt_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
 from ..simt_states import build_walk
-from .chunks import DTYPE, build_chunks
-from .config import BOX, CHUNK, SLACK, Config, Sm90Config, Walk, WideConfig, padded
+from .chunks import build_chunks
+from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, Walk, WideConfig, padded
 from .wide import build_wide
 
 WIDEST = 128  # D and Dv of `chunks`
@@ -81,10 +86,10 @@ def _choices(
     p, metas = problem, {**problem.arrays, **results}
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    if not p.B * p.H or "log_decay" in p.arrays:
+    wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, _widths(p, roles)
+    if not p.B * p.H or (wide and stepwise):
         return
-    wide, widths = p.D > WIDEST or p.Dv > WIDEST, _widths(p, roles)
-    config = WideConfig() if wide else Sm90Config()
+    config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
     segments = segments_of(p, blocks)
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
@@ -96,13 +101,16 @@ def _choices(
         return
     parts = 3 if "state" in results or "dinitial_state" in results else 1
     config = replace(config, parts=parts, segments=segments)
-    if max(config.shared_bytes(*each) for each in widths) + SLACK <= device.shared_memory_per_block:
+    room = max(config.shared_bytes(*each) for each in widths) + SLACK
+    if "dlog_decay" in results:
+        room = max(room, step_gradient_bytes(p, simt.by_chunks(p, results)[1]))
+    if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
         of = f"a slice of {what}" if wide else what
         told = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
-        steps = partial(_steps, p, results, config, roles)
-        yield Choice("sm90", config, told, steps, _workspace(p, config), maps=_maps(p, metas, roles, config.chunk))
+        steps, made = partial(_steps, p, results, config, roles), _workspace(p, results, config)
+        yield Choice("sm90", config, told, steps, made, maps=_maps(p, metas, roles, config.chunk))
 
 
 def _widths(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
@@ -128,10 +136,21 @@ def _maps(
     }
 
 
-def _workspace(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
-    """The state before each segment."""
+def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> dict[str, ArrayMeta]:
+    """The state before each segment; with log_decay its sums for these, and what its gradient needs."""
     p = problem
-    return {"states": workspace(p, (p.B * config.segments, p.H, p.D * p.Dv))} if config.segments > 1 else {}
+    made = _segment_states(p, config)
+    if made:
+        made |= marks_workspace(p)
+    if "dlog_decay" in results:
+        made |= step_gradient_workspace(p, simt.by_chunks(p, results)[0])
+    return made
+
+
+def _segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
+    p = problem
+    shape = (p.B * config.segments, p.H, p.D * p.Dv)
+    return {"segments": workspace(p, shape)} if config.segments > 1 else {}
 
 
 def _steps(
@@ -145,6 +164,8 @@ def _steps(
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     steps: list[Step] = []
+    gradient = "dlog_decay" in results
+    sums = marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call) if gradient or config.segments > 1 else []
     for each, names in zip(passes, roles, strict=True):
         maps = [f"{name}_map" for name in names]
         if config.segments == 1:
@@ -152,21 +173,22 @@ def _steps(
             steps.append(step._replace(overlaps=bool(steps)))
         else:
             steps += _segment_steps(p, each, maps, config)
-    return steps
+    more = step_gradient_steps(p, results, *simt.by_chunks(p, results), kept=False) if gradient else []
+    return [*sums, *steps, *more]
 
 
 def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Config) -> list[Step]:
     """What each segment adds to the state, the state before each, and the pass from there."""
     p, call, ends = problem, each.call, each.states
     size = call.D * call.Dv
-    between = Strided("states", (config.segments * p.H * size, size, call.Dv, 1))
-    states = whole(_workspace(p, config), "states", 3)
-    known = each.gamma, each.ends, _call(p, each, config)
+    between = Strided("segments", (config.segments * p.H * size, size, call.Dv, 1))
+    states = whole(_segment_states(p, config), "segments", 3)
+    known = each.decay, each.ends, _call(p, each, config)
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
     adds = _walk(p, each, maps, config, States(final=between), looks=False)
     walk = Step(
-        build_walk(p.dtype),
+        build_walk(p.dtype, **each.variant.options),
         (p.B * p.H * cdiv(size, THREADS),),
         (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
     )
@@ -190,7 +212,8 @@ def _walk(
     # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
     own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
-    known = each.gamma, _call(p, each, config), p.H * call.D * call.Dv, segments
+    decay = each.logs if each.variant.stepwise else each.gamma
+    known = decay, _call(p, each, config), p.H * call.D * call.Dv, segments
     args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
     blocks, slices = p.B * p.H * segments, own.slices(*widths)
     if isinstance(own, WideConfig):

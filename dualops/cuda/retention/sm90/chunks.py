@@ -35,11 +35,15 @@ Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv /
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
 from ...tile.companion import companion
-from ...tile.epilogue import box_output, opaque_f32
+from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
@@ -50,58 +54,71 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, strided
-from ..arguments import call_type, decay
-from .config import BOX, CHUNK, CONSUMERS, Sm90Config, Walk
-from .fragments import fragments_of, tokens_of
+from ..arguments import call_type
+from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
+from .fragments import fragments_of
+from .head_decay import head_decay
 from .hidden import hidden_elements
+from .step_decay import step_decay
+from .step_tables import step_tables
 
-DTYPE = "bfloat16"
+
+@cache
+def last_chunk(chunk: int) -> Callable[..., Any]:
+    """A verb: (rows) -> the first token of the last chunk of so many."""
+    CHUNK = u32(chunk)
+
+    @verb
+    def last_of(rows):
+        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
+
+    return last_of
 
 
 @builds
 def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments).
+    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments).
 
-    Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of a sequence, the first ones.
+    decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
+    a sequence, the first ones.
     """
-    STEP = -CHUNK if walk.back else CHUNK
-    num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
-    tiles = config.tiles(Dv)
+    STEP, STEPWISE, last = -CHUNK if walk.back else CHUNK, config.stepwise, last_chunk(CHUNK)
+    num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
+    decays = step_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else head_decay(CHUNK, Dv, walk.back)
+    steps, steps_pipe, written = step_tables(tiles.decay_at, walk.back), pipeline(1, 0, warps), companion(1, 0)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
     v_part, both = companion(config.stages, tiles.v.nbytes), meeting(CONSUMERS)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
-    pv, rows, fragments = (
-        register_mma(DTYPE, tiles.v),
-        softmax_rows(DTYPE, CHUNK // 2, Dv // 2),
-        fragments_of(CHUNK, Dv, Dv, walk.back),
-    )
+    pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back)
-
-    tokens = tokens_of(CHUNK, walk.back)
-    kv = weighted_sums(tiles.k, tiles.v, config.parts, tokens.weight)
+    hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
+    kv = weighted_sums(tiles.k, tiles.v, config.parts, decays.weight)
 
     @kernel(
         *[tensor_map] * 4,
         *[strided(DTYPE, 3)] * 3,
         *[number_type(DTYPE, 4)] * 2,
-        number_type(DTYPE, 1),
+        decays.argument,
         call_type(DTYPE),
         *[i64] * 2,
         threads=role.threads,
     )
-    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, gamma, call, segment, segments):
+    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
+        if STEPWISE:
+            steps_bars, tables = steps_pipe.barriers(), (smem, steps.eights())
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_part.init(v_full)
+            if STEPWISE:
+                steps_pipe.init(steps_bars)
         prefetch_maps((q_map, k_map, v_map), 1)
         q_pipe.start()
         if walk.beside:
@@ -109,7 +126,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
         i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
-        m0 = i32(tokens.last_chunk(call.rows) - before) if walk.back else before
+        m0 = i32(last(call.rows) - before) if walk.back else before
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -123,11 +140,20 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
+            elif STEPWISE and u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
+                own = steps.own()
+                while i != end:
+                    steps.fetch(own, decay, b, h, m0, call.rows)
+                    steps_pipe.claim(steps_bars, i)
+                    steps.put(tables, own, i32(call.rows - m0))
+                    written.hand(steps_bars.full, i)
+                    m0 = i32(m0 + STEP)
+                    i = k_pipe.next(i)
         else:
             role.consume()
             row = i32(ROWS * warpgroup)
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            log2_gamma = decays.log2(gamma, call, h)
+            mine = decays.of(tables if STEPWISE else decay, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
             for j in range(kv.size // 4):
                 for e in range(4):
@@ -139,7 +165,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 carry.put(smem, state)
                 both.meet()
             while i != end:
-                log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
+                mine = decays.again(mine)
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 stage = k_pipe.wait(k_bars, i)
                 k_at, v_at = k_tile.at(stage), v_tile.at(stage)
@@ -147,23 +173,27 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     q_at = q_tile.at(q_pipe.wait(q_bars, i))
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
                     qk.wait(scores)
-                    fragments.decay(scores, row, log2_gamma, call.scale)
+                    if STEPWISE:
+                        steps_pipe.wait(steps_bars, i)
+                    decays.pairs(scores, row, mine, call.scale)
                     rows.pack(probs, scores)
                     qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
-                    fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
+                    decays.rows(o, row, count, mine, call.state_scale)
                     v_part.wait(v_full, i)
                     pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 else:
                     v_part.wait(v_full, i)
-                fade = decays.power(log2_gamma, count)
+                    if STEPWISE:
+                        steps_pipe.wait(steps_bars, i)
+                fade = decays.fade(mine, count)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] *= fade
                 if walk.looks:
                     pv.wait(o)
-                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), log2_gamma, call)
+                    hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
                     box = i32(0)
                     while box < boxes.parts:
                         values = boxes.fragment()
@@ -171,8 +201,11 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         boxes.take(values, o, box)
                         boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
                         box = boxes.next(box)
-                kv.add(state, smem, (k_at, v_at), (log2_gamma, count, call.kept_scale))  # state += (decayed K).T @ V
+                kv.add(state, smem, (k_at, v_at), (mine, count, call.kept_scale))  # state += (decayed K).T @ V
                 kv.wait(state)
+                if STEPWISE:
+                    written.leave()
+                    steps_pipe.release(steps_bars, i)
                 k_pipe.release(k_bars, i)
                 if walk.looks:
                     both.gather()  # nobody reads the state of before

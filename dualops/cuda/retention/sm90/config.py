@@ -9,11 +9,13 @@ from ...tile.handover import THREADS, handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 
+DTYPE = "bfloat16"
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
 BOX = 64  # elements of 16 bits that a line of a box has
 CONSUMERS = 2  # warpgroups that multiply
 CHUNK = ROWS * CONSUMERS  # tokens
 KEY_WIDTH = ROWS * CONSUMERS  # rows of the state: 64 of each warpgroup; what is beyond D is loaded as zeros
+DECAY_TABLES = 16 * CHUNK  # bytes of what `step_decay` leaves in shared memory
 MOST_KEYS = 256  # of a warpgroup's 64 columns of a state: half of its registers
 
 
@@ -28,6 +30,7 @@ class Tiles(NamedTuple):
     v_at: int
     state_at: int
     o_at: int  # [CHUNK, Dv]
+    decay_at: int  # the tables of log_decay
     nbytes: int
 
 
@@ -35,13 +38,14 @@ class Tiles(NamedTuple):
 class Sm90Config:
     """stages: of K and V. parts: numbers of 16 bits that a key, once it has decayed, goes to the state as: one where
     the state is read by o alone, which is rounded as coarsely; three, all digits of float32, where it is a result.
-    segments: parts of a sequence that blocks walk side by side, where sequences are few.
+    segments: parts of a sequence that blocks walk side by side, where sequences are few. stepwise: with log_decay.
     """
 
     stages: int = 2
     parts: int = 1
     segments: int = 1
     chunk: int = CHUNK
+    stepwise: bool = False
 
     def slices(self, D: int, Dv: int) -> int:
         """Blocks that have the columns of a sequence among them."""
@@ -55,7 +59,8 @@ class Sm90Config:
         v_at = k_at + self.stages * k.nbytes
         state_at = v_at + self.stages * v.nbytes
         o_at = state_at + state.nbytes
-        return Tiles(q, k, v, state, k_at, v_at, state_at, o_at, o_at + 2 * CHUNK * Dv)
+        decay_at = o_at + 2 * CHUNK * Dv
+        return Tiles(q, k, v, state, k_at, v_at, state_at, o_at, decay_at, decay_at + self.stepwise * DECAY_TABLES)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(padded(Dv)).nbytes

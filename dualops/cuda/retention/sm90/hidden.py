@@ -5,7 +5,7 @@ state is, is made anew by its thread from what it sees:
 
     o_re = scale * (gamma^(r + 1) * q_r @ state[:, e] + sum_(c <= r) gamma^(r - c) * (q_r . k_c) * v_ce)
 
-and of passes that go back by the tokens c >= r of the chunk, as `chunks` says.
+and of passes that go back by the tokens c >= r of the chunk, as `head_decay` says; with log_decay likewise.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from ...tile.products import opaque_i32
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
 from ...views import start
-from ..arguments import decay
+from .config import DTYPE
 from .fragments import my_column, my_row
-
-DTYPE = "bfloat16"
+from .head_decay import ChunkDecay
 
 
 class HiddenElements(Namespace):
     """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
 
-    # (o, (q, k, v), room, where, log2_gamma, call); where: batch, head, first token of the chunk, o's row and column
+    # (o, (q, k, v), room, where, mine, call); where: batch, head, first token of the chunk, o's row and column
     repair: Callable[..., None]
 
 
-def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: bool) -> HiddenElements:
+def hidden_elements(
+    of_state: Callable[..., Any], size: int, chunk: int, back: bool, decay: ChunkDecay
+) -> HiddenElements:
     """For o with so many numbers a thread; back: tokens see those after them. of_state(room, d, column): a number of
     the state, by o's own column.
     """
-    mem, num, power, doubts = storage(DTYPE), numbers(f32), decay(DTYPE).power, doubts_of(size)
+    mem, num, doubts = storage(DTYPE), numbers(f32), doubts_of(size)
 
     @verb
     def is_finite(x):
@@ -53,7 +54,7 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
         return total
 
     @verb
-    def anew(arrays, room, place, where, log2_gamma, call):
+    def anew(arrays, room, place, where, mine, call):
         """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
         b, h, m0, _, e0 = where
@@ -64,13 +65,12 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
             total += mem.load(q.data, q_row + d) * of_state(room, d, column)
             d = opaque_i32(d + 1)
         count = min(i32(call.rows - m0), i32(chunk))
-        total *= power(log2_gamma, i32(count - 1 - r) if back else i32(r + 1)) * call.state_scale
+        total *= decay.of_row(mine, r, count) * call.state_scale
         c, end = (r, count) if back else (i32(0), i32(r + 1))
         c = c if is_finite(total) else end
         while c < end:
             score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
-            weight = power(log2_gamma, i32(c - r) if back else i32(r - c))
-            total += score * weight * mem.load(v.data, start(v, b, h, m0 + c) + e0 + column)
+            total += score * decay.of_pair(mine, r, c) * mem.load(v.data, start(v, b, h, m0 + c) + e0 + column)
             c = opaque_i32(c + 1)
         return total
 
@@ -94,18 +94,18 @@ def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: b
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def repair(o, arrays, room, where, log2_gamma, call):
+    def repair(o, arrays, room, where, mine, call):
         upper, lower = doubts(o)
         if not is_finite(upper + lower):
-            mine, element = cuda.local.array(1, f32), i32(0)
+            one, element = cuda.local.array(1, f32), i32(0)
             while element < size:
-                take(mine, o, element, 0)
-                value = mine[0]
+                take(one, o, element, 0)
+                value = one[0]
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
                 token = i32(where[2] + r)
                 if not is_finite(value) and token < call.rows and where[4] + column < call.Dv:
-                    value = anew(arrays, room, (r, column), where, log2_gamma, call)
+                    value = anew(arrays, room, (r, column), where, mine, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)
 

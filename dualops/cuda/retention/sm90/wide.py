@@ -37,7 +37,7 @@ from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, 
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried, weighted_sums
 from ...tile.companion import companion
-from ...tile.epilogue import box_output, opaque_f32
+from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.handover import handover
 from ...tile.meeting import meet_alone
@@ -50,10 +50,11 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, strided
-from ..arguments import call_type, decay
-from .chunks import DTYPE
-from .config import BOX, CONSUMERS, Walk, WideConfig
-from .fragments import fragments_of, tokens_of
+from ..arguments import call_type
+from .chunks import last_chunk
+from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
+from .fragments import fragments_of
+from .head_decay import head_decay
 from .hidden import hidden_elements
 
 
@@ -66,7 +67,12 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     """
     CHUNK, HALVES, VALUES = config.chunk, config.halves(D), config.values(D)
     STEP = -CHUNK if walk.back else CHUNK
-    num, decays, role, warps = numbers(f32), decay(DTYPE), roles(CONSUMERS, most=True), 4 * CONSUMERS
+    num, decays, role, warps = (
+        numbers(f32),
+        head_decay(CHUNK, BOX, walk.back),
+        roles(CONSUMERS, most=True),
+        4 * CONSUMERS,
+    )
     tiles, stages, KEYS = config.tiles(D), config.stages_of(D), config.keys(D)
     # from what is one warpgroup's to what is the next one's: bytes of Q and K, keys, bytes of V, columns
     Q_APART, KEYS_APART = (tiles.q.nbytes, KEYS) if HALVES else (0, 0)
@@ -77,14 +83,13 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     v_part = companion(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2)
-    fragments = fragments_of(CHUNK, BOX, KEYS, walk.back, transposed=True)
+    fragments, last = fragments_of(KEYS, transposed=True), last_chunk(CHUNK)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
-    tokens = tokens_of(CHUNK, walk.back)
 
     @verb
     def weight(args, token):
         log2_gamma, count, kept_scale, row = args
-        return tokens.weight((log2_gamma, count, kept_scale), i32(row + token))
+        return decays.weight((log2_gamma, count, kept_scale), i32(row + token))
 
     kv = weighted_sums(tiles.v, tiles.k, config.parts, weight, alike=True)
     half = handover(tiles.sum_at, pv.size, 1, True)
@@ -108,7 +113,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         e0 = i32(place % u32(slices) * u32(VALUES))
         return i32(block % u32(segments)), i32(head % u32(call.H)), i32(head // u32(call.H)), e0
 
-    hidden = hidden_elements(of_state, pv.size, CHUNK, walk.back)
+    hidden = hidden_elements(of_state, pv.size, CHUNK, walk.back, decays)
 
     def add_eight(n: int) -> Callable[..., None]:
         @verb
@@ -151,7 +156,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
         i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
-        m0 = i32(tokens.last_chunk(call.rows) - before) if walk.back else before
+        m0 = i32(last(call.rows) - before) if walk.back else before
         if warpgroup == CONSUMERS:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
@@ -170,7 +175,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             role.consume()
             e0, d0 = i32(e0 + COLUMNS_APART * warpgroup), i32(KEYS_APART * warpgroup)
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            log2_gamma = decays.log2(gamma, call, h)
+            log2_gamma = decays.of(gamma, call, h)
             state_at = i32(tiles.state_at + tiles.state.nbytes * warpgroup)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
             for j in range(kv.size // 4):
@@ -183,7 +188,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 carry.put_to(smem, state_at, state)
                 meet_alone(warpgroup)
             while i != end:
-                log2_gamma = opaque_f32(log2_gamma)  # or all of its powers would be kept from chunk to chunk
+                log2_gamma = decays.again(log2_gamma)
                 count = min(i32(call.rows - m0), i32(CHUNK))
                 row = i32(u32(m0) % u32(CHUNK))  # 0, but nobody knows: what follows from it is not kept either
                 stage = k_pipe.wait(k_bars, i)
@@ -194,16 +199,16 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     qk.start(scores, smem, q_at, k_at, 0)  # scores = Q @ K.T
                     qs.start(o, smem, q_at, state_at, 0)  # o = Q @ state.T
                     qk.wait_but_one(scores)
-                    fragments.decay(scores, row, log2_gamma, call.scale)
+                    decays.pairs(scores, row, log2_gamma, call.scale)
                     rows.pack(probs, scores)
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
-                    fragments.decay_rows(o, row, count, log2_gamma, call.state_scale)
+                    decays.rows(o, row, count, log2_gamma, call.state_scale)
                     v_part.wait(v_full, i)
                     pv.add(o, probs, smem, v_at, 1)  # o += P @ V
                 else:
                     v_part.wait(v_full, i)
-                fade = decays.power(log2_gamma, count)
+                fade = decays.fade(log2_gamma, count)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] *= fade
