@@ -175,8 +175,7 @@ def _cases() -> tuple[Case, ...]:
     add("parallel", (1, 2, 256, 64), 64, single, build, form="parallel", normalize="abs", gamma=1)
     add("parallel_mask", (1, 2, 256, 128), 128, half, build, form="parallel", mask=1, normalize="signed")
     add("d128steps", (1, 2, 256, 128), 128, half, build, steps=1)
-    add("recurrent_token", (1, 2, 1, 128), 128, half, build, backward=False, form="recurrent", **decoding)
-    add("recurrent_steps", (1, 2, 16, 128), 128, half, build, backward=False, form="recurrent", steps=1)
+    add("token_steps", (1, 2, 1, 128), 128, half, build, backward=False, form="recurrent", steps=1)
     return tuple(cases)
 
 
