@@ -98,6 +98,7 @@ def _cases() -> tuple[Case, ...]:
     everywhere = {Tag.TEST, Tag.EDGE, Tag.SIM}
     states: dict[str, Any] = {"gamma": 1, "states": 1, "return_state": True}
     steps: dict[str, Any] = {"steps": 1, "states": 1, "return_state": True}
+    decoding: dict[str, Any] = {"states": 1, "return_state": True}
     # what people run
     add("b8s2048d128", (8, 16, 2048, 128), 128, half, {Tag.BENCH})
     add("b2s8192d128", (2, 16, 8192, 128), 128, half, {Tag.BENCH})
@@ -105,6 +106,7 @@ def _cases() -> tuple[Case, ...]:
     add("b2s4096d128", (2, 8, 4096, 128), 128, single, {Tag.BENCH})
     add("b2s8192d128", (2, 8, 8192, 128), 128, single, {Tag.BENCH})
     add("b8s2048d128_steps", (8, 16, 2048, 128), 128, half, {Tag.COMPARE}, steps=1)
+    add("token_b64h32d128", (64, 32, 1, 128), 128, half, {Tag.COMPARE}, backward=False, form="recurrent", **decoding)
     add("s1024d128", (2, 16, 1024, 128), 128, ("float32", "bfloat16"), {Tag.DEMO})
     # the widths that kernels are made for
     for D, Dv in ((64, 64), (128, 128), (64, 128)):
@@ -117,6 +119,8 @@ def _cases() -> tuple[Case, ...]:
     for S in (1, 63, 64, 65):
         add(f"chunk_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **states)
     add("one_token", (3, 2, 1, 64), 64, FLOATS, edge, form="recurrent", normalize="signed", **states)
+    add("one_token_plain", (2, 3, 1, 128), 128, FLOATS, test, form="recurrent", **decoding)
+    add("one_token_steps", (2, 3, 1, 100), 72, FLOATS, edge, form="recurrent", **steps)
     add("long", (1, 2, 1500, 32), 32, FLOATS, test)
     add("segments", (3, 7, 1600, 72), 40, half, {Tag.TEST, Tag.COMPILE}, **states)
     # a decay of each step
@@ -149,6 +153,7 @@ def _cases() -> tuple[Case, ...]:
     add("sim_chunks", (1, 1, 35, 8), 8, single, sim, normalize="signed", **states)
     add("sim_states", (1, 1, 19, 12), 8, ("float64", "float16"), sim, normalize="signed", **states)
     add("sim_recurrent", (2, 2, 5, 8), 12, ("float32", "bfloat16"), sim, form="recurrent", normalize="signed", **states)
+    add("sim_token", (1, 2, 1, 9), 20, ("float32", "bfloat16"), sim, form="recurrent", **decoding)
     add("sim_recurrent_plain", (1, 1, 9, 12), 8, single, sim, form="recurrent", return_state=True)
     add("sim_parallel", (1, 2, 9, 8), 12, ("float32", "bfloat16"), sim, form="parallel", normalize="signed", Sk=14)
     add("sim_abs", (1, 1, 18, 12), 8, single, sim, form="parallel", normalize="abs", gamma=1)
@@ -170,7 +175,7 @@ def _cases() -> tuple[Case, ...]:
     add("parallel", (1, 2, 256, 64), 64, single, build, form="parallel", normalize="abs", gamma=1)
     add("parallel_mask", (1, 2, 256, 128), 128, half, build, form="parallel", mask=1, normalize="signed")
     add("d128steps", (1, 2, 256, 128), 128, half, build, steps=1)
-    add("recurrent_steps", (1, 2, 16, 128), 128, half, build, backward=False, form="recurrent", steps=1)
+    add("token_steps", (1, 2, 1, 128), 128, half, build, backward=False, form="recurrent", steps=1)
     return tuple(cases)
 
 

@@ -10,8 +10,6 @@ HARMLESS = {
     r"left out": "a row that was read once stays: the second wait is over before it begins, and tells the stage",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
-    r"retention_recurrent syncthreads#1: left out": "what the next tokens overwrite was read before the block met for "
-    "the parts of the sums, and these are written again after it meets for the tokens",
     r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
     r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
     r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_wide_sm90 warpgroup_mma\.start > "

@@ -135,6 +135,7 @@ def slot_of(call, first, b, chunk):
 class Decay(Namespace):
     """Verbs on the decay of a head."""
 
+    less_than_one: Callable[..., Any]  # (h) -> gamma - 1 where none is given: -2^(-5 - h)
     value: Callable[..., Any]  # (gamma, call, h) -> it: what a step is multiplied by, or its error would add up
     log2: Callable[..., Any]  # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
     power: Callable[..., Any]  # (log2, n) -> gamma^n
@@ -151,7 +152,6 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def less_than_one(h):
-        """gamma - 1 where none is given: -2^(-5 - h)."""
         less = -num.one
         for _ in range(5 + h):
             less *= HALF
@@ -183,4 +183,6 @@ def decay(dtype: str) -> Decay:
     def power(log2_gamma, n):
         return num.exp2(log2_gamma * number(n))
 
-    return Decay(value=value, log2=log2_double if dtype == "float64" else log2_single, power=power)
+    return Decay(
+        less_than_one=less_than_one, value=value, log2=log2_double if dtype == "float64" else log2_single, power=power
+    )

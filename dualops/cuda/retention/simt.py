@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
+from ...spec.meta import compute_dtype, itemsize
 from ..arrays import cdiv
 from ..device import Device
 from ..plans import Choice
@@ -42,6 +44,7 @@ class SimtConfig(NamedTuple):
 
 LEAST = RowsConfig(2, 2, 1, 16, near=2, lanes=8), StatesConfig(2, 1, near=2, lanes=8, tokens=16)
 LEAST_CHUNK = 32
+HELD = 160  # of 256 registers, those of the same thread in each block of an SM, what may hold states and norms
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -83,7 +86,13 @@ def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConf
     rows = next(rows for rows in (1, 4, 8, 16, 32) if rows * 16 >= D)
     most = 32 if problem.dtype == "float64" else 64  # numbers of a state: more would not stay in registers
     columns = min(4, most // rows)
-    yield RecurrentConfig(rows, columns), f"token after token, {rows} x {columns} numbers of the state a thread"
+    told = f"{rows} x {columns} numbers of the state a thread"
+    if problem.Sk == 1:  # as many blocks of an SM as can be: their loads are under way at once
+        held = rows * columns + max(rows, columns)  # of a state and a norm
+        blocks = 1 if problem.dtype == "float64" else max(min(HELD // held, 4), 1)
+        yield RecurrentConfig(rows, columns, tokens=1, min_blocks=blocks), f"one token, {told}"
+    else:
+        yield RecurrentConfig(rows, columns), f"token after token, {told}"
 
 
 def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
@@ -223,7 +232,8 @@ def _recurrent_steps(
         return []
     args = (each.out, each.row_sum, each.q, each.k, each.v, *there, each.weights, each.terms)
     flags = (int(bool(state.data)) for state in there)
-    kernel = build_recurrent(config, p.dtype, **each.variant.options)
+    variant = replace(each.variant, aligned=_aligned(p, results, each, config))
+    kernel = build_recurrent(config, variant)
     blocks = p.B * p.H * cdiv(each.call.Dv, config.block_v)
     return [
         Step(
@@ -233,3 +243,12 @@ def _recurrent_steps(
             config.shared_bytes(p.dtype, each.call.D),
         )
     ]
+
+
+def _aligned(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: RecurrentConfig) -> bool:
+    """Whether rows of the states of a pass, and what a thread has of one, are whole 16-byte vectors."""
+    metas, vector = {**problem.arrays, **results}, 16 // itemsize(compute_dtype(problem.dtype))
+    there = [state for state in (each.states.initial, each.states.final) if state.data]
+    sizes = [config.columns, each.call.Dv, *(stride for state in there for stride in state.strides[:-1])]
+    apart = all(size % vector == 0 for size in sizes)
+    return apart and all(state.strides[-1] == 1 and metas[state.data].pointer % 16 == 0 for state in there)

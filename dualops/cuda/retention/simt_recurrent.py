@@ -1,50 +1,51 @@
 """Retention token after token, with the state in registers. Sun et al. 2023, arXiv:2307.08621, equation 6.
 
-A block of 16 x 16 threads takes BLOCK_V columns of a head's state [D, Dv], a thread (line, lane) its rows line,
-line + 16, ... and of them the columns lane, lane + 16, ...
+A block of 16 x 16 threads takes BLOCK_V columns of a head's state [D, Dv]; which numbers of it a thread (line, lane)
+has, `held` says.
 
     1  for each token:    state = gamma * state + kept_scale * k^T v        (the first of a pass back: without gamma)
     2                     out = state_scale * q @ state / n                 16 lines meet for a sum
 
 gamma is the head's, or exp(log_decay) of the token, in a pass back of the one before it in the pass.
 
-Tokens come STEPS_AT_ONCE at a time, so that the lines meet but twice for so many. Nothing but the state is kept: no
-workspace, and one launch, which for a single token reads the state once and writes it once.
+Several tokens come at a time, so that the lines meet but twice for so many. Nothing but the state is kept: no
+workspace, and one launch, which for a single token reads the state once and writes it once. All loads of the state are
+under way before anything is waited for, and behind them those of the tokens' rows.
 
-Shared memory: itemsize * STEPS_AT_ONCE * (2 * D16 + 17 * BLOCK_V + 19), D16 being D rounded up to 16.
-Registers: state_rows * (columns + 1) numbers and about 40 more.
+Shared memory: itemsize * (tokens * (2 * D16 + 17 * BLOCK_V + 16) + 3 * tokens4), D16 being D rounded up to 16, tokens4
+tokens rounded up to 4. Registers: state_rows * (columns + 1) numbers and about 30 more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32
 from ..tile.numbers import numbers
-from ..tile.products import LANES, THREADS
-from ..tile.shared import Shared, Tile
+from ..tile.products import LANES, THREADS, opaque_i32
+from ..tile.shared import Part, Shared, Tile
 from ..tile.storage import storage
 from ..views import number_type, start, strided
-from .arguments import OF_COLUMNS, OF_ROWS, call_type, decay, origin, span
-from .decays import exp_of_step
+from .arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, span
+from .decays import step_factors
+from .held import fetched, held_state
 
 STEPS_AT_ONCE = 8
 
 
 class RecurrentLayout(NamedTuple):
-    """What lies in shared memory, of STEPS_AT_ONCE tokens; D16: D rounded up to 16."""
+    """What lies in shared memory, of the tokens that come at a time; D16: D rounded up to 16."""
 
-    q: Tile  # [STEPS_AT_ONCE, D16]
-    k: Tile  # [STEPS_AT_ONCE, D16]
-    v: Tile  # [STEPS_AT_ONCE, BLOCK_V]
-    parts: Tile  # [STEPS_AT_ONCE * LANES, BLOCK_V]: of a token's result each line has a share
-    norm_parts: Tile  # [STEPS_AT_ONCE, LANES]: and of its sum
+    q: Tile  # [tokens, D16]
+    k: Tile  # [tokens, D16]
+    v: Tile  # [tokens, BLOCK_V]
+    parts: Tile  # [tokens * LANES, BLOCK_V]: of a token's result each line has a share
+    norm_parts: Tile  # [tokens, LANES]: and of its sum
     row_terms: int  # of the tokens
     column_terms: int
-    factors: int  # what the state is multiplied by, where it is not the same for all
+    factors: int  # what the state is multiplied by at each of them
     nbytes: int
 
 
@@ -54,6 +55,8 @@ class RecurrentConfig:
 
     state_rows: int
     columns: int
+    tokens: int = STEPS_AT_ONCE  # that come at a time
+    min_blocks: int = 1  # of an SM
 
     @cached_property
     def block_v(self) -> int:
@@ -61,11 +64,11 @@ class RecurrentConfig:
 
     def layout(self, dtype: str) -> RecurrentLayout:
         shared = Shared(dtype, THREADS)
-        q, k = (shared.tile(STEPS_AT_ONCE, LANES * self.state_rows, pad=0) for _ in range(2))
-        v = shared.tile(STEPS_AT_ONCE, self.block_v, pad=0)
-        parts = shared.tile(STEPS_AT_ONCE * LANES, self.block_v, pad=0)
-        norm_parts = shared.tile(STEPS_AT_ONCE, LANES, pad=0)
-        row_terms, column_terms, factors = (shared.vector(STEPS_AT_ONCE) for _ in range(3))
+        q, k = (shared.tile(self.tokens, LANES * self.state_rows, pad=0) for _ in range(2))
+        v = shared.tile(self.tokens, self.block_v, pad=0)
+        parts = shared.tile(self.tokens * LANES, self.block_v, pad=0)
+        norm_parts = shared.tile(self.tokens, LANES, pad=0)
+        row_terms, column_terms, factors = (shared.vector(self.tokens) for _ in range(3))
         return RecurrentLayout(q, k, v, parts, norm_parts, row_terms, column_terms, factors, shared.nbytes)
 
     def shared_bytes(self, dtype: str, D: int) -> int:
@@ -73,55 +76,15 @@ class RecurrentConfig:
         return self.layout(dtype).nbytes
 
 
-class Held(Namespace):
-    """What thread (line, lane) holds of a state [D, BLOCK_V], and of a norm: numbers of its rows, or of its columns."""
-
-    rows: int
-    columns: int
-    norms: int  # numbers of a norm: as many as rows, or as columns
-    row: Callable[..., Any]  # (i) -> which row number i is
-    column: Callable[..., Any]  # (c) -> which column number c is
-    state: Callable[..., Any]  # () -> a local array of rows x columns
-    norm: Callable[..., Any]  # () -> a local array
-    of_columns: Callable[..., Any]  # () -> a local array with a number for each column
-
-
-def _held(number: Any, rows: int, columns: int) -> Held:
-    norms = max(rows, columns)
-
-    @verb
-    def row(i):
-        return cuda.threadIdx.x // LANES + LANES * i
-
-    @verb
-    def column(c):
-        return cuda.threadIdx.x % LANES + LANES * c
-
-    @verb
-    def state():
-        return cuda.local.array(rows * columns, number)
-
-    @verb
-    def norm():
-        return cuda.local.array(norms, number)
-
-    @verb
-    def of_columns():
-        return cuda.local.array(columns, number)
-
-    return Held(
-        rows=rows, columns=columns, norms=norms, row=row, column=column, state=state, norm=norm, of_columns=of_columns
-    )
-
-
 @builds
-def build_recurrent(config: RecurrentConfig, dtype: str, *, stepwise: bool = False) -> Kernel:
+def build_recurrent(config: RecurrentConfig, variant: Variant) -> Kernel:
     """retention_recurrent(out, row_sum, q, k, v, initial, final, initial_norm, final_norm, weights, terms, decay, ends,
     call, begins, finishes, norm_begins, norm_finishes): the last four say which of the states are there. decay: gamma,
-    or log_decay."""
-    mem, decays, exp_of = storage(dtype), decay(dtype), exp_of_step(dtype)
-    num, tile = numbers(mem.number), config.layout(dtype)
-    held = _held(mem.number, config.state_rows, config.columns)
+    or log_decay. Aligned are the rows of the states."""
+    dtype, gammas = variant.dtype, step_factors(variant.dtype, variant.stepwise)
+    mem, num, tile = storage(dtype), numbers(storage(dtype).number), config.layout(dtype)
+    held = held_state(dtype, config.state_rows, config.columns, aligned=variant.aligned)
+    q_rows, k_rows, v_rows = fetched(dtype, tile.q), fetched(dtype, tile.k), fetched(dtype, tile.v)
 
     @kernel(
         strided(dtype, 3),
@@ -129,11 +92,12 @@ def build_recurrent(config: RecurrentConfig, dtype: str, *, stepwise: bool = Fal
         *[strided(dtype, 3)] * 3,
         *[number_type(dtype, 4)] * 2,
         *[number_type(dtype, 3)] * 4,
-        number_type(dtype, 3 if stepwise else 1),
+        number_type(dtype, 3 if variant.stepwise else 1),
         strided("int32", 1),
         call_type(dtype),
         *[i64] * 4,
         threads=THREADS,
+        min_blocks=config.min_blocks,
     )
     def retention_recurrent(
         out,
@@ -156,135 +120,122 @@ def build_recurrent(config: RecurrentConfig, dtype: str, *, stepwise: bool = Fal
         norm_finishes,
     ):
         smem = cuda.shared.array(0, mem.number, alignment=16)
-        tid = cuda.threadIdx.x
-        lane, line = tid % LANES, tid // LANES
-        v_blocks = (call.Dv + config.block_v - 1) // config.block_v
-        head, e0 = i64(cuda.blockIdx.x) // v_blocks, i64(cuda.blockIdx.x) % v_blocks * config.block_v
-        b, h = head // call.H, head % call.H
-        first, count, _ = span(ends, call, b)
-        token0 = origin(call, first, count)
-        my_gamma = num.one
-        if not stepwise:
-            my_gamma = decays.value(decay, call, h)
+        tid, line, lane = i32(cuda.threadIdx.x), held.line(), held.lane()
+        block, v_blocks = u32(cuda.blockIdx.x), u32(call.Dv + config.block_v - 1) // u32(config.block_v)
+        head, e0 = block // v_blocks, i32(block % v_blocks * u32(config.block_v))
+        b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
 
         state, norm = held.state(), held.norm()  # the norm: of my rows; in the gradient of my columns
         part, value = held.of_columns(), held.of_columns()
-        for i in range(held.rows):
-            for c in range(held.columns):
-                d, e = held.row(i), e0 + held.column(c)
-                state[i * held.columns + c] = num.zero
-                if (begins != 0) & (d < call.D) & (e < call.Dv):
-                    at = b * initial.strides[0] + h * initial.strides[1]
-                    state[i * held.columns + c] = initial.data[at + d * initial.strides[2] + e * initial.strides[3]]
-        for i in range(held.norms):
-            norm[i] = num.zero
-            at, width = held.row(i), call.D
-            if call.normed == OF_COLUMNS:
-                at, width = e0 + held.column(i), call.Dv
-            if (norm_begins != 0) & (at < width):
-                norm[i] = initial_norm.data[start(initial_norm, b, h, at)]
+        held.load(state, initial, b, h, e0, call.D if begins != 0 else 0, call.Dv)
+        if variant.normalized:
+            for i in range(held.norms):
+                norm[i] = num.zero
+                at, width = held.row(i), call.D
+                if call.normed == OF_COLUMNS:
+                    at, width = e0 + held.column(i), call.Dv
+                if (norm_begins != 0) & (at < width):
+                    norm[i] = initial_norm.data[start(initial_norm, b, h, at)]
 
-        for t0 in range(0, count, STEPS_AT_ONCE):
-            cuda.syncthreads()
-            steps = min(count - t0, STEPS_AT_ONCE)
-            for at in range(tid, steps * tile.q.width, THREADS):
-                token, d = token0 + call.direction * (t0 + at // tile.q.width), at % tile.q.width
-                smem[tile.q.at + at] = num.zero
-                smem[tile.k.at + at] = num.zero
-                if d < call.D:
-                    smem[tile.q.at + at] = mem.load(q.data, start(q, b, h, token) + d)
-                    smem[tile.k.at + at] = mem.load(k.data, start(k, b, h, token) + d)
-            for at in range(tid, steps * config.block_v, THREADS):
-                token, e = token0 + call.direction * (t0 + at // config.block_v), e0 + at % config.block_v
-                kept = num.zero
-                if e < call.Dv:
-                    kept = mem.load(v.data, start(v, b, h, token) + e) * call.kept_scale
-                    if call.column_weighted != 0:
-                        kept *= weights.data[start(weights, b, h, token)]
-                smem[tile.v.at + at] = kept
+        first, rows, _ = span(ends, call, b)
+        count = i32(rows)
+        token0 = origin(call, first, count)
+        queries, keys, values = q_rows.frag(), k_rows.frag(), v_rows.frag()
+        for t0 in range(i32(0), count, i32(config.tokens)):
+            steps, token = i32(1), token0 + call.direction * t0
+            if config.tokens > 1:
+                steps = i32(min(count - t0, config.tokens))
+            mine, made_of = token + call.direction * (tid - 1 + call.later), num.one  # the step that leads to my token
+            if (tid < steps) & (t0 + tid + call.later > 0):
+                made_of = gammas.read(decay, call, b, h, mine)
+            q_step, k_step = call.direction * q.strides[2], call.direction * k.strides[2]
+            v_step = call.direction * v.strides[2]
+            q_rows.load(queries, Part(q.data, start(q, b, h, token), q_step, steps, call.D, 0))
+            k_rows.load(keys, Part(k.data, start(k, b, h, token), k_step, steps, call.D, 0))
+            v_rows.load(values, Part(v.data, start(v, b, h, token) + e0, v_step, steps, call.Dv - e0, 0))
             if tid < steps:
-                token = token0 + call.direction * (t0 + tid)
-                smem[tile.row_terms + tid] = num.one
-                smem[tile.column_terms + tid] = num.one
-                if call.row_term != 0:
-                    smem[tile.row_terms + tid] = terms.data[start(terms, b, h, token)]
-                if call.column_term != 0:
-                    smem[tile.column_terms + tid] = terms.data[start(terms, b, h, token)]
-                if stepwise:
-                    token -= call.direction * (1 - call.later)  # the one whose step leads here
-                    smem[tile.factors + tid] = num.one
-                    if t0 + tid + call.later > 0:
-                        smem[tile.factors + tid] = exp_of(decay.data[start(decay, b, h, token)])
+                factor = num.one
+                if t0 + tid + call.later > 0:
+                    factor = gammas.factor(made_of, call, h)
+                smem[u32(tile.factors + tid)] = factor
+                if variant.normalized:
+                    mine = token + call.direction * tid
+                    smem[u32(tile.row_terms + tid)] = num.one
+                    smem[u32(tile.column_terms + tid)] = num.one
+                    if call.row_term != 0:
+                        smem[u32(tile.row_terms + tid)] = terms.data[start(terms, b, h, mine)]
+                    if call.column_term != 0:
+                        smem[u32(tile.column_terms + tid)] = terms.data[start(terms, b, h, mine)]
+            for n in range(v_rows.count):
+                values[n] *= call.kept_scale
+                if variant.normalized and (call.column_weighted != 0) & (v_rows.line(n) < steps):
+                    values[n] *= weights.data[start(weights, b, h, token + call.direction * v_rows.line(n))]
+            q_rows.put(smem, queries, steps)
+            k_rows.put(smem, keys, steps)
+            v_rows.put(smem, values, steps)
             cuda.syncthreads()
 
             for t in range(steps):
-                factor = my_gamma
-                if stepwise:
-                    factor = smem[tile.factors + t]
-                elif (t0 + t == 0) & (call.later == 0):
-                    factor = num.one
+                factor = smem[u32(tile.factors + t)]
+                held.take(value, smem, tile.v.place(t, 0))
                 for c in range(held.columns):
                     part[c] = num.zero
-                    value[c] = smem[tile.v.place(t, held.column(c))]
                 norm_part = num.zero
+                q_at, k_at = u32(opaque_i32(tile.q.place(t, line))), u32(opaque_i32(tile.k.place(t, line)))
                 for i in range(held.rows):
-                    query, key = smem[tile.q.place(t, held.row(i))], smem[tile.k.place(t, held.row(i))]
+                    query, key = smem[q_at + u32(LANES * i)], smem[k_at + u32(LANES * i)]
                     for c in range(held.columns):
                         state[i * held.columns + c] = state[i * held.columns + c] * factor + key * value[c]
                         part[c] += query * state[i * held.columns + c]
-                    if call.normed == OF_ROWS:
+                    if variant.normalized and call.normed == OF_ROWS:
                         norm[i] = norm[i] * factor + key
                         norm_part += query * norm[i]
-                if call.normed == OF_COLUMNS:
+                if variant.normalized and call.normed == OF_COLUMNS:
+                    term, row_term = smem[u32(tile.column_terms + t)], smem[u32(tile.row_terms + t)]
                     for c in range(held.columns):
-                        term = smem[tile.column_terms + t]
                         norm[c] = norm[c] * factor + (term * value[c] if term != num.zero else num.zero)
                         if line == 0:
-                            part[c] += smem[tile.row_terms + t] * norm[c]
-                for c in range(held.columns):
-                    smem[tile.parts.place(t * LANES + line, held.column(c))] = part[c]
-                if lane == 0:
-                    smem[tile.norm_parts.place(t, line)] = norm_part
+                            part[c] += row_term * norm[c]
+                held.put(smem, tile.parts.place(t * LANES + line, 0), part)
+                if variant.normalized and lane == 0:
+                    smem[u32(tile.norm_parts.place(t, line))] = norm_part
             cuda.syncthreads()
 
-            for at in range(tid, steps * config.block_v, THREADS):
-                t, e = at // config.block_v, e0 + at % config.block_v
-                token = token0 + call.direction * (t0 + t)
-                total, size = num.zero, num.one
-                for i in range(LANES):
-                    total += smem[tile.parts.place(t * LANES + i, at % config.block_v)]
-                total *= call.state_scale
-                if call.normed == OF_ROWS:
-                    norm_total = num.zero
+            for n in range(v_rows.count):
+                t, c = v_rows.line(n), v_rows.column(n)
+                if t < steps:
+                    mine, total, size = token + call.direction * t, num.zero, num.one
+                    parts_at = u32(opaque_i32(tile.parts.place(t * LANES, c)))
                     for i in range(LANES):
-                        norm_total += smem[tile.norm_parts.place(t, i)]
-                    norm_total *= call.state_scale
-                    if not abs(norm_total) <= num.one:  # a NaN too
-                        size = abs(norm_total)
-                    if (call.sums != 0) & (e == 0):
-                        row_sum.data[start(row_sum, b, h, token)] = norm_total
-                    total /= size
-                if call.row_weighted != 0:
-                    total *= weights.data[start(weights, b, h, token)]
-                if e < call.Dv:
-                    mem.store(out.data, start(out, b, h, token) + e, total)
+                        total += smem[parts_at + u32(i * tile.parts.row)]
+                    total *= call.state_scale
+                    if variant.normalized and call.normed == OF_ROWS:
+                        norm_total = num.zero
+                        for i in range(LANES):
+                            norm_total += smem[u32(tile.norm_parts.place(t, i))]
+                        norm_total *= call.state_scale
+                        if not abs(norm_total) <= num.one:  # a NaN too
+                            size = abs(norm_total)
+                        if (call.sums != 0) & (e0 + c == 0):
+                            row_sum.data[start(row_sum, b, h, mine)] = norm_total
+                        total /= size
+                    if variant.normalized and call.row_weighted != 0:
+                        total *= weights.data[start(weights, b, h, mine)]
+                    if e0 + c < call.Dv:
+                        mem.store(out.data, start(out, b, h, mine) + e0 + c, total)
 
         last = num.one  # a pass back ends before its last token, which is the first one
         if (call.later == 0) & (count > 0):
-            last = my_gamma
-            if stepwise:
-                last = exp_of(decay.data[start(decay, b, h, first)])
-        for i in range(held.rows):
-            for c in range(held.columns):
-                d, e = held.row(i), e0 + held.column(c)
-                if (finishes != 0) & (d < call.D) & (e < call.Dv):
-                    at = b * final.strides[0] + h * final.strides[1]
-                    final.data[at + d * final.strides[2] + e * final.strides[3]] = state[i * held.columns + c] * last
-        for i in range(held.norms):
-            at, width, writer = held.row(i), call.D, (lane == 0) & (e0 == 0)
-            if call.normed == OF_COLUMNS:
-                at, width, writer = e0 + held.column(i), call.Dv, (line == 0) & (i < held.columns)
-            if (norm_finishes != 0) & writer & (at < width):
-                final_norm.data[start(final_norm, b, h, at)] = norm[i] * last
+            last = gammas.factor(gammas.read(decay, call, b, h, first), call, h)
+        for n in range(held.rows * held.columns):
+            state[n] *= last
+        held.store(final, b, h, e0, call.D if finishes != 0 else 0, call.Dv, state)
+        if variant.normalized:
+            for i in range(held.norms):
+                at, width, writer = held.row(i), call.D, (lane == 0) & (e0 == 0)
+                if call.normed == OF_COLUMNS:
+                    at, width, writer = e0 + held.column(i), call.Dv, (line == 0) & (i < held.columns)
+                if (norm_finishes != 0) & writer & (at < width):
+                    final_norm.data[start(final_norm, b, h, at)] = norm[i] * last
 
     return retention_recurrent
