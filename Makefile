@@ -13,13 +13,15 @@ PYTEST := $(PY) -m pytest
 EACH_CONFIG := attention_*.py matmul_sm*.py retention_*.py
 COMPILED := $(wildcard $(addprefix tests/cuda/compile/test_,$(EACH_CONFIG)))
 SIMULATED := $(wildcard $(addprefix tests/cuda/simulator/test_,$(EACH_CONFIG)))
+# every case on every rung: a quarter of what is simulated
+CASES := tests/cuda/simulator/test_cases.py
 
 # kernels can be compiled where NVIDIA's wheels exist; elsewhere (macOS) they run in the simulator alone
 COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help install demo test test-cpu test-torch test-simulator test-compile test-gpu test-gpu-cold sanitize mutants \
+.PHONY: help install demo test test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
     check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
@@ -44,11 +46,12 @@ install: $(foreach stage,package docs lint test,$(call ready,$(stage)))
 demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 	$(PY) -m dualops demo
 
-# four processes on two cores, the longest first; what each says comes when it is done. With a thread each: NumPy's and
-# torch's own would wait for one another
+# processes side by side on two cores; what each says comes when it is done. With a thread each: NumPy's and torch's own
+# would wait for one another
 side_by_side := OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target
+# in this order neither core is left alone at the end: they take 400, 310, 240, 380 and 200 s of a core
 test: $(call ready,test)
-	$(side_by_side) test-simulator test-compile test-cpu test-torch
+	$(side_by_side) test-simulator test-compile test-torch test-cpu test-cases
 
 test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
@@ -56,9 +59,12 @@ test-cpu: $(call ready,test)
 test-torch: $(call ready,test)
 	$(PYTEST) tests/torch_bridge
 
-# a process of its own: Numba reads the switch when it is first imported
+# processes of their own: Numba reads the switch when it is first imported
 test-simulator: $(call ready,test)
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED))
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/cuda/simulator $(addprefix --ignore=,$(SIMULATED) $(CASES))
+
+test-cases: $(call ready,test)
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) $(CASES)
 
 # ARGS: --share 6
 check: $(call ready,test)

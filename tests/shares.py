@@ -12,9 +12,13 @@ SOURCES = Path(__file__).parent.parent / "dualops"
 Thing = TypeVar("Thing")
 
 
-def share_of(everything: Sequence[Thing], one_in: int) -> list[Thing]:
-    """One in so many, and one of fewer. Which follows from the sources: each change to them has another share."""
-    return list(everything[drawn() % max(min(one_in, len(everything)), 1) :: one_in])
+def share_of(everything: Sequence[Thing], one_in: int, of: str = "") -> list[Thing]:
+    """One in so many, and one of fewer. Which follows from the sources: each change to them has another share.
+
+    of: whose things they are, where many have the same: each then has a share of its own.
+    """
+    first = drawn() + crc32(of.encode())
+    return list(everything[first % max(min(one_in, len(everything)), 1) :: one_in])
 
 
 @cache

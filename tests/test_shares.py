@@ -27,7 +27,11 @@ def test_all_shares_are_all_there_is(monkeypatch: pytest.MonkeyPatch, count: int
 
 
 def test_one_in_one_is_everything():
-    assert share_of("abc", 1) == ["a", "b", "c"]
+    assert share_of("abc", 1) == share_of("abc", 1, "somebody") == ["a", "b", "c"]
+
+
+def test_each_has_a_share_of_its_own():
+    assert {thing for number in range(20) for thing in share_of("abcdef", 6, str(number))} == set("abcdef")
 
 
 def test_other_sources_have_another_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

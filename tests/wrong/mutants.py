@@ -7,7 +7,7 @@ problem for every kernel that waits, and harmless.py says of the few mutants tha
 
     python -m tests.wrong                        all of them, a line a kernel
     python -m tests.wrong softmax_ring           of the kernels whose name has this in it
-    python -m tests.wrong --share 6              one in six of those that must die, as CI does
+    python -m tests.wrong --share 6              one in six of those that must die, and of the orders, as CI does
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ ORDERS = (
     ("scattered", 0),
 )
 NOTED = 2  # orders in which the kernel as it is comes to all of its steps
-FEWER = (*ORDERS[:6], ORDERS[-1])  # of each kind one, and of those that lag both
 WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
 
 
@@ -107,11 +106,12 @@ class Told:
 
 def judged(problem: Problem, sample: int | None = None, seed: int = 0, share: int = 1) -> Told:
     """Run the problem's mutants, or so many of them, for which the kernel as it is runs in two orders alone; or one
-    in `share` of those that must die, see `shares`, and the kernel in an order of each kind.
+    in `share` of those that must die, see `shares`, and the kernel in two orders and one in `share` of the others.
     """
     killed, harmless, wrong = 0, 0, []
     kills = Counter[tuple[str, int]]()
-    with prepared(problem, ORDERS[:2] if sample is not None else ORDERS if share == 1 else FEWER) as mutants:
+    others = share_of(ORDERS[NOTED:], share, str(problem)) if sample is None else ()
+    with prepared(problem, (*ORDERS[:NOTED], *others)) as mutants:
         if bool(mutants) == (problem.kernel in NEVER):
             wrong.append(f"{problem}: {len(mutants)} mutants")
         if sample is not None and sample < len(mutants):

@@ -177,7 +177,7 @@ def ld_shared_v4_b32(x, index):
 @instruction("(shared[i32]) -> u32", "ld.shared.b32 {d}, [{x}];", section="9.7.9.8")
 def ld_shared_b32(x, index):
     """4 bytes of shared memory as a word."""
-    return int(x.vector(index, 4 // x.itemsize).view(np.uint32)[0])
+    return _ONE_WORD.unpack_from(x.bytes, x.first(index, 4 // x.itemsize) * x.itemsize)[0]
 
 
 @instruction("(shared[i32]) -> (f32, f32)", "ld.shared.v2.f32 {{d0}, {d1}}, [{x}];", section="9.7.9.8")
@@ -214,7 +214,7 @@ def st_shared_v2_f32(y, index, a, b):
 @instruction("(shared[i32], u32) -> void", "st.shared.b32 [{y}], {a};", section="9.7.9.11")
 def st_shared_b32(y, index, a):
     """Write a word to 4 bytes of shared memory."""
-    y.vector(index, 4 // y.itemsize).view(np.uint32)[0] = a
+    _ONE_WORD.pack_into(y.bytes, y.first(index, 4 // y.itemsize) * y.itemsize, a)
 
 
 @instruction(

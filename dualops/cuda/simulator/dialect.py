@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .numbers import maker
 from .threads import Dim3, current
 
 FEW = 256  # numbers that are made once
+INTEGER = np.integer
 
 
 class _Quick:
@@ -42,15 +44,19 @@ class Signed(_Quick, types.Integer):
     def __init__(self, name: str):
         super().__init__(name)
         self.end = 1 << self.bitwidth - 1
+        self.first = -self.end
 
     def __call__(self, value: Any) -> int:  # type: ignore[override]
         if type(value) is int:
-            if -self.end <= value < self.end:
+            if self.first <= value < self.end:
                 return value
             raise OverflowError(f"{value} out of bounds for {self.name}")
-        if isinstance(value, np.integer):
-            return (int(value) + self.end) % (2 * self.end) - self.end
-        return int(value) if type(value) is bool else self.kind(value).item()
+        if isinstance(value, INTEGER):
+            number = index(value)  # a quarter of what int(value) takes, and value.item() six times that
+            if self.first <= number < self.end:
+                return number
+            return (number + self.end) % (2 * self.end) - self.end
+        return int(value) if type(value) is bool else index(self.kind(value))
 
 
 class Unsigned(_Quick, types.Integer):
@@ -62,7 +68,7 @@ class Unsigned(_Quick, types.Integer):
 
     def __call__(self, value: Any) -> Any:  # type: ignore[override]
         if type(value) is not int:
-            return self.make(value)
+            return value if type(value) is self.kind else self.make(value)
         if 0 <= value < FEW:
             return self.few[value]
         size = 1 << self.bitwidth

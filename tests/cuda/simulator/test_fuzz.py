@@ -26,8 +26,8 @@ SHARE = {
     "rope_tables": 1.0,
     "flash_attention": 0.2,
     "flash_attention_varlen": 0.2,
-    "retention": 0.4,
-    "retention_varlen": 0.4,
+    "retention": 0.2,
+    "retention_varlen": 0.2,
 }
 MOST_ROWS = 40  # a block each at worst, and a simulated thread takes some 20 microseconds between two barriers
 SEED = 20

@@ -17,7 +17,8 @@ from tests.wrong.problems import PROBLEMS
 from tests.wrong.sites import Watch, steps
 
 RINGS = [problem for problem in PROBLEMS if "_ring" in problem.kernel]
-SECONDS = ("flash_attention", "retention_sm90", "retention_wide", "matmul_sm", "matmul_k_major")  # each takes some
+SECONDS = ("flash_attention", "matmul_sm", "matmul_k_major")  # each takes some
+SECONDS += ("retention_sm90", "retention_wide", "retention_met", "retention_step_gradient")
 OTHERS = [problem for problem in PROBLEMS if problem not in RINGS and not problem.special]
 OTHERS = [problem for problem in OTHERS if not problem.kernel.startswith(SECONDS)]
 
@@ -57,7 +58,7 @@ def test_every_verb_that_waits_is_run():
 
 @pytest.mark.parametrize("problem", RINGS, ids=str)
 def test_ring(problem):
-    told = judged(problem, sample=5)
+    told = judged(problem, sample=2)
     assert told.killed + told.harmless and not told.wrong
 
 
