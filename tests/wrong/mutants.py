@@ -34,6 +34,7 @@ ORDERS = (
     ("reversed", 0),
     ("lagging", 0),
     ("lagging", 1),
+    ("lagging", 2),  # of two that multiply, those who load
     ("straggling", 0),
     *(("shuffled", seed) for seed in range(6)),
     ("scattered", 0),

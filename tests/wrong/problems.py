@@ -296,10 +296,13 @@ def _attention_in_thirds() -> Iterator[Problem]:
 
 def _retention() -> Iterator[Problem]:
     """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them. Of
-    log_decay the sums of more tokens than a block has threads.
+    log_decay four chunks, and the sums of more tokens than a block has threads.
     """
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
+    yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
+    shapes = {**dict.fromkeys("qkv", (1, 1, 430, 72)), "log_decay": (1, 1, 430)}
+    case = Case("log_decay", "bfloat16", shapes)
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
     one = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")

@@ -58,7 +58,8 @@ def retention(
     Mamba-2's SSD, retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast.
     Beside its results the rung simt needs the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
     chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few, B * H * segments
-    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes 2 * B * H * (S + 1) more.
+    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes 2 * B * H * (S + 1) more where
+    there are states in the workspace, and for its gradient.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)

@@ -155,6 +155,21 @@ def test_tokens_first():
     assert all(np.array_equal(mine, other) for mine, other in zip(ours, others, strict=True))
 
 
+def test_heads_that_share_keys_and_queries():
+    """As Mamba-2's SSD has them: one in memory, the same bits."""
+    shared = [np.broadcast_to(numbers(2, 1, 40, 16, seed=seed), (2, 3, 40, 16)) for seed in range(2)]
+    v, do = (numbers(2, 3, 40, 8, seed=seed) for seed in (2, 3))
+    logs = -np.random.default_rng(4).random((2, 3, 40), np.float32)
+    own = [*map(np.ascontiguousarray, shared), v]
+    assert np.array_equal(run(*shared, v, log_decay=logs), run(*own, log_decay=logs))
+    assert np.array_equal(run(v, v, shared[0]), run(v, v, own[0]))
+    for ours, others in zip(gradient(*shared, v, do, log_decay=logs), gradient(*own, do, log_decay=logs), strict=True):
+        assert np.array_equal(ours, others)
+    wide = np.broadcast_to(numbers(2, 1, 40, 136, seed=5), (2, 3, 40, 136))
+    with pytest.raises(NotImplementedError, match="rung sm90 does not do"):
+        run(wide, wide, v)
+
+
 @pytest.mark.parametrize(
     ("D", "Dv", "params"),
     [

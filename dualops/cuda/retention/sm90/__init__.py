@@ -24,7 +24,7 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
-from ...views import boxed, how_stored, whole
+from ...views import Boxed, boxed, how_stored, whole
 from .. import simt
 from ..arguments import Call, is_varlen, workspace
 from ..marks import marks_steps, marks_workspace
@@ -87,7 +87,7 @@ def _choices(
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
     wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, _widths(p, roles)
-    if not p.B * p.H or (wide and stepwise):
+    if not p.B * p.H:
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
     blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
@@ -95,7 +95,9 @@ def _choices(
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
-    if not all(metas[name].size for name in stored) or any(boxed(metas, name, False) is None for name in loaded):
+    if wide and (stepwise or any(is_shared(metas[name]) for name in loaded)):
+        return
+    if not all(metas[name].size for name in stored) or any(_boxed(metas, name) is None for name in loaded):
         return
     if any(how_stored(metas, name, False) != "boxes" for name in stored):
         return
@@ -124,12 +126,26 @@ def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
     return sorted({name for names in roles for name in names[:-1]})
 
 
+def is_shared(meta: ArrayMeta) -> bool:
+    """Whether all heads of [B, H, S, width] are one in memory."""
+    return meta.shape[1] > 1 and meta.strides[1] == 0
+
+
+def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
+    """As boxes; heads that are one in memory are one there too."""
+    meta = metas[name]
+    if is_shared(meta):
+        B, _, S, width = meta.shape
+        meta = meta._replace(shape=(B, 1, S, width))
+    return boxed({name: meta}, name, False)
+
+
 def _maps(
     problem: Problem, metas: Mapping[str, ArrayMeta], roles: tuple[tuple[str, ...], ...], chunk: int
 ) -> dict[str, Mapped]:
     """The tensor maps of the launches."""
     lines = dict.fromkeys(_loaded(roles), chunk) | {names[-1]: ROWS for names in roles}
-    found = [each for name in lines if (each := boxed(metas, name, False))]
+    found = [each for name in lines if (each := _boxed(metas, name))]
     return {
         f"{each.name}_map": Mapped(each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
         for each in found
@@ -215,11 +231,12 @@ def _walk(
     decay = each.logs if each.variant.stepwise else each.gamma
     known = decay, _call(p, each, config), p.H * call.D * call.Dv, segments
     args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
+    apart = (int(not is_shared(p.arrays[x.data])) for x in (each.q, each.k, each.v))
     blocks, slices = p.B * p.H * segments, own.slices(*widths)
     if isinstance(own, WideConfig):
         kernel, args = build_wide(own, padded(widths[0]), walk), (*args, slices)
     else:
-        kernel = build_chunks(own, padded(widths[1]), walk)
+        kernel, args = build_chunks(own, padded(widths[1]), walk), (*args, *apart)
     return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
 
 

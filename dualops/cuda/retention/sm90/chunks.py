@@ -59,6 +59,7 @@ from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
+from .near_pairs import near_pairs
 from .step_decay import step_decay
 from .step_tables import step_tables
 
@@ -77,10 +78,11 @@ def last_chunk(chunk: int) -> Callable[..., Any]:
 
 @builds
 def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
-    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments).
+    """retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments, q_apart,
+    k_apart, v_apart).
 
     decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
-    a sequence, the first ones.
+    a sequence, the first ones. The last three: 1, or 0 where all heads share the array, whose map then has one.
     """
     STEP, STEPWISE, last = -CHUNK if walk.back else CHUNK, config.stepwise, last_chunk(CHUNK)
     num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
@@ -93,6 +95,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
+    near = near_pairs(Dv)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
     kv = weighted_sums(tiles.k, tiles.v, config.parts, decays.weight)
 
@@ -103,9 +106,27 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         decays.argument,
         call_type(DTYPE),
         *[i64] * 2,
+        *[i32] * 3,
         threads=role.threads,
     )
-    def retention_sm90(q_map, k_map, v_map, o_map, q, k, v, initial, final, decay, call, segment, segments):
+    def retention_sm90(
+        q_map,
+        k_map,
+        v_map,
+        o_map,
+        q,
+        k,
+        v,
+        initial,
+        final,
+        decay,
+        call,
+        segment,
+        segments,
+        q_apart,
+        k_apart,
+        v_apart,
+    ):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_full = q_pipe.barriers(), k_pipe.barriers(), v_part.barriers()
         warpgroup = my_warpgroup()
@@ -132,12 +153,12 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
                     stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (h, b)), k_bars.full)
+                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
                     v_part.expect(v_full, i)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (h, b)), v_full)
+                    v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), v_full)
                     if walk.looks:
                         stage = q_pipe.acquire(q_bars, i)
-                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                        q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
             elif STEPWISE and u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
@@ -155,6 +176,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             mine = decays.of(tables if STEPWISE else decay, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
+            if STEPWISE:
+                near_words = near.words()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -177,6 +200,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         steps_pipe.wait(steps_bars, i)
                     decays.pairs(scores, row, mine, call.scale)
                     rows.pack(probs, scores)
+                    if STEPWISE:
+                        near.keep(near_words, probs, scores)
                     qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
@@ -193,6 +218,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         state[4 * j + e] *= fade
                 if walk.looks:
                     pv.wait(o)
+                    if STEPWISE:
+                        near.add(o, near_words, smem, v_at)
                     hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
                     box = i32(0)
                     while box < boxes.parts:

@@ -1,0 +1,73 @@
+"""What rounding takes from the scores of pairs of near tokens, which may be all that a query sees.
+
+P is rounded to 16 bits for P @ V. Where many tokens are seen, errors of so many scores are lost in each other, and in
+the rounding of o. A head that forgets at once sees the last few: then each error counts, and in one draw of five o is
+further off than twice its own rounding. So of the 16 x 16 pairs of a warp's own tokens the rest is multiplied, too, by
+the warp alone, as a warpgroup's products have no registers for it:
+
+    o [16, Dv] += (P - rounded P) [16, 16] @ V [16, Dv]          mma.sync, V by ldmatrix from its boxes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...backend import Namespace, cuda, i32, u32, verb
+from ...ptx.convert import pack_bf16x2, unpack_bf16x2
+from ...ptx.ldmatrix import ldmatrix
+from ...ptx.mma import mma_m16n8k16
+from ...tile.carried import rest
+from ...tile.products import anew_i32
+from .config import BOX, CHUNK
+
+OWN = 16  # tokens
+SPAN = 128  # bytes of a line of a box
+WORDS = 4  # of a thread, of 16 x 16 pairs
+
+
+class NearPairs(Namespace):
+    """The verbs, by a warpgroup."""
+
+    words: Callable[..., Any]  # () -> a local array
+    keep: Callable[..., None]  # (words, packed, scores): what packing took from the scores of my warp's own tokens
+    add: Callable[..., None]  # (o, words, smem, v_at): once o's products are over
+
+
+@cache
+def near_pairs(Dv: int) -> NearPairs:
+    """For chunks of CHUNK tokens, 16 for each warp, and V in boxes."""
+    load, multiply, BOX_BYTES = ldmatrix(4, True), mma_m16n8k16("bf16"), CHUNK * SPAN
+
+    @verb
+    def my_warp():
+        """What follows from it is not kept from chunk to chunk."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32))
+
+    @verb
+    def words():
+        return cuda.local.array(WORDS, u32)
+
+    @verb
+    def keep(words, packed, scores):
+        warp = my_warp()
+        for own in range(CHUNK // OWN):
+            if own == warp:
+                for word in range(WORDS):
+                    at = WORDS * own + word
+                    low, high = unpack_bf16x2(packed[at])
+                    words[word] = pack_bf16x2(rest(scores[2 * at] - low), rest(scores[2 * at + 1] - high))
+
+    @verb
+    def add(o, words, smem, v_at):
+        lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
+        line = v_at + (OWN * my_warp() + lane % OWN) * SPAN
+        v = cuda.local.array(WORDS, u32)
+        for column in range(0, Dv, OWN):
+            byte = 2 * (column % BOX) + lane // OWN * 16
+            load(v, 0, smem, i32(line + column // BOX * BOX_BYTES + (byte ^ (lane % 8) << 4)))
+            multiply(o, column // 2, words, 0, v, 0)
+            multiply(o, column // 2 + 4, words, 0, v, 2)
+
+    return NearPairs(words=words, keep=keep, add=add)
