@@ -132,8 +132,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         warpgroup = my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
-        if STEPWISE:
-            steps_bars, tables = steps_pipe.barriers(), (smem, steps.eights())
+        steps_bars, tables = steps_pipe.barriers(), (smem, steps.eights())
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
@@ -176,8 +175,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             mine = decays.of(tables if STEPWISE else decay, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            if STEPWISE:
-                near_words = near.words()
+            near_words = near.words()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
