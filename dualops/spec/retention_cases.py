@@ -128,6 +128,8 @@ def _cases() -> tuple[Case, ...]:
         add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)
     add("steps_wide", (1, 2, 200, 128), 128, FLOATS, test, steps=1)
     add("steps_widest", (1, 2, 280, 256), 512, ("float32", "bfloat16"), test, **steps)
+    add("steps_states", (2, 2, 300, 72), 40, ("bfloat16",), edge, **steps)
+    add("steps_segments", (3, 7, 1600, 72), 40, ("bfloat16",), test, **steps)
     add("steps_long", (1, 2, 1500, 32), 32, FLOATS, test, steps=1)
     add("steps_parallel", (2, 2, 150, 40), 24, FLOATS, edge, form="parallel", normalize="signed", **steps)
     add("steps_recurrent", (2, 2, 70, 40), 24, FLOATS, edge, form="recurrent", normalize="signed", **steps)

@@ -295,13 +295,13 @@ def _attention_in_thirds() -> Iterator[Problem]:
 
 
 def _retention() -> Iterator[Problem]:
-    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them. Of
-    log_decay four chunks, and the sums of more tokens than a block has threads.
+    """Five chunks, which fill each stage twice; o in two boxes; keys in three parts, as the final state wants them, or
+    with log_decay. Of that the sums of more tokens than a block has threads.
     """
     plain, shape = (retention_chunks, {"roles": _roles_of_any_registers}), (1, 1, 570, 72)
     case = Case("the final state", "bfloat16", dict.fromkeys("qkv", shape), {"return_state": True})
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
-    shapes = {**dict.fromkeys("qkv", (1, 1, 430, 72)), "log_decay": (1, 1, 430)}
+    shapes = {**dict.fromkeys("qkv", shape), "log_decay": shape[:3]}
     case = Case("log_decay", "bfloat16", shapes)
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
     one = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
