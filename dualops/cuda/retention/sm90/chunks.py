@@ -15,6 +15,9 @@ n is 128, or how many tokens the last chunk has. The state stays in registers, i
 comes from shared memory transposed, so that decay is put on it in registers (`tile.carried`): rounded to 16 bits, or
 where the state is a result, in three parts, as otherwise it would be as coarse as bfloat16.
 
+With log_decay each power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that
+load makes (`step_tables`); and as such a head may forget at once, 4 has a second part (`near_pairs`).
+
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
 The gradient is three such passes (`passes`). Two go back, from the last chunk to the first. A query sees the tokens
@@ -28,9 +31,10 @@ one before.
 Where even so few blocks would walk, a sequence has segments of `state_chunk` tokens, one a block. Before, the same
 kernel without Q finds what each segment adds to the state, and `retention_walk` the state before each.
 
-Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128.
-Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of K.T and o. With
-64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not fit.
+Shared memory: `Sm90Config.tiles`, 2 * (128 * 128 * (1 + stages) + 128 * Dv * (2 + stages)) bytes, 224 KiB of Dv = 128,
+and 2 KiB of tables. Registers: Dv / 2 of the state, beside it 64 scores, then 32 words of P and Dv / 2 of o, then 32 of
+K.T and o. With 64 scores and o at once, so that the products of 2 and 3 would run together, 80 numbers a thread do not
+fit.
 """
 
 from __future__ import annotations
