@@ -59,6 +59,7 @@ from dualops.cuda.ptx.memory import (
     ld_global_v2_f64,
     ld_global_v4_b32,
     ld_shared_b32,
+    ld_shared_v2_f32,
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
@@ -400,7 +401,7 @@ def _doubles():
     assert y.tolist() == [1, 2, 3, 4, 0.5, -0.5, 7, 8]
 
 
-@of("ld_shared_v4_f32", "ld_shared_v2_f64", "ld_shared_v4_b32", "ld_shared_b32")
+@of("ld_shared_v4_f32", "ld_shared_v2_f32", "ld_shared_v2_f64", "ld_shared_v4_b32", "ld_shared_b32")
 def _shared():
     for dtype, each in ((np.float32, 4), (np.uint16, 8)):
         shared = aligned(16, dtype)
@@ -409,6 +410,8 @@ def _shared():
         assert ld_shared_b32(Pointer(shared, "s"), each + each // 4) == words[1]
     assert ld_shared_v4_f32(Pointer(aligned(8, np.float32), "s"), 4) == (5, 6, 7, 8)
     assert ld_shared_v2_f64(Pointer(aligned(8, np.float64), "s"), 6) == (7, 8)
+    assert ld_shared_v2_f32(Pointer(aligned(8, np.float32), "s"), 6) == (7, 8)
+    assert ld_shared_v2_f32(Pointer(aligned(8, np.float32).view(np.uint8), "s"), 8) == (3, 4)
 
 
 @of("st_shared_v4_b32")
