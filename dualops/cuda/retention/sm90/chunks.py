@@ -16,7 +16,7 @@ comes from shared memory transposed, so that decay is put on it in registers (`t
 where the state is a result, in three parts, as otherwise it would be as coarse as bfloat16.
 
 With log_decay each power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that
-load makes (`step_tables`); and as such a head may forget at once, 4 has a second part (`near_pairs`).
+load makes (`step_tables`); and as such a head may forget at once, 4 has a second part (`tile.near_pairs`).
 
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
@@ -50,6 +50,7 @@ from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.meeting import meeting
+from ...tile.near_pairs import near_pairs
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import opaque_i32
@@ -63,7 +64,6 @@ from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
-from .near_pairs import near_pairs
 from .step_decay import step_decay
 from .step_tables import step_tables
 
@@ -99,7 +99,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, Dv // 2), fragments_of(Dv)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
-    near = near_pairs(Dv)
+    near = near_pairs(tiles.v)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
     kv = weighted_sums(tiles.k, tiles.v, config.parts, decays.weight)
 

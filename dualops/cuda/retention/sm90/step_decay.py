@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from ...backend import cuda, f32, i32, u32, verb
-from ...ptx.arithmetic import f32_of_bits
-from ...ptx.memory import ld_shared_b32, ld_shared_v2_f32
+from ...tile.floats import ld_shared_v2_f32, load_float
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32, opaque_i32
 from ...views import number_type
@@ -27,13 +26,9 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
     WITHIN, NEAR, KEPT, KNOWN = tables_at(at)
 
     @verb
-    def number(array, at):
-        return f32_of_bits(ld_shared_b32(array, at))
-
-    @verb
     def to_edge(smem, within_eight, of_eight):
         """From a token to the edge of its eight, seen from behind it; in passes back, from before it."""
-        return num.exp2(number(smem, i32(of_eight + LAST)) - within_eight) if back else num.exp2(within_eight)
+        return num.exp2(load_float(smem, i32(of_eight + LAST)) - within_eight) if back else num.exp2(within_eight)
 
     @verb
     def of(tables, call, h):
@@ -57,7 +52,7 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
         own = cuda.local.array(4, f32)  # of pairs of one eight
         for h in range(2):
             of_eight = i32(WITHIN + 4 * EIGHT * i32(first + h))
-            here = number(smem, i32(of_eight + 4 * line))
+            here = load_float(smem, i32(of_eight + 4 * line))
             there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
             for e in range(2):
                 seen = column + e >= line if back else column + e <= line
@@ -68,7 +63,7 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
             j = n if back else EIGHTS - 1 - n
             if j >= first if back else j <= i32(first + 1):
                 near = ld_shared_v2_f32(smem, i32(NEAR + 4 * EIGHT * j + 4 * column))
-                across = number(eights, j)
+                across = load_float(eights, j)
                 for h in range(2):
                     beyond = j > i32(first + h) if back else j < i32(first + h)
                     for e in range(2):
@@ -91,31 +86,31 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
 
     @verb
     def fade(mine, count):
-        return number(mine[1], EIGHTS)
+        return load_float(mine[1], EIGHTS)
 
     @verb
     def weight(args, token):
         mine, _, scale = args
-        kept = number(mine[0], i32(KEPT + 4 * token))
+        kept = load_float(mine[0], i32(KEPT + 4 * token))
         return kept * scale if back else kept  # forth it is 1
 
     @verb
     def of_pair(mine, r, c):
         smem, eights = mine
         of_r, of_c = i32(u32(r) // u32(EIGHT)), i32(u32(c) // u32(EIGHT))
-        here, there = number(smem, i32(WITHIN + 4 * r)), number(smem, i32(WITHIN + 4 * c))
+        here, there = load_float(smem, i32(WITHIN + 4 * r)), load_float(smem, i32(WITHIN + 4 * c))
         if of_r == of_c:
             return num.exp2(there - here if back else here - there)
-        left = to_edge(smem, here, i32(WITHIN + 4 * EIGHT * of_r)) * number(smem, i32(NEAR + 4 * c))
+        left = to_edge(smem, here, i32(WITHIN + 4 * EIGHT * of_r)) * load_float(smem, i32(NEAR + 4 * c))
         j, end = i32(min(of_r, of_c) + 1), max(of_r, of_c)
         while j < end:
-            left *= number(eights, j)
+            left *= load_float(eights, j)
             j = opaque_i32(j + 1)
         return left
 
     @verb
     def of_row(mine, r, count):
-        return number(mine[0], i32(KNOWN + 4 * r))
+        return load_float(mine[0], i32(KNOWN + 4 * r))
 
     return ChunkDecay(
         argument=number_type(DTYPE, 3),

@@ -28,10 +28,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...backend import Namespace, cuda, f32, i32, u32, verb
-from ...ptx.arithmetic import bits_of_f32
-from ...ptx.memory import st_shared_v4_b32
-from ...ptx.warp import shfl_bfly_f32
 from ...tile.epilogue import opaque_f32
+from ...tile.floats import store_four_floats
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.products import anew_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
@@ -124,8 +122,7 @@ def step_tables(at: int, back: bool) -> StepTables:
             for n in range(EACH):
                 number = num.exp2(four[n]) if raised else four[n]
                 four[n] = number if n < tokens else num.zero
-            a, b, c, d = bits_of_f32(four[0]), bits_of_f32(four[1]), bits_of_f32(four[2]), bits_of_f32(four[3])
-            st_shared_v4_b32(smem, i32(byte + 4 * EACH * lane), a, b, c, d)
+            store_four_floats(smem, i32(byte + 4 * EACH * lane), four)
 
         return put_table
 
@@ -137,7 +134,7 @@ def step_tables(at: int, back: bool) -> StepTables:
         smem, eights = tables
         lane = lane_anew()
         total = ((own[0] + own[1]) + own[2]) + own[3]
-        beside = shfl_bfly_f32(total, 1, FULL_WARP)  # an eight has two lanes
+        beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
         total += beside
         begin, end = (num.zero, beside) if lane & 1 == 0 else (beside, num.zero)
         within(smem, own, begin, EACH, lane)

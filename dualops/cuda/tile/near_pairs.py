@@ -14,16 +14,15 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...backend import Namespace, cuda, i32, u32, verb
-from ...ptx.convert import pack_bf16x2, unpack_bf16x2
-from ...ptx.ldmatrix import ldmatrix
-from ...ptx.mma import mma_m16n8k16
-from ...tile.carried import rest
-from ...tile.products import anew_i32
-from .config import BOX, CHUNK
+from ..backend import Namespace, cuda, i32, u32, verb
+from ..ptx.convert import pack_bf16x2, unpack_bf16x2
+from ..ptx.ldmatrix import ldmatrix
+from ..ptx.mma import mma_m16n8k16
+from .carried import BOX, SPAN, rest
+from .products import anew_i32
+from .swizzle import Operand
 
 OWN = 16  # tokens
-SPAN = 128  # bytes of a line of a box
 WORDS = 4  # of a thread, of 16 x 16 pairs
 
 
@@ -36,9 +35,9 @@ class NearPairs(Namespace):
 
 
 @cache
-def near_pairs(Dv: int) -> NearPairs:
-    """For chunks of CHUNK tokens, 16 for each warp, and V in boxes."""
-    load, multiply, BOX_BYTES = ldmatrix(4, True), mma_m16n8k16("bf16"), CHUNK * SPAN
+def near_pairs(v: Operand) -> NearPairs:
+    """For V as boxes bring it, of bfloat16, 16 tokens for each warp that multiplies."""
+    load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
 
     @verb
     def my_warp():
@@ -52,7 +51,7 @@ def near_pairs(Dv: int) -> NearPairs:
     @verb
     def keep(words, packed, scores):
         warp = my_warp()
-        for own in range(CHUNK // OWN):
+        for own in range(STEPS):
             if own == warp:
                 for word in range(WORDS):
                     at = WORDS * own + word
@@ -63,11 +62,11 @@ def near_pairs(Dv: int) -> NearPairs:
     def add(o, words, smem, v_at):
         lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
         line = v_at + (OWN * my_warp() + lane % OWN) * SPAN
-        v = cuda.local.array(WORDS, u32)
-        for column in range(0, Dv, OWN):
+        right = cuda.local.array(WORDS, u32)
+        for column in range(0, v.width, OWN):
             byte = 2 * (column % BOX) + lane // OWN * 16
-            load(v, 0, smem, i32(line + column // BOX * BOX_BYTES + (byte ^ (lane % 8) << 4)))
-            multiply(o, column // 2, words, 0, v, 0)
-            multiply(o, column // 2 + 4, words, 0, v, 2)
+            load(right, 0, smem, i32(line + column // BOX * v.box + (byte ^ (lane % 8) << 4)))
+            multiply(o, column // 2, words, 0, right, 0)
+            multiply(o, column // 2 + 4, words, 0, right, 2)
 
     return NearPairs(words=words, keep=keep, add=add)
