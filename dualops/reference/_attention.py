@@ -85,6 +85,12 @@ def options_of(problem: Problem, arrays: Mapping[str, Any], first: int = 0, *, g
     return Options(chain, args, problem, 0 if problem.causal == "top_left" else problem.Sk - problem.Sq, first)
 
 
+def _tanh_slope(x: Any, rate: Any) -> Any:
+    # with e = exp(-2 |x|): 4 e / (1 + e)**2
+    e = np.exp(-2 * np.abs(rate * x))
+    return 4 * e / ((1 + e) * (1 + e))
+
+
 def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
     """What options are written in, on arrays whose arithmetic is in `dtype`."""
     number = partial(np.asarray, dtype=dtype)
@@ -105,7 +111,7 @@ def _verbs(dtype: np.dtype, gradient: bool) -> Verbs:
         smaller=np.minimum,
         tanh=np.tanh,
         bounded=lambda x, rate, size: size * np.tanh(rate * x),
-        exp=np.exp,
+        tanh_slope=_tanh_slope,
         reader=lambda dtype, rank: lambda array, *index: array[index],
         reader_at=lambda dtype, order: lambda array, at: array[at.b, at.h, at.i, at.j],
         function=function,

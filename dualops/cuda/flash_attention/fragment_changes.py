@@ -7,6 +7,8 @@ from typing import Any
 
 from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..tile.numbers import numbers
+from ..tile.rows import FULL_WARP, vote_any
 from ..tile.unrolled import one_after_another
 from .fragment_places import Places, my_row
 from .options import OptionChain
@@ -26,9 +28,11 @@ def fragment_changes(
     chain: OptionChain, places: Places, groups: list[tuple[int, int]], *, apart: bool, fetches: bool
 ) -> FragmentChanges:
     """groups: first and end of the quads whose loop is left to the compiler. apart: as in `fragment_scores`."""
-    quads = groups[-1][1]
+    quads, num = groups[-1][1], numbers(f32)
 
-    def changed(place: Callable[..., At], first: int, end: int) -> Callable[..., None]:
+    def changed(
+        place: Callable[..., At], first: int, end: int, score: Callable[..., Any] = chain.score
+    ) -> Callable[..., None]:
         @verb
         def change(scores, options, scale, where):
             for j in range(first, end):
@@ -37,13 +41,41 @@ def fragment_changes(
                     distance = places.ahead(where, row, key)
                     for e in range(2):
                         at = place(where, row, key, 8 * j + e, distance)
-                        scores[4 * j + 2 * h + e] = chain.score(scores[4 * j + 2 * h + e] * scale, options, at)
+                        scores[4 * j + 2 * h + e] = score(scores[4 * j + 2 * h + e] * scale, options, at)
 
         return change
 
     change, change_inside = (
         one_after_another([changed(make, *group) for group in groups]) for make in (places.at, places.at_inside)
     )
+
+    # every other group: special functions of the others run beside its arithmetic
+    NEAR, near_groups = chain.near_score is not None, groups[::2]
+    near_quads = [j for group in near_groups for j in range(*group)]
+    change_near = one_after_another(
+        [
+            changed(places.at, *group, score=chain.near_score if NEAR and group in near_groups else chain.score)
+            for group in groups
+        ]
+    )
+
+    def greater_of(j: int) -> Callable[..., None]:
+        @verb
+        def greater(most, scores, scale, where):
+            for e in range(4):
+                most[0] = num.maximum(most[0], abs(scores[4 * j + e]))
+
+        return greater
+
+    greatest = one_after_another([greater_of(j) for j in near_quads])
+
+    @verb
+    def are_near(scores, options, scale):
+        """Of the scores of a warp that `near_score` is for."""
+        most = cuda.local.array(1, f32)
+        most[0] = num.zero
+        greatest(most, scores, scale, i32(0))
+        return not vote_any(i32(most[0] * scale > chain.near_bound(options)), FULL_WARP)
 
     def changed_held(first: int, end: int) -> Callable[..., None]:
         @verb
@@ -90,7 +122,9 @@ def fragment_changes(
 
     @verb
     def through(scores, options, scale, where):
-        if apart and chain.reads and places.inside(where):
+        if NEAR and are_near(scores, options, scale):
+            change_near(scores, options, scale, where)
+        elif apart and chain.reads and places.inside(where):
             change_inside(scores, options, scale, where)
         else:
             change(scores, options, scale, where)

@@ -10,10 +10,11 @@ import numpy as np
 
 from ...spec import Problem
 from ...spec.attention import OPTIONS, At, Chain, OptionVariant, Verbs, compose, variants
+from ...spec.attention.softcap import SOFTCAP
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import mul_wide_u32, numbers
-from ..tile.quick import bounded_quick_tanh
+from ..tile.quick import bounded_quick_tanh, near_tanh, quick_tanh_slope
 from ..tile.storage import fetch_global_b32, storage
 from ..user_functions import typed
 from ..views import strided
@@ -44,14 +45,33 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
 
 
 class OptionChain(Namespace):
-    """A `Chain` as a noun of kernels."""
+    """A `Chain` as a noun of kernels.
 
-    __annotations__ = Chain.__annotations__
+    near_score: `score` with fewer special functions, of scores up to near_bound(args) in size; None: there is none.
+    """
+
+    __annotations__ = {**Chain.__annotations__, "near_score": Any, "near_bound": Any}
 
 
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
     """The options as device functions, in the arithmetic of problems of this dtype; with slopes for a gradient."""
-    return OptionChain(**compose(found.variants, _verbs(dtype, gradient))._asdict())
+    verbs = _verbs(dtype, gradient)
+    return OptionChain(**compose(found.variants, verbs)._asdict(), **_near(found, verbs))
+
+
+def _near(found: Having, verbs: Verbs) -> dict[str, Any]:
+    """Where softcap alone changes scores: most lie below it."""
+    changing = [option for option in found.variants if option.option.make(verbs, option.facts).score is not None]
+    if verbs.bounded is not bounded_quick_tanh or [option.option for option in changing] != [SOFTCAP]:
+        return {"near_score": None, "near_bound": None}
+    INDEX = found.variants.index(changing[0])
+
+    @verb
+    def bound(args):
+        return args[INDEX].cap
+
+    near = verbs._replace(bounded=near_tanh)
+    return {"near_score": compose(found.variants, near).score, "near_bound": bound}
 
 
 @cache
@@ -89,7 +109,7 @@ def _low(value: Any) -> Any:
 
 def _verbs(dtype: str, gradient: bool) -> Verbs:
     mem, number = storage(dtype), storage(dtype).number
-    num, quick = numbers(number), mem.itemsize == 2
+    num, quick, (ONE, TWO, FOUR) = numbers(number), mem.itemsize == 2, map(number, (1, 2, 4))
 
     @verb
     def where(condition, a, b):
@@ -98,6 +118,12 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
     @verb
     def bounded(x, rate, size):
         return size * num.tanh(rate * x)
+
+    @verb
+    def tanh_slope(x, rate):
+        # with e = exp(-2 |x|): 4 e / (1 + e)**2
+        e = num.exp(-TWO * abs(rate * x))
+        return FOUR * e / ((ONE + e) * (ONE + e))
 
     @verb
     def wide(place):
@@ -117,7 +143,7 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         min,
         num.tanh,
         bounded_quick_tanh if quick else bounded,
-        num.exp,
+        quick_tanh_slope if quick else tanh_slope,
         _reader,
         _reader_at,
         partial(typed, number=number, quick=quick),

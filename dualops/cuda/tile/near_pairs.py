@@ -30,7 +30,7 @@ class NearPairs(Namespace):
     """The verbs, by a warpgroup."""
 
     words: Callable[..., Any]  # () -> a local array
-    keep: Callable[..., None]  # (words, packed, scores): what packing took from the scores of my warp's own tokens
+    keep: Callable[..., None]  # (words, scores): what packing will take from the scores of my warp's own tokens
     add: Callable[..., None]  # (o, words, smem, v_at): once o's products are over
 
 
@@ -41,21 +41,21 @@ def near_pairs(v: Operand) -> NearPairs:
 
     @verb
     def my_warp():
-        """What follows from it is not kept from chunk to chunk."""
-        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32))
+        """Among those that share V's tokens; what follows from it is not kept from chunk to chunk."""
+        return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
 
     @verb
     def words():
         return cuda.local.array(WORDS, u32)
 
     @verb
-    def keep(words, packed, scores):
+    def keep(words, scores):
         warp = my_warp()
         for own in range(STEPS):
             if own == warp:
                 for word in range(WORDS):
                     at = WORDS * own + word
-                    low, high = unpack_bf16x2(packed[at])
+                    low, high = unpack_bf16x2(pack_bf16x2(scores[2 * at], scores[2 * at + 1]))
                     words[word] = pack_bf16x2(rest(scores[2 * at] - low), rest(scores[2 * at + 1] - high))
 
     @verb

@@ -52,7 +52,8 @@ class Verbs(NamedTuple):
     tanh: Callable[[Any], Any]
     # (x, rate, size) -> size * tanh(rate * x), where 1e-6 of size is no error in dtypes of 16 bits
     bounded: Callable[..., Any]
-    exp: Callable[[Any], Any]
+    # (x, rate) -> 1 - tanh(rate * x)**2, which loses no digits where that would cancel
+    tanh_slope: Callable[..., Any]
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
     reader_at: Callable[[str, str], Callable[..., Any]]  # (dtype, order of `bias`) -> (array, at) -> value
     function: Callable[[Any], Callable[..., Any]]  # a user's function of numbers, a UserFunction

@@ -24,8 +24,7 @@ def positive(value: Any) -> float:
 
 
 def make(v: Verbs, usual: bool) -> Parts:
-    ONE, TWO, FOUR, exp = v.number(1), v.number(2), v.number(4), v.exp
-    tanh, bounded = v.tanh, v.bounded
+    tanh, bounded, tanh_slope = v.tanh, v.bounded, v.tanh_slope
 
     @v.verb
     def usual_score(score, args, at):
@@ -37,9 +36,7 @@ def make(v: Verbs, usual: bool) -> Parts:
 
     @v.verb
     def slope(score, args, at):
-        # 1 - tanh(x)**2, where that would cancel: 4 e / (1 + e)**2 with e = exp(-2 |x|)
-        e = exp(-TWO * abs(score * args.inverse))
-        return FOUR * e / ((ONE + e) * (ONE + e))
+        return tanh_slope(score, args.inverse)
 
     return Parts(score=usual_score if usual else any_score, slope=slope)
 

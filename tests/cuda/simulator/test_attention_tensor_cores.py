@@ -9,6 +9,7 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
+from dualops.cuda.tile.quick import near_tanh, quick_tanh_slope
 from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
 
 attend: Any = dualops.cuda.flash_attention
@@ -54,3 +55,33 @@ def test_what_a_mask_hides_stays_where_it_is(rung, dtype, value):
         found = attend(q, k, v, kernel=rung, **params)
         checked(found, reference.flash_attention, q, k, v, **params)
         assert np.isfinite(found[:, :, :36].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("rung", ["sm80", "sm90"])
+def test_scores_beyond_a_softcap(rung):
+    """Rows of a warp whose scores all lie below it go a way of their own; NaN and infinities stay what they are."""
+    q, k, v = numbers(1, 1, 70, 64), numbers(1, 1, 80, 64, seed=1), numbers(1, 1, 80, 64, seed=2)
+    q[0, 0, 16:20] *= 40
+    q[0, 0, 40, 0] = np.inf
+    q[0, 0, 50, 0] = np.nan
+    found = attend(q, k, v, softcap=5.0, return_lse=True, kernel=rung)
+    checked(found, reference.flash_attention, q, k, v, softcap=5.0)
+
+
+def test_the_polynomial_of_a_softcap():
+    x = np.linspace(-1, 1, 4001, dtype=np.float32)
+    found = np.array([near_tanh(each, np.float32(1), np.float32(1)) for each in x], np.float64)
+    assert np.abs(found - np.tanh(x.astype(np.float64))).max() < 4e-7
+    assert np.abs(found[2001:] / np.tanh(x[2001:].astype(np.float64)) - 1).max() < 4e-6
+
+
+def test_the_slope_of_a_softcap():
+    """To 1e-6 of itself, also where 1 - tanh**2 would have lost all digits; 0 where it is smaller than any number."""
+    x = np.concatenate([np.linspace(-40, 40, 4001), [-90, 90, -np.inf, np.inf]]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = np.array([quick_tanh_slope(each, np.float32(1)) for each in x], np.float64)
+    wide = x.astype(np.float64)
+    right = 1 / np.cosh(np.clip(wide, -45, 45)) ** 2
+    assert np.abs(found[:4001] / right[:4001] - 1).max() < 2e-6
+    assert (found[4001:] == 0).all()
+    assert np.isnan(quick_tanh_slope(np.float32(np.nan), np.float32(1)))

@@ -15,8 +15,9 @@ n is 128, or how many tokens the last chunk has. The state stays in registers, i
 comes from shared memory transposed, so that decay is put on it in registers (`tile.carried`): rounded to 16 bits, or
 where the state is a result, in three parts, as otherwise it would be as coarse as bfloat16.
 
-With log_decay each power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that
-load makes (`step_tables`); and as such a head may forget at once, 4 has a second part (`tile.near_pairs`).
+Of a head that forgets at once, as one with log_decay may, 4 has a second part (`tile.near_pairs`). With log_decay each
+power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that load makes
+(`step_tables`).
 
 A probability of 0 times a NaN in V is a NaN: an element of o that only 4 made so is made anew (`hidden`).
 
@@ -201,9 +202,9 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     if STEPWISE:
                         steps_pipe.wait(steps_bars, i)
                     decays.pairs(scores, row, mine, call.scale)
+                    if decays.forgets(mine):
+                        near.keep(near_words, scores)
                     rows.pack(probs, scores)
-                    if STEPWISE:
-                        near.keep(near_words, probs, scores)
                     qs.start(o, smem, q_at, tiles.state_at, warpgroup)  # o = Q @ state
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
@@ -220,7 +221,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         state[4 * j + e] *= fade
                 if walk.looks:
                     pv.wait(o)
-                    if STEPWISE:
+                    if decays.forgets(mine):
                         near.add(o, near_words, smem, v_at)
                     hidden.repair(o, (q, k, v), smem, (b, h, m0, row, 0), mine, call)
                     box = i32(0)

@@ -112,6 +112,10 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
     def of_row(mine, r, count):
         return load_float(mine[0], i32(KNOWN + 4 * r))
 
+    @verb
+    def forgets(mine):
+        return True  # it may, at any step
+
     return ChunkDecay(
         argument=number_type(DTYPE, 3),
         of=of,
@@ -122,4 +126,5 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
         weight=weight,
         of_pair=of_pair,
         of_row=of_row,
+        forgets=forgets,
     )

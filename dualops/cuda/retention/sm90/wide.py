@@ -13,7 +13,7 @@ widest so (m64n256k16), and as decay then is put on V, whose 64 columns are fewe
                                     5  state [64, keys] = gamma^n * state + (gamma^(n - 1 - c) * V).T @ K
                                     6  state, rounded, to shared memory, for its own warpgroup
 
-Passes that go back, segments, and elements that are made anew: as in `chunks`.
+Passes that go back, segments, heads that forget at once, and elements that are made anew: as in `chunks`.
 
 Of more than 256 keys (the gradient's passes with Dv in the place of D) 64 columns of the state have no room in a
 warpgroup's registers. Retention is linear in q . k, so it is the sum of retention of the first half of the keys and of
@@ -41,6 +41,7 @@ from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
 from ...tile.handover import handover
 from ...tile.meeting import meet_alone
+from ...tile.near_pairs import near_pairs
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.products import anew_i32
@@ -82,7 +83,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     q_pipe, k_pipe = pipeline(1, tiles.q_tile.nbytes, warps), pipeline(stages, tiles.q_tile.nbytes, warps)
     v_part = companion(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
-    pv, rows = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2)
+    pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), near_pairs(tiles.v)
     fragments, last = fragments_of(KEYS, transposed=True), last_chunk(CHUNK)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
 
@@ -178,6 +179,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             log2_gamma = decays.of(gamma, call, h)
             state_at = i32(tiles.state_at + tiles.state.nbytes * warpgroup)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
+            near_words = near.words()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -200,6 +202,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     qs.start(o, smem, q_at, state_at, 0)  # o = Q @ state.T
                     qk.wait_but_one(scores)
                     decays.pairs(scores, row, log2_gamma, call.scale)
+                    if decays.forgets(log2_gamma):
+                        near.keep(near_words, scores)
                     rows.pack(probs, scores)
                     qs.wait(o)
                     q_pipe.release(q_bars, i)
@@ -214,11 +218,15 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                         state[4 * j + e] *= fade
                 if walk.looks:
                     pv.wait(o)
+                    if decays.forgets(log2_gamma):
+                        near.add(o, near_words, smem, v_at)
                     if HALVES and warpgroup == 1:
                         half.put(smem, 0, o)
                         half.hand(half_bars, i)
                     else:
                         if HALVES:
+                            # found anew, as no register is left for it beside products
+                            _, h, b, e0 = task(u32(anew_i32(i32(cuda.blockIdx.x))), call, segments, slices)
                             add_all(o, smem, half.take(half_bars, i), cuda.local.array(8, f32))
                         hidden.repair(o, (q, k, v), (smem, state_at), (b, h, m0, 0, e0), log2_gamma, call)
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
@@ -234,7 +242,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                     if HALVES and warpgroup == 1:
                         half.claim(half_bars, i + u32(1))  # nobody reads the state of before
                     own = my_warpgroup()  # anew: its register is another's until now
-                    carry.put_to(smem, state_at, state)
+                    carry.put_to(smem, i32(tiles.state_at + tiles.state.nbytes * own), state)
                     meet_alone(own)
                 m0 = i32(m0 + STEP)
                 i = k_pipe.next(i)
