@@ -22,6 +22,8 @@ from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
+    bias_walk as attention_bias_walk,
+    dbias_launch as attention_dbias_launch,
     dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
     float32 as attention_float32,
@@ -30,6 +32,7 @@ from dualops.cuda.flash_attention.sm90 import (
     fused_launch as attention_fused_launch,
 )
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import ladder
@@ -269,6 +272,7 @@ def _attention_gradient() -> Iterator[Problem]:
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
+    yield from _attention_dbias()
     yield from _attention_in_thirds()
     small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
@@ -276,6 +280,17 @@ def _attention_gradient() -> Iterator[Problem]:
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
         yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
+
+
+def _attention_dbias() -> Iterator[Problem]:
+    """Keys that stay for two heads of four, and queries that stay for three tiles of keys, under a mask and in pieces."""
+    config = DbiasConfig(1, 16, late_stages=2)
+    changes: tuple[Change, ...] = ((attention_dbias_launch, {"dbias_configs": lambda *_: iter([(config, "alone")])}),)
+    changes += ((attention_bias_walk, {"LEAST_VISITS": 4}), TWO_KERNELS, *NONE_ANEW)
+    kept = {"q": (1, 4, 70, 64), "k": (1, 2, 40, 64), "v": (1, 2, 40, 64)}
+    for name, bias, params in (("keys stay", (70, 40), {}), ("queries stay", (1, 1), {"causal": True})):
+        case = Case(name, "bfloat16", {**kept, "bias": bias}, {"return_lse": True, **params})
+        yield Problem("flash_attention_dbias_sm90", "flash_attention", True, "sm90", case, configs=changes)
 
 
 def _attention_in_thirds() -> Iterator[Problem]:

@@ -39,8 +39,13 @@ def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
         return cuda.shared.array(size, u32)
 
     @verb
+    def place(number):
+        """Of my word, without a sign to look after."""
+        return u32(number * threads) + u32(cuda.threadIdx.x)
+
+    @verb
     def word(words, number):
-        return words[number * threads + i32(cuda.threadIdx.x)]
+        return words[place(number)]
 
     @verb
     def fill(words, options, b, h, m0, n0, Sq, Sk):
@@ -51,14 +56,13 @@ def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
         for half in range(2):
             row = head + i64(min(i32(m + 8 * half), i32(Sq - 1))) * bias.strides[2]
             for j in range(quads):
-                place = i32((2 * j + half) * threads + tid)
                 if in_pairs:
-                    words[place] = fetch_global_b32(bias.data, row + i64(min(i32(n + 8 * j), i32(Sk - 2))))
+                    words[place(2 * j + half)] = fetch_global_b32(bias.data, row + i64(min(i32(n + 8 * j), i32(Sk - 2))))
                 else:
                     first, second = min(i32(n + 8 * j), i32(Sk - 1)), min(i32(n + 8 * j + 1), i32(Sk - 1))
                     low = u32(bias.data[row + i64(first) * bias.strides[3]])
                     high = u32(bias.data[row + i64(second) * bias.strides[3]])
-                    words[place] = u32(low | u32(high << u32(16)))
+                    words[place(2 * j + half)] = u32(low | u32(high << u32(16)))
 
     return BiasWords(words=words, word=word, fill=fill)
 

@@ -18,6 +18,7 @@ from ..options import OptionChain
 GROUP_ROWS = 12  # tiles of the bias above one another whose columns are taken first: so many by as many share loads
 WANTED_PARTS = 512  # of a bias's tiles, a piece a part, for GPUs with some 132 SMs
 LEAST_VISITS = 8  # of a piece
+ALONE = Cluster()
 
 
 class BiasExtent(NamedTuple):
@@ -62,7 +63,9 @@ class Visit(NamedTuple):
 class BiasWalk(Namespace):
     """The verbs. Tiles that masks hide as a whole are left out."""
 
-    parts: Callable[..., Any]  # (extent) -> how many parts there are
+    first_number: Callable[..., Any]  # () -> of the part that this block begins with, or its cluster,
+    next_number: Callable[..., Any]  # (number) -> and of the one that comes next
+    numbers: Callable[..., Any]  # (extent) -> how many there are
     part: Callable[..., Part]  # (number, extent)
     first: Callable[..., Visit]  # (part, extent, offset, options)
     after: Callable[..., Visit]  # (visit, part, extent, offset, options)
@@ -88,22 +91,37 @@ def pieces_of(tiles: Any, visits: Any) -> Any:
     return max(min(wanted, visits // LEAST_VISITS), 1)
 
 
-def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool) -> BiasWalk:
+def bias_walk(
+    block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool, cluster: Cluster = ALONE
+) -> BiasWalk:
     """Of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
 
-    What stays from visit to visit are keys, or where the bias has one column, queries.
+    What stays from visit to visit are keys, or where the bias has one column, queries. Blocks of a cluster have tiles
+    that are neighbours, some beyond the bias's end, and walk as one: they leave out what is hidden from all of them.
+    Raises ValueError for a cluster where a bias has one row or one column.
     """
-    ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, Cluster())
-    WALKS = ONE_ROW or ONE_COLUMN
+    ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, cluster)
+    WALKS, BLOCKS = ONE_ROW or ONE_COLUMN, cluster.blocks
+    HEIGHT, WIDTH = cluster.rows * block_q, cluster.columns * block_kv
+    if WALKS and BLOCKS > 1:
+        raise ValueError(f"a cluster of {BLOCKS} blocks for a bias of one row or column, expected 1")
 
     @verb
     def tiles(count, size):
         return u32((count + (size - 1)) // size)
 
     @verb
-    def parts(extent):
-        heads = u32(extent.B_bias) * u32(extent.H_bias) * u32(extent.pieces)
-        return i32(u32(heads * tiles(extent.Sq_bias, block_q)) * tiles(extent.Sk_bias, block_kv))
+    def first_number():
+        return i32(order.first())
+
+    @verb
+    def next_number(number):
+        return i32(number + i32(order.step()))
+
+    @verb
+    def numbers(extent):
+        heads = u32(u32(extent.B_bias) * u32(extent.H_bias) * u32(extent.pieces))
+        return i32(order.numbers(heads, tiles(extent.Sq_bias, block_q), tiles(extent.Sk_bias, block_kv)))
 
     @verb
     def part(number, extent):
@@ -122,8 +140,10 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
 
     @verb
     def seen(visit, extent, offset, options):
-        first, end = chain.key_range(options, visit.m0, min(i32(visit.m0 + block_q), visit.Sq), offset, extent.Sk)
-        return (visit.n0 + block_kv > first) & (visit.n0 < end)
+        """By some block of the cluster."""
+        m0, n0 = i32(visit.m0 - visit.m0 % HEIGHT), i32(visit.n0 - visit.n0 % WIDTH)
+        first, end = chain.key_range(options, m0, min(i32(m0 + HEIGHT), visit.Sq), offset, extent.Sk)
+        return (n0 + WIDTH > first) & (n0 < end)
 
     @verb
     def step(visit, part, extent):
@@ -179,4 +199,12 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
             return i32(head * i32(tiles(extent.Sq, block_q)) + i32(u32(visit.m0) // u32(block_q)))
         return i32(u32(head) // u32(extent.group))
 
-    return BiasWalk(parts=parts, part=part, first=first, after=after, kept=kept)
+    return BiasWalk(
+        first_number=first_number,
+        next_number=next_number,
+        numbers=numbers,
+        part=part,
+        first=first,
+        after=after,
+        kept=kept,
+    )

@@ -64,11 +64,12 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
     warps, tiles, stages, late = 4 * config.consumers, config.tiles(D, Dv), config.stages, config.late_stages
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
-    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
-    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_pipe, k_pipe = pipeline(stages, tiles.q.nbytes, warps), pipeline(stages, tiles.k.nbytes, warps)
-    do_pipe, v_pipe = pipeline(late, tiles.do.nbytes, warps), pipeline(late, tiles.v.nbytes, warps)
+    cluster, blocks = config.cluster, config.cluster.blocks
+    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged, cluster=cluster)
+    q_tile, k_tile = box_tile(tiles.q, 0, 2, cluster.of_a), box_tile(tiles.k, tiles.k_at, 2, cluster.of_b)
+    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2, cluster.of_a), box_tile(tiles.v, tiles.v_at, 2, cluster.of_b)
+    q_pipe, k_pipe = (pipeline(stages, tile.nbytes, warps, blocks) for tile in (tiles.q, tiles.k))
+    do_pipe, v_pipe = (pipeline(late, tile.nbytes, warps, blocks) for tile in (tiles.do, tiles.v))
     qk_pair = pair_of_tiles(Loaded(q_tile, k_tile, q_pipe, k_pipe), walk, one.column)
     dov_pair = pair_of_tiles(Loaded(do_tile, v_tile, do_pipe, v_pipe), walk, one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
@@ -84,6 +85,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
         *[statistic_type(variant)] * 2,
         *size_types(variant),
         threads=role.threads,
+        cluster=blocks,
     )
     def flash_attention_dbias_sm90(
         q_map,
@@ -128,8 +130,8 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
             scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
             row_lse, row_base, row_delta = statistics.pair(), statistics.pair(), statistics.pair()
             i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # fillings of what passes, and of what stays
-            number, parts = i32(cuda.blockIdx.x), walk.parts(extent)
-            while number < parts:
+            number, numbers = walk.first_number(), walk.numbers(extent)
+            while number < numbers:
                 part = walk.part(number, extent)
                 i, kept = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), u32(shfl_idx_i32(i32(kept), 0, FULL_WARP))
                 own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
@@ -167,6 +169,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                         kept = q_pipe.next(kept)
                     visit = following
                 sums.store(to, totals, part, extent)
-                number = i32(number + cuda.gridDim.x)
+                number = walk.next_number(number)
+        q_pipe.leave()
 
     return flash_attention_dbias_sm90

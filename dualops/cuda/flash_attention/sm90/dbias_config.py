@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from ...tile.boxes import Cluster, box_shape
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 
@@ -29,7 +30,8 @@ class DbiasConfig:
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
     stages: of Q and K; late_stages: of dO and V. beside: dP is made beside the exponentials, which takes BLOCK_KV / 2
-    registers while options need theirs.
+    registers while options need theirs. cluster: blocks that have neighbouring tiles of the bias, and share what they
+    load: those above one another K and V, those beside one another Q and dO.
     """
 
     consumers: int
@@ -37,6 +39,7 @@ class DbiasConfig:
     stages: int = 2
     late_stages: int = 1
     beside: bool = False
+    cluster: Cluster = Cluster()
 
     @property
     def block_q(self) -> int:
@@ -55,6 +58,12 @@ class DbiasConfig:
         do_at = k_at + self.stages * k.nbytes
         v_at = do_at + self.late_stages * do.nbytes
         return DbiasTiles(q, k, do, v, k_at, do_at, v_at, v_at + self.late_stages * v.nbytes)
+
+    def box_lines(self, D: int, Dv: int) -> dict[str, int]:
+        """Rows of a box of each array: of the part that a block of the cluster loads."""
+        tiles, cluster = self.tiles(D, Dv), self.cluster
+        shared = {"q": cluster.of_a, "k": cluster.of_b, "do": cluster.of_a, "v": cluster.of_b}
+        return {name: box_shape(getattr(tiles, name), sharing)[0] for name, sharing in shared.items()}
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes

@@ -56,6 +56,14 @@ def _tiles(problem: Problem, config: DbiasConfig) -> Any:
     return H * cdiv(Sq, config.block_q) * cdiv(Sk, config.block_kv)
 
 
+def _blocks(problem: Problem, config: DbiasConfig) -> Any:
+    """For as many tiles, with those of clusters beyond the bias's end."""
+    _, H, Sq, Sk = shape_of(problem)
+    rows, columns = config.cluster
+    clusters = cdiv(Sq, config.block_q * rows) * cdiv(Sk, config.block_kv * columns)
+    return H * clusters * config.cluster.blocks
+
+
 def _visits(problem: Problem, config: DbiasConfig) -> Any:
     p = problem
     tiles = cdiv(p.Sq, config.block_q), cdiv(p.Sk, config.block_kv)
@@ -78,7 +86,7 @@ def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMet
 def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
     """The tensor maps of the launch, by names that are its own."""
     p = problem
-    lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
+    lines = config.box_lines(padded(int(p.D)), padded(int(p.Dv)))
     found = [each for name in lines if (each := boxed(p.arrays, name, False))]
     return {
         f"dbias_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
@@ -96,7 +104,7 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     maps = tuple(f"dbias_{name}_map" for name in ("q", "k", "do", "v"))
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
     args = (*maps, to, *shape, pieces, p.B, *statistics, *sizes(p))
-    blocks, shared_bytes = shape[0] * _tiles(p, config) * pieces, config.shared_bytes(padded(p.D), padded(p.Dv))
+    blocks, shared_bytes = shape[0] * pieces * _blocks(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     steps = [Step(build_dbias(config, variant(p), one, dtype), (blocks,), args, shared_bytes, resident=True)]
     if found:
         size, lanes = results["dbias"].size, 32 if one.row or one.column else 1

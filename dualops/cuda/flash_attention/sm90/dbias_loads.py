@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, cuda, i32, u32, verb
+from ...backend import Namespace, i32, u32, verb
 from ...tile.boxes import BoxTile, Corner
 from ...tile.pipeline import Barriers, Pipeline
 from .bias_walk import BiasWalk
@@ -73,8 +73,8 @@ def pair_of_tiles(loaded: Loaded, walk: BiasWalk, keeps_queries: bool) -> PairOf
     @verb
     def bring(smem, maps, barriers, extent, offset, options):
         i, kept = u32(0), u32(0)
-        number, parts = i32(cuda.blockIdx.x), walk.parts(extent)
-        while number < parts:
+        number, numbers = walk.first_number(), walk.numbers(extent)
+        while number < numbers:
             part, there = walk.part(number, extent), i32(-1)
             visit = walk.first(part, extent, offset, options)
             while visit.v < part.end:
@@ -85,7 +85,7 @@ def pair_of_tiles(loaded: Loaded, walk: BiasWalk, keeps_queries: bool) -> PairOf
                 load_passing(smem, maps, barriers, visit, extent, i)
                 i = passes.next(i)
                 visit = walk.after(visit, part, extent, offset, options)
-            number = i32(number + cuda.gridDim.x)
+            number = walk.next_number(number)
 
     @verb
     def wait(barriers, i, kept):
