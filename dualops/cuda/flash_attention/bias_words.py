@@ -22,12 +22,13 @@ class BiasWords(Namespace):
 
     words: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
     word: Callable[..., Any]  # (words, number) -> of mine
-    fill: Callable[..., None]  # (words, options, b, h, m0, n0, Sq, Sk): from the bias, whose rows and columns are so many
+    # (words, options, b, h, m0, n0, Sq, Sk): from the bias, whose rows and columns are so many
+    fill: Callable[..., None]
 
 
 def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
-    """Of tiles [64, columns] of each warpgroup, by so many threads in all. What is beyond the last row or column, and is
-    masked, is what that one has.
+    """Of tiles [64, columns] of each warpgroup, by so many threads in all. What is beyond the last row or column, where
+    scores are masked, is what that one has.
     """
     names = [option.name for option, _ in variant.having.variants]
     index, quads, size = names.index("bias"), columns // 8, columns // 4 * threads
@@ -56,10 +57,12 @@ def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
         for half in range(2):
             row = head + i64(min(i32(m + 8 * half), i32(Sq - 1))) * bias.strides[2]
             for j in range(quads):
+                column = i32(n + 8 * j)
                 if in_pairs:
-                    words[place(2 * j + half)] = fetch_global_b32(bias.data, row + i64(min(i32(n + 8 * j), i32(Sk - 2))))
+                    pair = min(column, i32(Sk - 2))
+                    words[place(2 * j + half)] = fetch_global_b32(bias.data, row + i64(pair))
                 else:
-                    first, second = min(i32(n + 8 * j), i32(Sk - 1)), min(i32(n + 8 * j + 1), i32(Sk - 1))
+                    first, second = min(column, i32(Sk - 1)), min(i32(column + 1), i32(Sk - 1))
                     low = u32(bias.data[row + i64(first) * bias.strides[3]])
                     high = u32(bias.data[row + i64(second) * bias.strides[3]])
                     words[place(2 * j + half)] = u32(low | u32(high << u32(16)))

@@ -41,7 +41,8 @@ def served(config: DbiasConfig, least_visits: int = bias_walk.LEAST_VISITS) -> I
     """
     instead = {"dbias_configs": lambda *_: iter([(config, "small")])}
     pieces = {"LEAST_VISITS": least_visits}
-    with changed("flash_attention", (sm90_backward, {"backward_steps": _alone}), (dbias_launch, instead), (bias_walk, pieces)):
+    steps = {"backward_steps": _alone}
+    with changed("flash_attention", (sm90_backward, steps), (dbias_launch, instead), (bias_walk, pieces)):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Which tile of a bias a block of sm90's dbias has, and which tiles of scores that tile was added to, one after another.
+"""Which tile of a bias a block of sm90's dbias has, and which tiles of scores it was added to, one after another.
 
 Other batches and heads, and other queries or keys where the bias has only one: they are numbered, keys fastest, then
 queries, heads and batches. Where tiles of the bias are few, each comes in pieces, of as many of those numbers; how many
@@ -18,7 +18,6 @@ from ..options import OptionChain
 GROUP_ROWS = 12  # tiles of the bias above one another whose columns are taken first: so many by as many share loads
 WANTED_PARTS = 512  # of a bias's tiles, a piece a part, for GPUs with some 132 SMs
 LEAST_VISITS = 8  # of a piece
-ALONE = Cluster()
 
 
 class BiasExtent(NamedTuple):
@@ -92,7 +91,7 @@ def pieces_of(tiles: Any, visits: Any) -> Any:
 
 
 def bias_walk(
-    block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool, cluster: Cluster = ALONE
+    block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool, cluster: Cluster
 ) -> BiasWalk:
     """Of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
 

@@ -31,7 +31,7 @@ tile. Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32
+from ...backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles

@@ -11,6 +11,8 @@ from ...tile.boxes import Cluster, box_shape
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 
+ONE_BLOCK = Cluster()
+
 
 class DbiasTiles(NamedTuple):
     """What lies in shared memory."""
@@ -39,7 +41,7 @@ class DbiasConfig:
     stages: int = 2
     late_stages: int = 1
     beside: bool = False
-    cluster: Cluster = Cluster()
+    cluster: Cluster = ONE_BLOCK
 
     @property
     def block_q(self) -> int:

@@ -75,7 +75,7 @@ def _pieces(problem: Problem, config: DbiasConfig) -> Any:
 
 
 def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMeta]:
-    """What parts of sums are found, in float32, where there is more than one: of pieces, and of one row of each warp."""
+    """Parts of sums in float32, where there is more than one: of pieces, and of one row those of each warp."""
     p, one, pieces = problem, broadcast_of(problem), _pieces(problem, config)
     if not one.row and pieces == 1:
         return {}

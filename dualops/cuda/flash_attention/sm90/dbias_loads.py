@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ...backend import Namespace, i32, u32, verb
 from ...tile.boxes import BoxTile, Corner
-from ...tile.pipeline import Barriers, Pipeline
+from ...tile.pipeline import Pipeline
 from .bias_walk import BiasWalk
 
 
