@@ -283,14 +283,21 @@ def _attention_gradient() -> Iterator[Problem]:
 
 
 def _attention_dbias() -> Iterator[Problem]:
-    """Keys that stay for two heads of four; queries that stay for two tiles of keys, under a mask and in pieces."""
+    """Each tile of scores has keys of its own, of one block or two; and queries stay for three tiles of keys, or for one
+    where a mask hides the others, in pieces.
+    """
     config = DbiasConfig(1, 16, late_stages=2)
-    changes: tuple[Change, ...] = ((attention_dbias_launch, {"dbias_configs": lambda *_: iter([(config, "alone")])}),)
-    changes += ((attention_bias_walk, {"LEAST_VISITS": 4}), TWO_KERNELS, *NONE_ANEW)
-    kept = {"q": (1, 4, 20, 64), "k": (1, 2, 40, 64), "v": (1, 2, 40, 64)}
-    for name, bias, params in (("keys stay", (20, 40), {}), ("queries stay", (1, 1), {"causal": "top_left"})):
-        case = Case(name, "bfloat16", {**kept, "bias": bias}, {"return_lse": True, **params})
-        yield Problem("flash_attention_dbias_sm90", "flash_attention", True, "sm90", case, configs=changes)
+    few: Change = (attention_bias_walk, {"LEAST_VISITS": 6})
+    for name, tile, (H, Sq, Sk), bias, params in (
+        ("keys pass", config, (4, 20, 40), (20, 40), {}),
+        ("a cluster", replace(config, cluster=Cluster(2, 1)), (3, 70, 20), (70, 20), {}),
+        ("queries stay", config, (4, 100, 40), (100, 1), {"causal": True}),
+    ):
+        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, tile=tile: iter([(tile, "alone")])})
+        shapes = {"q": (1, H, Sq, 64), "k": (1, H, Sk, 64), "v": (1, H, Sk, 64), "bias": bias}
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        configs = (chosen, few, TWO_KERNELS, *NONE_ANEW)
+        yield Problem("flash_attention_dbias_sm90", "flash_attention", True, "sm90", case, configs=configs)
 
 
 def _attention_in_thirds() -> Iterator[Problem]:

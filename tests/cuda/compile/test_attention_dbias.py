@@ -40,7 +40,7 @@ def test_each_config(keys, D, Dv, options, one, dtype):
     D, Dv = padded(D), padded(Dv)
     config, _ = next(dbias_configs(D, Dv, names(found), MOST_BYTES))
     assert config.block_kv == keys
-    build = build_dbias(config, found, one, dtype if one == DENSE else "float32")
+    build = build_dbias(config, found, one, dtype if one == DENSE else "float32", one == DENSE)
     report = sound(build, ARCH, config.shared_bytes(D, Dv))
     assert report.static_shared + report.dynamic_shared <= 227 * 1024
 
@@ -50,7 +50,7 @@ def test_blocks_that_share_loads(beside):
     found = variant_of(128, 128, "bias", "causal")
     config, _ = next(dbias_configs(128, 128, names(found), MOST_BYTES))
     config = replace(config, cluster=Cluster(2, 2), beside=beside)
-    sound(build_dbias(config, found, DENSE, "bfloat16"), ARCH, config.shared_bytes(128, 128))
+    sound(build_dbias(config, found, DENSE, "bfloat16", False), ARCH, config.shared_bytes(128, 128))
 
 
 @pytest.mark.parametrize("lanes", [1, 32])

@@ -54,11 +54,12 @@ from .dbias_sums import PLACES, bias_sums
 
 
 @builds
-def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str) -> Kernel:
+def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
     """flash_attention_dbias_sm90(q_map, k_map, do_map, v_map, to, B_bias, H_bias, Sq_bias, Sk_bias, pieces, B, lse,
     delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
-    to: dbias, or its parts, of this dtype; B_bias to Sk_bias are the bias's sizes, 1 where it is broadcast.
+    to: dbias, or its parts, of this dtype; vectors: eight neighbours of a row may be stored at once. B_bias to Sk_bias
+    are the bias's sizes, 1 where it is broadcast.
     """
     D, Dv, BLOCK_KV, BESIDE = padded(variant.D), padded(variant.Dv), config.block_kv, config.beside
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
@@ -76,7 +77,8 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     own = bias_words(variant, BLOCK_KV, 128 * config.consumers)
     score = fragment_scores(chain, ROWS, BLOCK_KV, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
-    rows, sums = softmax_rows(variant.dtype, qk.size, qk.size), bias_sums(to_dtype, qk.size, config.consumers, one)
+    sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
+    rows = softmax_rows(variant.dtype, qk.size, qk.size)
 
     @kernel(
         *[tensor_map] * 4,

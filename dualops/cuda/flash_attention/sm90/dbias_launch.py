@@ -7,7 +7,7 @@ from typing import Any
 
 from ....spec import ArrayMeta, Problem
 from ....spec.attention import broadcast_strides
-from ....spec.meta import Strided, contiguous_strides
+from ....spec.meta import Strided, contiguous_strides, itemsize
 from ...arrays import cdiv
 from ...device import Device
 from ...maps import Mapped
@@ -22,6 +22,7 @@ from .dbias_config import DbiasConfig, dbias_configs
 from .dbias_sums import THREADS, build_dbias_sum
 
 PARTS = "dbias_parts"
+NEAR = 8  # neighbours of a row that a thread stores
 MOST_VISITS = 2**31 - 1  # which are numbers of 32 bits
 
 
@@ -74,6 +75,15 @@ def _pieces(problem: Problem, config: DbiasConfig) -> Any:
     return pieces_of(_tiles(problem, config), _visits(problem, config))
 
 
+def _in_vectors(to: ArrayMeta, config: DbiasConfig) -> bool:
+    """Whether all neighbours that a thread gets together lie so, at multiples of 16 bytes."""
+    *outer, step = to.strides
+    apart = (to.pointer, *(stride * itemsize(to.dtype) for stride in outer))
+    return (
+        step == 1 and to.shape[-1] % NEAR == 0 and config.block_kv % (4 * NEAR) == 0 and not any(x % 16 for x in apart)
+    )
+
+
 def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMeta]:
     """Parts of sums in float32, where there is more than one: of pieces, and of one row those of each warp."""
     p, one, pieces = problem, broadcast_of(problem), _pieces(problem, config)
@@ -105,7 +115,9 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
     args = (*maps, to, *shape, pieces, p.B, *statistics, *sizes(p))
     blocks, shared_bytes = shape[0] * pieces * _blocks(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
-    steps = [Step(build_dbias(config, variant(p), one, dtype), (blocks,), args, shared_bytes, resident=True)]
+    vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
+    build = build_dbias(config, variant(p), one, dtype, vectors)
+    steps = [Step(build, (blocks,), args, shared_bytes, resident=True)]
     if found:
         size, lanes = results["dbias"].size, 32 if one.row or one.column else 1
         told = dbias, to, found[PARTS].shape[0], size, *shape[1:]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, verb
 from ...tile.numbers import numbers
-from ...tile.rows import FULL_WARP, lane_reductions
+from ...tile.rows import FULL_WARP, lane_reductions, transposed
 from ...tile.softmax_rows import LANES
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
@@ -22,6 +22,7 @@ from ..fragment_places import my_column, my_row
 from .bias_walk import Broadcast
 
 THREADS = 256
+GROUP = 2  # quads of totals of which a loop is left to the compiler
 PLACES = 5  # strides: part, batch, head, query, key
 
 
@@ -31,11 +32,11 @@ class BiasSums(Namespace):
     store: Callable[..., None]  # (to, totals, part, extent): `to` has PLACES strides
 
 
-def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast) -> BiasSums:
-    """For so many totals of a thread, to an array of this dtype."""
+def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> BiasSums:
+    """For so many totals of a thread, to an array of this dtype; vectors: eight neighbours may be stored at once."""
     mem, num, quads, warps = storage(dtype), numbers(f32), size // 4, 4 * consumers
-    row_lanes, warp_lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
-    ONE_ROW = one.row
+    row_lanes, warp_lanes, transpose = lane_reductions(f32, LANES), lane_reductions(f32, 32), transposed(f32)
+    ONE_ROW, STEP = one.row, mem.vector
 
     @verb
     def my_part(part):
@@ -49,17 +50,46 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast) -> BiasSums
     def first_row(part):
         return i32(part.m0 + i32(cuda.threadIdx.x // 128) * ROWS + my_row())
 
-    def stored(j: int, h: int) -> Callable[..., None]:
+    def stored(first: int, end: int) -> Callable[..., None]:
         @verb
-        def store(to, totals, part, extent):
-            m = i32(first_row(part) + 8 * h)
-            for e in range(2):
-                n = i32(part.n0 + my_column() + 8 * j + e)
-                if (m < extent.Sq_bias) & (n < extent.Sk_bias):
-                    at = start(to, part) + i64(m) * to.strides[3] + i64(n) * to.strides[4]
-                    mem.store(to.data, at, totals[4 * j + 2 * h + e])
+        def store(to, totals, rows, columns):
+            for j in range(first, end):
+                for h in range(2):
+                    for e in range(2):
+                        n = i32(columns[0] + 8 * j + e)
+                        if rows[2 + h] & (n < columns[1]):
+                            mem.store(to.data, rows[h] + i64(n) * to.strides[4], totals[4 * j + 2 * h + e])
 
         return store
+
+    def stored_in_vectors(j: int, h: int) -> Callable[..., None]:
+        @verb
+        def store(to, totals, rows, columns):
+            near = cuda.local.array(8, f32)
+            at = 4 * j + 2 * h
+            near[0], near[2], near[4], near[6] = transpose(totals[at], totals[at + 4], totals[at + 8], totals[at + 12])
+            near[1], near[3], near[5], near[7] = transpose(
+                totals[at + 1], totals[at + 5], totals[at + 9], totals[at + 13]
+            )
+            n = i32(columns[0] + 8 * j + 3 * my_column())  # my_column is twice the lane's number
+            keep = i32(rows[2 + h] & (n < columns[1]))
+            for e in range(0, 8, STEP):
+                mem.store_vector(to.data, rows[h] + i64(n + e), keep, near, e)
+
+        return store
+
+    if vectors:
+        store_all = one_after_another([stored_in_vectors(j, h) for j in range(0, quads, 4) for h in range(2)])
+    else:
+        store_all = one_after_another([stored(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
+
+    @verb
+    def store_tile(to, totals, part, extent):
+        upper, first = first_row(part), start(to, part)
+        lower = i32(upper + 8)
+        places = first + i64(upper) * to.strides[3], first + i64(lower) * to.strides[3]
+        rows = (places[0], places[1], upper < extent.Sq_bias, lower < extent.Sq_bias)
+        store_all(to, totals, rows, (i32(part.n0 + my_column()), extent.Sk_bias))
 
     def sum_of_row(h: int) -> Callable[..., None]:
         @verb
@@ -73,16 +103,24 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast) -> BiasSums
 
         return store
 
-    def sum_of_column(j: int, e: int) -> Callable[..., None]:
+    def sums_of_columns(first: int, end: int) -> Callable[..., None]:
         @verb
-        def store(to, totals, part, extent):
-            n, total = i32(part.n0 + my_column() + 8 * j + e), totals[4 * j + e] + totals[4 * j + 2 + e]
-            for step in range(3):
-                total += num.shuffle(total, LANES << step, FULL_WARP)
-            if (n < extent.Sk_bias) & (cuda.threadIdx.x % 32 < LANES):
-                mem.store(to.data, start(to, part) + i64(n) * to.strides[4], total)
+        def store(to, totals, own, columns):
+            for j in range(first, end):
+                for e in range(2):
+                    n, total = i32(columns[0] + 8 * j + e), totals[4 * j + e] + totals[4 * j + 2 + e]
+                    for step in range(3):
+                        total += num.shuffle(total, LANES << step, FULL_WARP)
+                    if (n < columns[1]) & (cuda.threadIdx.x % 32 < LANES):
+                        mem.store(to.data, own + i64(n) * to.strides[4], total)
 
         return store
+
+    all_columns = one_after_another([sums_of_columns(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
+
+    @verb
+    def sum_of_rows(to, totals, part, extent):
+        all_columns(to, totals, start(to, part), (i32(part.n0 + my_column()), extent.Sk_bias))
 
     @verb
     def sum_of_all(to, totals, part, extent):
@@ -93,12 +131,9 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast) -> BiasSums
         if cuda.threadIdx.x % 32 == 0:
             mem.store(to.data, start(to, part), total)
 
-    if one.row and one.column:
-        return BiasSums(store=sum_of_all)
     if one.column:
-        return BiasSums(store=one_after_another([sum_of_row(h) for h in range(2)]))
-    of_pairs = sum_of_column if one.row else stored
-    return BiasSums(store=one_after_another([of_pairs(j, second) for j in range(quads) for second in range(2)]))
+        return BiasSums(store=sum_of_all if one.row else one_after_another([sum_of_row(h) for h in range(2)]))
+    return BiasSums(store=sum_of_rows if one.row else store_tile)
 
 
 @builds
