@@ -22,6 +22,8 @@ from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
+    bias_walk as attention_bias_walk,
+    dbias_launch as attention_dbias_launch,
     dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
     float32 as attention_float32,
@@ -30,6 +32,7 @@ from dualops.cuda.flash_attention.sm90 import (
     fused_launch as attention_fused_launch,
 )
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
+from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import ladder
@@ -269,6 +272,7 @@ def _attention_gradient() -> Iterator[Problem]:
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dkv_apart, {"roles": _roles_of_any_registers}))
         yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=configs)
+    yield from _attention_dbias()
     yield from _attention_in_thirds()
     small: Change = (attention_fused_launch, {"LEAST_TILES": 1})
     plain: Change = (attention_fused, {"roles": _roles_of_any_registers})
@@ -276,6 +280,24 @@ def _attention_gradient() -> Iterator[Problem]:
     case = Case("two blocks", "bfloat16", shapes, {"return_lse": True, "causal": True})
     for kernel in ("flash_attention_fused_sm90", "flash_attention_dq_finish"):
         yield Problem(kernel, "flash_attention", True, "sm90", case, configs=(small, plain, *NONE_ANEW))
+
+
+def _attention_dbias() -> Iterator[Problem]:
+    """Each tile of scores has keys of its own, of one block or two; and queries stay for three tiles of keys, or for one
+    where a mask hides the others, in pieces.
+    """
+    config = DbiasConfig(1, 16, late_stages=2)
+    few: Change = (attention_bias_walk, {"LEAST_VISITS": 6})
+    for name, tile, (H, Sq, Sk), bias, params in (
+        ("keys pass", config, (4, 20, 40), (20, 40), {}),
+        ("a cluster", replace(config, cluster=Cluster(2, 1)), (3, 70, 20), (70, 20), {}),
+        ("queries stay", config, (4, 100, 40), (100, 1), {"causal": True}),
+    ):
+        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, tile=tile: iter([(tile, "alone")])})
+        shapes = {"q": (1, H, Sq, 64), "k": (1, H, Sk, 64), "v": (1, H, Sk, 64), "bias": bias}
+        case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
+        configs = (chosen, few, TWO_KERNELS, *NONE_ANEW)
+        yield Problem("flash_attention_dbias_sm90", "flash_attention", True, "sm90", case, configs=configs)
 
 
 def _attention_in_thirds() -> Iterator[Problem]:

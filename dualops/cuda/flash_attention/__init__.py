@@ -173,16 +173,17 @@ def flash_attention_backward(
     this call, as much as the rest.
     Returns dq, dk, dv, then dbias (the bias's shape) if there is a bias and its gradient is wanted, then dsinks [H] if
     there are sinks, each in the dtype of its input. Bit-equal from run to run: each sum has one order.
-    On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 256, where scale is above 0 and rows of
-    q, k, v and do lie at multiples of 16 bytes, but of heads wider than 128 with five options and more, one of them a
-    bias or dropout; and of float32, as forward does, D and Dv to 64, where Sq and Sk are above 64; dbias and dsinks are
-    simt's. A row of them that comes out NaN or infinite is made again without tensor cores, which is slow: after an
-    overflow, all rows. On GPUs from Ampere on the rung sm80 makes them of what is left of 16-bit dtypes, D and Dv to
-    128, of the same scales, with up to four options that cost registers, where D + Dv is above 192 with one; there
-    too rows are made again. Elsewhere simt serves.
+    On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 256, where scale is above 0 and rows of q,
+    k, v and do lie at multiples of 16 bytes, but of heads wider than 128 with five options and more, one of them a bias
+    or dropout; and of float32, as forward does, D and Dv to 64, where Sq and Sk are above 64. It makes dbias of 16-bit
+    dtypes too; that of float32, and dsinks, are simt's. A row of dq, dk or dv that comes out NaN or infinite is made
+    again without tensor cores, which is slow: after an overflow, all rows. On GPUs from Ampere on the rung sm80 makes
+    them of what is left of 16-bit dtypes, D and Dv to 128, of the same scales, with up to four options that cost
+    registers, where D + Dv is above 192 with one; there too rows are made again. Elsewhere simt serves.
     Beside its results simt needs delta, as large as lse, and so does sm80; sm90 that and a counter of 8 bytes, and
     where one kernel makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it), of float32 6 bytes
-    for each number of q, k, v and do; naive twice B * H * Sq * Sk scores.
+    for each number of q, k, v and do, and of a bias that has one row, or is small beside what it was added to, parts of
+    dbias in float32; naive twice B * H * Sq * Sk scores.
     out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """
     raise NotImplementedError  # `calls` makes it

@@ -24,11 +24,22 @@ class FragmentChanges(Namespace):
     through_held: Callable[..., None]  # (scores, held, options, scale, where): the same, of what was fetched
 
 
+@verb
+def _own_word(held, number):
+    return held[number]
+
+
 def fragment_changes(
-    chain: OptionChain, places: Places, groups: list[tuple[int, int]], *, apart: bool, fetches: bool
+    chain: OptionChain,
+    places: Places,
+    groups: list[tuple[int, int]],
+    *,
+    apart: bool,
+    fetches: bool,
+    word: Callable[..., Any] | None = None,
 ) -> FragmentChanges:
-    """groups: first and end of the quads whose loop is left to the compiler. apart: as in `fragment_scores`."""
-    quads, num = groups[-1][1], numbers(f32)
+    """groups: first and end of the quads whose loop is left to the compiler. apart, word: as in `fragment_scores`."""
+    quads, num, word = groups[-1][1], numbers(f32), word or _own_word
 
     def changed(
         place: Callable[..., At], first: int, end: int, score: Callable[..., Any] = chain.score
@@ -88,7 +99,7 @@ def fragment_changes(
                     for e in range(2):
                         at = places.at(where, row, key, 8 * j + e, distance)
                         score = scores[4 * j + 2 * h + e] * scale
-                        scores[4 * j + 2 * h + e] = chain.score_fetched(score, options, at, held[2 * j + h], e)
+                        scores[4 * j + 2 * h + e] = chain.score_fetched(score, options, at, word(held, 2 * j + h), e)
 
         return change
 

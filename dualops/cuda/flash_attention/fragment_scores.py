@@ -64,17 +64,19 @@ def fragment_scores(
     apart: bool = True,
     bent: bool = False,
     transposed: bool = False,
+    word: Callable[..., Any] | None = None,
 ) -> FragmentScores:
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
     which takes registers, where options read arrays. bent: `finish` masks products, which `bend` then takes on.
-    transposed: rows are keys and columns queries, which `weights` is for and `weigh` is not.
+    transposed: rows are keys and columns queries, which `weights` is for and `weigh` is not. word: the verb
+    (held, number) for words that were fetched and lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
-    change = fragment_changes(chain, places, groups, apart=apart, fetches=chain.fetches and changes)
+    change = fragment_changes(chain, places, groups, apart=apart, fetches=chain.fetches and changes, word=word)
     keeping = fragment_kept(chain, places, quads)
 
     @verb

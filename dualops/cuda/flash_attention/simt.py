@@ -119,7 +119,7 @@ def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
 def backward_steps(
     problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs, elsewhere: Container[str] = ()
 ) -> Sequence[Step]:
-    """delta first. elsewhere: "dk", which stands for dv too, and "dq", where other kernels make them."""
+    """delta first. elsewhere: "dk", which stands for dv too, "dq" and "dbias", where other kernels make them."""
     p, varlen, found = problem, is_varlen(problem), variant(problem)
     metas = {**p.arrays, **results, **backward_workspace(p)}
     batches, tokens = (1, p.total_q) if varlen else (p.B, p.Sq)
@@ -142,7 +142,7 @@ def backward_steps(
         dq, blocks = build_dq(configs.dq, found), p.B * p.H * cdiv(p.Sq, configs.dq.rows)
         args = (*arrays("dq"), *inputs, *sizes(p))
         steps.append(Step(dq, (blocks,), args, configs.dq.shared_bytes(p.D, p.Dv, p.dtype, 1)))
-    if "dbias" in results and results["dbias"].size:
+    if "dbias" not in elsewhere and "dbias" in results and results["dbias"].size:
         steps.append(_dbias_step(problem, results["dbias"], configs.dbias, inputs))
     if "dsinks" in results:
         dsinks = build_dsinks(general(found), results["dsinks"].dtype)

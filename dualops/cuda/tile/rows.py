@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, verb
+from ..backend import Namespace, cuda, verb
 from ..ptx.warp import shfl_idx_f32 as shfl_idx_f32, shfl_idx_i32 as shfl_idx_i32, vote_any as vote_any
 from .numbers import numbers
 
@@ -39,3 +39,28 @@ def lane_reductions(number: Any, lanes: int) -> LaneReductions:
         return x
 
     return LaneReductions(max=lanes_max, sum=lanes_sum)
+
+
+def transposed(number: Any) -> Callable[..., Any]:
+    """The verb (a, b, c, d) -> four numbers, in lane r of four neighbours those that they have in place r. All 32 lanes of
+    the warp must call it.
+    """
+    num = numbers(number)
+
+    @verb
+    def swap(upper, first, second, distance):
+        """Of lanes so far apart: what the lower lane has second, and the upper one first, change places."""
+        other = num.shuffle(first if upper else second, distance, FULL_WARP)
+        return other if upper else first, second if upper else other
+
+    @verb
+    def transpose(a, b, c, d):
+        lane = cuda.threadIdx.x % 4
+        odd, high = lane % 2 == 1, lane >= 2
+        a, b = swap(odd, a, b, 1)
+        c, d = swap(odd, c, d, 1)
+        a, c = swap(high, a, c, 2)
+        b, d = swap(high, b, d, 2)
+        return a, b, c, d
+
+    return transpose

@@ -3,7 +3,9 @@
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
          launch;  dkv_loads.py: what they load
-float32_backward.py: float32, by these kernels
+dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
+         dbias_loads.py: what it loads;  dbias_sums.py: where its sums go;  dbias_launch.py: what it takes, its launches
+float32_backward.py: float32, by these kernels but dbias's
 fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
@@ -28,6 +30,8 @@ from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
 from .config import BOX, SLACK, padded
+from .dbias_config import DbiasConfig
+from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv_config import AnyDkvConfig
 from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
@@ -39,11 +43,12 @@ MOST_WIDTH = 256  # of a head
 
 
 class BackwardConfigs(NamedTuple):
-    """A Config for each of the kernels."""
+    """A Config for each of the kernels; of dbias None where there is none, or simt makes it."""
 
     dq: DqConfig
     dkv: AnyDkvConfig
     others: simt.BackwardConfigs
+    dbias: DbiasConfig | None = None
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -60,10 +65,14 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
             continue
         for dkv_config, told in dkv_choices(p, results, device):
             others, _ = next(simt.backward_configs(p))
-            configs, found, metas = BackwardConfigs(config, dkv_config, others), workspace(p), {**p.arrays, **results}
-            steps = partial(backward_steps, p, results, configs)
+            dbias, of_dbias = dbias_choice(p, results, device)
+            configs = BackwardConfigs(config, dkv_config, others, dbias)
+            found, metas = workspace(p), {**p.arrays, **results}
             maps = {**dq_maps(p, metas, config), **dkv_maps(p, metas, dkv_config)}
-            yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {told}", steps, found, maps=maps)
+            if dbias is not None:
+                found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
+            steps = partial(backward_steps, p, results, configs)
+            yield Choice("sm90", configs, f"dq: {reason}; dk and dv: {told}{of_dbias}", steps, found, maps=maps)
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -73,9 +82,11 @@ def workspace(problem: Problem) -> dict[str, ArrayMeta]:
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
-    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere=("dq", "dk"))
+    elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
+    delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere)
     metas = {**problem.arrays, **results, **workspace(problem)}
-    return [delta, *dq_steps(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
+    steps = [delta, *dq_steps(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
+    return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
 
 
 def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:

@@ -1,0 +1,209 @@
+"""Which tile of a bias a block of sm90's dbias has, and which tiles of scores it was added to, one after another.
+
+Other batches and heads, and other queries or keys where the bias has only one: they are numbered, keys fastest, then
+queries, heads and batches. Where tiles of the bias are few, each comes in pieces, of as many of those numbers; how many
+pieces follows from lengths alone (`pieces_of`), and of a bias with batches from those of one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...backend import Namespace, i32, u32, verb
+from ...tile.boxes import Cluster
+from ...tile.schedule import schedule
+from ..options import OptionChain
+
+GROUP_ROWS = 12  # tiles of the bias above one another whose columns are taken first: so many by as many share loads
+WANTED_PARTS = 512  # of a bias's tiles, a piece a part, for GPUs with some 132 SMs
+LEAST_VISITS = 8  # of a piece
+
+
+class BiasExtent(NamedTuple):
+    """How much there is: of scores, of the bias, whose axes are 1 where it is broadcast, and pieces of each tile."""
+
+    B: Any
+    H: Any
+    group: Any
+    Sq: Any
+    Sk: Any
+    B_bias: Any
+    H_bias: Any
+    Sq_bias: Any
+    Sk_bias: Any
+    pieces: Any
+
+
+class Part(NamedTuple):
+    """A piece of a tile of the bias: its place there, and the first of the numbers and their end."""
+
+    b: Any
+    h: Any
+    m0: Any
+    n0: Any
+    piece: Any
+    first: Any
+    end: Any
+
+
+class Visit(NamedTuple):
+    """A tile of scores; v is its number, the part's end after the last."""
+
+    v: Any
+    b: Any
+    h: Any
+    m0: Any
+    n0: Any
+    Sq: Any
+    q_first: Any  # 0: sequences of different lengths have no bias
+
+
+class BiasWalk(Namespace):
+    """The verbs. Tiles that masks hide as a whole are left out."""
+
+    first_number: Callable[..., Any]  # () -> of the part that this block begins with, or its cluster,
+    next_number: Callable[..., Any]  # (number) -> and of the one that comes next
+    numbers: Callable[..., Any]  # (extent) -> how many there are
+    part: Callable[..., Part]  # (number, extent)
+    first: Callable[..., Visit]  # (part, extent, offset, options)
+    after: Callable[..., Visit]  # (visit, part, extent, offset, options)
+    kept: Callable[..., Any]  # (visit, extent) -> of visits that follow one another: the same where what stays is
+
+
+class Broadcast(NamedTuple):
+    """Whether a bias has one row, and one column, for all."""
+
+    row: bool
+    column: bool
+
+
+def visits_of_tile(B: Any, H: Any, q_tiles: Any, kv_tiles: Any, shape: tuple[Any, ...], one: Broadcast) -> Any:
+    """How many tiles of scores a tile of a bias of this shape [B, H, Sq, Sk] was added to."""
+    batches, heads = B if shape[0] == 1 else 1, H if shape[1] == 1 else 1
+    return batches * heads * (q_tiles if one.row else 1) * (kv_tiles if one.column else 1)
+
+
+def pieces_of(tiles: Any, visits: Any) -> Any:
+    """Of each tile, where a batch of the bias has so many, and each was added to so many tiles of scores."""
+    wanted = (WANTED_PARTS + tiles - 1) // tiles
+    return max(min(wanted, visits // LEAST_VISITS), 1)
+
+
+def bias_walk(
+    block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool, cluster: Cluster
+) -> BiasWalk:
+    """Of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
+
+    What stays from visit to visit are keys, or where the bias has one column, queries. Blocks of a cluster have tiles
+    that are neighbours, some beyond the bias's end, and walk as one: they leave out what is hidden from all of them.
+    Raises ValueError for a cluster where a bias has one row or one column.
+    """
+    ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, cluster)
+    WALKS, BLOCKS = ONE_ROW or ONE_COLUMN, cluster.blocks
+    HEIGHT, WIDTH = cluster.rows * block_q, cluster.columns * block_kv
+    if WALKS and BLOCKS > 1:
+        raise ValueError(f"a cluster of {BLOCKS} blocks for a bias of one row or column, expected 1")
+
+    @verb
+    def tiles(count, size):
+        return u32((count + (size - 1)) // size)
+
+    @verb
+    def first_number():
+        return i32(order.first())
+
+    @verb
+    def next_number(number):
+        return i32(number + i32(order.step()))
+
+    @verb
+    def numbers(extent):
+        heads = u32(u32(extent.B_bias) * u32(extent.H_bias) * u32(extent.pieces))
+        return i32(order.numbers(heads, tiles(extent.Sq_bias, block_q), tiles(extent.Sk_bias, block_kv)))
+
+    @verb
+    def part(number, extent):
+        at = order.position(u32(number), tiles(extent.Sq_bias, block_q), tiles(extent.Sk_bias, block_kv))
+        piece, head = u32(at.batch % u32(extent.pieces)), u32(at.batch // u32(extent.pieces))
+        visits = u32(extent.B if extent.B_bias == 1 else 1) * u32(extent.H if extent.H_bias == 1 else 1)
+        if ONE_ROW:
+            visits = u32(visits * tiles(extent.Sq, block_q))
+        if ONE_COLUMN:
+            visits = u32(visits * tiles(extent.Sk, block_kv))
+        each = u32(u32(visits + u32(extent.pieces) - u32(1)) // u32(extent.pieces))
+        first = u32(piece * each)
+        b, h = i32(head // u32(extent.H_bias)), i32(head % u32(extent.H_bias))
+        m0, n0 = i32(at.m_block * u32(block_q)), i32(at.n_block * u32(block_kv))
+        return Part(b, h, m0, n0, i32(piece), i32(min(first, visits)), i32(min(u32(first + each), visits)))
+
+    @verb
+    def seen(visit, extent, offset, options):
+        """By some block of the cluster."""
+        m0, n0 = i32(visit.m0 - visit.m0 % HEIGHT), i32(visit.n0 - visit.n0 % WIDTH)
+        first, end = chain.key_range(options, m0, min(i32(m0 + HEIGHT), visit.Sq), offset, extent.Sk)
+        return (n0 + WIDTH > first) & (n0 < end)
+
+    @verb
+    def step(visit, part, extent):
+        """To the next number, whether it is seen or not."""
+        b, h, m0, n0 = visit.b, visit.h, visit.m0, visit.n0
+        if ONE_COLUMN:
+            n0 = i32(n0 + block_kv)
+        if not ONE_COLUMN or n0 >= extent.Sk:
+            n0 = part.n0
+            if ONE_ROW:
+                m0 = i32(m0 + block_q)
+            if not ONE_ROW or m0 >= extent.Sq:
+                m0 = part.m0
+                h = i32(h + 1)
+                if extent.H_bias > 1 or h == extent.H:
+                    h = part.h
+                    b = i32(b + 1)
+        return Visit(i32(visit.v + 1), b, h, m0, n0, visit.Sq, visit.q_first)
+
+    @verb
+    def from_here(visit, part, extent, offset, options):
+        """This visit, or else the first after it that is seen."""
+        if ranged:
+            while visit.v < part.end and not seen(visit, extent, offset, options):
+                if WALKS:
+                    visit = step(visit, part, extent)
+                else:  # all the others are hidden, too
+                    visit = Visit(part.end, visit.b, visit.h, visit.m0, visit.n0, visit.Sq, visit.q_first)
+        return visit
+
+    @verb
+    def first(part, extent, offset, options):
+        rest, m0, n0 = u32(part.first), part.m0, part.n0
+        if ONE_COLUMN:
+            n0 = i32(rest % tiles(extent.Sk, block_kv) * u32(block_kv))
+            rest = u32(rest // tiles(extent.Sk, block_kv))
+        if ONE_ROW:
+            m0 = i32(rest % tiles(extent.Sq, block_q) * u32(block_q))
+            rest = u32(rest // tiles(extent.Sq, block_q))
+        heads = u32(extent.H if extent.H_bias == 1 else 1)
+        b, h = i32(part.b + i32(rest // heads)), i32(part.h + i32(rest % heads))
+        visit = Visit(part.first, b, h, m0, n0, extent.Sq, i32(0))
+        return from_here(visit, part, extent, offset, options)
+
+    @verb
+    def after(visit, part, extent, offset, options):
+        return from_here(step(visit, part, extent), part, extent, offset, options)
+
+    @verb
+    def kept(visit, extent):
+        head = i32(visit.b * extent.H + visit.h)
+        if ONE_COLUMN:
+            return i32(head * i32(tiles(extent.Sq, block_q)) + i32(u32(visit.m0) // u32(block_q)))
+        return i32(u32(head) // u32(extent.group))
+
+    return BiasWalk(
+        first_number=first_number,
+        next_number=next_number,
+        numbers=numbers,
+        part=part,
+        first=first,
+        after=after,
+        kept=kept,
+    )

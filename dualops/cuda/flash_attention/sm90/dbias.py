@@ -1,0 +1,177 @@
+"""dbias of attention on Hopper's tensor cores: dS, summed over the axes that the bias is broadcast on.
+
+A block takes a tile of the bias, 64 rows for each warpgroup that multiplies by BLOCK_KV columns, and makes dS of every
+tile of scores that it was added to, one after another (`bias_walk`), so that every sum has one owner and one order;
+then the next tile of the bias.
+
+    producer, two threads                      consumers
+    for each tile of the bias, for each tile   for each tile of the bias:
+    of scores that it was added to:            3  its words, each thread its own; totals [64, BLOCK_KV] = 0
+    1  one loads Q and K, where they are       for each tile of scores:
+       not those of the tile before            4  lse and delta of two rows a thread
+    2  one loads dO and V, likewise            5  scores [64, BLOCK_KV] = Q @ K.T
+                                               6  through the options, the bias among them; P = exp2(scores - lse)
+                                               7  dP [64, BLOCK_KV] = dO @ V.T
+                                               8  totals += P * (weight * dP - delta), but where a mask is
+                                               9  dbias = totals, summed over rows or columns that the bias has one of
+
+Bytes from L2 are what it waits for: a tile of scores is two products, and loads all four factors. So Q and K have
+stages of their own, and come while dO and V of the tile before are used. At 6 a warpgroup has the products of the other
+one beside it; or its own 7 too, if there are registers for it (`DbiasConfig.beside`).
+
+totals are plain sums of float32. Of n terms they are off by at most n * 2**-24 of the terms' sum, and by its root where
+roundings go either way: of 16 bits, to which dbias is rounded, they reach 2**-12, half a last place, where that many
+terms all lean to one side. What is left to add is compensated (`dbias_sums`): pieces, where tiles of the bias are few.
+
+What a mask hides has no part in a sum, whatever V, K and dO hold there; nor have queries beyond the last.
+
+Shared memory: `DbiasConfig.tiles`, 2 * (BLOCK_Q + BLOCK_KV) * (stages * D + late_stages * Dv) bytes, and the bias's
+tile. Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32
+from ...tile.boxes import box_tile, prefetch_maps
+from ...tile.pipeline import pipeline
+from ...tile.roles import roles
+from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.softmax_rows import softmax_rows
+from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
+from ...views import strided
+from ..arguments import Variant, size_types, statistic_type
+from ..bias_words import bias_words, in_words
+from ..fragment_scores import fragment_scores
+from ..gradient_of_bias import gradient_of_bias
+from ..gradient_of_queries import rows_of_queries
+from ..options import chain_of
+from ..tiles import Where
+from .bias_walk import BiasExtent, Broadcast, bias_walk
+from .config import padded
+from .dbias_config import DbiasConfig
+from .dbias_loads import Loaded, pair_of_tiles
+from .dbias_sums import PLACES, bias_sums
+
+
+@builds
+def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype: str, vectors: bool) -> Kernel:
+    """flash_attention_dbias_sm90(q_map, k_map, do_map, v_map, to, B_bias, H_bias, Sq_bias, Sk_bias, pieces, B, lse,
+    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+
+    to: dbias, or its parts, of this dtype; vectors: eight neighbours of a row may be stored at once. B_bias to Sk_bias
+    are the bias's sizes, 1 where it is broadcast.
+    """
+    D, Dv, BLOCK_KV, BESIDE = padded(variant.D), padded(variant.Dv), config.block_kv, config.beside
+    chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
+    warps, tiles, stages, late = 4 * config.consumers, config.tiles(D, Dv), config.stages, config.late_stages
+    ranged = any(option.name == "band" for option, _ in variant.having.variants)
+    cluster, blocks = config.cluster, config.cluster.blocks
+    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged, cluster=cluster)
+    q_tile, k_tile = box_tile(tiles.q, 0, 2, cluster.of_a), box_tile(tiles.k, tiles.k_at, 2, cluster.of_b)
+    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2, cluster.of_a), box_tile(tiles.v, tiles.v_at, 2, cluster.of_b)
+    q_pipe, k_pipe = (pipeline(stages, tile.nbytes, warps, blocks) for tile in (tiles.q, tiles.k))
+    do_pipe, v_pipe = (pipeline(late, tile.nbytes, warps, blocks) for tile in (tiles.do, tiles.v))
+    qk_pair = pair_of_tiles(Loaded(q_tile, k_tile, q_pipe, k_pipe), walk, one.column)
+    dov_pair = pair_of_tiles(Loaded(do_tile, v_tile, do_pipe, v_pipe), walk, one.column)
+    qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
+    own = bias_words(variant, BLOCK_KV, 128 * config.consumers)
+    score = fragment_scores(chain, ROWS, BLOCK_KV, word=own.word)
+    gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
+    sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
+    rows = softmax_rows(variant.dtype, qk.size, qk.size)
+
+    @kernel(
+        *[tensor_map] * 4,
+        strided(to_dtype, PLACES),
+        *[i32] * 6,
+        *[statistic_type(variant)] * 2,
+        *size_types(variant),
+        threads=role.threads,
+        cluster=blocks,
+    )
+    def flash_attention_dbias_sm90(
+        q_map,
+        k_map,
+        do_map,
+        v_map,
+        to,
+        B_bias,
+        H_bias,
+        Sq_bias,
+        Sk_bias,
+        pieces,
+        B,
+        lse,
+        delta,
+        H,
+        group,
+        Sq,
+        Sk,
+        aligned,
+        scale,
+        lengths,
+        options,
+    ):
+        smem = cuda.shared.array(0, u8, alignment=1024)
+        qk_bars, dov_bars, words = qk_pair.barriers(), dov_pair.barriers(), own.words()
+        extent = BiasExtent(B, H, group, Sq, Sk, B_bias, H_bias, Sq_bias, Sk_bias, pieces)
+        offset, warpgroup = i32(aligned * (Sk - Sq)), my_warpgroup()
+        if cuda.threadIdx.x == 0:
+            qk_pair.init(qk_bars)
+            dov_pair.init(dov_bars)
+        prefetch_maps((q_map, k_map, do_map, v_map), 1)
+        q_pipe.start()
+        if warpgroup == config.consumers:
+            role.produce()
+            if cuda.threadIdx.x % 128 == 0:
+                qk_pair.bring(smem, (q_map, k_map), qk_bars, extent, offset, options)
+            elif cuda.threadIdx.x % 128 == 32:
+                dov_pair.bring(smem, (do_map, v_map), dov_bars, extent, offset, options)
+        else:
+            role.consume()
+            scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
+            row_lse, row_base, row_delta = statistics.pair(), statistics.pair(), statistics.pair()
+            i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # fillings of what passes, and of what stays
+            number, numbers = walk.first_number(), walk.numbers(extent)
+            while number < numbers:
+                part = walk.part(number, extent)
+                i, kept = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), u32(shfl_idx_i32(i32(kept), 0, FULL_WARP))
+                own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
+                gradient.clear(totals)
+                visit = walk.first(part, extent, offset, options)
+                while visit.v < part.end:
+                    where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
+                    statistics.read(row_lse, lse, visit, row)
+                    statistics.read(row_delta, delta, visit, row)
+                    gradient.bases(row_base, row_lse)
+                    q_at, k_at = qk_pair.wait(qk_bars, i, kept)
+                    qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
+                    following = walk.after(visit, part, extent, offset, options)
+                    last = following.v == part.end or walk.kept(following, extent) != walk.kept(visit, extent)
+                    if BESIDE:
+                        do_at, v_at = dov_pair.wait(dov_bars, i, kept)
+                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
+                        qk.wait_but_one(scores)
+                    else:
+                        qk.wait(scores)
+                    qk_pair.release(qk_bars, i, kept, last)
+                    score.finish_held(scores, words, options, scale, where)
+                    gradient.probabilities(scores, where, row_base)
+                    if BESIDE:
+                        rows.settle(scores)
+                    else:
+                        do_at, v_at = dov_pair.wait(dov_bars, i, kept)
+                        dov.start(d_probs, smem, do_at, v_at, warpgroup)
+                    dov.wait(d_probs)
+                    dov_pair.release(dov_bars, i, kept, last)
+                    score.weigh(d_probs, options, where)
+                    gradient.add(totals, scores, d_probs, row_delta)
+                    i = q_pipe.next(i)
+                    if last:
+                        kept = q_pipe.next(kept)
+                    visit = following
+                sums.store(to, totals, part, extent)
+                number = walk.next_number(number)
+        q_pipe.leave()
+
+    return flash_attention_dbias_sm90

@@ -1,0 +1,165 @@
+"""Where the sums of a tile of a bias go: to dbias, or, of parts of them, to float32 memory, whence a second kernel adds
+them.
+
+A bias that has one row, or one column, for all gets the sum of a tile's. Columns are summed by a thread, then by the
+four lanes that share a row; rows by a thread, then by the eight lanes that share a column: what each warp finds is a
+part of its own, so that no warp waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, verb
+from ...tile.numbers import numbers
+from ...tile.rows import FULL_WARP, lane_reductions, transposed
+from ...tile.softmax_rows import LANES
+from ...tile.storage import storage
+from ...tile.unrolled import one_after_another
+from ...tile.warpgroup import ROWS
+from ...views import strided
+from ..fragment_places import my_column, my_row
+from .bias_walk import Broadcast
+
+THREADS = 256
+GROUP = 2  # quads of totals of which a loop is left to the compiler
+PLACES = 5  # strides: part, batch, head, query, key
+
+
+class BiasSums(Namespace):
+    """The verb, by all threads of the warpgroups that multiply."""
+
+    store: Callable[..., None]  # (to, totals, part, extent): `to` has PLACES strides
+
+
+def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> BiasSums:
+    """For so many totals of a thread, to an array of this dtype; vectors: eight neighbours may be stored at once."""
+    mem, num, quads, warps = storage(dtype), numbers(f32), size // 4, 4 * consumers
+    row_lanes, warp_lanes, transpose = lane_reductions(f32, LANES), lane_reductions(f32, 32), transposed(f32)
+    ONE_ROW, STEP = one.row, mem.vector
+
+    @verb
+    def my_part(part):
+        return i32(part.piece * warps + i32(cuda.threadIdx.x // 32)) if ONE_ROW else part.piece
+
+    @verb
+    def start(to, part):
+        return i64(my_part(part)) * to.strides[0] + i64(part.b) * to.strides[1] + i64(part.h) * to.strides[2]
+
+    @verb
+    def first_row(part):
+        return i32(part.m0 + i32(cuda.threadIdx.x // 128) * ROWS + my_row())
+
+    def stored(first: int, end: int) -> Callable[..., None]:
+        @verb
+        def store(to, totals, rows, columns):
+            for j in range(first, end):
+                for h in range(2):
+                    for e in range(2):
+                        n = i32(columns[0] + 8 * j + e)
+                        if rows[2 + h] & (n < columns[1]):
+                            mem.store(to.data, rows[h] + i64(n) * to.strides[4], totals[4 * j + 2 * h + e])
+
+        return store
+
+    def stored_in_vectors(j: int, h: int) -> Callable[..., None]:
+        @verb
+        def store(to, totals, rows, columns):
+            near = cuda.local.array(8, f32)
+            at = 4 * j + 2 * h
+            near[0], near[2], near[4], near[6] = transpose(totals[at], totals[at + 4], totals[at + 8], totals[at + 12])
+            near[1], near[3], near[5], near[7] = transpose(
+                totals[at + 1], totals[at + 5], totals[at + 9], totals[at + 13]
+            )
+            n = i32(columns[0] + 8 * j + 3 * my_column())  # my_column is twice the lane's number
+            keep = i32(rows[2 + h] & (n < columns[1]))
+            for e in range(0, 8, STEP):
+                mem.store_vector(to.data, rows[h] + i64(n + e), keep, near, e)
+
+        return store
+
+    if vectors:
+        store_all = one_after_another([stored_in_vectors(j, h) for j in range(0, quads, 4) for h in range(2)])
+    else:
+        store_all = one_after_another([stored(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
+
+    @verb
+    def store_tile(to, totals, part, extent):
+        upper, first = first_row(part), start(to, part)
+        lower = i32(upper + 8)
+        places = first + i64(upper) * to.strides[3], first + i64(lower) * to.strides[3]
+        rows = (places[0], places[1], upper < extent.Sq_bias, lower < extent.Sq_bias)
+        store_all(to, totals, rows, (i32(part.n0 + my_column()), extent.Sk_bias))
+
+    def sum_of_row(h: int) -> Callable[..., None]:
+        @verb
+        def store(to, totals, part, extent):
+            m, total = i32(first_row(part) + 8 * h), totals[2 * h] + totals[2 * h + 1]
+            for j in range(1, quads):
+                total += totals[4 * j + 2 * h] + totals[4 * j + 2 * h + 1]
+            total = row_lanes.sum(total)
+            if (m < extent.Sq_bias) & (cuda.threadIdx.x % LANES == 0):
+                mem.store(to.data, start(to, part) + i64(m) * to.strides[3], total)
+
+        return store
+
+    def sums_of_columns(first: int, end: int) -> Callable[..., None]:
+        @verb
+        def store(to, totals, own, columns):
+            for j in range(first, end):
+                for e in range(2):
+                    n, total = i32(columns[0] + 8 * j + e), totals[4 * j + e] + totals[4 * j + 2 + e]
+                    for step in range(3):
+                        total += num.shuffle(total, LANES << step, FULL_WARP)
+                    if (n < columns[1]) & (cuda.threadIdx.x % 32 < LANES):
+                        mem.store(to.data, own + i64(n) * to.strides[4], total)
+
+        return store
+
+    all_columns = one_after_another([sums_of_columns(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
+
+    @verb
+    def sum_of_rows(to, totals, part, extent):
+        all_columns(to, totals, start(to, part), (i32(part.n0 + my_column()), extent.Sk_bias))
+
+    @verb
+    def sum_of_all(to, totals, part, extent):
+        total = totals[0] + totals[1]
+        for e in range(1, size // 2):
+            total += totals[2 * e] + totals[2 * e + 1]
+        total = warp_lanes.sum(total)
+        if cuda.threadIdx.x % 32 == 0:
+            mem.store(to.data, start(to, part), total)
+
+    if one.column:
+        return BiasSums(store=sum_of_all if one.row else one_after_another([sum_of_row(h) for h in range(2)]))
+    return BiasSums(store=sum_of_rows if one.row else store_tile)
+
+
+@builds
+def build_dbias_sum(dtype: str, lanes: int) -> Kernel:
+    """flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk): of `size` numbers [B, H, Sq, Sk] the sums of as
+    many as there are parts.
+
+    A number has so many lanes of a warp, which take turns to add a part each (compensated), in ascending order, and
+    meet in a tree.
+    """
+    mem, num, meet = storage(dtype), numbers(f32), lane_reductions(f32, lanes)
+
+    @kernel(strided(dtype, PLACES), strided("float32", PLACES), i32, i64, *[i64] * 3, threads=THREADS)
+    def flash_attention_dbias_sum(dbias, parts, count, size, H, Sq, Sk):
+        thread = i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
+        place, lane = thread // lanes, i32(thread % lanes)
+        n, m, head = place % Sk, place // Sk % Sq, place // Sk // Sq
+        b, h = head // H, head % H
+        total, rest = num.zero, num.zero
+        if place < size:
+            own = b * parts.strides[1] + h * parts.strides[2] + m * parts.strides[3] + n * parts.strides[4]
+            for part in range(lane, count, lanes):
+                total, rest = num.add_compensated(total, rest, parts.data[own + part * parts.strides[0]])
+        total = meet.sum(total)
+        if (place < size) & (lane == 0):
+            to = b * dbias.strides[1] + h * dbias.strides[2] + m * dbias.strides[3] + n * dbias.strides[4]
+            mem.store(dbias.data, to, total)
+
+    return flash_attention_dbias_sum

@@ -1,0 +1,58 @@
+"""dbias of attention's sm90 rung by each kind of its Configs and of its biases, and beside each option."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dualops.cuda.flash_attention.sm90.bias_walk import Broadcast
+from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, padded
+from dualops.cuda.flash_attention.sm90.dbias import build_dbias
+from dualops.cuda.flash_attention.sm90.dbias_config import dbias_configs
+from dualops.cuda.flash_attention.sm90.dbias_sums import build_dbias_sum
+from dualops.cuda.tile.boxes import Cluster
+from dualops.spec.attention.cases import EVERYTHING
+from tests.cuda.compile.attention import names, variant_of
+from tests.cuda.compile.ptx import sound
+
+ARCH = "sm_90a"
+DENSE, ONE_ROW = Broadcast(row=False, column=False), Broadcast(row=True, column=False)
+ONE_COLUMN, SCALAR = Broadcast(row=False, column=True), Broadcast(row=True, column=True)
+# keys of a tile, whatever options there are: dP takes its registers when options have given theirs back
+CASES: list[Any] = [
+    (128, 64, 64, (), DENSE, "float16"),
+    (128, 128, 128, (), DENSE, "bfloat16"),
+    (128, 128, 128, ("causal",), ONE_ROW, "bfloat16"),
+    (128, 128, 128, (), ONE_COLUMN, "bfloat16"),
+    (128, 128, 128, ("causal",), SCALAR, "bfloat16"),
+    (128, 128, 128, ("dropout_p",), DENSE, "bfloat16"),
+    (128, 96, 40, tuple(EVERYTHING), DENSE, "bfloat16"),
+    (128, 192, 128, (), DENSE, "bfloat16"),
+    (64, 256, 256, ("softcap", "causal"), DENSE, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("keys", "D", "Dv", "options", "one", "dtype"), CASES)
+def test_each_config(keys, D, Dv, options, one, dtype):
+    found = variant_of(D, Dv, *{"bias": True, **dict.fromkeys(options)}, dtype=dtype)
+    D, Dv = padded(D), padded(Dv)
+    config, _ = next(dbias_configs(D, Dv, names(found), MOST_BYTES))
+    assert config.block_kv == keys
+    build = build_dbias(config, found, one, dtype if one == DENSE else "float32", one == DENSE)
+    report = sound(build, ARCH, config.shared_bytes(D, Dv))
+    assert report.static_shared + report.dynamic_shared <= 227 * 1024
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_blocks_that_share_loads(beside):
+    found = variant_of(128, 128, "bias", "causal")
+    config, _ = next(dbias_configs(128, 128, names(found), MOST_BYTES))
+    config = replace(config, cluster=Cluster(2, 2), beside=beside)
+    sound(build_dbias(config, found, DENSE, "bfloat16", False), ARCH, config.shared_bytes(128, 128))
+
+
+@pytest.mark.parametrize("lanes", [1, 32])
+def test_sums_of_parts(lanes):
+    sound(build_dbias_sum("bfloat16", lanes), ARCH)
