@@ -98,8 +98,7 @@ def weighted_sums(
     x: Operand, y: Operand, parts: int, weight: Callable[..., Any], *, alike: bool = False
 ) -> WeightedSums:
     """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
-    a token of the tile is multiplied by. alike: as `transposed` has it. The smallest parts come first: added to a large
-    sum they would cost it as many roundings again.
+    a token of the tile is multiplied by. alike: as `transposed` has it.
     """
     mma, columns = register_mma(DTYPE, y), transposed(x, alike=alike)
     steps = columns.steps
@@ -123,12 +122,12 @@ def weighted_sums(
                             low, high = rest(low - of_low), rest(high - of_high)
                         left[word] = pack_bf16x2(low, high)
             mma.add(acc, left, smem, places[1], 1)
-            if part > 0:
+            if part < parts - 1:
                 mma.wait(acc)
 
         return add_one
 
-    add_parts = one_after_another([add_part(part) for part in reversed(range(parts))])
+    add_parts = one_after_another([add_part(part) for part in range(parts)])
 
     @verb
     def add(acc, smem, places, args):

@@ -33,7 +33,7 @@ from ..arguments import is_varlen
 from ..marks import marks_steps, marks_workspace
 from ..passes import Pass, backward_passes, forward_pass
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
-from .launches import SEGMENTS, is_shared, segment_states, segment_steps, walk_step
+from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
 from .step_launches import STEP_SEGMENTS, step_gradient_bytes, step_gradient_steps, step_gradient_workspace
 
 WIDEST = 128  # D and Dv of `chunks`
@@ -181,8 +181,9 @@ def _steps(
             step = walk_step(p, each, maps, config, each.states, beside=backward)
             steps.append(step._replace(overlaps=bool(steps)))
         else:
-            adds, between, walk = segment_steps(p, each, maps, config)
-            steps += [adds, between, walk_step(p, each, maps, config, walk)]
+            adds, between, begins = between_segments(p, each, config)
+            steps += [walk_step(p, each, maps, config, adds, looks=False), between]
+            steps.append(walk_step(p, each, maps, config, begins))
     if "dlog_decay" in results:
         steps += step_gradient_steps(p, results, _of_steps(p))
     sums = "marks" in _workspace(p, results, config)

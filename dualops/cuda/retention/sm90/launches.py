@@ -33,12 +33,9 @@ def segment_states(problem: Problem, config: Config, name: str = SEGMENTS) -> di
     return {name: workspace(p, shape)} if config.segments > 1 else {}
 
 
-def segment_steps(
-    problem: Problem, each: Pass, maps: Sequence[str], config: Config, name: str = SEGMENTS, *, exact: bool = False
-) -> tuple[Step, Step, States]:
-    """What each segment adds to the state, then the state before each; and where the pass begins from there.
-
-    name: of the array for them. exact: keys go in three parts, as what is made of the states is float32.
+def between_segments(problem: Problem, each: Pass, config: Config, name: str = SEGMENTS) -> tuple[States, Step, States]:
+    """Where a first launch leaves what each segment adds to the state; the launch that makes of it the state before
+    each; and where the pass begins from there. name: of the array for them.
     """
     p, call, ends = problem, each.call, each.states
     size = call.D * call.Dv
@@ -47,13 +44,12 @@ def segment_steps(
     known = each.decay, each.ends, call_of(p, each, config)
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
-    adds = walk_step(p, each, maps, config, States(final=between), looks=False, exact=exact)
     walk = Step(
         build_walk(p.dtype, **each.variant.options),
         (p.B * p.H * cdiv(size, THREADS),),
         (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
     )
-    return adds, walk, States(initial=between)
+    return States(final=between), walk, States(initial=between)
 
 
 def walk_step(
@@ -65,15 +61,13 @@ def walk_step(
     *,
     looks: bool = True,
     beside: bool = False,
-    exact: bool = False,
 ) -> Step:
     """A launch of the kernel, which begins with a state and leaves one as `states` says."""
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
     walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
     # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
-    parts = 3 if exact else config.parts if finishes and each.states.final.data else 1
-    own = replace(config, parts=parts, segments=1)
+    own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
     decay = each.logs if each.variant.stepwise else each.gamma
     known = decay, call_of(p, each, config), p.H * call.D * call.Dv, segments

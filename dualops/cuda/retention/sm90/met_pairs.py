@@ -153,12 +153,11 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 q_pipe.release(q_bars, i)
                 steps_pipe.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
-                written.leave()
-                steps_pipe.release(steps_bars, i)
                 dov.wait(slopes)
                 do_pipe.release(do_bars, i)
                 passed.add(by_column, scores, slopes, rows_taken, row, count)
                 sums.put(smem, turn, by_column)
+                steps_pipe.release(steps_bars, i)  # read by all lanes before they met in their sums
                 all_warps.gather()
                 if token < count:
                     given_before += of_warps.before(smem, turn, i32(u32(token) // u32(32)))

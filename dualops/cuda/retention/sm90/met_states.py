@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import times_transposed, weighted_sums
+from ...tile.carried import times_transposed
 from ...tile.column_sums import column_sums, warp_sums
 from ...tile.companion import companion
-from ...tile.exact_left import exact_left
+from ...tile.exact_products import exact_left, exact_sums
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -50,13 +50,13 @@ from .step_tables import step_tables
 
 @builds
 def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
-    """retention_met_sm90(x_map, y_map, k_map, v_map, met, states, both, initial, decay, call, segment, segments,
+    """retention_met_sm90(x_map, y_map, k_map, v_map, met, states, both, initial, final, decay, call, segment, segments,
     first_forth, x_apart, y_apart, k_apart, v_apart).
 
     met: taken or given. states: by batch, head and chunk (`kept_states`). both: by batch, head and chunk, written by
-    the walk back. decay: log_decay. Dv: in whole boxes. segment: numbers from one segment's initial state to the next;
-    segments: of a sequence. first_forth: the first chunk that has a state before it. The last four: 1, or 0 where all
-    heads share the array, whose map then has one.
+    the walk back. decay: log_decay. Dv: in whole boxes. segment: numbers from one segment's initial or final state to
+    the next; segments: of a sequence, the first ones. first_forth: the first chunk that has a state before it. The last
+    four: 1, or 0 where all heads share the array, whose map then has one.
     """
     STEP, last = -CHUNK if walk.back else CHUNK, last_chunk(CHUNK)
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.met_tiles(Dv)
@@ -67,14 +67,14 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
     x_pipe = pipeline(1, tiles.x.nbytes + tiles.y.nbytes, WARPS)
     k_pipe = pipeline(config.stages, tiles.k.nbytes + tiles.v.nbytes, WARPS)
     state_y, kept, fragments = exact_left(tiles.y), kept_states(Dv), fragments_of(Dv)
-    kv, met_x = weighted_sums(tiles.k, tiles.v, 3, decays.weight), times_transposed(tiles.x)
+    kv, met_x = exact_sums(tiles.k, tiles.v, decays.weight), times_transposed(tiles.x)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
     lanes, all_warps = lane_reductions(f32, 32), meeting(CONSUMERS)
 
     @kernel(
         *[tensor_map] * 4,
         *[number_type(DTYPE, 3)] * 3,
-        number_type(DTYPE, 4),
+        *[number_type(DTYPE, 4)] * 2,
         decays.argument,
         call_type(DTYPE),
         *[i64] * 2,
@@ -90,6 +90,7 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
         states,
         both,
         initial,
+        final,
         decay,
         call,
         segment,
@@ -119,9 +120,10 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
                 while i != end:
-                    stage = x_pipe.acquire(x_bars, i)
-                    x_tile.load(smem, stage, x_map, Corner(m0, 0, (i32(h * x_apart), b)), x_bars.full)
-                    y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), x_bars.full)
+                    if walk.looks:
+                        stage = x_pipe.acquire(x_bars, i)
+                        x_tile.load(smem, stage, x_map, Corner(m0, 0, (i32(h * x_apart), b)), x_bars.full)
+                        y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), x_bars.full)
                     stage = k_pipe.acquire(k_bars, i)
                     k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
                     v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), k_bars.full)
@@ -148,44 +150,46 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                 place = i64(b) * initial.strides[0] + i64(h) * initial.strides[1] + part * segment
                 fragments.load(state, initial, place, (i32(ROWS * warpgroup), 0), (call.D, call.Dv))
             while i != end:
-                count, turn = min(i32(call.rows - m0), i32(CHUNK)), i32(i & u32(1))
-                chunk, walked = i32(u32(m0) // u32(CHUNK)), i32(u32(before) // u32(CHUNK) + i)
-                there = walked >= call.first_chunk  # a state before it
-                if walk.back:
-                    kept_at = start(states, b, h, chunk)
-                    of_warps.put(smem, turn, lanes.sum(kept.product(states, kept_at, state)))
+                b, h = anew_i32(b), anew_i32(h)  # or where a head's rows begin would be kept from chunk to chunk
+                count = min(i32(call.rows - m0), i32(CHUNK))
+                if walk.looks:
+                    chunk, turn = i32(u32(m0) // u32(CHUNK)), i32(i & u32(1))
+                    there = i32(u32(before) // u32(CHUNK) + i) >= call.first_chunk  # a state before it
+                    at = start(states, b, h, chunk)
+                    if walk.back:
+                        of_warps.put(smem, turn, lanes.sum(kept.product(states, at, state)))
+                    else:
+                        kept.put(states, at, state)
+                    stage = x_pipe.wait(x_bars, i)
+                    state_y.multiply(products, state, smem, y_tile.at(stage))  # products [64, tokens] = state @ Y.T
+                    met_x(by_column, products, smem, x_tile.at(stage))  # the sums of my rows of products * X.T
+                    sums.put(smem, turn, by_column)
+                    x_pipe.release(x_bars, i)
+                    steps_pipe.wait(steps_bars, i)
+                    all_warps.gather()
+                    if warpgroup == 0:
+                        token = anew_i32(i32(cuda.threadIdx.x))
+                        if token < count:
+                            factor = decays.of_row(mine, token, count) * call.state_scale
+                            total = sums.total(smem, turn, token) * factor
+                            met.data[start(met, b, h, m0 + token)] = total if there else num.zero
+                        if walk.back and token == 0:
+                            total = of_warps.total(smem, turn) * decays.fade(mine, count)
+                            both.data[start(both, b, h, chunk)] = total if there and chunk >= first_forth else num.zero
                 else:
-                    kept.put(states, start(states, b, h, chunk), state)
-                stage = x_pipe.wait(x_bars, i)
-                state_y.multiply(products, state, smem, y_tile.at(stage))  # products [64, tokens] = state @ Y.T
-                met_x(by_column, products, smem, x_tile.at(stage))  # the sums of my rows of products * X.T
-                sums.put(smem, turn, by_column)
-                x_pipe.release(x_bars, i)
-                steps_pipe.wait(steps_bars, i)
-                all_warps.gather()
-                fade = decays.fade(mine, count)
-                if warpgroup == 0:
-                    token = anew_i32(i32(cuda.threadIdx.x))
-                    if token < count:
-                        total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
-                        met.data[start(met, b, h, m0 + token)] = total if there else num.zero
-                    if walk.back and token == 0:
-                        total = of_warps.total(smem, turn) * fade
-                        both.data[start(both, b, h, chunk)] = total if there and chunk >= first_forth else num.zero
+                    steps_pipe.wait(steps_bars, i)
                 stage = k_pipe.wait(k_bars, i)
-                for j in range(kv.size // 4):
-                    for e in range(4):
-                        more[4 * j + e] = num.zero
-                # more [64, Dv] = (decayed K).T @ V
-                kv.add(more, smem, (k_tile.at(stage), v_tile.at(stage)), (mine, count, call.kept_scale))
-                kv.wait(more)
-                written.leave()
-                steps_pipe.release(steps_bars, i)
+                keys, fade = (k_tile.at(stage), (mine, count, call.kept_scale)), decays.fade(mine, count)
+                kv.multiply(more, keys, smem, v_tile.at(stage))  # more [64, Dv] = (decayed K).T @ V
+                steps_pipe.release(steps_bars, i)  # read by all lanes before they began to multiply
                 k_pipe.release(k_bars, i)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] = state[4 * j + e] * fade + more[4 * j + e]
                 m0 = i32(m0 + STEP)
                 i = x_pipe.next(i)
+            if walk.finishes:
+                place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
+                fragments.store(final, state, place, (i32(ROWS * warpgroup), 0), (call.D, call.Dv))
 
     return retention_met_sm90

@@ -17,7 +17,7 @@ from ..arguments import workspace
 from ..decays import logs_of
 from ..passes import Pass, States, backward_passes
 from .config import CHUNK, KEY_WIDTH, Sm90Config, Walk, padded
-from .launches import call_of, is_shared, segment_states, segment_steps
+from .launches import between_segments, call_of, is_shared, segment_states
 from .met_pairs import build_met_pairs
 from .met_states import build_met_states
 from .step_config import StepsConfig
@@ -51,23 +51,27 @@ def step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], conf
     forth = replace(dq, q=dv.k, k=dv.q, v=dq.k, call=call, states=States(initial))
     back = replace(dv, states=States(dv.states.initial))
 
-    def walk(each: Pass, names: Sequence[str], met: Strided) -> list[Step]:
-        maps, steps, states = [f"{name}_map" for name in names], [], each.states
-        if config.segments > 1:
-            _, _, k, v = maps
-            adds, between, states = segment_steps(p, each, (k, k, v, k), config, STEP_SEGMENTS, exact=True)
-            steps = [adds, between]
-        kernel = build_met_states(CONFIG, Dv, Walk(begins=bool(states.initial.data), back=each.call.direction < 0))
-        known = each.logs, call_of(p, each, config), p.H * p.D * p.Dv, config.segments, call.first_chunk
-        args = (*maps, met, kept, both, states.initial, *known, *_apart(p, names))
-        return [*steps, Step(kernel, (p.B * p.H * config.segments,), args, CONFIG.met_tiles(Dv).nbytes)]
+    def walk(each: Pass, names: Sequence[str], met: Strided, states: States) -> Step:
+        begins, finishes = bool(states.initial.data), bool(states.final.data)
+        kernel = build_met_states(CONFIG, Dv, Walk(begins, finishes, each.call.direction < 0, looks=not finishes))
+        segments = config.segments - int(finishes)  # nobody needs the last sum
+        known = each.logs, call_of(p, each, config), p.H * p.D * p.Dv, segments, call.first_chunk
+        maps = (f"{name}_map" for name in names)
+        args = (*maps, met, kept, both, states.initial, states.final, *known, *_apart(p, names))
+        return Step(kernel, (p.B * p.H * segments,), args, CONFIG.met_tiles(Dv).nbytes)
+
+    def walks(each: Pass, names: Sequence[str], met: Strided) -> list[Step]:
+        if config.segments == 1:
+            return [walk(each, names, met, each.states)]
+        adds, between, begins = between_segments(p, each, config, STEP_SEGMENTS)
+        return [walk(each, names, met, adds), between, walk(each, names, met, begins)]
 
     names = ("q", "k", "do", "v")
     chunks = p.B * p.H * cdiv(p.Sk, CHUNK)
     known = dq.logs, call._replace(slots=cdiv(p.Sk, CHUNK)), chunks, *_apart(p, names)
     args = (*(f"{name}_map" for name in names), logs_of(results, "dlog_decay", False), taken, given, both, *known)
     pairs = Step(build_met_pairs(CONFIG, D, Dv), (cdiv(chunks, CONFIG.run),), args, CONFIG.pair_tiles(D, Dv).nbytes)
-    return [*walk(forth, ("q", "do", "k", "v"), taken), *walk(back, ("k", "v", "q", "do"), given), pairs]
+    return [*walks(forth, ("q", "do", "k", "v"), taken), *walks(back, ("k", "v", "q", "do"), given), pairs]
 
 
 def _apart(problem: Problem, names: Sequence[str]) -> list[int]:
