@@ -56,7 +56,11 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = step_decay(Dv, tiles.decay_at, False)
-    steps, steps_pipe, written = step_tables(tiles.decay_at, False), pipeline(1, 0, WARPS), companion(1, 0)
+    steps, steps_pipe, written = (
+        step_tables(tiles.decay_at, False, states=False),
+        pipeline(1, 0, WARPS),
+        companion(1, 0),
+    )
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.q, tiles.k_at, 2)
     do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.do, tiles.v_at, 2)
     q_pipe, do_pipe = pipeline(1, 2 * tiles.q.nbytes, WARPS), pipeline(1, 2 * tiles.do.nbytes, WARPS)
@@ -153,11 +157,12 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 q_pipe.release(q_bars, i)
                 steps_pipe.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
+                written.leave()
+                steps_pipe.release(steps_bars, i)
                 dov.wait(slopes)
                 do_pipe.release(do_bars, i)
                 passed.add(by_column, scores, slopes, rows_taken, row, count)
                 sums.put(smem, turn, by_column)
-                steps_pipe.release(steps_bars, i)  # read by all lanes before they met in their sums
                 all_warps.gather()
                 if token < count:
                     given_before += of_warps.before(smem, turn, i32(u32(token) // u32(32)))

@@ -66,8 +66,10 @@ class StepTables(Namespace):
 
 
 @cache
-def step_tables(at: int, back: bool) -> StepTables:
-    """For tables from byte `at` on; back: tokens see those after them."""
+def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
+    """For tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs ask for,
+    `within`, `near` and `eights`.
+    """
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
 
     @verb
@@ -141,11 +143,12 @@ def step_tables(at: int, back: bool) -> StepTables:
         near(smem, own, begin if back else end, EACH, lane)
         if lane & 1 == 0:
             eights[lane >> 1] = num.exp2(total)
-        before, to_here = sums(total, lane, -1)
-        behind, _ = sums(total, lane, 1)
-        if lane == 31:
-            eights[EIGHTS] = num.exp2(to_here)
-        kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
-        known(smem, own, end + behind if back else begin + before, EACH, lane)
+        if states:
+            before, to_here = sums(total, lane, -1)
+            behind, _ = sums(total, lane, 1)
+            if lane == 31:
+                eights[EIGHTS] = num.exp2(to_here)
+            kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
+            known(smem, own, end + behind if back else begin + before, EACH, lane)
 
     return StepTables(eights=eights, own=own, fetch=fetch, put=put)
