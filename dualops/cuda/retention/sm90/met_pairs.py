@@ -56,11 +56,8 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = step_decay(Dv, tiles.decay_at, False)
-    steps, steps_pipe, written = (
-        step_tables(tiles.decay_at, False, states=False),
-        pipeline(1, 0, WARPS),
-        companion(1, 0),
-    )
+    steps = step_tables(tiles.decay_at, False, states=False)
+    steps_pipe, written = pipeline(1, 0, WARPS), companion(1, 0)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.q, tiles.k_at, 2)
     do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.do, tiles.v_at, 2)
     q_pipe, do_pipe = pipeline(1, 2 * tiles.q.nbytes, WARPS), pipeline(1, 2 * tiles.do.nbytes, WARPS)
