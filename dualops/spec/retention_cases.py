@@ -122,7 +122,7 @@ def _cases() -> tuple[Case, ...]:
     add("one_token_plain", (2, 3, 1, 128), 128, FLOATS, test, form="recurrent", **decoding)
     add("one_token_steps", (2, 3, 1, 100), 72, FLOATS, edge, form="recurrent", **steps)
     add("long", (1, 2, 1500, 32), 32, FLOATS, test)
-    add("segments", (3, 7, 1600, 72), 40, half, {Tag.TEST, Tag.COMPILE}, **states)
+    add("segments", (3, 7, 1600, 72), 40, half, test, **states)
     # a decay of each step
     for S in (1, 64, 65, 300):
         add(f"steps_s{S}", (2, 2, S, 32), 48, FLOATS, edge, normalize="signed", **steps)
@@ -169,6 +169,7 @@ def _cases() -> tuple[Case, ...]:
     # one of each kernel variant, for the offline compiler
     add("d128", (1, 2, 256, 128), 128, ("float32", "bfloat16"), build)
     add("d128states", (1, 2, 256, 128), 128, half, build, **states)
+    add("d128segments", (3, 7, 1600, 128), 128, half, build, **states)
     add("d64signed", (1, 2, 256, 64), 64, ("float16",), build, normalize="signed", **states)
     add("d256v512", (1, 2, 256, 256), 512, half, build, return_state=True)
     add("d32", (1, 2, 256, 32), 48, ("float64",), build, normalize="signed", gamma=1)

@@ -12,9 +12,9 @@ HARMLESS = {
     "last read and the release",
     r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
     r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_wide_sm90 warpgroup_mma\.start > "
-    r"warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started just before "
-    "it, behind a fence of its own, and no register was touched in between",
+    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
+    r"warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started "
+    "just before it, behind a fence of its own, and no register was touched in between",
     r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 companion\.leave > bar_warp_sync|"
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]): left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
@@ -46,8 +46,9 @@ HARMLESS = {
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds): pipeline\.release#4|.* over Q: pipeline\.release#5)|"
     r"retention_sm90 (pipeline\.release#1|log_decay.*: (pipeline\.release#2|companion\.hand))|"
-    r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|handover\.(free|"
-    r"hand)))): i \+ 1": "there is one stage, or one place, found by any number",
+    r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#[12]|"
+    r"companion\.hand))|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
+    r"handover\.(free|hand)))): i \+ 1": "there is one stage, or one place, found by any number",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

@@ -49,6 +49,8 @@ from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     hidden as retention_hidden,
+    met_pairs as retention_met_pairs,
+    met_states as retention_met_states,
     wide as retention_wide,
 )
 from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
@@ -238,7 +240,7 @@ DKV_TOKENS = {"q": (140, 1, 64), "k": (120, 1, 64), "v": (120, 1, 64), "cu_seqle
 DKV_MASKED = {"max_seqlen_q": 140, "max_seqlen_k": 120, "causal": True}
 
 
-def _roles_of_any_registers(consumers: int, *, most: bool) -> Roles:
+def _roles_of_any_registers(consumers: int, *, most: bool = False) -> Roles:
     """The simulator has no registers to run out of; those of one that multiplies are left as they are."""
     found = roles(1)
     return Roles(threads=128 * (consumers + 1), produce=found.produce, consume=found.consume)
@@ -326,6 +328,14 @@ def _retention() -> Iterator[Problem]:
     shapes = {**dict.fromkeys("qkv", shape), "log_decay": shape[:3]}
     case = Case("log_decay", "bfloat16", shapes)
     yield Problem("retention_sm90", "retention", False, "sm90", case, configs=(NO_ELEMENT_ANEW, plain))
+    states = {"initial_state": (1, 1, 72, 72)}
+    case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
+    for kernel, module in (
+        ("retention_met_sm90", retention_met_states),
+        ("retention_step_gradient_sm90", retention_met_pairs),
+    ):
+        roles_of = (module, {"roles": _roles_of_any_registers})
+        yield Problem(kernel, "retention", True, "sm90", case, configs=(NO_ELEMENT_ANEW, roles_of))
     one = (retention_marks, {"CONFIG": retention_marks.MarksConfig(threads=32, each=1)})
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))

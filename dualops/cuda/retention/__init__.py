@@ -90,7 +90,7 @@ def retention_backward(
     Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay of what was given, each in the dtype of its
     input.
     Bit-equal from run to run, on every GPU of a kind: no atomics. Memory beside the results: as `retention`, and a
-    weight and a term for each query of a normalized call; for dlog_decay the states twice.
+    weight and a term for each query of a normalized call; for dlog_decay the states twice, on tensor cores once.
     """
 
 

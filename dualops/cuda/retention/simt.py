@@ -178,14 +178,6 @@ def backward_steps(
     return steps
 
 
-def by_chunks(
-    problem: Problem, results: Mapping[str, ArrayMeta]
-) -> tuple[tuple[Pass, Pass], tuple[RowsConfig, StatesConfig]]:
-    """For the gradient of log_decay where another rung makes the others: dq and dk by chunks, and the tiles."""
-    config, _ = next(_tiled_configs(problem))
-    return _chunked_passes(problem, results, config), _tiles(config)
-
-
 def _chunk(problem: Problem, config: SimtConfig | RecurrentConfig) -> int:
     """Rows that see one another."""
     return config.chunk if problem.form == "chunk" and isinstance(config, SimtConfig) else NO_CHUNK

@@ -21,6 +21,7 @@ from ..ptx.convert import pack_bf16x2, unpack_bf16x2
 from ..ptx.ldmatrix import ldmatrix
 from ..ptx.memory import ld_shared_b32
 from .epilogue import put_matrices
+from .products import anew_i32
 from .swizzle import Operand
 from .unrolled import one_after_another
 from .warpgroup import ROWS, my_warpgroup, register_mma
@@ -36,6 +37,54 @@ def rest(less):
     return less if less == less else f32(0)
 
 
+class Transposed(Namespace):
+    """The verbs by which a warpgroup has its 64 columns of X as rows, a word for two tokens of a row."""
+
+    steps: int  # of 16 tokens
+    first: Callable[..., Any]  # (x_at, tid) -> where a thread begins
+    load: Callable[..., None]  # (words, at, smem, first, step): four of them to words[at:], as a left factor has them
+
+
+def transposed(x: Operand, *, alike: bool = False) -> Transposed:
+    """For a tile as boxes bring it. alike: no warpgroup looks further than the first 64 columns from X's place on."""
+    load_four, box = ldmatrix(4, True), 0 if alike else x.box
+
+    @verb
+    def first(x_at, tid):
+        tid = i32(u32(tid) % u32(128))
+        warp, lane = i32(tid // 32), i32(tid % 32)
+        line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
+        return i32(x_at + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
+
+    @verb
+    def load(words, at, smem, first, step):
+        load_four(words, at, smem, i32(first + step * 16 * SPAN))
+
+    return Transposed(steps=x.lines // 16, first=first, load=load)
+
+
+def times_transposed(x: Operand) -> Callable[..., None]:
+    """A verb (sums, acc, smem, x_at), by a warpgroup: for each of a thread's columns, which are tokens of X, the sum
+    over its two rows of acc * X.T [64, tokens].
+    """
+    columns = transposed(x)
+    steps = columns.steps
+
+    @verb
+    def multiply(sums, acc, smem, x_at):
+        words, first = cuda.local.array(4, u32), columns.first(x_at, anew_i32(i32(cuda.threadIdx.x)))
+        for step in range(steps):
+            columns.load(words, 0, smem, first, step)
+            for half in range(2):
+                at = 2 * step + half
+                upper, upper_next = unpack_bf16x2(words[2 * half])
+                lower, lower_next = unpack_bf16x2(words[2 * half + 1])
+                sums[2 * at] = acc[4 * at] * upper + acc[4 * at + 2] * lower
+                sums[2 * at + 1] = acc[4 * at + 1] * upper_next + acc[4 * at + 3] * lower_next
+
+    return multiply
+
+
 class WeightedSums(Namespace):
     """The verbs, by all threads of a warpgroup."""
 
@@ -49,20 +98,18 @@ def weighted_sums(
     x: Operand, y: Operand, parts: int, weight: Callable[..., Any], *, alike: bool = False
 ) -> WeightedSums:
     """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
-    a token of the tile is multiplied by. alike: no warpgroup looks further than the first 64 columns from X's place on.
+    a token of the tile is multiplied by. alike: as `transposed` has it.
     """
-    mma, load, box = register_mma(DTYPE, y), ldmatrix(4, True), 0 if alike else x.box
-    steps = x.lines // 16
+    mma, columns = register_mma(DTYPE, y), transposed(x, alike=alike)
+    steps = columns.steps
 
     def add_part(part: int) -> Callable[..., None]:
         @verb
         def add_one(both, smem, places, args):
-            (acc, left), tid = both, i32(u32(cuda.threadIdx.x) % u32(128))
-            warp, lane = i32(tid // 32), i32(tid % 32)
-            line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
-            first = i32(places[0] + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
+            (acc, left), lane = both, i32(u32(cuda.threadIdx.x) % u32(32))
+            first = columns.first(places[0], cuda.threadIdx.x)
             for step in range(steps):
-                load(left, 4 * step, smem, i32(first + step * 16 * SPAN))
+                columns.load(left, 4 * step, smem, first, step)
                 for half in range(2):
                     token = i32(16 * step + 8 * half + 2 * (lane % 4))
                     here, next_one = weight(args, token), weight(args, i32(token + 1))

@@ -21,7 +21,10 @@ def bounded_quick_tanh(x, rate, size):
 
 @verb
 def quick_tanh_slope(x, rate):
-    """1 - tanh(rate * x)**2 to 1e-6 of itself, of the same special functions: with r = 1 / (1/2 + E), 2 E r**2."""
+    """1 - tanh(rate * x)**2, of the same special functions: with r = 1 / (1/2 + E), 2 E r**2.
+
+    To 1e-6 of itself, and 2.4e-7 more for each 1 of |rate * x|, as the exponent is rounded.
+    """
     power = ex2_approx_ftz(x * (rate * TWICE) - ONE)
     r = rcp_approx_ftz(HALF + power)
     return DOUBLE * r * (min(power, LARGE) * r)

@@ -147,18 +147,19 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
 
 
 @cache
-def register_mma(dtype: str, b: Operand, parts: bool = False) -> RegisterMma:
+def register_mma(dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None) -> RegisterMma:
     """Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
-    (`thirds`), and A's words likewise.
+    (`thirds`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of them.
     """
     n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
-    size, words = n // 2, 4 * b.steps * (PARTS if parts else 1)
+    steps = tuple(range(b.steps)) if some is None else some
+    size, words = n // 2, 4 * len(steps) * (PARTS if parts else 1)
     multiply, wait_group = wgmma_rs(n, INSTRUCTION_TYPES[dtype], b.major), wgmma_wait_group(n)
     met = MEETINGS if parts else ((0, 0),)
     places = [
-        (4 * (of_a * b.steps + step), b.rows(of_b * n) + b.advance[step])
+        (4 * (of_a * len(steps) + place), b.rows(of_b * n) + b.advance[step])
         for of_a, of_b in met
-        for step in range(b.steps)
+        for place, step in enumerate(steps)
     ]
     b_bits, ZERO = b.bits, f32(0)
 

@@ -8,6 +8,9 @@ import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
 from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
+from dualops.cuda.retention.sm90.met_pairs import build_met_pairs
+from dualops.cuda.retention.sm90.met_states import build_met_states
+from dualops.cuda.retention.sm90.step_config import StepsConfig
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
 
@@ -64,3 +67,22 @@ def test_each_wide_variant(D, walk):
     config = WideConfig(parts=3 if walk.finishes and walk.looks else 1)
     report = sound(build_wide(config, D, walk), ARCH, config.shared_bytes(D, 512))
     assert report.static_shared <= SLACK and config.shared_bytes(D, 512) + SLACK <= MOST_BYTES
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize(
+    ("Dv", "walk"),
+    [(64, FORTH), (128, FORTH), (128, replace(FORTH, begins=True)), (128, replace(FORTH, finishes=True, looks=False))],
+    ids=str,
+)
+def test_each_walk_of_a_step_gradient(Dv, walk, back):
+    config = StepsConfig()
+    report = sound(build_met_states(config, Dv, replace(walk, back=back)), ARCH, config.met_tiles(Dv).nbytes)
+    assert report.static_shared <= SLACK and config.met_tiles(Dv).nbytes + SLACK <= MOST_BYTES
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(64, 64), (64, 128), (128, 64), (128, 128)])
+def test_pairs_of_a_step_gradient(D, Dv):
+    config = StepsConfig()
+    report = sound(build_met_pairs(config, D, Dv), ARCH, config.pair_tiles(D, Dv).nbytes)
+    assert report.static_shared <= SLACK and config.pair_tiles(D, Dv).nbytes + SLACK <= MOST_BYTES

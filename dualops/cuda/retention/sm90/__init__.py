@@ -6,7 +6,14 @@ fragments.py   where accumulators stand; states from and to memory
 head_decay.py  what is left of one token at another, of gamma
 step_decay.py  the same of log_decay, by the tables of step_tables.py
 hidden.py      elements of a result that tokens must not reach which are not seen
+launches.py    those of a pass
 config.py      tiles
+
+The gradient of log_decay, behind the others:
+
+met_states.py     what tokens have of the states between chunks; kept_states.py: these in memory
+met_pairs.py      the pairs of a chunk, and all of it summed up; passed_over.py: along their rows
+step_launches.py  its launches; step_config.py: its tiles
 """
 
 from __future__ import annotations
@@ -16,24 +23,18 @@ from dataclasses import replace
 from functools import partial
 
 from ....spec import ArrayMeta, Problem
-from ....spec.meta import Strided
-from ...arrays import cdiv
 from ...device import Device
 from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
-from ...tile.products import THREADS
 from ...tile.warpgroup import ROWS
-from ...views import Boxed, boxed, how_stored, whole
-from .. import simt
-from ..arguments import Call, is_varlen, workspace
+from ...views import Boxed, boxed, how_stored
+from ..arguments import is_varlen
 from ..marks import marks_steps, marks_workspace
-from ..passes import Pass, States, backward_passes, forward_pass
-from ..simt_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
-from ..simt_states import build_walk
-from .chunks import build_chunks
-from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, Walk, WideConfig, padded
-from .wide import build_wide
+from ..passes import Pass, backward_passes, forward_pass
+from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
+from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
+from .step_launches import STEP_SEGMENTS, step_gradient_bytes, step_gradient_steps, step_gradient_workspace
 
 WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # for which sequences are cut into segments: on every GPU, so that bits are the same
@@ -105,7 +106,7 @@ def _choices(
     config = replace(config, parts=parts, segments=segments)
     room = max(config.shared_bytes(*each) for each in widths) + SLACK
     if "dlog_decay" in results:
-        room = max(room, step_gradient_bytes(p, simt.by_chunks(p, results)[1]))
+        room = max(room, step_gradient_bytes(p) + SLACK)
     if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
@@ -124,11 +125,6 @@ def _widths(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[
 def _loaded(roles: tuple[tuple[str, ...], ...]) -> list[str]:
     """What comes to shared memory, each once."""
     return sorted({name for names in roles for name in names[:-1]})
-
-
-def is_shared(meta: ArrayMeta) -> bool:
-    """Whether all heads of [B, H, S, width] are one in memory."""
-    return meta.shape[1] > 1 and meta.strides[1] == 0
 
 
 def _boxed(metas: Mapping[str, ArrayMeta], name: str) -> Boxed | None:
@@ -152,21 +148,20 @@ def _maps(
     }
 
 
+def _of_steps(problem: Problem) -> Sm90Config:
+    """How log_decay's gradient walks: one pass after another, each to fill the GPU alone."""
+    return Sm90Config(segments=segments_of(problem, [int(problem.B * problem.H)]), stepwise=True)
+
+
 def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> dict[str, ArrayMeta]:
     """The state before each segment; with log_decay its sums for these, and what its gradient needs."""
     p = problem
-    made = _segment_states(p, config)
-    if made:
-        made |= marks_workspace(p)
+    made = segment_states(p, config)
     if "dlog_decay" in results:
-        made |= step_gradient_workspace(p, simt.by_chunks(p, results)[0])
+        made |= step_gradient_workspace(p, _of_steps(p))
+    if "log_decay" in p.arrays and any(name in made for name in (SEGMENTS, STEP_SEGMENTS)):
+        made |= marks_workspace(p)
     return made
-
-
-def _segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
-    p = problem
-    shape = (p.B * config.segments, p.H, p.D * p.Dv)
-    return {"segments": workspace(p, shape)} if config.segments > 1 else {}
 
 
 def _steps(
@@ -180,67 +175,16 @@ def _steps(
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
     steps: list[Step] = []
-    gradient = "dlog_decay" in results
-    sums = marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call) if gradient or config.segments > 1 else []
     for each, names in zip(passes, roles, strict=True):
         maps = [f"{name}_map" for name in names]
         if config.segments == 1:
-            step = _walk(p, each, maps, config, each.states, beside=backward)
+            step = walk_step(p, each, maps, config, each.states, beside=backward)
             steps.append(step._replace(overlaps=bool(steps)))
         else:
-            steps += _segment_steps(p, each, maps, config)
-    more = step_gradient_steps(p, results, *simt.by_chunks(p, results), kept=False) if gradient else []
-    return [*sums, *steps, *more]
-
-
-def _segment_steps(problem: Problem, each: Pass, maps: Sequence[str], config: Config) -> list[Step]:
-    """What each segment adds to the state, the state before each, and the pass from there."""
-    p, call, ends = problem, each.call, each.states
-    size = call.D * call.Dv
-    between = Strided("segments", (config.segments * p.H * size, size, call.Dv, 1))
-    states = whole(_segment_states(p, config), "segments", 3)
-    known = each.decay, each.ends, _call(p, each, config)
-    flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
-    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
-    adds = _walk(p, each, maps, config, States(final=between), looks=False)
-    walk = Step(
-        build_walk(p.dtype, **each.variant.options),
-        (p.B * p.H * cdiv(size, THREADS),),
-        (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
-    )
-    return [adds, walk, _walk(p, each, maps, config, States(initial=between))]
-
-
-def _walk(
-    problem: Problem,
-    each: Pass,
-    maps: Sequence[str],
-    config: Config,
-    states: States,
-    *,
-    looks: bool = True,
-    beside: bool = False,
-) -> Step:
-    """A launch of the kernel, which begins with a state and leaves one as `states` says."""
-    p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
-    begins, finishes = bool(states.initial.data), bool(states.final.data)
-    walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
-    # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
-    own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
-    segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
-    decay = each.logs if each.variant.stepwise else each.gamma
-    known = decay, _call(p, each, config), p.H * call.D * call.Dv, segments
-    args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
-    apart = (int(not is_shared(p.arrays[x.data])) for x in (each.q, each.k, each.v))
-    blocks, slices = p.B * p.H * segments, own.slices(*widths)
-    if isinstance(own, WideConfig):
-        kernel, args = build_wide(own, padded(widths[0]), walk), (*args, slices)
-    else:
-        kernel, args = build_chunks(own, padded(widths[1]), walk), (*args, *apart)
-    return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
-
-
-def _call(problem: Problem, each: Pass, config: Config) -> Call:
-    """What a pass is told: `state_chunk` tokens are a segment."""
-    tokens = cdiv(cdiv(problem.Sk, config.chunk), config.segments) * config.chunk
-    return each.call._replace(state_chunk=tokens, slots=config.segments)
+            adds, between, begins = between_segments(p, each, config)
+            steps += [walk_step(p, each, maps, config, adds, looks=False), between]
+            steps.append(walk_step(p, each, maps, config, begins))
+    if "dlog_decay" in results:
+        steps += step_gradient_steps(p, results, _of_steps(p))
+    sums = "marks" in _workspace(p, results, config)
+    return [*(marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call) if sums else []), *steps]

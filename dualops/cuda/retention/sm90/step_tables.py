@@ -13,7 +13,8 @@ with its neighbour's and with those of the lanes before and behind, and leaves f
     near      from a token to the edge of its eight that faces who looks at it
     kept      from a token to where the state goes next; 0 for what is no token
     known     from where the state comes from to a token
-    eights    of each eight, and of the chunk
+    eights    of each eight, and of the chunk: this one to a rounding where it is near 1, as a state is multiplied by it
+              in each chunk
 
 Sums are of numbers of one sign, so that each is as exact as a number of float32: nothing is subtracted but within an
 eight. In passes that go back a token sees those behind it: the same sums, the ends exchanged.
@@ -34,7 +35,8 @@ from ...tile.numbers import LOG2_E, numbers
 from ...tile.products import anew_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...views import start
-from .config import CHUNK, DECAY_TABLES
+from ..decays import exp_of_step
+from .config import CHUNK, DECAY_TABLES, DTYPE
 
 EIGHT = 8  # tokens
 EIGHTS = CHUNK // EIGHT
@@ -66,9 +68,12 @@ class StepTables(Namespace):
 
 
 @cache
-def step_tables(at: int, back: bool) -> StepTables:
-    """For tables from byte `at` on; back: tokens see those after them."""
+def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
+    """For tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs ask for,
+    `within`, `near` and `eights`.
+    """
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
+    exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
     @verb
     def eights():
@@ -141,11 +146,12 @@ def step_tables(at: int, back: bool) -> StepTables:
         near(smem, own, begin if back else end, EACH, lane)
         if lane & 1 == 0:
             eights[lane >> 1] = num.exp2(total)
-        before, to_here = sums(total, lane, -1)
-        behind, _ = sums(total, lane, 1)
-        if lane == 31:
-            eights[EIGHTS] = num.exp2(to_here)
-        kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
-        known(smem, own, end + behind if back else begin + before, EACH, lane)
+        if states:
+            before, to_here = sums(total, lane, -1)
+            behind, _ = sums(total, lane, 1)
+            if lane == 31:
+                eights[EIGHTS] = exp_of(to_here * LOG_2)
+            kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
+            known(smem, own, end + behind if back else begin + before, EACH, lane)
 
     return StepTables(eights=eights, own=own, fetch=fetch, put=put)

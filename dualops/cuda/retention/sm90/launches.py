@@ -1,0 +1,87 @@
+"""The launches of a pass on Hopper: of a walk, and before it those that find the states between segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....spec import ArrayMeta, Problem
+from ....spec.meta import Strided
+from ...arrays import cdiv
+from ...step import Step
+from ...tile.products import THREADS
+from ...views import whole
+from ..arguments import Call, workspace
+from ..passes import Pass, States
+from ..simt_states import build_walk
+from .chunks import build_chunks
+from .config import Config, Walk, WideConfig, padded
+from .wide import build_wide
+
+SEGMENTS = "segments"  # the array of states between them
+
+
+def is_shared(meta: ArrayMeta) -> bool:
+    """Whether all heads of [B, H, S, width] are one in memory."""
+    return meta.shape[1] > 1 and meta.strides[1] == 0
+
+
+def segment_states(problem: Problem, config: Config, name: str = SEGMENTS) -> dict[str, ArrayMeta]:
+    """Room for the state before each segment, where there are several."""
+    p = problem
+    shape = (p.B * config.segments, p.H, p.D * p.Dv)
+    return {name: workspace(p, shape)} if config.segments > 1 else {}
+
+
+def between_segments(problem: Problem, each: Pass, config: Config, name: str = SEGMENTS) -> tuple[States, Step, States]:
+    """Where a first launch leaves what each segment adds to the state; the launch that makes of it the state before
+    each; and where the pass begins from there. name: of the array for them.
+    """
+    p, call, ends = problem, each.call, each.states
+    size = call.D * call.Dv
+    between = Strided(name, (config.segments * p.H * size, size, call.Dv, 1))
+    states = whole(segment_states(p, config, name), name, 3)
+    known = each.decay, each.ends, call_of(p, each, config)
+    flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
+    missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
+    walk = Step(
+        build_walk(p.dtype, **each.variant.options),
+        (p.B * p.H * cdiv(size, THREADS),),
+        (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
+    )
+    return States(final=between), walk, States(initial=between)
+
+
+def walk_step(
+    problem: Problem,
+    each: Pass,
+    maps: Sequence[str],
+    config: Config,
+    states: States,
+    *,
+    looks: bool = True,
+    beside: bool = False,
+) -> Step:
+    """A launch of the kernel, which begins with a state and leaves one as `states` says."""
+    p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
+    begins, finishes = bool(states.initial.data), bool(states.final.data)
+    walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
+    # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
+    own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
+    segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
+    decay = each.logs if each.variant.stepwise else each.gamma
+    known = decay, call_of(p, each, config), p.H * call.D * call.Dv, segments
+    args = (*maps, each.q, each.k, each.v, states.initial, states.final, *known)
+    apart = (int(not is_shared(p.arrays[x.data])) for x in (each.q, each.k, each.v))
+    blocks, slices = p.B * p.H * segments, own.slices(*widths)
+    if isinstance(own, WideConfig):
+        kernel, args = build_wide(own, padded(widths[0]), walk), (*args, slices)
+    else:
+        kernel, args = build_chunks(own, padded(widths[1]), walk), (*args, *apart)
+    return Step(kernel, (blocks * slices,), args, own.shared_bytes(*widths))
+
+
+def call_of(problem: Problem, each: Pass, config: Config) -> Call:
+    """What a pass is told: `state_chunk` tokens are a segment."""
+    tokens = cdiv(cdiv(problem.Sk, config.chunk), config.segments) * config.chunk
+    return each.call._replace(state_chunk=tokens, slots=config.segments)

@@ -1,0 +1,136 @@
+"""Products whose left factor has all digits of float32, in three parts of bfloat16; the right one has 16 bits, and one.
+
+    out [64, n] = acc [64, K] @ B [K, n]                            `exact_left`: acc are a warpgroup's accumulators
+    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `carried.weighted_sums` has it
+
+Parts are cut off, not rounded (`thirds`), and the smallest is multiplied first: added to a large sum it would cost it
+as many roundings again. out holds nothing else for the same reason: tensor cores round toward zero, which adds up in a
+sum of many products; threads, which round to the nearest, add what is to be added. The first part is packed while the
+others are multiplied, half of the steps after the other.
+
+Element e of a thread's accumulators is element e of what it has of a left factor (`fragment`), so that parts are packed
+where they are. No number may be infinite, or NaN comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..ptx.convert import unpack_bf16x2
+from .carried import DTYPE, transposed
+from .products import anew_i32
+from .swizzle import Operand
+from .thirds import packed_parts, upper_part
+from .warpgroup import register_mma
+
+HALVES = 2  # in which parts are packed and multiplied: more steps at once would want more registers
+WORDS = 4  # of a thread, of a step
+
+
+class ExactProduct(Namespace):
+    """The verb, by all threads of a warpgroup."""
+
+    size: int  # accumulators of a thread
+    fragment: Callable[..., Any]  # () -> a local array for out
+    multiply: Callable[..., None]  # (out, left, smem, b_at): out is there when it returns; left: what is multiplied
+
+
+@cache
+def exact_left(b: Operand) -> ExactProduct:
+    """For a right factor of bfloat16; `left` are the accumulators."""
+
+    @verb
+    def begin(acc):
+        return acc
+
+    @verb
+    def take(eight, acc, smem, step):
+        for e in range(2 * WORDS):
+            eight[e] = acc[2 * WORDS * step + e]
+
+    return _in_parts(b, begin, take)
+
+
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any]) -> ExactProduct:
+    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by."""
+    columns = transposed(x)
+
+    @verb
+    def begin(left):
+        (x_at, args), tid = left, anew_i32(i32(cuda.threadIdx.x))
+        return columns.first(x_at, tid), i32(2 * i32(u32(tid) % u32(4))), args
+
+    @verb
+    def take(eight, begun, smem, step):
+        (first, first_token, args), words = begun, cuda.local.array(WORDS, u32)
+        columns.load(words, 0, smem, first, step)
+        for half in range(2):
+            token = i32(first_token + (16 * step + 8 * half))
+            here, next_one = weight(args, token), weight(args, i32(token + 1))
+            for row in range(2):
+                word = 2 * half + row
+                low, high = unpack_bf16x2(words[word])
+                eight[2 * word], eight[2 * word + 1] = low * here, high * next_one
+
+    return _in_parts(y, begin, take)
+
+
+def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) -> ExactProduct:
+    """Verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
+    thread's numbers of a step of the left factor.
+    """
+    mma, half = register_mma(DTYPE, b), b.steps // HALVES
+    of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
+
+    def lower_parts(some: tuple[int, ...]) -> Callable[..., None]:
+        """Of these steps all lower parts, then all middle ones."""
+        product, FIRST, COUNT = register_mma(DTYPE, b, some=2 * some), some[0], len(some)
+
+        @verb
+        def multiply_lower(out, words, begun, smem_and_b):
+            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
+            for step in range(COUNT):
+                take(eight, begun, smem, FIRST + step)
+                for word in range(WORDS):
+                    at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                    one, other = f32(one - upper_part(one)), f32(other - upper_part(other))
+                    words[WORDS * COUNT + at] = packed_parts(one, other)
+                    words[at] = packed_parts(f32(one - upper_part(one)), f32(other - upper_part(other)))
+            product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
+
+        return multiply_lower
+
+    def upper_parts(some: tuple[int, ...]) -> Callable[..., None]:
+        product, FIRST, COUNT = register_mma(DTYPE, b, some=some), some[0], len(some)
+
+        @verb
+        def multiply_upper(out, words, begun, smem_and_b):
+            (smem, b_at), eight = smem_and_b, cuda.local.array(2 * WORDS, f32)
+            for step in range(COUNT):
+                take(eight, begun, smem, FIRST + step)
+                for word in range(WORDS):
+                    words[WORDS * step + word] = packed_parts(eight[2 * word], eight[2 * word + 1])
+            product.add(out, words, smem, b_at, 1)
+
+        return multiply_upper
+
+    lower, other_lower = map(lower_parts, of_half)
+    upper, other_upper = map(upper_parts, of_half)
+
+    @verb
+    def multiply(out, left, smem, b_at):
+        words, other_words, place = mma.left(), mma.left(), (smem, b_at)
+        begun = begin(left)
+        lower(out, words, begun, place)
+        other_lower(out, other_words, begun, place)
+        mma.wait_but_one(out)
+        begun = begin(left)
+        upper(out, words, begun, place)
+        mma.wait_but_one(out)
+        other_upper(out, other_words, begun, place)
+        mma.wait(out)
+
+    return ExactProduct(size=mma.size, fragment=mma.fragment, multiply=multiply)
