@@ -96,14 +96,13 @@ def test_a_nan_reaches_what_it_passes_over(name, token):
         held(found, arrays, log_decay=logs)
 
 
-def test_the_same_bits_in_every_batch_and_layout():
+def test_the_same_bits_beside_other_heads_and_in_every_layout():
     """A head's result is its own, wherever it lies, and shared heads are as good as their copies."""
-    q, k, v, do = inputs(2, 2, 140, 16, 24)
-    logs = logs_of(2, 2, 140)
+    q, k, v, do = inputs(1, 2, 140, 16, 24)
+    logs = logs_of(1, 2, 140)
     whole = gradient((q, k, v, do), log_decay=logs)
-    assert np.array_equal(whole, gradient((q, k, v, do), log_decay=logs))
-    last = gradient(tuple(np.ascontiguousarray(x[1:, 1:]) for x in (q, k, v, do)), log_decay=logs[1:, 1:].copy())
-    assert np.array_equal(whole[1:, 1:], last)
+    last = gradient(tuple(np.ascontiguousarray(x[:, 1:]) for x in (q, k, v, do)), log_decay=logs[:, 1:].copy())
+    assert np.array_equal(whole[:, 1:], last)
     tokens_first = tuple(np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in (q, k, v, do))
     strided = np.ascontiguousarray(logs.transpose(0, 2, 1)).transpose(0, 2, 1)
     assert np.array_equal(whole, gradient(tokens_first, log_decay=strided))

@@ -17,8 +17,8 @@ makes the tables of log_decay (`step_tables`).
 The result is as exact as float32 arithmetic: tensor cores round sums toward zero, which adds up where a state does, so
 that 5 is added by threads. q, k, v and do are bfloat16, and need one part.
 
-Shared memory: `StepsConfig.met_tiles`, 2 * 128 * (128 + Dv) * (1 + stages) bytes, 192 KiB of Dv = 128, 8 KiB of sums
-and 2 KiB of tables. Registers: Dv / 2 of the state, beside it 64 of `met` or Dv / 2 of `more`, and up to 32 words of a
+Shared memory: `StepsConfig.met_tiles`, 2 * 128 * (128 + Dv) * stages bytes, 192 KiB of Dv = 128, 8 KiB of sums and
+2 KiB of tables. Registers: Dv / 2 of the state, beside it 64 of `met` or Dv / 2 of `more`, and up to 32 words of a
 left factor.
 """
 
@@ -63,11 +63,9 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
     decays = step_decay(Dv, tiles.decay_at, walk.back)
     steps, steps_pipe, written = step_tables(tiles.decay_at, walk.back), pipeline(1, 0, WARPS), companion(1, 0)
     x_tile, y_tile = box_tile(tiles.x, 0, 2), box_tile(tiles.y, tiles.y_at, 2)
-    k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
-    x_pipe = pipeline(1, tiles.x.nbytes + tiles.y.nbytes, WARPS)
-    k_pipe = pipeline(config.stages, tiles.k.nbytes + tiles.v.nbytes, WARPS)
+    pipe, TURNS = pipeline(config.stages, tiles.x.nbytes + tiles.y.nbytes, WARPS), u32(1 + walk.looks)  # of a chunk
     state_y, kept, fragments = exact_left(tiles.y), kept_states(Dv), fragments_of(Dv)
-    kv, met_x = exact_sums(tiles.k, tiles.v, decays.weight), times_transposed(tiles.x)
+    kv, met_x = exact_sums(tiles.x, tiles.v, decays.weight), times_transposed(tiles.x)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
     lanes, all_warps = lane_reductions(f32, 32), meeting(CONSUMERS)
 
@@ -102,16 +100,15 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
         v_apart,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        x_bars, k_bars, steps_bars = x_pipe.barriers(), k_pipe.barriers(), steps_pipe.barriers()
+        bars, steps_bars = pipe.barriers(), steps_pipe.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
         if cuda.threadIdx.x == 0:
-            x_pipe.init(x_bars)
-            k_pipe.init(k_bars)
+            pipe.init(bars)
             steps_pipe.init(steps_bars)
         prefetch_maps((x_map, y_map, k_map, v_map), 1)
-        x_pipe.start()
+        pipe.start()
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
         i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
@@ -119,16 +116,18 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
+                end *= TURNS
                 while i != end:
                     if walk.looks:
-                        stage = x_pipe.acquire(x_bars, i)
-                        x_tile.load(smem, stage, x_map, Corner(m0, 0, (i32(h * x_apart), b)), x_bars.full)
-                        y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), x_bars.full)
-                    stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
-                    v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), k_bars.full)
+                        stage = pipe.acquire(bars, i)
+                        x_tile.load(smem, stage, x_map, Corner(m0, 0, (i32(h * x_apart), b)), bars.full)
+                        y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), bars.full)
+                        i = pipe.next(i)
+                    stage = pipe.acquire(bars, i)
+                    x_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), bars.full)
+                    y_tile.load(smem, stage, v_map, Corner(m0, 0, (i32(h * v_apart), b)), bars.full)
                     m0 = i32(m0 + STEP)
-                    i = x_pipe.next(i)
+                    i = pipe.next(i)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()
                 while i != end:
@@ -137,10 +136,10 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                     steps.put(tables, own, i32(call.rows - m0))
                     written.hand(steps_bars.full, i)
                     m0 = i32(m0 + STEP)
-                    i = x_pipe.next(i)
+                    i = pipe.next(i)
         else:
             role.consume()
-            end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
+            end, n = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), u32(0)  # n: of fillings
             mine = decays.of(tables, call, h)
             state, more, products, by_column = kv.fragment(), kv.fragment(), state_y.fragment(), sums.values()
             for j in range(kv.size // 4):
@@ -160,11 +159,12 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                         of_warps.put(smem, turn, lanes.sum(kept.product(states, at, state)))
                     else:
                         kept.put(states, at, state)
-                    stage = x_pipe.wait(x_bars, i)
+                    stage = pipe.wait(bars, n)
                     state_y.multiply(products, state, smem, y_tile.at(stage))  # products [64, tokens] = state @ Y.T
                     met_x(by_column, products, smem, x_tile.at(stage))  # the sums of my rows of products * X.T
                     sums.put(smem, turn, by_column)
-                    x_pipe.release(x_bars, i)
+                    pipe.release(bars, n)
+                    n = pipe.next(n)
                     steps_pipe.wait(steps_bars, i)
                     all_warps.gather()
                     if warpgroup == 0:
@@ -178,16 +178,17 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                             both.data[start(both, b, h, chunk)] = total if there and chunk >= first_forth else num.zero
                 else:
                     steps_pipe.wait(steps_bars, i)
-                stage = k_pipe.wait(k_bars, i)
-                keys, fade = (k_tile.at(stage), (mine, count, call.kept_scale)), decays.fade(mine, count)
-                kv.multiply(more, keys, smem, v_tile.at(stage))  # more [64, Dv] = (decayed K).T @ V
+                stage = pipe.wait(bars, n)
+                keys, fade = (x_tile.at(stage), (mine, count, call.kept_scale)), decays.fade(mine, count)
+                kv.multiply(more, keys, smem, y_tile.at(stage))  # more [64, Dv] = (decayed K).T @ V
                 steps_pipe.release(steps_bars, i)  # read by all lanes before they began to multiply
-                k_pipe.release(k_bars, i)
+                pipe.release(bars, n)
+                n = pipe.next(n)
                 for j in range(kv.size // 4):
                     for e in range(4):
                         state[4 * j + e] = state[4 * j + e] * fade + more[4 * j + e]
                 m0 = i32(m0 + STEP)
-                i = x_pipe.next(i)
+                i = pipe.next(i)
             if walk.finishes:
                 place = i64(b) * final.strides[0] + i64(h) * final.strides[1] + part * segment
                 fragments.store(final, state, place, (i32(ROWS * warpgroup), 0), (call.D, call.Dv))

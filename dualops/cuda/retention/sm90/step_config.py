@@ -16,13 +16,10 @@ SUMS, OF_WARPS = column_sums_bytes(CHUNK, WARPS), warp_sums_bytes(WARPS)
 class MetTiles(NamedTuple):
     """What lies in shared memory of a walk."""
 
-    x: Operand  # [CHUNK, 128]
-    y: Operand  # [CHUNK, Dv]
-    k: Operand  # [CHUNK, 128], a stage
-    v: Operand  # [CHUNK, Dv], a stage
+    x: Operand  # [CHUNK, 128], a stage; K's is the same
+    y: Operand  # [CHUNK, Dv], a stage
+    v: Operand  # where Y lies, too
     y_at: int
-    k_at: int
-    v_at: int
     sums_at: int
     warps_at: int
     decay_at: int  # the tables of log_decay
@@ -45,24 +42,23 @@ class PairTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsConfig:
-    """stages: of K and V, which a walk reads last of a chunk; X and Y, which it reads first, come while it does. run:
-    chunks that a block of pairs has one after another, so that it loads one while it sums up the one before.
+    """stages: of X and Y, then K and V, which a walk reads of a chunk in turns: with three, two are on their way while
+    it reads one. run: chunks that a block of pairs has one after another, so that it loads one while it sums up the one
+    before.
     """
 
-    stages: int = 2
+    stages: int = 3
     run: int = 4
 
     def met_tiles(self, Dv: int) -> MetTiles:
         """For values of this width, in whole boxes."""
         x, y = Operand(CHUNK, KEY_WIDTH, 2, 128, "k"), Operand(CHUNK, Dv, 2, 128, "k")
         v = Operand(CHUNK, Dv, 2, 128, "mn")
-        y_at = x.nbytes
-        k_at = y_at + y.nbytes
-        v_at = k_at + self.stages * x.nbytes
-        sums_at = v_at + self.stages * v.nbytes
+        y_at = self.stages * x.nbytes
+        sums_at = y_at + self.stages * y.nbytes
         warps_at = sums_at + SUMS
         decay_at = warps_at + OF_WARPS
-        return MetTiles(x, y, x, v, y_at, k_at, v_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES)
+        return MetTiles(x, y, v, y_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES)
 
     def pair_tiles(self, D: int, Dv: int) -> PairTiles:
         """The same, and for keys of this width."""
