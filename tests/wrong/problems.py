@@ -285,7 +285,7 @@ def _attention_gradient() -> Iterator[Problem]:
 
 
 def _attention_dbias() -> Iterator[Problem]:
-    """Each tile of scores has keys of its own, of one block or two; and queries stay for three tiles of keys, or for one
+    """Each tile of scores has keys of its own, of one block or two; queries stay for three tiles of keys, or for one
     where a mask hides the others, in pieces.
     """
     config = DbiasConfig(1, 16, late_stages=2)

@@ -42,8 +42,8 @@ def lane_reductions(number: Any, lanes: int) -> LaneReductions:
 
 
 def transposed(number: Any) -> Callable[..., Any]:
-    """The verb (a, b, c, d) -> four numbers, in lane r of four neighbours those that they have in place r. All 32 lanes of
-    the warp must call it.
+    """The verb (a, b, c, d) -> four numbers, in lane r of four neighbours those that they have in place r. All 32 lanes
+    of the warp must call it.
     """
     num = numbers(number)
 

@@ -15,7 +15,9 @@ from ...tile.boxes import Cluster
 from ...tile.schedule import schedule
 from ..options import OptionChain
 
-GROUP_ROWS = 12  # tiles of the bias above one another whose columns are taken first: so many by as many share loads
+# tiles of the bias above one another whose columns are taken first, so that blocks that run at once share loads; of 132
+# blocks each then has other rows of a group in turn, of which a causal mask shows some more than others
+GROUP_ROWS = 10
 WANTED_PARTS = 512  # of a bias's tiles, a piece a part, for GPUs with some 132 SMs
 LEAST_VISITS = 8  # of a piece
 

@@ -136,9 +136,10 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
             while number < numbers:
                 part = walk.part(number, extent)
                 i, kept = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), u32(shfl_idx_i32(i32(kept), 0, FULL_WARP))
-                own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
                 gradient.clear(totals)
                 visit = walk.first(part, extent, offset, options)
+                if visit.v < part.end:
+                    own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
                 while visit.v < part.end:
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
                     statistics.read(row_lse, lse, visit, row)
