@@ -9,7 +9,7 @@ sum of many products; threads, which round to the nearest, add what is to be add
 others are multiplied, half of the steps after the other.
 
 Element e of a thread's accumulators is element e of what it has of a left factor (`fragment`), so that parts are packed
-where they are. No number may be infinite, or NaN comes of it.
+where they are. Of an infinite number NaN comes, but where sums are asked for that may have one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.convert import unpack_bf16x2
-from .carried import DTYPE, transposed
+from .carried import DTYPE, rest, transposed
 from .products import anew_i32
 from .swizzle import Operand
 from .thirds import packed_parts, upper_part
@@ -38,6 +38,18 @@ class ExactProduct(Namespace):
     multiply: Callable[..., None]  # (out, left, smem, b_at): out is there when it returns; left: what is multiplied
 
 
+@verb
+def below(number):
+    """What cutting off the upper part leaves."""
+    return f32(number - upper_part(number))
+
+
+@verb
+def below_any(number):
+    """The same: nothing of what is infinite."""
+    return rest(below(number))
+
+
 @cache
 def exact_left(b: Operand) -> ExactProduct:
     """For a right factor of bfloat16; `left` are the accumulators."""
@@ -51,11 +63,13 @@ def exact_left(b: Operand) -> ExactProduct:
         for e in range(2 * WORDS):
             eight[e] = acc[2 * WORDS * step + e]
 
-    return _in_parts(b, begin, take)
+    return _in_parts(b, begin, take, below)
 
 
-def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any]) -> ExactProduct:
-    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by."""
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, among_others: bool = False) -> ExactProduct:
+    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by.
+    among_others: X may have infinite numbers, and registers are few.
+    """
     columns = transposed(x)
 
     @verb
@@ -75,12 +89,15 @@ def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any]) -> ExactProdu
                 low, high = unpack_bf16x2(words[word])
                 eight[2 * word], eight[2 * word + 1] = low * here, high * next_one
 
-    return _in_parts(y, begin, take)
+    return _in_parts(y, begin, take, below_any, beside=False) if among_others else _in_parts(y, begin, take, below)
 
 
-def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) -> ExactProduct:
+def _in_parts(
+    b: Operand, begin: Callable[..., Any], take: Callable[..., None], less: Callable[..., Any], *, beside: bool = True
+) -> ExactProduct:
     """Verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
-    thread's numbers of a step of the left factor.
+    thread's numbers of a step of the left factor; less(number): what is below its upper part. beside: a half is packed
+    beside the products of the other one.
     """
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
@@ -96,9 +113,9 @@ def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) 
                 take(eight, begun, smem, FIRST + step)
                 for word in range(WORDS):
                     at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
-                    one, other = f32(one - upper_part(one)), f32(other - upper_part(other))
+                    one, other = less(one), less(other)
                     words[WORDS * COUNT + at] = packed_parts(one, other)
-                    words[at] = packed_parts(f32(one - upper_part(one)), f32(other - upper_part(other)))
+                    words[at] = packed_parts(less(one), less(other))
             product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
 
         return multiply_lower
@@ -119,17 +136,23 @@ def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) 
 
     lower, other_lower = map(lower_parts, of_half)
     upper, other_upper = map(upper_parts, of_half)
+    let_go = mma.wait_but_one if beside else mma.wait
 
     @verb
     def multiply(out, left, smem, b_at):
-        words, other_words, place = mma.left(), mma.left(), (smem, b_at)
+        words, place = mma.left(), (smem, b_at)
+        other_words = words
+        if beside:
+            other_words = mma.left()
         begun = begin(left)
         lower(out, words, begun, place)
+        if not beside:
+            mma.wait(out)
         other_lower(out, other_words, begun, place)
-        mma.wait_but_one(out)
+        let_go(out)
         begun = begin(left)
         upper(out, words, begun, place)
-        mma.wait_but_one(out)
+        let_go(out)
         other_upper(out, other_words, begun, place)
         mma.wait(out)
 

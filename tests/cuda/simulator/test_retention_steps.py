@@ -101,8 +101,8 @@ def test_one_token_of_a_recurrence_is_one_launch():
     assert len(kernels_of(with_logs(1), form="recurrent", return_state=True)) == 1
 
 
-def test_tensor_cores_refuse_it():
-    x = np.zeros((8, 16, 128, 64), numpy_dtype("bfloat16"))
+def test_tensor_cores_refuse_wide_heads():
+    x = np.zeros((8, 16, 128, 136), numpy_dtype("bfloat16"))
     logs = np.zeros((8, 16, 128), np.float32)
     with pytest.raises(NotImplementedError, match="rung sm90 does not do"):
         dualops.cuda.plan("retention", x, x, x, log_decay=logs, kernel="sm90")

@@ -12,8 +12,8 @@ A block walks one sequence of one head from chunk to chunk of 128 tokens. Two wa
                                     6  state, rounded, to shared memory, where both warpgroups read it next time
 
 n is 128, or how many tokens the last chunk has. The state stays in registers, in float32, from chunk to chunk. K.T
-comes from shared memory transposed, so that decay is put on it in registers (`tile.carried`): rounded to 16 bits, or
-where the state is a result, in three parts, as otherwise it would be as coarse as bfloat16.
+comes from shared memory transposed, so that decay is put on it in registers: rounded to 16 bits, or where the state is
+a result, in three parts, and then what a chunk adds to it is a sum of its own (`state_sums`).
 
 Of a head that forgets at once, as one with log_decay may, 4 has a second part (`tile.near_pairs`). With log_decay each
 power of gamma is what `step_decay` finds in tables of the chunk, which a second warp of those that load makes
@@ -46,7 +46,7 @@ from typing import Any
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import carried, weighted_sums
+from ...tile.carried import carried
 from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -65,6 +65,7 @@ from .config import BOX, CHUNK, CONSUMERS, DTYPE, Sm90Config, Walk
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
+from .state_sums import state_sums
 from .step_decay import step_decay
 from .step_tables import step_tables
 
@@ -102,7 +103,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
     near = near_pairs(tiles.v)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = weighted_sums(tiles.k, tiles.v, config.parts, decays.weight)
+    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight)
 
     @kernel(
         *[tensor_map] * 4,
@@ -180,7 +181,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             mine = decays.of(tables if STEPWISE else decay, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            near_words = near.words()
+            near_words, more = near.words(), kv.fragment()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -216,9 +217,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     if STEPWISE:
                         steps_pipe.wait(steps_bars, i)
                 fade = decays.fade(mine, count)
-                for j in range(kv.size // 4):
-                    for e in range(4):
-                        state[4 * j + e] *= fade
+                kv.fade(state, fade)
                 if walk.looks:
                     pv.wait(o)
                     if decays.forgets(mine):
@@ -231,8 +230,8 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         boxes.take(values, o, box)
                         boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
                         box = boxes.next(box)
-                kv.add(state, smem, (k_at, v_at), (mine, count, call.kept_scale))  # state += (decayed K).T @ V
-                kv.wait(state)
+                known = decays.again(mine), count, call.kept_scale
+                kv.add(state, more, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 if STEPWISE:
                     written.leave()
                     steps_pipe.release(steps_bars, i)
