@@ -31,11 +31,13 @@ WORDS = 4  # of a thread, of a step
 
 
 class ExactProduct(Namespace):
-    """The verb, by all threads of a warpgroup."""
+    """The verbs, by all threads of a warpgroup."""
 
     size: int  # accumulators of a thread
     fragment: Callable[..., Any]  # () -> a local array for out
-    multiply: Callable[..., None]  # (out, left, smem, b_at): out is there when it returns; left: what is multiplied
+    words: Callable[..., Any]  # () -> local arrays for parts
+    # (out, words, left, smem, b_at): out is there when it returns; left: what is multiplied
+    multiply: Callable[..., None]
 
 
 @cache
@@ -121,8 +123,12 @@ def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) 
     upper, other_upper = map(upper_parts, of_half)
 
     @verb
-    def multiply(out, left, smem, b_at):
-        words, other_words, place = mma.left(), mma.left(), (smem, b_at)
+    def words_of_halves():
+        return mma.left(), mma.left()
+
+    @verb
+    def multiply(out, both_words, left, smem, b_at):
+        (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
         other_lower(out, other_words, begun, place)
@@ -133,4 +139,4 @@ def _in_parts(b: Operand, begin: Callable[..., Any], take: Callable[..., None]) 
         other_upper(out, other_words, begun, place)
         mma.wait(out)
 
-    return ExactProduct(size=mma.size, fragment=mma.fragment, multiply=multiply)
+    return ExactProduct(size=mma.size, fragment=mma.fragment, words=words_of_halves, multiply=multiply)
