@@ -31,11 +31,13 @@ WORDS = 4  # of a thread, of a step
 
 
 class ExactProduct(Namespace):
-    """The verb, by all threads of a warpgroup."""
+    """The verbs, by all threads of a warpgroup."""
 
     size: int  # accumulators of a thread
     fragment: Callable[..., Any]  # () -> a local array for out
-    multiply: Callable[..., None]  # (out, left, smem, b_at): out is there when it returns; left: what is multiplied
+    words: Callable[..., Any]  # () -> local arrays for parts
+    # (out, words, left, smem, b_at): out is there when it returns; left: what is multiplied
+    multiply: Callable[..., None]
 
 
 @verb
@@ -139,11 +141,15 @@ def _in_parts(
     let_go = mma.wait_but_one if beside else mma.wait
 
     @verb
-    def multiply(out, left, smem, b_at):
-        words, place = mma.left(), (smem, b_at)
-        other_words = words
+    def words_of_halves():
+        words = mma.left()
         if beside:
-            other_words = mma.left()
+            return words, mma.left()
+        return words, words
+
+    @verb
+    def multiply(out, both_words, left, smem, b_at):
+        (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
         if not beside:
@@ -156,4 +162,4 @@ def _in_parts(
         other_upper(out, other_words, begun, place)
         mma.wait(out)
 
-    return ExactProduct(size=mma.size, fragment=mma.fragment, multiply=multiply)
+    return ExactProduct(size=mma.size, fragment=mma.fragment, words=words_of_halves, multiply=multiply)

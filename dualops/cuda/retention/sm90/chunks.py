@@ -181,7 +181,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             mine = decays.of(tables if STEPWISE else decay, call, h)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            near_words, more = near.words(), kv.fragment()
+            near_words, room = near.words(), kv.room()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -231,7 +231,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                         boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
                         box = boxes.next(box)
                 known = decays.again(mine), count, call.kept_scale
-                kv.add(state, more, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
+                kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 if STEPWISE:
                     written.leave()
                     steps_pipe.release(steps_bars, i)

@@ -142,6 +142,7 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
             end, n = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), u32(0)  # n: of fillings
             mine = decays.of(tables, call, h)
             state, more, products, by_column = kv.fragment(), kv.fragment(), state_y.fragment(), sums.values()
+            state_words, key_words = state_y.words(), kv.words()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -160,7 +161,7 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                     else:
                         kept.put(states, at, state)
                     stage = pipe.wait(bars, n)
-                    state_y.multiply(products, state, smem, y_tile.at(stage))  # products [64, tokens] = state @ Y.T
+                    state_y.multiply(products, state_words, state, smem, y_tile.at(stage))  # products = state @ Y.T
                     met_x(by_column, products, smem, x_tile.at(stage))  # the sums of my rows of products * X.T
                     sums.put(smem, turn, by_column)
                     pipe.release(bars, n)
@@ -180,7 +181,7 @@ def build_met_states(config: StepsConfig, Dv: int, walk: Walk) -> Kernel:
                     steps_pipe.wait(steps_bars, i)
                 stage = pipe.wait(bars, n)
                 keys, fade = (x_tile.at(stage), (mine, count, call.kept_scale)), decays.fade(mine, count)
-                kv.multiply(more, keys, smem, y_tile.at(stage))  # more [64, Dv] = (decayed K).T @ V
+                kv.multiply(more, key_words, keys, smem, y_tile.at(stage))  # more [64, Dv] = (decayed K).T @ V
                 steps_pipe.release(steps_bars, i)  # read by all lanes before they began to multiply
                 pipe.release(bars, n)
                 n = pipe.next(n)

@@ -21,9 +21,10 @@ class StateSums(Namespace):
     """The verbs, by all threads of a warpgroup."""
 
     size: int  # numbers of a thread
-    fragment: Callable[..., Any]  # () -> a local array for the state, or for `more`
+    fragment: Callable[..., Any]  # () -> a local array for the state
+    room: Callable[..., Any]  # () -> local arrays that `add` needs beside it
     fade: Callable[..., None]  # (state, by): what of this can be done before `add`
-    # (state, more, smem, places, args, by): of K and V at `places`; all of it, when it returns
+    # (state, room, smem, places, args, by): of K and V at `places`; all of it, when it returns
     add: Callable[..., None]
 
 
@@ -36,31 +37,40 @@ def _rounded(k: Operand, v: Operand, weight: Callable[..., Any]) -> StateSums:
     sums = weighted_sums(k, v, 1, weight)
 
     @verb
+    def room():
+        return ()
+
+    @verb
     def fade(state, by):
         for j in range(sums.size // 4):
             for e in range(4):
                 state[4 * j + e] *= by
 
     @verb
-    def add(state, more, smem, places, args, by):
+    def add(state, room, smem, places, args, by):
         sums.add(state, smem, places, args)
         sums.wait(state)
 
-    return StateSums(size=sums.size, fragment=sums.fragment, fade=fade, add=add)
+    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade, add=add)
 
 
 def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any]) -> StateSums:
     sums = exact_sums(k, v, weight, among_others=True)
 
     @verb
+    def room():
+        return sums.fragment(), sums.words()
+
+    @verb
     def fade(state, by):
         pass
 
     @verb
-    def add(state, more, smem, places, args, by):
-        sums.multiply(more, (places[0], args), smem, places[1])
+    def add(state, room, smem, places, args, by):
+        more, words = room
+        sums.multiply(more, words, (places[0], args), smem, places[1])
         for j in range(sums.size // 4):
             for e in range(4):
                 state[4 * j + e] = state[4 * j + e] * by + more[4 * j + e]
 
-    return StateSums(size=sums.size, fragment=sums.fragment, fade=fade, add=add)
+    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade, add=add)
