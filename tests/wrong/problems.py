@@ -293,7 +293,7 @@ def _attention_dbias() -> Iterator[Problem]:
         ("a cluster", replace(config, cluster=Cluster(2, 1)), (3, 70, 20), (70, 20), {}),
         ("queries stay", config, (4, 100, 40), (100, 1), {"causal": True}),
     ):
-        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, tile=tile: iter([(tile, "alone")])})
+        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, shares, tile=tile: iter([(tile, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, H, Sk, 64), "v": (1, H, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, few, TWO_KERNELS, *NONE_ANEW)
