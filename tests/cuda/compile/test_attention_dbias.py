@@ -53,6 +53,12 @@ def test_blocks_that_share_loads(beside):
     sound(build_dbias(config, found, DENSE, "bfloat16", False), ARCH, config.shared_bytes(128, 128))
 
 
+def test_parts_of_a_dense_bias():
+    found = variant_of(64, 64, "bias", dtype="float16")
+    config, _ = next(dbias_configs(64, 64, MOST_BYTES, shares=False))
+    sound(build_dbias(config, found, DENSE, "float32", True), ARCH, config.shared_bytes(64, 64))
+
+
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_sums_of_parts(lanes):
     sound(build_dbias_sum("bfloat16", lanes), ARCH)
