@@ -212,6 +212,7 @@ def _cases() -> tuple[Case, ...]:
     add("sim_gqa_causal", (1, 2, 17, 8), (1, 21), FLOATS, sim, causal=True, return_lse=True)
     add("sim_top_left", (1, 1, 18, 12), (1, 17), ("float32", "bfloat16"), sim, Dv=20, causal="top_left")
     add("sim_plain", (2, 1, 5, 8), (1, 20), ("float64", "float16"), sim, scale=1.0)
+    add("sim_bias", (1, 2, 5, 8), (1, 20), ("bfloat16",), sim, causal=True, return_lse=True, arrays={"bias": (5, 20)})
     _add_block_masks(add)
     for number, row in enumerate(PAIRS):
         shapes, params = paired(row, (2, 4, 45, 24), (2, 53), 40)

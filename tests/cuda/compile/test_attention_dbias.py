@@ -14,7 +14,7 @@ from dualops.cuda.flash_attention.sm90.dbias_config import dbias_configs
 from dualops.cuda.flash_attention.sm90.dbias_sums import build_dbias_sum
 from dualops.cuda.tile.boxes import Cluster
 from dualops.spec.attention.cases import EVERYTHING
-from tests.cuda.compile.attention import names, variant_of
+from tests.cuda.compile.attention import variant_of
 from tests.cuda.compile.ptx import sound
 
 ARCH = "sm_90a"
@@ -38,7 +38,7 @@ CASES: list[Any] = [
 def test_each_config(keys, D, Dv, options, one, dtype):
     found = variant_of(D, Dv, *{"bias": True, **dict.fromkeys(options)}, dtype=dtype)
     D, Dv = padded(D), padded(Dv)
-    config, _ = next(dbias_configs(D, Dv, names(found), MOST_BYTES))
+    config, _ = next(dbias_configs(D, Dv, MOST_BYTES, shares=False))
     assert config.block_kv == keys
     build = build_dbias(config, found, one, dtype if one == DENSE else "float32", one == DENSE)
     report = sound(build, ARCH, config.shared_bytes(D, Dv))
@@ -48,9 +48,15 @@ def test_each_config(keys, D, Dv, options, one, dtype):
 @pytest.mark.parametrize("beside", [False, True])
 def test_blocks_that_share_loads(beside):
     found = variant_of(128, 128, "bias", "causal")
-    config, _ = next(dbias_configs(128, 128, names(found), MOST_BYTES))
+    config, _ = next(dbias_configs(128, 128, MOST_BYTES, shares=False))
     config = replace(config, cluster=Cluster(2, 2), beside=beside)
     sound(build_dbias(config, found, DENSE, "bfloat16", False), ARCH, config.shared_bytes(128, 128))
+
+
+def test_parts_of_a_dense_bias():
+    found = variant_of(64, 64, "bias", dtype="float16")
+    config, _ = next(dbias_configs(64, 64, MOST_BYTES, shares=False))
+    sound(build_dbias(config, found, DENSE, "float32", True), ARCH, config.shared_bytes(64, 64))
 
 
 @pytest.mark.parametrize("lanes", [1, 32])

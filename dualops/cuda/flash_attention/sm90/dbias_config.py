@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -73,13 +73,16 @@ class DbiasConfig:
 
 MOST_KEYS, LEAST_KEYS = 128, 64
 STAGES = ((2, 2), (2, 1), (1, 1))  # best first
+LEAST_SHARED = 1024  # rows and columns of a bias of whose tiles clusters have few beyond its end
+SHARING = ONE_BLOCK  # such a bias's clusters; others than of one block are not measured yet
 
 
-def dbias_configs(D: int, Dv: int, options: Sequence[str], room: int) -> Iterator[tuple[DbiasConfig, str]]:
+def dbias_configs(D: int, Dv: int, room: int, *, shares: bool) -> Iterator[tuple[DbiasConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, that there is so much shared memory for, best first: large ones,
     as a tile of scores is two products of what L2 has to bring, 4 * (BLOCK_Q + BLOCK_KV) bytes for a column of heads.
+    shares: the bias is large, with rows and columns of its own.
     """
     for block_kv, (stages, late_stages) in product(range(MOST_KEYS, LEAST_KEYS - 1, -16), STAGES):
-        config = DbiasConfig(2, block_kv, stages, late_stages)
+        config = DbiasConfig(2, block_kv, stages, late_stages, cluster=SHARING if shares else ONE_BLOCK)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:
             yield config, f"{config.block_q} queries by {config.block_kv} keys"

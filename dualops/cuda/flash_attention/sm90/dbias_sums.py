@@ -50,15 +50,16 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
     def first_row(part):
         return i32(part.m0 + i32(cuda.threadIdx.x // 128) * ROWS + my_row())
 
-    def stored(first: int, end: int) -> Callable[..., None]:
+    def stored(first: int, h: int) -> Callable[..., None]:
+        END = min(first + GROUP, quads)
+
         @verb
         def store(to, totals, rows, columns):
-            for j in range(first, end):
-                for h in range(2):
-                    for e in range(2):
-                        n = i32(columns[0] + 8 * j + e)
-                        if rows[2 + h] & (n < columns[1]):
-                            mem.store(to.data, rows[h] + i64(n) * to.strides[4], totals[4 * j + 2 * h + e])
+            for j in range(first, END):
+                for e in range(2):
+                    n = i32(columns[0] + 8 * j + e)
+                    if rows[2 + h] & (n < columns[1]):
+                        mem.store(to.data, rows[h] + i64(n) * to.strides[4], totals[4 * j + 2 * h + e])
 
         return store
 
@@ -81,7 +82,7 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
     if vectors:
         store_all = one_after_another([stored_in_vectors(j, h) for j in range(0, quads, 4) for h in range(2)])
     else:
-        store_all = one_after_another([stored(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
+        store_all = one_after_another([stored(j, h) for j in range(0, quads, GROUP) for h in range(2)])
 
     @verb
     def store_tile(to, totals, part, extent):
