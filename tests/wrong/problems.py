@@ -285,8 +285,8 @@ def _attention_gradient() -> Iterator[Problem]:
 
 
 def _attention_dbias() -> Iterator[Problem]:
-    """In pieces: keys that stay for two of three heads, of a block or two; queries that stay for three tiles of keys, or
-    for one where a mask hides the others. What stays is waited for where it does not, and what passes where it does.
+    """In pieces: keys that stay for two of three heads, of one block or two; queries that stay for three tiles of keys,
+    or one where a mask hides the others. What stays is waited for where it does not, and what passes where it does.
     """
     config = DbiasConfig(1, 16, late_stages=2)
     for name, tile, (H, Hkv), (Sq, Sk), bias, least, params in (
