@@ -119,3 +119,9 @@ def test_what_a_call_launches():
         names = [step.kernel.identity.partition("(")[0].rpartition(".")[2] for step in plan.steps]
         assert len(names) == count and "build_step_gradient" not in names and "build_met" not in names, names
         assert names[-1] == "build_met_pairs" and names.count("build_met_states") == (2 if count == 6 else 4)
+
+
+def test_a_step_that_forgets_nearly_all_costs_those_behind_it_no_digits():
+    """In its eight of tokens, where sums from the eight's beginning would differ by less than they are rounded."""
+    arrays, logs = inputs(1, 16, 64, 64, 64), logs_of(1, 16, 64, least=-60.0)
+    held(gradient(arrays, log_decay=logs), arrays, log_decay=logs)

@@ -55,7 +55,7 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     D, Dv: in whole boxes. decay: log_decay. chunks: of all heads. The last four: as those of `met_states`.
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
-    decays = step_decay(Dv, tiles.decay_at, False)
+    decays = step_decay(Dv, tiles.decay_at, False, by_steps=True)
     steps = step_tables(tiles.decay_at, False, states=False)
     steps_pipe, written = pipeline(1, 0, WARPS), companion(1, 0)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.q, tiles.k_at, 2)

@@ -20,8 +20,10 @@ from .step_tables import EIGHT, EIGHTS, tables_at
 
 
 @cache
-def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
-    """For o of so many columns; tables begin at byte `at` of shared memory; back: tokens see those after them."""
+def step_decay(width: int, at: int, back: bool, *, by_steps: bool = False) -> ChunkDecay:
+    """For o of so many columns; tables begin at byte `at` of shared memory; back: tokens see those after them.
+    by_steps: pairs, and nothing else, are asked for, not of passes back, by all digits of float32.
+    """
     num, QUADS, LAST = numbers(f32), width // 8, 4 * (EIGHT - 1)
     WITHIN, NEAR, KEPT, KNOWN = tables_at(at)
 
@@ -44,19 +46,35 @@ def step_decay(width: int, at: int, back: bool) -> ChunkDecay:
         return anew_i32(i32(cuda.threadIdx.x))
 
     @verb
+    def left_of_steps(left, of_eight, smem, line, column):
+        """From each of my two columns of an eight to a row of it."""
+        for e in range(2):
+            left[e] = num.zero
+        for t in range(1, EIGHT):
+            step = load_float(smem, i32(of_eight + (KEPT - WITHIN) + 4 * t))
+            for e in range(2):
+                left[e] += step if (column + e < t) & (t <= line) else num.zero
+
+    @verb
     def pairs(scores, row, mine, scale):
         (smem, eights), tid = mine, my_thread()
         line, column = i32(u32(row_of(tid)) % u32(EIGHT)), column_of(tid)
         first = i32(u32(row + row_of(tid)) // u32(EIGHT))  # the upper row's: that of all lanes
         edge = cuda.local.array(2, f32)
         own = cuda.local.array(4, f32)  # of pairs of one eight
+        between = cuda.local.array(2, f32)
         for h in range(2):
             of_eight = i32(WITHIN + 4 * EIGHT * i32(first + h))
             here = load_float(smem, i32(of_eight + 4 * line))
-            there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
+            if by_steps:
+                left_of_steps(between, of_eight, smem, line, column)
+            else:
+                there = ld_shared_v2_f32(smem, i32(of_eight + 4 * column))
+                for e in range(2):
+                    between[e] = there[e] - here if back else here - there[e]
             for e in range(2):
                 seen = column + e >= line if back else column + e <= line
-                left = num.exp2(there[e] - here if back else here - there[e]) * scale
+                left = num.exp2(between[e]) * scale
                 own[2 * h + e] = left if seen else num.zero
             edge[h] = to_edge(smem, here, of_eight) * scale
         for n in range(EIGHTS):

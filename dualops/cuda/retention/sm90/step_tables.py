@@ -17,7 +17,9 @@ with its neighbour's and with those of the lanes before and behind, and leaves f
               in each chunk
 
 Sums are of numbers of one sign, so that each is as exact as a number of float32: nothing is subtracted but within an
-eight. In passes that go back a token sees those behind it: the same sums, the ends exchanged.
+eight, where a step that forgets nearly all would cost those behind it their digits. That is less than o's rounding; who
+wants pairs alone finds, where `kept` would be, each step's logarithm, and adds up those between two tokens. In passes
+that go back a token sees those behind it: the same sums, the ends exchanged.
 
 Shared memory: 16 bytes a token, and 4 an eight.
 """
@@ -70,7 +72,7 @@ class StepTables(Namespace):
 @cache
 def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
     """For tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs ask for,
-    `within`, `near` and `eights`.
+    `within`, `near`, `eights`, and in the place of `kept` the logarithms themselves.
     """
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
@@ -153,5 +155,7 @@ def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
                 eights[EIGHTS] = exp_of(to_here * LOG_2)
             kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
             known(smem, own, end + behind if back else begin + before, EACH, lane)
+        else:
+            store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
 
     return StepTables(eights=eights, own=own, fetch=fetch, put=put)
