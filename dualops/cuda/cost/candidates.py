@@ -74,8 +74,11 @@ class Ranking:
 
 
 def rank(title: str, flops: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
-    """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first."""
-    rows = [Ranked(each, each.configs == taken) for each in candidates]
+    """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first.
+
+    taken: the Configs of a call, those of kernels that are not ranked behind the others.
+    """
+    rows = [Ranked(each, each.configs == taken[: len(each.configs)]) for each in candidates]
     rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
     return Ranking(title, flops, tuple(rows))
 

@@ -55,8 +55,7 @@ def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Rankin
     if backward:
         assert p.spec.backward_cost is not None
         candidates = attention_gradient.gradient_candidates(p, gpu, offer.rungs)
-        # the last of what is taken is of kernels that are not ranked
-        yield rank("backward", p.spec.backward_cost.flops(p), candidates, offer.taken[:-1])
+        yield rank("backward", p.spec.backward_cost.flops(p), candidates, offer.taken)
     else:
         candidates = attention.forward_candidates(p, gpu, offer.rungs)
         yield rank("forward", p.spec.forward_cost.flops(p), candidates, offer.taken)
