@@ -20,6 +20,8 @@ class FragmentChanges(Namespace):
     fetches: bool  # whether there is anything to fetch
     held: Callable[..., Any]  # () -> a local array for what options read that can be read before there are scores
     fetch: Callable[..., None]  # (held, options, where): reading begins
+    near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
+    near_quads: tuple[int, ...]  # of the quads of a thread
     through: Callable[..., None]  # (scores, options, scale, where)
     through_held: Callable[..., None]  # (scores, held, options, scale, where): the same, of what was fetched
 
@@ -62,7 +64,7 @@ def fragment_changes(
 
     # every other group: special functions of the others run beside its arithmetic
     NEAR, near_groups = chain.near_score is not None, groups[::2]
-    near_quads = [j for group in near_groups for j in range(*group)]
+    near_quads = tuple(j for group in near_groups for j in range(*group))
     change_near = one_after_another(
         [
             changed(places.at, *group, score=chain.near_score if NEAR and group in near_groups else chain.score)
@@ -147,4 +149,12 @@ def fragment_changes(
         else:
             through(scores, options, scale, where)
 
-    return FragmentChanges(fetches=fetches, held=held, fetch=fetch, through=through, through_held=through_held)
+    return FragmentChanges(
+        fetches=fetches,
+        held=held,
+        fetch=fetch,
+        near=are_near,
+        near_quads=near_quads,
+        through=through,
+        through_held=through_held,
+    )

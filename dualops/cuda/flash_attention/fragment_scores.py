@@ -8,10 +8,10 @@ from typing import Any
 from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
-from ..tile.rows import FULL_WARP
 from ..tile.softmax_rows import LANES as LANES
 from ..tile.unrolled import one_after_another
 from ..views import start
+from .fragment_bends import PairBends, PairProbabilities, pair_bends, pair_probabilities
 from .fragment_changes import fragment_changes
 from .fragment_kept import fragment_kept
 from .fragment_places import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
@@ -40,11 +40,14 @@ class FragmentScores(Namespace):
     keep: Callable[..., None]
     growth: Callable[..., Any]
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
-    slopes: Callable[..., None]  # (slopes, scores, options, scale, where): of products, before `finish`
-    weights: Callable[..., None]  # (weights, options, where): those of transposed tiles
+    again: Callable[..., Any]  # these two: as `FragmentKept` has them
+    weight: Callable[..., Any]
+    near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
     # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
     # factors: scale, and of my two rows what their exponents of 2 are less by
     bend: Callable[..., None]
+    # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
+    pair: Callable[[int, int, bool], PairProbabilities]
 
 
 @verb
@@ -70,14 +73,14 @@ def fragment_scores(
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
     which takes registers, where options read arrays. bent: `finish` masks products, which `bend` then takes on.
-    transposed: rows are keys and columns queries, which `weights` is for and `weigh` is not. word: the verb
+    transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
     (held, number) for words that were fetched and lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     change = fragment_changes(chain, places, groups, apart=apart, fetches=chain.fetches and changes, word=word)
-    keeping = fragment_kept(chain, places, quads)
+    keeping, NEAR = fragment_kept(chain, places, quads, transposed=transposed), chain.near_score is not None
 
     @verb
     def multiplier(scale):
@@ -144,43 +147,31 @@ def fragment_scores(
             if chain.picks:
                 pick(scores, options, scale, where)
 
-    def bent_ones(j: int, h: int) -> Callable[..., None]:
+    def bends_of(j: int, h: int, near: bool) -> PairBends:
+        return pair_bends(chain, places, j, h, near=near and j in change.near_quads)
+
+    def pair(j: int, h: int, near: bool) -> PairProbabilities:
+        return pair_probabilities(chain, bends_of(j, h, near))
+
+    def bent(j: int, h: int, near: bool) -> Callable[..., None]:
+        own = bends_of(j, h, near)
+
         @verb
         def bend_pair(scores, options, factors, where):
-            row, first = i32(my_row() + 8 * h), places.first(where)
-            distance = places.ahead(where, row, first)
-            for e in range(2):
-                product, bent_prob = scores[4 * j + 2 * h + e], num.zero
-                if product != num.minus_inf:
-                    at = places.at(where, row, first, 8 * j + e, distance)
-                    score = chain.score(product * factors[0], options, at)
-                    if score != num.minus_inf:
-                        bent_prob = num.exp2(score * LOG2 - factors[1 + h])
-                        if chain.bends:
-                            bent_prob *= chain.slope(product * factors[0], options, at)
-                scores[4 * j + 2 * h + e] = bent_prob
+            at, base = 4 * j + 2 * h, factors[1 + h]
+            _, found = own((scores[at], scores[at + 1]), options, factors[0], (base, base), where)
+            scores[at], scores[at + 1] = found
 
         return bend_pair
 
-    bend = one_after_another([bent_ones(*pair) for pair in pairs])
-
-    def sloping(j: int, h: int) -> Callable[..., None]:
-        @verb
-        def slope_pair(both, options, scale, where):
-            slopes, scores = both
-            row, first = i32(my_row() + 8 * h), places.first(where)
-            distance = places.ahead(where, row, first)
-            for e in range(2):
-                at = places.at(where, row, first, 8 * j + e, distance)
-                slopes[4 * j + 2 * h + e] = chain.slope(scores[4 * j + 2 * h + e] * scale, options, at)
-
-        return slope_pair
-
-    all_slopes = one_after_another([sloping(*pair) for pair in pairs])
+    bend_near, bend_any = (one_after_another([bent(*each, near) for each in pairs]) for near in (True, False))
 
     @verb
-    def slopes(slopes, scores, options, scale, where):
-        all_slopes((slopes, scores), options, scale, where)
+    def bend(scores, options, factors, where):
+        if NEAR and change.near(scores, options, factors[0]):
+            bend_near(scores, options, factors, where)
+        else:
+            bend_any(scores, options, factors, where)
 
     ALL = u64((1 << 4 * quads) - 1)
 
@@ -234,35 +225,6 @@ def fragment_scores(
         if chain.weighs:
             weigh_all(scores, options, f32(1), where)
 
-    @verb
-    def put_weights(weights, e, four, odd):
-        """Of two neighbouring queries and keys, and 8 queries further: my key's, one of them from the lane of the key
-        beside, which has asked for the other query and gets one of mine.
-        """
-        upper, lower = (four[1], four[3]) if odd else (four[0], four[2])
-        of_beside, lower_of_beside = (four[0], four[2]) if odd else (four[1], four[3])
-        beside = num.shuffle(of_beside, LANES, FULL_WARP)
-        lower_beside = num.shuffle(lower_of_beside, LANES, FULL_WARP)
-        weights[e], weights[e + 1] = (beside, upper) if odd else (upper, beside)
-        weights[e + 4], weights[e + 5] = (lower_beside, lower) if odd else (lower, lower_beside)
-
-    def weights_of(j: int) -> Callable[..., None]:
-        @verb
-        def weights_of_keys(weights, options, scale, where):
-            odd = my_row() % 2
-            at = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, 8 * j, f32(0))
-            near, far = chain.weights(options, at)
-            put_weights(weights, 4 * j, near, odd)
-            put_weights(weights, 4 * j + 2, far, odd)
-
-        return weights_of_keys
-
-    all_weights = one_after_another([weights_of(j) for j in range(0, quads, 2)])
-
-    @verb
-    def weights(weights, options, where):
-        all_weights(weights, options, f32(1), where)
-
     return FragmentScores(
         multiplier=multiplier,
         sink=sink,
@@ -277,7 +239,9 @@ def fragment_scores(
         keep=keeping.keep,
         growth=keeping.growth,
         weigh=weigh,
-        slopes=slopes,
-        weights=weights,
+        again=keeping.again,
+        weight=keeping.weight,
+        near=change.near,
         bend=bend,
+        pair=pair,
     )

@@ -3,6 +3,8 @@ rows are keys and whose columns queries.
 
 P.T = exp2(scores * multiplier - lse)                      of it one makes weight * P.T, rounded, the left factor of dv
 dS.T = (P.T * slope) * (weight * dP.T - delta)             of it the other gets P.T * slope (`tile.handover`)
+
+given, kept: as `GradientOfKeys` has them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from ..tile.handover import EIGHT, Handover
 from ..tile.numbers import numbers
 from ..tile.softmax_rows import PAIRS
 from ..tile.unrolled import one_after_another
+from .fragment_scores import FragmentScores
+from .gradient_of_keys import probabilities_of_keys
+from .options import OptionChain
 
 
 class GradientApart(Namespace):
@@ -22,34 +27,30 @@ class GradientApart(Namespace):
     slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
     """
 
-    probabilities: Callable[..., None]  # (scores, slots, at, multiplier): scores become P
-    multiply: Callable[..., None]  # (values, factors)
+    # (scores, bent, given, slots, at): scores become P, and bent, where there are slopes, P * slope
+    probabilities: Callable[..., None]
+    weigh: Callable[..., None]  # (values, options, kept)
     d_scores: Callable[..., None]  # (d_probs, smem, place, slots, at): weight * dP becomes dS, by what lies in a place
     pack: Callable[..., None]  # (packed, values)
 
 
-def gradient_apart(dtype: str, columns: int, box: Handover) -> GradientApart:
+def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> GradientApart:
     """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16"; `box` has P * slope."""
     num, pack_two, eights = numbers(f32), PAIRS[dtype], range(0, columns // 2, EIGHT)
 
-    def probabilities_from(first: int) -> Callable[..., None]:
-        @verb
-        def some(scores, slots, at, multiplier):
-            """Of two quads of columns, whose statistics are loaded when they are needed: registers are few."""
-            lse = cuda.local.array(4, f32)
-            num.load_four(lse, 0, slots, i32(at + first // 2))
-            for n in range(4):
-                for e in range(2):
-                    i = first + 2 * n + e
-                    scores[i] = num.exp2(scores[i] * multiplier - lse[n // 2 * 2 + e])
+    @verb
+    def keep_pair(others, scores, n, probs, bent, options, _):
+        scores[2 * n], scores[2 * n + 1] = probs
+        if chain.bends:
+            others[2 * n], others[2 * n + 1] = bent
 
-        return some
+    probabilities_and_bent = probabilities_of_keys(chain, score, columns, keep_pair)
 
-    def products_from(first: int) -> Callable[..., None]:
+    def weights_from(first: int) -> Callable[..., None]:
         @verb
-        def some(values, factors, _, __):
-            for i in range(first, first + EIGHT):
-                values[i] *= factors[i]
+        def some(values, growth, kept, _):
+            for n in range(first, first + EIGHT):
+                values[n] *= score.weight(kept, growth, n)
 
         return some
 
@@ -75,14 +76,18 @@ def gradient_apart(dtype: str, columns: int, box: Handover) -> GradientApart:
 
         return some
 
-    all_probabilities, all_products, all_d_scores, all_packs = (
-        one_after_another([made(first) for first in eights])
-        for made in (probabilities_from, products_from, d_scores_from, packs_from)
+    all_weights, all_d_scores, all_packs = (
+        one_after_another([made(first) for first in eights]) for made in (weights_from, d_scores_from, packs_from)
     )
 
     @verb
-    def multiply(values, factors):
-        all_products(values, factors, 0, 0)
+    def probabilities(scores, bent, given, slots, at):
+        probabilities_and_bent(bent, scores, given, 0, slots, at)
+
+    @verb
+    def weigh(values, options, kept):
+        if chain.weighs:
+            all_weights(values, score.growth(options), kept, 0)
 
     @verb
     def d_scores(d_probs, smem, place, slots, at):
@@ -92,4 +97,4 @@ def gradient_apart(dtype: str, columns: int, box: Handover) -> GradientApart:
     def pack(packed, values):
         all_packs(packed, values, 0, 0)
 
-    return GradientApart(probabilities=all_probabilities, multiply=multiply, d_scores=d_scores, pack=pack)
+    return GradientApart(probabilities=probabilities, weigh=weigh, d_scores=d_scores, pack=pack)

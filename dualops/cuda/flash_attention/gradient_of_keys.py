@@ -1,7 +1,7 @@
 """Gradients of scores in the registers of tensor cores' products, whose rows are keys and whose columns queries.
 
 P.T = exp2(scores * multiplier - lse)
-dS.T = P.T * (weight * dP.T - delta) * slope
+dS.T = (P.T * slope) * (weight * dP.T - delta)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.numbers import numbers
 from ..tile.softmax_rows import pairs_of
 from ..tile.unrolled import one_after_another
+from .fragment_scores import FragmentScores
 from .options import OptionChain
 
 
@@ -21,48 +22,90 @@ class GradientOfKeys(Namespace):
     slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
     """
 
-    # (packed, scores, weights, slots, at, multiplier): scores become P, and weight * P is packed
+    # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: options, scale
+    # with the scores' multiplier, where. kept: as `FragmentKept` has it
     probabilities: Callable[..., None]
-    d_scores: Callable[..., None]  # (d_probs, probs, weights, slopes, slots, at): dP becomes dS
+    d_scores: Callable[..., None]  # (d_probs, probs, options, kept, slots, at): dP becomes dS
     pack: Callable[..., None]  # (packed, values)
 
 
-def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOfKeys:
-    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`."""
-    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
+def probabilities_of_keys(
+    chain: OptionChain, score: FragmentScores, columns: int, keep: Callable[..., None]
+) -> Callable[..., None]:
+    """The verb (target, scores, given, kept, slots, at): P of a tile [64, columns], by `keep`, a verb (target, scores,
+    n, probs, bent, options, kept): of two neighbouring columns, pair n of a thread's, P and P * slope.
+    """
+    num, NEAR = numbers(f32), chain.near_score is not None
 
-    def probabilities_from(first: int) -> Callable[..., None]:
+    def pair_from(n: int, near: bool) -> Callable[..., None]:
+        pair = score.pair(n // 2, n % 2, near)
+
         @verb
-        def some(both, weights, place, multiplier):
+        def keep_pair(both, given, bases, kept):
+            target, scores = both
+            probs, bent = pair((scores[2 * n], scores[2 * n + 1]), given, bases)
+            keep(target, scores, n, probs, bent, given[0], kept)
+
+        return keep_pair
+
+    def probabilities_from(first: int, near: bool) -> Callable[..., None]:
+        keep_a, keep_b, keep_c, keep_d = (pair_from(first // 2 + n, near) for n in range(4))
+
+        @verb
+        def some(both, given, place, kept):
             """Of two quads of columns, whose statistics are loaded when they are needed: registers are few."""
-            packed, scores = both
             slots, at = place
             lse = cuda.local.array(4, f32)
             num.load_four(lse, 0, slots, i32(at + first // 2))
-            for n in range(first // 2, first // 2 + 4):
-                for e in range(2):
-                    scores[2 * n + e] = num.exp2(scores[2 * n + e] * multiplier - lse[(n - first // 2) // 2 * 2 + e])
-                if chain.weighs:
-                    put(packed, n, scores[2 * n] * weights[2 * n], scores[2 * n + 1] * weights[2 * n + 1])
-                else:
-                    put(packed, n, scores[2 * n], scores[2 * n + 1])
+            keep_a(both, given, (lse[0], lse[1]), kept)
+            keep_b(both, given, (lse[0], lse[1]), kept)
+            keep_c(both, given, (lse[2], lse[3]), kept)
+            keep_d(both, given, (lse[2], lse[3]), kept)
 
         return some
 
+    of_near, of_any = (
+        one_after_another([probabilities_from(first, near) for first in range(0, columns // 2, 8)])
+        for near in (True, False)
+    )
+
+    @verb
+    def probabilities(target, scores, given, kept, slots, at):
+        if NEAR and score.near(scores, given[0], given[1][0]):
+            of_near((target, scores), given, (slots, at), kept)
+        else:
+            of_any((target, scores), given, (slots, at), kept)
+
+    return probabilities
+
+
+def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, columns: int) -> GradientOfKeys:
+    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`. Where
+    options have slopes, `score.finish` leaves products.
+    """
+    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
+
+    @verb
+    def keep_pair(packed, scores, n, probs, bent, options, kept):
+        scores[2 * n], scores[2 * n + 1] = bent
+        if chain.weighs:
+            growth = score.growth(options)
+            first, second = score.weight(kept, growth, 2 * n), score.weight(kept, growth, 2 * n + 1)
+            put(packed, n, probs[0] * first, probs[1] * second)
+        else:
+            put(packed, n, probs[0], probs[1])
+
     def d_scores_from(first: int) -> Callable[..., None]:
         @verb
-        def some(d_probs, probs, factors, place):
-            weights, slopes = factors
+        def some(d_probs, probs, options_and_kept, place):
+            options, kept = options_and_kept
             slots, at = place
-            delta = cuda.local.array(4, f32)
+            delta, growth = cuda.local.array(4, f32), score.growth(options)
             num.load_four(delta, 0, slots, i32(at + first // 2))
-            for n in range(first // 2, first // 2 + 4):
-                for e in range(2):
-                    if chain.weighs:
-                        d_probs[2 * n + e] *= weights[2 * n + e]
-                    d_probs[2 * n + e] = probs[2 * n + e] * (d_probs[2 * n + e] - delta[(n - first // 2) // 2 * 2 + e])
-                    if chain.bends:
-                        d_probs[2 * n + e] *= slopes[2 * n + e]
+            for n in range(first, first + 8):
+                if chain.weighs:
+                    d_probs[n] *= score.weight(kept, growth, n)
+                d_probs[n] = probs[n] * (d_probs[n] - delta[(n - first) // 4 * 2 + n % 2])
 
         return some
 
@@ -74,17 +117,14 @@ def gradient_of_keys(chain: OptionChain, dtype: str, columns: int) -> GradientOf
 
         return some
 
-    all_probabilities, all_d_scores, all_packs = (
-        one_after_another([made(first) for first in eights]) for made in (probabilities_from, d_scores_from, packs_from)
+    probabilities = probabilities_of_keys(chain, score, columns, keep_pair)
+    all_d_scores, all_packs = (
+        one_after_another([made(first) for first in eights]) for made in (d_scores_from, packs_from)
     )
 
     @verb
-    def probabilities(packed, scores, weights, slots, at, multiplier):
-        all_probabilities((packed, scores), weights, (slots, at), multiplier)
-
-    @verb
-    def d_scores(d_probs, probs, weights, slopes, slots, at):
-        all_d_scores(d_probs, probs, (weights, slopes), (slots, at))
+    def d_scores(d_probs, probs, options, kept, slots, at):
+        all_d_scores(d_probs, probs, (options, score.again(kept)), (slots, at))
 
     @verb
     def pack(packed, values):

@@ -14,7 +14,7 @@ from ...spec.attention.softcap import SOFTCAP
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import mul_wide_u32, numbers
-from ..tile.quick import bounded_quick_tanh, near_tanh, quick_tanh_slope
+from ..tile.quick import bounded_quick_tanh, near_tanh, near_tanh_slope, quick_tanh_slope
 from ..tile.storage import fetch_global_b32, storage
 from ..user_functions import typed
 from ..views import strided
@@ -47,10 +47,11 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
 class OptionChain(Namespace):
     """A `Chain` as a noun of kernels.
 
-    near_score: `score` with fewer special functions, of scores up to near_bound(args) in size; None: there is none.
+    near_score, near_slope: `score` and `slope` with fewer special functions, of scores up to near_bound(args) in size;
+    None: there are none.
     """
 
-    __annotations__ = {**Chain.__annotations__, "near_score": Any, "near_bound": Any}
+    __annotations__ = {**Chain.__annotations__, "near_score": Any, "near_slope": Any, "near_bound": Any}
 
 
 def chain_of(found: Having, dtype: str, *, gradient: bool = False) -> OptionChain:
@@ -63,15 +64,15 @@ def _near(found: Having, verbs: Verbs) -> dict[str, Any]:
     """Where softcap alone changes scores: most lie below it."""
     changing = [option for option in found.variants if option.option.make(verbs, option.facts).score is not None]
     if verbs.bounded is not bounded_quick_tanh or [option.option for option in changing] != [SOFTCAP]:
-        return {"near_score": None, "near_bound": None}
+        return {"near_score": None, "near_slope": None, "near_bound": None}
     INDEX = found.variants.index(changing[0])
 
     @verb
     def bound(args):
         return args[INDEX].cap
 
-    near = verbs._replace(bounded=near_tanh)
-    return {"near_score": compose(found.variants, near).score, "near_bound": bound}
+    near = compose(found.variants, verbs._replace(bounded=near_tanh, tanh_slope=near_tanh_slope))
+    return {"near_score": near.score, "near_slope": near.slope, "near_bound": bound}
 
 
 @cache

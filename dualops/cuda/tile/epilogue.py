@@ -21,7 +21,7 @@ from functools import cache, partial
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
-from ..ptx.arithmetic import opaque_f32 as opaque_f32, opaque_i32
+from ..ptx.arithmetic import anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from ..ptx.fences import fence_proxy_async
@@ -165,13 +165,15 @@ def box_output(dtype: str, columns: int, at: int, places: int, others: int, besi
     )
 
 
-def put_matrices(dtype: str, along: int, first: int = 0) -> Callable[..., None]:
-    """(smem, at, values): a part of 16-bit results to a box, those from number `first` on."""
+def put_matrices(dtype: str, along: int, first: int = 0, *, anew: bool = False) -> Callable[..., None]:
+    """(smem, at, values): a part of 16-bit results to a box, those from number `first` on. anew: a thread finds its
+    places each time, as it has no registers to keep them in.
+    """
     pair, put, span, steps = PAIRS[dtype], stmatrix(4), 2 * along, along // 16
 
     @verb
     def put_matrices(smem, at, values):
-        tid = cuda.threadIdx.x % 128
+        tid = anew_i32(i32(u32(cuda.threadIdx.x) % u32(128))) if anew else cuda.threadIdx.x % 128
         line = i32((tid // 32 * 16 + tid % 16) * span)  # of the row that this lane brings the address of
         flip = line >> 3 & span - 16
         words = cuda.local.array(4, u32)

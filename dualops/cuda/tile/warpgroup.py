@@ -64,7 +64,7 @@ class RegisterMma(Namespace):
 @verb
 def my_warpgroup():
     """The number of this thread's warpgroup, known to the assembler as the same for all lanes."""
-    return shfl_idx_i32(i32(cuda.threadIdx.x // 128), 0, FULL_WARP)
+    return shfl_idx_i32(i32(u32(cuda.threadIdx.x) // u32(128)), 0, FULL_WARP)
 
 
 def parts_multiplied(steps: int) -> list[tuple[int, int]]:

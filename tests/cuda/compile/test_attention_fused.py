@@ -23,6 +23,13 @@ CASES: list[Any] = [
     (100, 60, ("causal",), "elements"),
     (64, 64, ("causal",), "boxes"),
     (48, 60, ("causal", "sinks"), "elements"),
+    *(
+        (128, 128, ("causal", option), "boxes")
+        for option in ("alibi_slopes", "softcap", "dropout_p", "key_padding_mask")
+    ),
+    (100, 128, ("sinks", "softcap"), "elements"),
+    (64, 64, ("causal", "softcap"), "boxes"),
+    (64, 64, ("causal", "sinks", "dropout_p"), "boxes"),
 ]
 
 

@@ -87,6 +87,22 @@ def test_masks_and_sinks(Sq, Sk, D, params):
     checked((1, 1, Sq, D), (1, Sk), 64, **params)
 
 
+@both_widths
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"alibi_slopes": True, "causal": True},
+        {"softcap": 2.0, "causal": True},  # some scores are near, of tiles that are not cut, and some are not
+        {"softcap": 50.0},
+        {"dropout_p": 0.3, "sinks": True},
+        {"key_padding_mask": True},
+    ],
+    ids=str,
+)
+def test_options(D, params):
+    checked((1, 2, 150, D), (1, 260), 64, **params)
+
+
 def test_heads_of_a_group():
     checked((1, 4, 70, 128), (2, 140), 64, causal=True)
 
@@ -124,7 +140,9 @@ def test_a_sequence_alone_and_in_a_batch(D, Sq):
         (2048, 2048, {}, True),
         (2048, 2048, {"causal": True}, True),
         (2048, 2048, {"causal": True, "window": (100, None)}, False),
-        (2048, 2048, {"softcap": 20.0}, False),
+        (2048, 2048, {"softcap": 20.0, "causal": True}, True),
+        (2048, 2048, {"dropout_p": 0.1, "seed": 3}, True),
+        (2048, 2048, {"softcap": 20.0, "dropout_p": 0.1, "seed": 3}, False),
         (64, 4096, {}, False),
     ],
 )

@@ -70,8 +70,9 @@ def build_dkv(
     kq = strip_abt(dtype, tile.k, tile.q, tile.k_boxes, held=config.k_held)
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
-    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, transposed=True), columns_of(config)
-    gradient = gradient_of_keys(chain, dtype, BLOCK_Q)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, bent=chain.bends, transposed=True)
+    columns = columns_of(config)
+    gradient = gradient_of_keys(chain, score, dtype, BLOCK_Q)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     widest = max(variant.D, variant.Dv)
     dk_output = output_of(dtype, variant.D, tile.k_boxes, dk_aligned, widest)
@@ -110,7 +111,7 @@ def build_dkv(
         cp_async_commit()
 
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
+        factors = scale, score.multiplier(scale)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         cp_async_wait_group(0)
         cuda.syncthreads()
@@ -128,15 +129,12 @@ def build_dkv(
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
             # opaque: places of all steps would be kept in registers, of which there are none left
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
-            if chain.bends:
-                score.slopes(slopes, scores, options, scale, where)
+            kept = score.keeps(options, where)
             score.finish(scores, options, scale, where)
-            if chain.weighs:
-                score.weights(weights, options, where)
-            gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
+            gradient.probabilities(packed, scores, (options, factors, where), kept, slots, columns.lse(stage))
             pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
             vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
-            gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
+            gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))
             gradient.pack(packed, d_probs)
             if brings and i + u32(1) != end:
                 columns.fetch(own, lse, delta, task, h, m0)

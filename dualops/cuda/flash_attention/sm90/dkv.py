@@ -73,9 +73,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     dtype, thirds = factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
-    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True)
+    columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(chain, variant.dtype, BLOCK_Q)
+    gradient = gradient_of_keys(chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
     load = loads_of(loaded, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
@@ -147,7 +148,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-            slopes, weights, multiplier = kq.fragment(), kq.fragment(), score.multiplier(scale)
+            factors = scale, score.multiplier(scale)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -158,23 +159,20 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
+                    kept = score.keeps(options, where)
                     kq.wait_but_one(scores)
                     if i != u32(0):
                         do_part.leave()
                         q_pipe.release(q_bars, i - 1)
-                    if chain.bends:
-                        score.slopes(slopes, scores, options, scale, where)
                     score.finish(scores, options, scale, where)
-                    if chain.weighs:
-                        score.weights(weights, options, where)
-                    gradient.probabilities(packed, scores, weights, slots, columns.lse(stage), multiplier)
+                    gradient.probabilities(packed, scores, (options, factors, where), kept, slots, columns.lse(stage))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
                     if BESIDE:
                         vdo.wait_but_one(d_probs)
                     else:
                         pdo.wait(dv_sums)
                         vdo.wait(d_probs)
-                    gradient.d_scores(d_probs, scores, weights, slopes, slots, columns.delta(stage))
+                    gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))
                     if BESIDE:
                         pdo.wait(dv_sums)
                     pdo.collect(dv_acc, dv_sums)

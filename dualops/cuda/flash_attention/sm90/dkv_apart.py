@@ -78,9 +78,10 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
-    score, columns = fragment_scores(chain, ROWS, BLOCK_Q, transposed=True), columns_of(config)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True)
+    columns = columns_of(config)
     box = handover(tiles.p_at, kq.size, config.places, config.exact)
-    gradient = gradient_apart(variant.dtype, BLOCK_Q, box)
+    gradient = gradient_apart(chain, score, variant.dtype, BLOCK_Q, box)
     both, ZERO, ONE = meeting(CONSUMERS_APART), i32(0), i32(1)
     hidden_dk, hidden_dv = hidden_keys(chain, variant, dsq.size, 0), hidden_keys(chain, variant, 0, pdo.size)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
@@ -88,36 +89,27 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
-    BENDS, WEIGHS, BESIDE = chain.bends, chain.weighs, config.beside
+    BENDS, BESIDE = chain.bends, config.beside
 
     @verb
-    def hand_probs(smem, bars, i, scores, others, statistics, factors, options, where):
+    def hand_probs(smem, bars, i, scores, bent, statistics, factors, options, where):
         """S.T becomes P.T, of which P.T * slope is handed over, and then weight * P.T."""
-        slopes, weights = others
         slots, at = statistics
-        scale, multiplier = factors
-        if BENDS:
-            score.slopes(slopes, scores, options, scale, where)
-        score.finish(scores, options, scale, where)
-        gradient.probabilities(scores, slots, at, multiplier)
+        score.finish(scores, options, factors[0], where)
+        gradient.probabilities(scores, bent, (options, factors, where), slots, at)
         place = box.claim(bars, i)
         if BENDS:
-            gradient.multiply(slopes, scores)
-            box.put(smem, place, slopes)
+            box.put(smem, place, bent)
         else:
             box.put(smem, place, scores)
         box.hand(bars, i)
-        if WEIGHS:
-            score.weights(weights, options, where)
-            gradient.multiply(scores, weights)
+        gradient.weigh(scores, options, score.keeps(options, where))
 
     @verb
-    def take_probs(smem, bars, i, d_probs, weights, statistics, options, where):
+    def take_probs(smem, bars, i, d_probs, statistics, options, where):
         """dP.T becomes dS.T."""
         slots, at = statistics
-        if WEIGHS:
-            score.weights(weights, options, where)
-            gradient.multiply(d_probs, weights)
+        gradient.weigh(d_probs, options, score.keeps(options, where))
         gradient.d_scores(d_probs, smem, box.take(bars, i), slots, at)
 
     @kernel(
@@ -180,7 +172,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
-            others, factors = (kq.fragment(), kq.fragment()), (scale, score.multiplier(scale))
+            bent, factors = kq.fragment(), (scale, score.multiplier(scale))
             for e in range(pdo.size):
                 dv_acc[e] = num.zero
             if end != u32(0):
@@ -190,7 +182,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                 do_part.wait(do_full, i)
                 kq.wait(scores)
                 where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                hand_probs(smem, p_bars, i, scores, others, (slots, columns.lse(stage)), factors, options, where)
+                hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), factors, options, where)
                 gradient.pack(packed, scores)
                 h, m0 = tile_after(task, h, m0, BLOCK_Q)
                 i = q_pipe.next(i)
@@ -204,7 +196,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                     else:
                         kq.wait(scores)
                     where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    hand_probs(smem, p_bars, i, scores, others, (slots, columns.lse(stage)), factors, options, where)
+                    hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), factors, options, where)
                     kq.wait(scores)  # for dv: P.T is not rounded before
                     do_part.leave()
                     q_pipe.release(q_bars, i - 1)
@@ -221,7 +213,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
-            dk_acc, d_probs, packed, weights = dsq.fragment(), vdo.fragment(), dsq.left(), vdo.fragment()
+            dk_acc, d_probs, packed = dsq.fragment(), vdo.fragment(), dsq.left()
             for e in range(dsq.size):
                 dk_acc[e] = num.zero
             if end != u32(0):
@@ -231,7 +223,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                 vdo.start(d_probs, smem, v_at, do_tile.at(stage), ZERO)
                 vdo.wait(d_probs)
                 where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                take_probs(smem, p_bars, i, d_probs, weights, (slots, columns.delta(stage)), options, where)
+                take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                 do_part.leave()
                 box.free(p_bars, i)
                 gradient.pack(packed, d_probs)
@@ -247,7 +239,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                     else:
                         vdo.wait(d_probs)
                     where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    take_probs(smem, p_bars, i, d_probs, weights, (slots, columns.delta(stage)), options, where)
+                    take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                     vdo.wait(d_probs)  # for dk: dS.T is not rounded before
                     do_part.leave()
                     box.free(p_bars, i)

@@ -81,11 +81,12 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
-    score, columns = fragment_scores(chain, ROWS, ROWS, transposed=True), columns_of(config)
+    score = fragment_scores(chain, ROWS, ROWS, bent=chain.bends, transposed=True)
+    columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(chain, variant.dtype, ROWS)
+    gradient = gradient_of_keys(chain, score, variant.dtype, ROWS)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
-    put_scores, both = put_matrices(variant.dtype, ROWS), meeting(CONSUMERS)
+    put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
     Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
@@ -100,7 +101,9 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     @verb
     def put_part(floats, bars, i, values):
         """My part of dq as it lies in registers, four numbers of a thread beside those of its neighbour."""
-        place = i32(box.claim(bars, i) * PLACE + my_warpgroup() * FRAGMENT + 4 * (u32(cuda.threadIdx.x) % u32(128)))
+        tid = u32(cuda.threadIdx.x)
+        mine = i32(tid // u32(128) * u32(FRAGMENT) + u32(4) * (tid % u32(128)))
+        place = i32(box.claim(bars, i) * PLACE + mine)
         for n in range(0, SIZE, 4):
             num.store_vector(floats, i32(DQ_AT + place + 128 * n), values, n)
         box.hand(bars, i)
@@ -205,7 +208,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
             k_words, v_words = kq.words(), vdo.words()
-            multiplier = score.multiplier(scale)
+            factors = scale, score.multiplier(scale)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -226,13 +229,14 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                             do_part.wait(do_full, i)
                         # dP.T = V @ dO.T
                         vdo.start(d_probs, v_words, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)
+                        kept = score.keeps(options, where)
                         kq.wait_but_one(scores)
                         score.finish(scores, options, scale, where)
                         lse_at = i32(columns.lse(stage) + at)
-                        gradient.probabilities(packed, scores, scores, slots, lse_at, multiplier)
+                        gradient.probabilities(packed, scores, (options, factors, where), kept, slots, lse_at)
                         pdo.add(dv_acc, packed, smem, i32(do_at + DO_BYTES * part), adds)  # dv [64, Dv] += P.T @ dO
                         vdo.wait_but_one(d_probs)
-                        gradient.d_scores(d_probs, scores, scores, scores, slots, i32(columns.delta(stage) + at))
+                        gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))
                         gradient.pack(packed_ds, d_probs)
                         put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
                         if part < LAST:

@@ -16,7 +16,8 @@ CONSUMERS = 2
 FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup makes at a time, in float32
 FRAGMENT = ROWS * BOX  # numbers
 DS_PLACES = 2  # so that warpgroups meet once a tile
-SERVED = ("band", "sinks")  # options that need no registers beside the rest
+# options that need no registers beside the rest; and of which there are registers for one
+SERVED, ONE_SERVED = ("band", "sinks"), ("alibi", "key_padding_mask", "softcap", "dropout")
 
 
 class FusedTiles(NamedTuple):
@@ -91,8 +92,9 @@ class FusedConfig:
 
 def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[FusedConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first."""
-    narrow = D == Dv == BOX
-    if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and all(name in SERVED for name in options):
+    narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
+    served = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and served:
         # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill
         config = FusedConfig(2 * ROWS, k_held=True, v_held=not options) if narrow else FusedConfig()
         held = " and ".join(["K"] * config.k_held + ["V"] * config.v_held)
