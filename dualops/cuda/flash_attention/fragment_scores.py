@@ -42,8 +42,9 @@ class FragmentScores(Namespace):
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     slopes: Callable[..., None]  # (slopes, scores, options, scale, where): of products, before `finish`
     weights: Callable[..., None]  # (weights, options, where): those of transposed tiles
-    # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
-    # factors: scale, and of my two rows what their exponents of 2 are less by
+    # (scores, held, options, factors, where): products, -inf where a mask is, become probabilities times the options'
+    # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
+    # less by
     bend: Callable[..., None]
 
 
@@ -144,16 +145,28 @@ def fragment_scores(
             if chain.picks:
                 pick(scores, options, scale, where)
 
+    @verb
+    def no_word(held, number):
+        return u32(0)
+
+    @verb
+    def score_read(scaled, options, at, bits, e):
+        return chain.score(scaled, options, at)
+
+    by_words = word is not None and chain.fetches
+    word_of, score_of = (word, chain.score_fetched) if by_words else (no_word, score_read)
+
     def bent_ones(j: int, h: int) -> Callable[..., None]:
         @verb
-        def bend_pair(scores, options, factors, where):
+        def bend_pair(both, options, factors, where):
+            scores, held = both
             row, first = i32(my_row() + 8 * h), places.first(where)
-            distance = places.ahead(where, row, first)
+            distance, bits = places.ahead(where, row, first), word_of(held, 2 * j + h)
             for e in range(2):
                 product, bent_prob = scores[4 * j + 2 * h + e], num.zero
                 if product != num.minus_inf:
                     at = places.at(where, row, first, 8 * j + e, distance)
-                    score = chain.score(product * factors[0], options, at)
+                    score = score_of(product * factors[0], options, at, bits, e)
                     if score != num.minus_inf:
                         bent_prob = num.exp2(score * LOG2 - factors[1 + h])
                         if chain.bends:
@@ -162,7 +175,11 @@ def fragment_scores(
 
         return bend_pair
 
-    bend = one_after_another([bent_ones(*pair) for pair in pairs])
+    bend_all = one_after_another([bent_ones(*pair) for pair in pairs])
+
+    @verb
+    def bend(scores, held, options, factors, where):
+        bend_all((scores, held), options, factors, where)
 
     def sloping(j: int, h: int) -> Callable[..., None]:
         @verb
