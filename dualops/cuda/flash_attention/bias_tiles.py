@@ -25,6 +25,7 @@ from ..backend import Namespace, cuda, i32, u32, verb
 from ..maps import Mapped
 from ..tile.boxes import Corner, box_shape, box_tile
 from ..tile.left_words import WORDS, words_of_columns, words_of_rows
+from ..tile.products import anew_i32
 from ..tile.swizzle import SPANS, Operand
 from ..views import Boxed, boxed
 from .options import Having
@@ -75,8 +76,12 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     @verb
     def load(smem, stage, bias_map, options, place, full):
-        strides = options[index].bias.strides
-        b, h = i32(0) if strides[0] == 0 else i32(place.b), i32(0) if strides[1] == 0 else i32(place.h)
+        """Batch and head are found anew for each tile: threads that load have few registers."""
+        b, h, strides = i32(0), i32(0), options[index].bias.strides
+        if strides[0] != 0:
+            b = anew_i32(i32(place.b))
+        if strides[1] != 0:
+            h = anew_i32(i32(place.h))
         boxes.load(smem, stage, bias_map, Corner(place.m0, place.n0, (h, b)), full)
 
     @verb
@@ -85,7 +90,7 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     @verb
     def held(smem, stage, words):
-        return HeldBias(smem, own.first(boxes.at(stage), cuda.threadIdx.x), words)
+        return HeldBias(smem, own.first(boxes.at(stage), anew_i32(i32(cuda.threadIdx.x))), words)
 
     @verb
     def word(held, number):
