@@ -205,6 +205,7 @@ def _norm_rows() -> Iterator[Problem]:
 
 # queries and keys of attention on sm90: a plain call, and one whose rows see little
 FEWER = {"q": (1, 1, 140, 64), "k": (1, 1, 40, 64), "v": (1, 1, 40, 64)}
+BIAS_OF_FEWER = {"bias": (140, 40)}
 TOKENS = {"q": (332, 1, 64), "k": (72, 1, 64), "v": (72, 1, 64), "cu_seqlens_q": (2,), "cu_seqlens_k": (2,)}
 MASKED = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
 
@@ -258,6 +259,7 @@ def _attention_gradient() -> Iterator[Problem]:
         ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, DqConfig(1, 16, q_stages=2)),
         ("boxes over Q", "flash_attention", FEWER, {}, over_q),
         ("rows over Q", "flash_attention_varlen", TOKENS, MASKED, over_q),
+        ("a bias in boxes", "flash_attention", FEWER | BIAS_OF_FEWER, {}, DqConfig(1, 16, bias_stages=2)),
     ):
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from ...spec import Problem
+from ..flash_attention.bias_tiles import boxed_bias
 from ..flash_attention.options import having
 from ..flash_attention.sm80 import backward as sm80
 from ..flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs as sm80_dkv_configs
@@ -46,7 +47,7 @@ def gradient_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) ->
         for choice in fused_choices(p, results, gpu.device):
             yield _fused(choice, delta, p, gpu)
         widths, metas = (padded(p.D), padded(p.Dv)), {**p.arrays, **results, **sm90.workspace(p)}
-        own = [config for config, _ in (*dq_configs(*widths, _options(p)), *dkv_configs(*widths, _options(p)))]
+        own = [config for config, _ in (*_dq_configs(p), *dkv_configs(*widths, _options(p)))]
         dq = without_idle_stages([_sm90_dq(config, p, gpu) for config in dq_grid(p, gpu)], own)
         dkv = without_idle_stages([_sm90_dkv(config, p, gpu) for config in dkv_grid(p, gpu)], own)
         for one, other in product(_best(dq, own), _best(dkv, own)):
@@ -86,13 +87,18 @@ def _sm80_steps(p: Problem, results: Any, dq: Sm80DqConfig, dkv: Sm80DkvConfig) 
     return [sm80.dq_step(p, metas, dq), sm80.dkv_step(p, metas, dkv)]
 
 
+def _dq_configs(p: Problem) -> Iterator[tuple[DqConfig, str]]:
+    in_boxes = boxed_bias(p) is not None
+    return dq_configs(padded(p.D), padded(p.Dv), _options(p), in_boxes)
+
+
 # --- Hopper --------------------------------------------------------------------------------------
 
 
 def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
     """Tiles for dq that there is room for; the operator's own first."""
     D, Dv = padded(p.D), padded(p.Dv)
-    own, wide = [config for config, _ in dq_configs(D, Dv, _options(p))], max(D, Dv) > 128
+    own, wide = [config for config, _ in _dq_configs(p)], max(D, Dv) > 128
     yield from own
     for keys, turns in product(DQ_KEYS, (True, False)):
         config = DqConfig(2, keys, turns=turns, dq_over_q=wide, zeroed=wide)

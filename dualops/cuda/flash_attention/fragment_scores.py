@@ -43,8 +43,9 @@ class FragmentScores(Namespace):
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
     near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
-    # (scores, options, factors, where): products, -inf where a mask is, become probabilities times the options' slopes.
-    # factors: scale, and of my two rows what their exponents of 2 are less by
+    # (scores, held, options, factors, where): products, -inf where a mask is, become probabilities times the options'
+    # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
+    # less by
     bend: Callable[..., None]
     # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
     pair: Callable[[int, int, bool], PairProbabilities]
@@ -79,7 +80,8 @@ def fragment_scores(
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
-    change = fragment_changes(chain, places, groups, apart=apart, fetches=chain.fetches and changes, word=word)
+    fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
+    change = fragment_changes(chain, places, groups, apart=apart, fetches=fetches, word=word)
     keeping, NEAR = fragment_kept(chain, places, quads, transposed=transposed), chain.near_score is not None
 
     @verb
@@ -148,7 +150,7 @@ def fragment_scores(
                 pick(scores, options, scale, where)
 
     def bends_of(j: int, h: int, near: bool) -> PairBends:
-        return pair_bends(chain, places, j, h, near=near and j in change.near_quads)
+        return pair_bends(chain, places, j, h, near=near and j in change.near_quads, word=word)
 
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
         return pair_probabilities(chain, bends_of(j, h, near))
@@ -157,9 +159,10 @@ def fragment_scores(
         own = bends_of(j, h, near)
 
         @verb
-        def bend_pair(scores, options, factors, where):
+        def bend_pair(both, options, factors, where):
+            scores, held = both
             at, base = 4 * j + 2 * h, factors[1 + h]
-            _, found = own((scores[at], scores[at + 1]), options, factors[0], (base, base), where)
+            _, found = own((scores[at], scores[at + 1]), held, options, factors[0], (base, base), where)
             scores[at], scores[at + 1] = found
 
         return bend_pair
@@ -167,11 +170,11 @@ def fragment_scores(
     bend_near, bend_any = (one_after_another([bent(*each, near) for each in pairs]) for near in (True, False))
 
     @verb
-    def bend(scores, options, factors, where):
+    def bend(scores, held, options, factors, where):
         if NEAR and change.near(scores, options, factors[0]):
-            bend_near(scores, options, factors, where)
+            bend_near((scores, held), options, factors, where)
         else:
-            bend_any(scores, options, factors, where)
+            bend_any((scores, held), options, factors, where)
 
     ALL = u64((1 << 4 * quads) - 1)
 

@@ -22,8 +22,8 @@ class GradientOfKeys(Namespace):
     slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
     """
 
-    # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: options, scale
-    # with the scores' multiplier, where. kept: as `FragmentKept` has it
+    # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
+    # `PairProbabilities` has it. kept: as `FragmentKept` has it
     probabilities: Callable[..., None]
     d_scores: Callable[..., None]  # (d_probs, probs, options, kept, slots, at): dP becomes dS
     pack: Callable[..., None]  # (packed, values)

@@ -29,7 +29,7 @@ class GradientOfQueries(RowsOfQueries):
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
 
     bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
-    probs: Callable[..., None]  # (scores, options, scale, where, base): finished scores become P
+    probs: Callable[..., None]  # (scores, held, options, scale, where, base): finished scores become P; held: `bend`'s
     d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
 
 
@@ -80,9 +80,9 @@ def gradient_of_queries(
             base[h] = num.base(lse[h]) * LOG2
 
     @verb
-    def probs(scores, options, scale, where, base):
+    def probs(scores, held, options, scale, where, base):
         if chain.scores:
-            score.bend(scores, options, (scale, base[0], base[1]), where)
+            score.bend(scores, held, options, (scale, base[0], base[1]), where)
         else:
             rows.exp2_from(scores, base, score.multiplier(scale))
         rows.settle(scores)

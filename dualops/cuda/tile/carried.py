@@ -18,9 +18,9 @@ from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2
-from ..ptx.ldmatrix import ldmatrix
 from ..ptx.memory import ld_shared_b32
 from .epilogue import put_matrices
+from .left_words import words_of_columns
 from .products import anew_i32
 from .swizzle import Operand
 from .unrolled import one_after_another
@@ -37,37 +37,11 @@ def rest(less):
     return less if less == less else f32(0)
 
 
-class Transposed(Namespace):
-    """The verbs by which a warpgroup has its 64 columns of X as rows, a word for two tokens of a row."""
-
-    steps: int  # of 16 tokens
-    first: Callable[..., Any]  # (x_at, tid) -> where a thread begins
-    load: Callable[..., None]  # (words, at, smem, first, step): four of them to words[at:], as a left factor has them
-
-
-def transposed(x: Operand, *, alike: bool = False) -> Transposed:
-    """For a tile as boxes bring it. alike: no warpgroup looks further than the first 64 columns from X's place on."""
-    load_four, box = ldmatrix(4, True), 0 if alike else x.box
-
-    @verb
-    def first(x_at, tid):
-        tid = i32(u32(tid) % u32(128))
-        warp, lane = i32(tid // 32), i32(tid % 32)
-        line, byte = i32(lane // 16 * 8 + lane % 8), i32(32 * warp + lane // 8 % 2 * 16)
-        return i32(x_at + my_warpgroup() * box + line * SPAN + (byte ^ (lane % 8) << 4))
-
-    @verb
-    def load(words, at, smem, first, step):
-        load_four(words, at, smem, i32(first + step * 16 * SPAN))
-
-    return Transposed(steps=x.lines // 16, first=first, load=load)
-
-
 def times_transposed(x: Operand) -> Callable[..., None]:
     """A verb (sums, acc, smem, x_at), by a warpgroup: for each of a thread's columns, which are tokens of X, the sum
     over its two rows of acc * X.T [64, tokens].
     """
-    columns = transposed(x)
+    columns = words_of_columns(x)
     steps = columns.steps
 
     @verb
@@ -98,9 +72,9 @@ def weighted_sums(
     x: Operand, y: Operand, parts: int, weight: Callable[..., Any], *, alike: bool = False
 ) -> WeightedSums:
     """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
-    a token of the tile is multiplied by. alike: as `transposed` has it.
+    a token of the tile is multiplied by. alike: as `words_of_columns` has it.
     """
-    mma, columns = register_mma(DTYPE, y), transposed(x, alike=alike)
+    mma, columns = register_mma(DTYPE, y), words_of_columns(x, alike=alike)
     steps = columns.steps
 
     def add_part(part: int) -> Callable[..., None]:

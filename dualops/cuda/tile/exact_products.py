@@ -20,7 +20,8 @@ from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.convert import unpack_bf16x2
-from .carried import DTYPE, rest, transposed
+from .carried import DTYPE, rest
+from .left_words import words_of_columns
 from .products import anew_i32
 from .swizzle import Operand
 from .thirds import packed_parts, upper_part
@@ -72,7 +73,7 @@ def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, among_othe
     """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by.
     among_others: X may have infinite numbers, and registers are few.
     """
-    columns = transposed(x)
+    columns = words_of_columns(x)
 
     @verb
     def begin(left):

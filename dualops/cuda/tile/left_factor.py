@@ -17,12 +17,9 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, i32, u32, verb
-from ..ptx.ldmatrix import ldmatrix
+from .left_words import WORDS as WORDS_OF_STEP, words_of_rows
 from .swizzle import Operand
 from .warpgroup import ROWS, register_mma, warpgroup_mma
-
-MATRICES = 4  # of 8 x 8 that a step of a warp's 16 rows has: a word of a thread each
-CHUNK = 16  # bytes of a matrix's row
 
 
 class LeftFactor(Namespace):
@@ -39,8 +36,8 @@ class LeftFactor(Namespace):
 @cache
 def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor:
     """Of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns of A."""
-    shared, registers, load = warpgroup_mma(dtype, a, b), register_mma(dtype, b), ldmatrix(MATRICES)
-    BOX, SPAN, STEPS, IN_BOX = a.box, a.span, a.steps, a.span // (2 * CHUNK)
+    shared, registers, own = warpgroup_mma(dtype, a, b), register_mma(dtype, b), words_of_rows(a)
+    SPAN, STEPS = a.span, own.steps
     WORDS = registers.words if held else 1
 
     @verb
@@ -49,13 +46,9 @@ def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor
 
     @verb
     def take(words, smem, a_at, part):
-        """Rows 0 to 7 and 8 to 15 of a step's first 8 columns, then of its other 8; a lane says where one is."""
-        lane, warp = u32(cuda.threadIdx.x) % u32(32), u32(cuda.threadIdx.x) % u32(128) // u32(32)
-        row, half = u32(u32(part) * u32(ROWS) + warp * u32(16) + lane % u32(16)), lane // u32(16)
+        first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
         for step in range(STEPS):
-            chunk = (u32(2 * (step % IN_BOX)) + half) ^ (row % u32(8))  # as `swizzle` has it
-            at = u32(a_at) + u32(step // IN_BOX * BOX) + row * u32(SPAN) + chunk * u32(CHUNK)
-            load(words, MATRICES * step, smem, i32(at))
+            own.load(words, WORDS_OF_STEP * step, smem, first, step)
 
     @verb
     def start_held(acc, words, smem, a_at, b_at, part):

@@ -131,7 +131,7 @@ def build_dkv(
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
             kept = score.keeps(options, where)
             score.finish(scores, options, scale, where)
-            gradient.probabilities(packed, scores, (options, factors, where), kept, slots, columns.lse(stage))
+            gradient.probabilities(packed, scores, (options, factors, where, 0), kept, slots, columns.lse(stage))
             pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO
             vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_at)  # dP.T = V @ dO.T
             gradient.d_scores(d_probs, scores, options, kept, slots, columns.delta(stage))

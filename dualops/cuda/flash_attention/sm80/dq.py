@@ -100,6 +100,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
         cp_async_commit()
 
         scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
+        held = score.held()  # nothing: products are not changed here
         row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
         gradient.read(row_lse, lse, task, row)
         gradient.read(row_delta, delta, task, row)
@@ -120,7 +121,7 @@ def build_dq(config: Sm80DqConfig, variant: Variant, vectors: GradientVectors, a
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
             qk.multiply(scores, q_frag, smem, q_place, k_at)  # scores = Q @ K.T
             score.finish(scores, options, scale, where)
-            gradient.probs(scores, options, scale, where, row_base)
+            gradient.probs(scores, held, options, scale, where, row_base)
             dov.multiply(d_probs, do_frag, smem, do_place, v_at)  # dP = dO @ V.T
             gradient.d_scores(scores, d_probs, options, where, row_delta)
             dsk.put(d_scores, scores)

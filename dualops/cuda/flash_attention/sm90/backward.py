@@ -1,6 +1,6 @@
 """Attention's gradient on Hopper: which problems the rung takes, its launches and their tensor maps.
 
-dq.py    the kernel of dq;         dq_config.py: its tiles
+dq.py    the kernel of dq;         dq_config.py: its tiles;  bias_stages.py: those of the bias, where they come as boxes
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
          launch;  dkv_loads.py: what they load
 dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
@@ -27,6 +27,7 @@ from ...views import boxed, by_token, how_stored
 from ...words import build_writer
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
+from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..walk import section_of
 from .config import BOX, SLACK, padded
@@ -60,7 +61,8 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     if not results["dq"].size or any(boxed(p.arrays, name, varlen) is None for name in LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    for config, reason in dq_configs(D, Dv, [option.name for option, _ in having(p).variants]):
+    names, in_boxes = [option.name for option, _ in having(p).variants], boxed_bias(p) is not None
+    for config, reason in dq_configs(D, Dv, names, in_boxes):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue
         for dkv_config, told in dkv_choices(p, results, device):
@@ -96,10 +98,13 @@ def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) 
     if how_stored(metas, "dq", varlen) == "boxes":
         lines["dq"] = ROWS
     found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    return {
+    maps = {
         f"dq_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
         for each in found
     }
+    if config.bias_stages:
+        maps["dq_bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
+    return maps
 
 
 def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> Sequence[Step]:
@@ -108,7 +113,8 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig)
     stored = "" if config.thirds else how_stored(metas, "dq", varlen)
     maps = [f"dq_{name}_map" for name in ("q", "k", "v", "do")] + ["dq_dq_map" if stored == "boxes" else 0]
     arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
-    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
+    bias_maps = ("dq_bias_map",) if config.bias_stages else ()
+    args = (*maps, bias_maps, "counter", heads, section_of(p), *arrays, *sizes(p))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build_dq(config, variant(p), stored), (blocks,), args, shared_bytes, resident=True)
     return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]

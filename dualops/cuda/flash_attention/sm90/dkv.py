@@ -41,6 +41,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..bias_words import in_words
 from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -49,6 +50,7 @@ from ..key_rows import key_rows_of, tile_after
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
+from .bias_part import bias_part
 from .config import factors, padded
 from .dkv_config import DkvConfig
 from .dkv_loads import LoadedTiles, loads_of
@@ -57,28 +59,32 @@ from .output import rows_from_registers, rows_output
 
 @builds
 def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
-    """flash_attention_dkv_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, heads, section, dk, dv, q, k, v, do, lse,
-    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dkv_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, bias_maps, heads, section, dk, dv, q, k, v,
+    do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
-    dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. heads: of all batches.
+    dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps:
+    one, where the bias comes as boxes. heads: of all batches.
     section: heads of keys whose queries blocks share at a time.
     """
     D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
+    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
+    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
+    bias = bias_part(variant, config.bias, tiles.bias_at, warps)
+    do_part = companion(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
     dtype, thirds = factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True)
+    score = fragment_scores(tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word)
     columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(chain, score, variant.dtype, BLOCK_Q)
+    gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    load = loads_of(loaded, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
+    load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     if thirds:
         dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
@@ -90,6 +96,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     @kernel(
         *[tensor_map] * 4,
         *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
+        bias.maps_type,
         *[i32] * 2,
         *[array_type(variant)] * 6,
         *[statistic_type(variant)] * 2,
@@ -103,6 +110,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         v_map,
         dk_map,
         dv_map,
+        bias_maps,
         heads,
         section,
         dk,
@@ -135,20 +143,21 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             q_pipe.init(q_bars)
             do_part.init(do_full)
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        bias.prefetch(bias_maps)
         q_pipe.start()
         i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
         h, m0 = i32(task.h_kv * group), i32(task.first)
         if warpgroup == config.consumers:
             role.produce()
             maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), task, h, end)
+            load(smem, maps, bars, (lse, delta, slots), (bias_maps, options), task, h, end)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-            factors = scale, score.multiplier(scale)
+            factors, words = (scale, score.multiplier(scale)), bias.words()
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -164,8 +173,10 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     if i != u32(0):
                         do_part.leave()
                         q_pipe.release(q_bars, i - 1)
-                    score.finish(scores, options, scale, where)
-                    gradient.probabilities(packed, scores, (options, factors, where), kept, slots, columns.lse(stage))
+                    held = bias.held(smem, stage, words)
+                    score.finish_held(scores, held, options, scale, where)
+                    given = options, factors, where, held
+                    gradient.probabilities(packed, scores, given, kept, slots, columns.lse(stage))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
                     if BESIDE:
                         vdo.wait_but_one(d_probs)

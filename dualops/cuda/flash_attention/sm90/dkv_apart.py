@@ -55,6 +55,7 @@ from ..key_rows import key_rows_of, tile_after
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
+from .bias_part import bias_part
 from .config import padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig
 from .dkv_loads import LoadedTiles, loads_of
@@ -85,7 +86,9 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     both, ZERO, ONE = meeting(CONSUMERS_APART), i32(0), i32(1)
     hidden_dk, hidden_dv = hidden_keys(chain, variant, dsq.size, 0), hidden_keys(chain, variant, 0, pdo.size)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    load = loads_of(loaded, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
+    load = loads_of(
+        loaded, bias_part(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen
+    )
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
@@ -96,7 +99,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
         """S.T becomes P.T, of which P.T * slope is handed over, and then weight * P.T."""
         slots, at = statistics
         score.finish(scores, options, factors[0], where)
-        gradient.probabilities(scores, bent, (options, factors, where), slots, at)
+        gradient.probabilities(scores, bent, (options, factors, where, 0), slots, at)
         place = box.claim(bars, i)
         if BENDS:
             box.put(smem, place, bent)
@@ -167,7 +170,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
         if warpgroup == CONSUMERS_APART:
             role.produce()
             maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), task, h, end)
+            load(smem, maps, bars, (lse, delta, slots), ((), options), task, h, end)
         elif warpgroup == 0:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ..bias_tiles import bias_operand
 from ..columns import lane_columns
 from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
@@ -29,19 +30,23 @@ class DkvTiles(NamedTuple):
     v_at: int
     q_at: int
     do_at: int
+    bias_at: int  # of a bias in boxes, [BLOCK_Q, BLOCK_KV], a stage
     p_at: int  # what warpgroups hand over
     nbytes: int
 
 
-def _tiles(widths: tuple[int, int], block_kv: int, block_q: int, stages: int, p_bytes: int = 0) -> DkvTiles:
+def _tiles(
+    widths: tuple[int, int], block_kv: int, block_q: int, stages: int, *, bias_bytes: int = 0, p_bytes: int = 0
+) -> DkvTiles:
     k, v = (Operand(block_kv, width, 2, 128, "k") for width in widths)
     q, do = (Operand(block_q, width, 2, 128, "k") for width in widths)
     q_steps, do_steps = (Operand(block_q, width, 2, 128, "mn") for width in widths)
     v_at = k.nbytes
     q_at = v_at + v.nbytes
     do_at = q_at + stages * q.nbytes
-    p_at = do_at + stages * do.nbytes
-    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, p_at, p_at + p_bytes)
+    bias_at = do_at + stages * do.nbytes
+    p_at = bias_at + stages * bias_bytes
+    return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, p_at + p_bytes)
 
 
 def _slack(block_q: int, stages: int) -> int:
@@ -53,6 +58,7 @@ class DkvConfig:
     """A block has 64 keys for each of `consumers` warpgroups, and block_q queries at a time in each of its stages.
 
     beside: dS.T is made beside the product for dv, which takes registers. thirds: as `Sm90Config` has it.
+    bias_in_boxes: each stage has the bias's tile.
     """
 
     consumers: int
@@ -60,10 +66,16 @@ class DkvConfig:
     stages: int = 2
     beside: bool = True
     thirds: bool = False
+    bias_in_boxes: bool = False
 
     @property
     def block_kv(self) -> int:
         return ROWS * self.consumers
+
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile."""
+        return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
 
     @property
     def slack(self) -> int:
@@ -73,7 +85,8 @@ class DkvConfig:
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
         widths = parts_width(D, self.thirds), parts_width(Dv, self.thirds)
-        return _tiles(widths, self.block_kv, self.block_q, self.stages)
+        bias_bytes = self.bias.nbytes if self.bias else 0
+        return _tiles(widths, self.block_kv, self.block_q, self.stages, bias_bytes=bias_bytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -106,7 +119,7 @@ class DkvApartConfig:
     def tiles(self, D: int, Dv: int) -> DkvTiles:
         """For heads of these widths, in whole boxes."""
         p_bytes = handover_bytes(self.block_q // 2, self.places, self.exact)
-        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages, p_bytes)
+        return _tiles((D, Dv), self.block_kv, self.block_q, self.stages, p_bytes=p_bytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -114,6 +127,7 @@ class DkvApartConfig:
 
 # queries that there are registers for beside one option that needs some, at widths to 128, and beside several
 QUERIES_BESIDE = {"alibi": 64, "key_padding_mask": 64, "mask_mod": 64, "score_mod": 48, "dropout": 48}
+QUERIES_BESIDE_BOXES = 64
 QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16
 MOST_BESIDE = 48  # queries with which dS.T may be made beside the product for dv, at widths to 128
 
@@ -123,9 +137,11 @@ BENDING = ("softcap", "score_mod")  # options that have slopes
 BESIDE_APART = ("alibi", "key_padding_mask", "dropout")  # options that leave registers enough
 
 
-def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[AnyDkvConfig, str]]:
+def dkv_configs(
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
+) -> Iterator[tuple[AnyDkvConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first; none for wide heads with so many options that
-    registers do not do.
+    registers do not do. bias_in_boxes: there is a bias that can come so.
 
     TFLOP/s of the four products on an H200, 2026-11-25, P handed over as bfloat16: D = Dv = 256, S = 4096 697, 64
     queries in two stages 534, 32 in four 637; D = 192, Dv = 128, S = 8192 671, 64 queries 649, 32 in a `DkvConfig` 586.
@@ -134,6 +150,10 @@ def dkv_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[AnyDk
     told = ", options need registers" if heavy else ""
     if max(D, Dv) <= 128:
         config = _config(max(D, Dv) <= 64, heavy)
+        if bias_in_boxes:
+            if len(heavy) == 1:
+                config = replace(config, block_q=QUERIES_BESIDE_BOXES, beside=max(D, Dv) <= 64)
+            config, told = replace(config, bias_in_boxes=True), ", the bias in boxes"
     elif not are_many(heavy):
         config = _apart_config(D + Dv, heavy)
     else:

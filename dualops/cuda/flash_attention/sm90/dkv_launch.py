@@ -12,6 +12,7 @@ from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from ..arguments import is_varlen, sizes, variant
+from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
 from ..walk import section_of_queries
 from .config import BOX, padded
@@ -32,7 +33,7 @@ def dkv_choices(
     if not p.arrays["q"].size or any(boxed(p.arrays, name, varlen) is None for name in ("q", "do", "k", "v")):
         return
     D, Dv, options = padded(int(p.D)), padded(int(p.Dv)), [option.name for option, _ in having(p).variants]
-    for config, reason in dkv_configs(D, Dv, options):
+    for config, reason in dkv_configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block:
             yield config, reason
 
@@ -43,10 +44,13 @@ def dkv_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
     lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
     found = [each for name in lines if (each := boxed(metas, name, varlen))]
-    return {
+    maps = {
         f"dkv_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
         for each in found
     }
+    if isinstance(config, DkvConfig) and config.bias:
+        maps["dkv_bias_map"] = bias_map(p, config.bias)
+    return maps
 
 
 def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvConfig) -> Step:
@@ -55,13 +59,14 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     if isinstance(config, DkvConfig):
         stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
+        bias_maps = ((("dkv_bias_map",) if config.bias else ()),)
     else:
         stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
-        build = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"])
+        build, bias_maps = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"]), ()
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
     heads = p.B * p.H
-    args = (*maps, heads, section_of_queries(p), *arrays, *sizes(p))
+    args = (*maps, *bias_maps, heads, section_of_queries(p), *arrays, *sizes(p))
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))

@@ -1,5 +1,5 @@
 """What the kernels of dk and dv load: K and V once; of the tiles of queries that see some of the keys, one head of the
-group after the other, Q and dO, and beside them lse and delta.
+group after the other, Q and dO, and beside them lse and delta, and the bias's tile where it comes as boxes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ...tile.once import Once
 from ...tile.pipeline import Pipeline
 from ..columns import Columns
 from ..key_rows import tile_after
+from .bias_part import BiasPart
 
 
 class LoadedTiles(NamedTuple):
@@ -26,19 +27,27 @@ class LoadedTiles(NamedTuple):
 
 
 def loads_of(
-    tiles: LoadedTiles, once: Once, pipe: Pipeline, part: Companion, columns: Columns, block_q: int, varlen: bool
+    tiles: LoadedTiles,
+    bias: BiasPart,
+    once: Once,
+    pipe: Pipeline,
+    part: Companion,
+    columns: Columns,
+    block_q: int,
+    varlen: bool,
 ) -> Callable[..., None]:
-    """The verb (smem, maps, barriers, statistics, task, h, end), by the warpgroup that loads, of `end` tiles from the
-    first one of head h on. maps: of q, do, k and v; barriers: those of `once`, `pipe` and `part`, which has dO;
-    statistics: lse, delta, and their slots in shared memory.
+    """The verb (smem, maps, barriers, statistics, more, task, h, end), by the warpgroup that loads, of `end` tiles from
+    the first one of head h on. maps: of q, do, k and v; barriers: those of `once`, `pipe` and `part`, which has dO and
+    the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's maps, and options.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
 
     @verb
-    def load(smem, maps, barriers, statistics, task, h, end):
+    def load(smem, maps, barriers, statistics, more, task, h, end):
         q_map, do_map, k_map, v_map = maps
         kv_full, q_bars, do_full = barriers
         lse, delta, slots = statistics
+        bias_maps, options = more
         i, m0, tid, b = u32(0), i32(task.first), u32(cuda.threadIdx.x) % u32(128), i32(0) if varlen else task.b
         if tid == u32(0) and end != u32(0):
             token = i32(task.k_first + task.n0)
@@ -51,6 +60,7 @@ def loads_of(
                 q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
                 part.expect(do_full, i)
                 do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
+                bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
                 h, m0 = tile_after(task, h, m0, block_q)
                 i = pipe.next(i)
         elif tid // u32(32) == u32(1):

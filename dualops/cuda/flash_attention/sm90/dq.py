@@ -8,7 +8,8 @@ one thread of another warpgroup loads.
     1  load Q and dO                           3  lse and delta of two rows a thread; wait for Q and dO
     2  for each tile of BLOCK_KV keys that     for each tile:
        some of the queries see, the last       4  acc [64, D] += dS @ K of the tile before
-       first: load V and K                     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
+       first: load V and K, and the bias's     5  scores [64, BLOCK_KV] = Q @ K.T, beside 4
+       where it comes as boxes
                                                6  when 4 is over: dP [64, BLOCK_KV] = dO @ V.T, beside 5
                                                7  when 5 is over, beside 6: scores through the options; -inf where a
                                                   mask is; P = exp2(scores - lse) * slope
@@ -18,16 +19,17 @@ one thread of another warpgroup loads.
 
 At 4, dS is the left factor as it lies in registers, and they are free when dP needs them. At 7 a warpgroup has the
 product of 6 under way, and those of the other warpgroups, which may take turns to start theirs. K of a tile is read
-twice: by its rows for the scores, by its columns for dq.
+twice: by its rows for the scores, by its columns for dq. A bias that comes as boxes (`bias_tiles`) is read by each
+thread as 7 needs it, and its tile is free when 7 is over; another one is read from memory, score by score.
 
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut (`visits`). What a mask
 hides has P = 0, and 0 times a NaN in K, or in V, is a NaN: a row that is not finite is made anew (`hidden`). A row that
 has seen nothing has lse = -inf, and gets zeros.
 
 Shared memory: `DqConfig.tiles`, 2 * (BLOCK_Q * (q_stages * (D + Dv) + D) + stages * BLOCK_KV * (D + Dv)) bytes, where
-dq is over Q BLOCK_Q * D less. Registers: BLOCK_KV / 2 scores and as many of dP, D / 2 of acc, and about 40. float32 is
-three parts of bfloat16, as in forward: tiles are three times as wide, dS is three times as many words, and D / 2
-registers more have what is added to acc.
+dq is over Q BLOCK_Q * D less, and for the bias 2 * bias_stages * BLOCK_Q * BLOCK_KV more. Registers: BLOCK_KV / 2
+scores and as many of dP, D / 2 of acc, and about 40. float32 is three parts of bfloat16, as in forward: tiles are three
+times as wide, dS is three times as many words, and D / 2 registers more have what is added to acc.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ from ...tile.tickets import tickets
 from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..bias_words import in_words
 from ..fragment_scores import fragment_scores
 from ..gradient_of_queries import gradient_of_queries
 from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import ROWS_OF_A_HEAD, Extent, walk_by_queries
+from .bias_stages import bias_stages
 from .config import factors, padded
 from .dq_config import DqConfig
 from .output import rows_from_registers, rows_output
@@ -58,14 +62,17 @@ from .walk import SIZE, get, put, put_end
 
 @builds
 def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
-    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, counter, heads, section, dq, q, k, v, do, lse,
-    delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_dq_sm90(q_map, k_map, v_map, do_map, dq_map, bias_maps, counter, heads, section, dq, q, k, v, do,
+    lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
-    stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. counter: 0. heads: of all batches.
+    stored: how dq gets to memory (`output`); dq_map: 0 where it is not as boxes. bias_maps: one, where the bias comes
+    as boxes. counter: 0. heads: of all batches.
     """
     D, Dv, BLOCK_KV, DQ_OVER_Q = padded(variant.D), padded(variant.Dv), config.block_kv, config.dq_over_q
     num, role, ZEROED = numbers(f32), roles(config.consumers, most=True), int(config.zeroed)
     chain = chain_of(variant.having, variant.dtype, gradient=True)
+    in_boxes = in_words(variant.having) if config.bias_stages else variant.having
+    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
     warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ticket = tickets(config.q_stages + 1, SIZE)
     q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -76,8 +83,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
     dsk = register_mma(dtype, tiles.k_right, thirds)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, bent=chain.scores)
-    gradient = gradient_of_queries(chain, score, rows, qk.size, dsk.size)
+    bias = bias_stages(config, variant, tiles)
+    score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word)
+    gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)
     visits = visits_of(config.block_q, BLOCK_KV, variant, score)
     walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
@@ -91,6 +99,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     @kernel(
         *[tensor_map] * 4,
         tensor_map if stored == "boxes" else i64,
+        bias.maps_type,
         pointer(i64),
         *[i32] * 2,
         *[array_type(variant)] * 5,
@@ -104,6 +113,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
         v_map,
         do_map,
         dq_map,
+        bias_maps,
         counter,
         heads,
         section,
@@ -125,14 +135,17 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
+        bias_bars = bias.barriers()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_pipe.init(v_bars)
+            bias.init(bias_bars)
             ticket.init(slots)
         prefetch_maps((q_map, k_map, v_map, do_map), 1)
+        bias.prefetch(bias_maps)
         q_pipe.start()
         i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
         if warpgroup == config.consumers:
@@ -155,6 +168,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                             v_tile.load(smem, stage, v_map, Corner(token, 0, (task.h_kv, b)), v_bars.full)
                             stage = k_pipe.acquire(k_bars, i)
                             k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
@@ -164,7 +178,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
         else:
             role.consume()
             scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
-            held = score.held()  # nothing: products are not changed here
+            words = bias.words()
             row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
             turn.begin(warpgroup)
             task, _ = get(slots.numbers, ticket.take(slots, piece))
@@ -190,8 +204,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)
                     qk.wait_but_one(scores)
                     tile = visits.before(tile, task, options)
+                    held = bias.wait(smem, bias_bars, words, i, warpgroup)
                     visits.finish(scores, held, options, scale, where, picks)
-                    gradient.probs(scores, options, scale, where, row_base)
+                    gradient.probs(scores, held, options, scale, where, row_base)
+                    bias.release(bias_bars, i, warpgroup)
                     dov.wait(d_probs)
                     v_pipe.release(v_bars, i)
                     gradient.d_scores(scores, d_probs, options, where, row_delta)
@@ -214,8 +230,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         adds = i32(1)
                         qk.wait_but_one(scores)
                         tile = visits.before(tile, task, options)
+                        held = bias.wait(smem, bias_bars, words, i, warpgroup)
                         visits.finish(scores, held, options, scale, where, picks)
-                        gradient.probs(scores, options, scale, where, row_base)
+                        gradient.probs(scores, held, options, scale, where, row_base)
+                        bias.release(bias_bars, i, warpgroup)
                         dov.wait(d_probs)
                         v_pipe.release(v_bars, i)
                         gradient.d_scores(scores, d_probs, options, where, row_delta)

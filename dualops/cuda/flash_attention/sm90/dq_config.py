@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ..bias_tiles import bias_operand
 from .config import BLOCK_MASK, LIGHT_OPTIONS, parts_width
 
 
@@ -19,9 +20,11 @@ class DqTiles(NamedTuple):
     k: Operand  # [BLOCK_KV, D], a stage, as the scores' right factor
     k_right: Operand  # the same as that of dS
     v: Operand  # [BLOCK_KV, Dv], a stage
+    bias: Operand  # [64, BLOCK_KV], a stage of each warpgroup
     do_at: int
     k_at: int
     v_at: int
+    bias_at: int
     dq_at: int  # [BLOCK_Q, D]; 0 where it is put over Q, or goes to memory from registers
     nbytes: int
 
@@ -34,7 +37,7 @@ class DqConfig:
     other's products. q_stages: of Q and dO; with two, what comes next is loaded beside a piece of work. dq_over_q: dq
     has Q's place in shared memory, where there is one, on its way to memory. zeroed: its sums begin as zeros, not with
     a product that does not add: of 256 columns, two ways to begin would be more registers than there are. thirds: as
-    `Sm90Config` has it.
+    `Sm90Config` has it. bias_stages: of the bias's tiles, which come as boxes; 0 where it does not, or there is none.
     """
 
     consumers: int
@@ -45,6 +48,7 @@ class DqConfig:
     dq_over_q: bool = False
     zeroed: bool = False
     thirds: bool = False
+    bias_stages: int = 0
 
     @property
     def block_q(self) -> int:
@@ -60,9 +64,11 @@ class DqConfig:
         do_at = self.q_stages * q.nbytes
         k_at = do_at + self.q_stages * do.nbytes
         v_at = k_at + self.stages * k.nbytes
-        end = v_at + self.stages * v.nbytes
+        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_stages * self.consumers * bias.nbytes
         dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
-        return DqTiles(q, do, k, Operand(self.block_kv, D, 2, 128, "mn"), v, do_at, k_at, v_at, dq_at, nbytes)
+        k_right = Operand(self.block_kv, D, 2, 128, "mn")
+        return DqTiles(q, do, k, k_right, v, bias, do_at, k_at, v_at, bias_at, dq_at, nbytes)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -70,6 +76,7 @@ class DqConfig:
 
 MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
 KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE = 80, 64
+KEYS_OF_BLOCKS_BESIDE_SOME = 64
 
 
 def keys_beside(heavy: Sequence[str]) -> int:
@@ -95,20 +102,37 @@ def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
     return {256: 64, 192: 80}.get(Dv, 96)
 
 
-def dq_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[DqConfig, str]]:
+def _keys_beside_boxes(D: int, Dv: int, options: Sequence[str], heavy: Sequence[str]) -> int:
+    """Where the bias comes as boxes: beside it alone as without it."""
+    if max(D, Dv) > 128:
+        return wide_keys(D, Dv, options)
+    if BLOCK_MASK in options:
+        return KEYS_OF_BLOCKS_BESIDE_SOME
+    return MOST_KEYS if len(heavy) == 1 else keys_beside(heavy)
+
+
+def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[DqConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
-    that divide a block mask's tiles where there is one.
+    that divide a block mask's tiles where there is one. bias_in_boxes: there is a bias that can come so, which needs
+    room in shared memory and no registers beside the others.
 
     TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
     turns 725.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     told = ", options need registers" if heavy else ""
+    if bias_in_boxes:
+        keys = _keys_beside_boxes(D, Dv, options, heavy)
+        wide = max(D, Dv) > 128
+        config = DqConfig(2, keys, turns=False, dq_over_q=True, zeroed=wide, bias_stages=1)
+        yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
+    if "bias" in options:
+        told += ", the bias from memory"
     if max(D, Dv) > 128:
         config = DqConfig(2, wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
     elif BLOCK_MASK in options:
         most = keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
-        config = DqConfig(2, 128 if most else 64, turns=not heavy)
+        config = DqConfig(2, MOST_KEYS if most else KEYS_OF_BLOCKS_BESIDE_SOME, turns=not heavy)
     else:
         config = DqConfig(2, keys_beside(heavy), turns=not heavy)
     yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{told}"

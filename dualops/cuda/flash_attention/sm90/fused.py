@@ -48,6 +48,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..bias_words import in_words
 from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
@@ -56,6 +57,7 @@ from ..key_rows import key_rows_of, tile_before
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
+from .bias_part import bias_part
 from .config import padded
 from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import rows_output
@@ -63,28 +65,31 @@ from .output import rows_output
 
 @builds
 def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
-    """flash_attention_fused_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, sums, flags, tiles, heads, section, dk,
-    dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_fused_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, bias_maps, sums, flags, tiles, heads,
+    section, dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
     sums: dq in float32, `tiles` tiles of each head, each fragment after fragment. flags: zeros; a counter, then one a
-    tile. dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. heads: of all
-    batches. section: heads of keys whose queries blocks share at a time.
+    tile. dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps: one,
+    where the bias comes as boxes. heads: of all batches. section: heads of keys whose queries blocks share at a time.
     """
     D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=True)
+    in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
+    tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
     warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
     kv_once, q_pipe = copied_once(tiles.k.nbytes + tiles.v.nbytes), pipeline(config.stages, tiles.q.nbytes, warps)
-    do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
+    bias = bias_part(variant, config.bias, tiles.bias_at, warps)
+    do_part = companion(config.stages, tiles.do.nbytes + bias.nbytes, writers=1)  # with lse and delta
     kq = left_factor(variant.dtype, tiles.k, tiles.part_q, held=config.k_held)
     vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
-    score = fragment_scores(chain, ROWS, ROWS, bent=chain.bends, transposed=True)
+    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word)
     columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
-    gradient = gradient_of_keys(chain, score, variant.dtype, ROWS)
+    gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
     put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
@@ -111,6 +116,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     @kernel(
         *[tensor_map] * 4,
         *(tensor_map if stored == "boxes" else i64 for stored in (dk_stored, dv_stored)),
+        bias.maps_type,
         pointer(f32),
         pointer(i64),
         *[i32] * 3,
@@ -126,6 +132,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         v_map,
         dk_map,
         dv_map,
+        bias_maps,
         sums,
         flags,
         q_tiles,
@@ -161,6 +168,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             box.init(dq_bars)
             let_next_grid_begin()
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
+        bias.prefetch(bias_maps)
         q_pipe.start()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
         task = task_of(drawn[0], extent, lengths, options)
@@ -182,6 +190,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
                     do_part.expect(do_full, i)
                     do_tile.load(smem, stage, do_map, Corner(m0, 0, (h, b)), do_full)
+                    bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
                     h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
@@ -208,7 +217,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
             k_words, v_words = kq.words(), vdo.words()
-            factors = scale, score.multiplier(scale)
+            factors, words = (scale, score.multiplier(scale)), bias.words()
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -231,9 +240,10 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                         vdo.start(d_probs, v_words, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)
                         kept = score.keeps(options, where)
                         kq.wait_but_one(scores)
-                        score.finish(scores, options, scale, where)
-                        lse_at = i32(columns.lse(stage) + at)
-                        gradient.probabilities(packed, scores, (options, factors, where), kept, slots, lse_at)
+                        held = bias.held(smem, stage, words)
+                        score.finish_held(scores, held, options, scale, where)
+                        given, lse_at = (options, factors, where, held), i32(columns.lse(stage) + at)
+                        gradient.probabilities(packed, scores, given, kept, slots, lse_at)
                         pdo.add(dv_acc, packed, smem, i32(do_at + DO_BYTES * part), adds)  # dv [64, Dv] += P.T @ dO
                         vdo.wait_but_one(d_probs)
                         gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))

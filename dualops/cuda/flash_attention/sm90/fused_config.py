@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
+from ..bias_tiles import bias_operand
 from ..columns import lane_columns
 from .config import BOX
 from .dkv_config import BARRIERS, WHOLE
@@ -38,13 +39,14 @@ class FusedTiles(NamedTuple):
     do_at: int
     ds_at: int
     dq_at: int  # a fragment of each warpgroup in each place
+    bias_at: int  # of a bias in boxes, [64, BLOCK_KV], a stage
     nbytes: int
 
 
 @dataclass(frozen=True)
 class FusedConfig:
     """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way.
-    k_held, v_held: K and V are in registers, as left factors.
+    k_held, v_held: K and V are in registers, as left factors. bias_in_boxes: each stage has the bias's tile.
 
     A warpgroup makes 64 x 64 of a tile's dq: of heads of 128 half of the columns of 64 queries, of heads of 64 all
     columns of half of 128 queries.
@@ -55,10 +57,16 @@ class FusedConfig:
     dq_places: int = 2
     k_held: bool = False
     v_held: bool = False
+    bias_in_boxes: bool = False
 
     @property
     def block_kv(self) -> int:
         return ROWS * CONSUMERS
+
+    @property
+    def bias(self) -> Operand | None:
+        """The bias's tile, of a Config whose tiles have one part."""
+        return bias_operand(self.block_q, self.block_kv) if self.bias_in_boxes else None
 
     @property
     def parts(self) -> int:
@@ -82,20 +90,33 @@ class FusedConfig:
         do_at = q_at + self.stages * q.nbytes
         ds_at = do_at + self.stages * do.nbytes
         dq_at = ds_at + DS_PLACES * self.parts * ds.nbytes
-        end = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
+        bias_at = dq_at + self.dq_places * CONSUMERS * FRAGMENT_BYTES
+        end = bias_at + self.stages * self.bias.nbytes if self.bias else bias_at
         parts = part_q, part_do, q_steps, do_steps
-        return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, end)
+        return FusedTiles(k, v, q, do, *parts, ds, k_columns, v_at, q_at, do_at, ds_at, dq_at, bias_at, end)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
 
 
-def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[FusedConfig, str]]:
-    """Tiles for heads of these widths, in whole boxes, best first."""
+def fused_configs(
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
+) -> Iterator[tuple[FusedConfig, str]]:
+    """Tiles for heads of these widths, in whole boxes, best first. bias_in_boxes: there is a bias that can come so, for
+    which heads of 64, in tiles of two parts, have no room.
+    """
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
-    served = not others or (len(others) == 1 and others[0] in ONE_SERVED)
-    if (narrow or (D == 2 * BOX and Dv <= 2 * BOX)) and served:
+    with_bias = others == ["bias"] and bias_in_boxes and not narrow
+    served = not others or with_bias or (len(others) == 1 and others[0] in ONE_SERVED)
+    if not served or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
+        return
+    told = ""
+    if narrow:
         # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill
-        config = FusedConfig(2 * ROWS, k_held=True, v_held=not options) if narrow else FusedConfig()
-        held = " and ".join(["K"] * config.k_held + ["V"] * config.v_held)
-        yield config, f"{config.block_kv} keys by {config.block_q} queries" + f", {held} in registers" * bool(held)
+        config = FusedConfig(2 * ROWS, k_held=True, v_held=not options)
+        told = ", K and V in registers" if config.v_held else ", K in registers"
+    elif with_bias:
+        config, told = FusedConfig(dq_places=1, bias_in_boxes=True), ", the bias in boxes"
+    else:
+        config = FusedConfig()
+    yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"

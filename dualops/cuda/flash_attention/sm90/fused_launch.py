@@ -18,8 +18,11 @@ from ...views import boxed, by_token, how_stored
 from ...words import CLEARED, build_clear
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
+from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
 from .config import BOX, padded
+from .dbias_config import DbiasConfig
+from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dq_finish import build_dq_finish
 from .fused import build_fused
 from .fused_config import FusedConfig, fused_configs
@@ -37,10 +40,11 @@ LOADED, RESULTS = ("q", "do", "k", "v"), ("dk", "dv", "dq")
 
 
 class FusedConfigs(NamedTuple):
-    """A Config for the kernel, and for what simt does beside it."""
+    """A Config for the kernel, for what simt does beside it, and for dbias, where it is not simt's."""
 
     fused: FusedConfig
     others: simt.BackwardConfigs
+    dbias: DbiasConfig | None = None
 
 
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -53,14 +57,19 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     if any(boxed(p.arrays, name, False) is None for name in LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
-    for config, reason in fused_configs(D, Dv, [option.name for option, _ in having(p).variants]):
+    names = [option.name for option, _ in having(p).variants]
+    for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
         if fits and p.Sq > (LEAST_TILES - 1) * config.block_q:
             others, _ = next(simt.backward_configs(p))
-            steps = partial(fused_steps, p, results, FusedConfigs(config, others))
-            told = f"dq, dk and dv: {reason}, dq added in float32"
-            maps = fused_maps(p, {**p.arrays, **results}, config)
-            yield Choice("sm90", FusedConfigs(config, others), told, steps, workspace(p, config), maps=maps)
+            dbias, of_dbias = dbias_choice(p, results, device)
+            configs = FusedConfigs(config, others, dbias)
+            found, maps = workspace(p, config), fused_maps(p, {**p.arrays, **results}, config)
+            if dbias is not None:
+                found, maps = found | dbias_workspace(p, dbias), maps | dbias_maps(p, dbias)
+            told = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
+            steps = partial(fused_steps, p, results, configs)
+            yield Choice("sm90", configs, told, steps, found, maps=maps)
 
 
 def section_of(problem: Problem) -> Any:
@@ -93,18 +102,20 @@ def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedCo
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
     lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, False) == "boxes"}
     found = [each for name in lines if (each := boxed(metas, name, False))]
-    return {
+    maps = {
         f"fused_{each.name}_map": Mapped(
             each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
         )
         for each in found
     }
+    return maps | {"fused_bias_map": bias_map(problem, config.bias)} if config.bias else maps
 
 
 def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: FusedConfigs) -> Sequence[Step]:
     """delta, zeros for the flags, the kernel, and what makes rows of dq."""
     p, config, found = problem, configs.fused, variant(problem)
-    delta, *others = simt.backward_steps(p, results, configs.others, elsewhere=("dq", "dk"))
+    elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
+    delta, *others = simt.backward_steps(p, results, configs.others, elsewhere)
     metas = {**p.arrays, **results, **workspace(p, config)}
     heads, tiles, D = p.B * p.H, tiles_of(p, config), padded(p.D)
     stored = {name: how_stored(metas, name, False) for name in RESULTS}
@@ -115,7 +126,8 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     own = (by_token(metas, name, False) for name in ("dk", "dv"))
     loaded = (f"fused_{name}_map" for name in LOADED)
     sums = ("sums", "flags", tiles, heads, section_of(p))
-    args = (*loaded, maps["dk"], maps["dv"], *sums, *own, *arrays)
+    bias_maps = ("fused_bias_map",) if config.bias else ()
+    args = (*loaded, maps["dk"], maps["dv"], bias_maps, *sums, *own, *arrays)
     blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
     rest = (maps["dq"], *sums, by_token(metas, "dq", False), *arrays, *sizes(p))
@@ -126,4 +138,5 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
         Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
         Step(finish, (heads * tiles * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
+        *(dbias_steps(p, results, configs.dbias) if configs.dbias else ()),
     ]
