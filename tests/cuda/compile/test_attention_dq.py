@@ -11,7 +11,7 @@ from dualops.cuda.flash_attention.sm90.dq import build_dq
 from dualops.cuda.flash_attention.sm90.dq_config import dq_configs
 from dualops.spec.attention.cases import EVERYTHING, documents, woven
 from tests.cuda.compile.attention import names, variant_of
-from tests.cuda.compile.ptx import sound
+from tests.cuda.compile.ptx import ptx_of, sound
 
 ARCH = "sm_90a"
 # keys of a tile, which are as many as registers are left for beside the options
@@ -44,6 +44,28 @@ def test_each_config(keys, D, Dv, options, stored):
     ((config, _),) = dq_configs(D, Dv, names(found))
     assert config.block_kv == keys
     sound(build_dq(config, found, stored), ARCH, config.shared_bytes(D, Dv))
+
+
+@pytest.mark.parametrize(
+    ("keys", "width", "options", "mask_mod"),
+    [
+        (128, 64, ("bias",), None),
+        (128, 128, ("bias",), None),
+        (96, 128, ("bias", "softcap", "causal"), None),
+        (64, 128, ("bias", "dropout_p"), None),
+        (64, 128, tuple(EVERYTHING), None),
+        (64, 128, ("bias",), documents),
+        (48, 192, ("bias",), None),
+    ],
+)
+def test_a_bias_in_boxes(keys, width, options, mask_mod):
+    """Read from shared memory by matrices, with no registers of its own."""
+    found = variant_of(width, width, *options, blocks_of=mask_mod)
+    (config, _), _ = dq_configs(width, width, names(found), True)
+    assert (config.block_kv, config.bias_stages) == (keys, 1)
+    kernel = build_dq(config, found, "boxes")
+    sound(kernel, ARCH, config.shared_bytes(width, width))
+    assert "ldmatrix" in ptx_of(kernel, ARCH)
 
 
 @pytest.mark.parametrize(
