@@ -22,7 +22,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from ..simulator import Late, current, products, swizzled
+from ..simulator import Late, current, products, rounded_sums, swizzled
 from .asm import family, instruction
 
 WIDTHS = range(8, 257, 8)
@@ -162,7 +162,7 @@ def _multiply(left, right, old):
     n = total.shape[1]
     # rows are half, line; columns are block of eight, quad, pair
     parts = total.reshape(2, 8, n // 8, 4, 2).transpose(1, 3, 2, 0, 4).reshape(32, n // 2)
-    return (parts if old is None else parts + old).astype(np.float32)
+    return rounded_sums(parts if old is None else parts + old)
 
 
 def _left(words, dtype):

@@ -35,7 +35,7 @@ from collections.abc import Callable
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import carried, weighted_sums
+from ...tile.carried import carried
 from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -57,6 +57,7 @@ from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
+from .state_sums import state_of_values
 
 
 @builds
@@ -92,7 +93,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         log2_gamma, count, kept_scale, row = args
         return decays.weight((log2_gamma, count, kept_scale), i32(row + token))
 
-    kv = weighted_sums(tiles.v, tiles.k, config.parts, weight, alike=True)
+    kv = state_of_values(tiles.v, tiles.k, config.parts > 1, weight)
     half = handover(tiles.sum_at, pv.size, 1, True)
 
     @verb
@@ -179,7 +180,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             log2_gamma = decays.of(gamma, call, h)
             state_at = i32(tiles.state_at + tiles.state.nbytes * warpgroup)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            near_words = near.words()
+            near_words, room = near.words(), kv.room()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -213,9 +214,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 else:
                     v_part.wait(v_full, i)
                 fade = decays.fade(log2_gamma, count)
-                for j in range(kv.size // 4):
-                    for e in range(4):
-                        state[4 * j + e] *= fade
+                kv.fade(state, fade)
                 if walk.looks:
                     pv.wait(o)
                     if decays.forgets(log2_gamma):
@@ -232,10 +231,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
                         if HALVES:
                             half.free(half_bars, i)
-                kv.add(
-                    state, smem, (v_at, k_at), (log2_gamma, count, call.kept_scale, row)
-                )  # state += (decayed V).T @ K
-                kv.wait(state)
+                known = log2_gamma, count, call.kept_scale, row
+                kv.add(state, room, smem, (v_at, k_at), known, fade)  # state += (decayed V).T @ K
                 v_part.leave()
                 k_pipe.release(k_bars, i)
                 if walk.looks:
