@@ -338,8 +338,8 @@ def _retention() -> Iterator[Problem]:
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_ELEMENT_ANEW, (retention_wide, {"roles": _roles_of_any_registers}))
-    shapes = {"q": (1, 1, 300, 8), "k": (1, 1, 300, 8), "v": (1, 1, 300, 136)}
-    case = Case("two slices", "bfloat16", shapes, {"return_state": True})
+    shapes = {"q": (1, 1, 300, 72), "k": (1, 1, 300, 72), "v": (1, 1, 300, 136)}
+    case = Case("two slices", "bfloat16", shapes, {"return_state": True})  # and two boxes of keys
     yield Problem("retention_wide_sm90", "retention", False, "sm90", case, configs=wide)
     few: tuple[Change, ...] = ((retention, {"WIDEST": 64}), (retention_config, {"MOST_KEYS": 64}))
     shapes = {"q": (1, 1, 430, 72), "k": (1, 1, 430, 72), "v": (1, 1, 430, 8)}

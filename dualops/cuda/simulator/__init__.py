@@ -20,7 +20,7 @@ from .memory import Local, Pointer, located, reachable
 from .numbers import double, single
 from .running import launch, order, waited_for_grid
 from .shared import Late, swizzled
-from .sums import rounded_sums, toward_zero
+from .sums import added_at_once, rounded_sums, toward_zero
 from .tensor_map import TensorMap, as_tf32, tensor_map_at
 from .threads import current, exchange
 from .warpgroup import products
@@ -37,6 +37,7 @@ __all__ = [
     "Store",
     "TensorMap",
     "Unsigned",
+    "added_at_once",
     "as_tf32",
     "cuda",
     "current",

@@ -5,9 +5,8 @@ Where o alone reads the state, which is rounded for it, the product is added to 
 (`tile.exact_products`): tensor cores round toward zero, which after a few chunks is further off than the rule of
 accuracy allows (measured, of 700 tokens that keep all 1.4 of it, of 3000 4.7).
 
-Of wide heads the state is transposed, so that V takes K's place here. Beside it no registers are left for as large a
-sum of a chunk's own: it is made by boxes of 64 keys, all parts of V being there from the first to the last
-(`state_of_values`).
+Of wide heads the state is transposed, so that V takes K's place (`state_of_values`). Beside it no registers are left
+for another sum as large: a chunk's own is made by boxes of 64 keys, one after another, and all parts of V stay for all.
 """
 
 from __future__ import annotations

@@ -20,7 +20,11 @@ warpgroup's registers. Retention is linear in q . k, so it is the sum of retenti
 the second: the warpgroups have a half of the keys each, the same 64 columns of V, and the second hands its o to the
 first, which stores the sum. It leaves its state in shared memory until the first one has made elements anew.
 
-Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T.
+Where the state is a result, the product of 5 is made by 64 keys at a time, V.T in three parts, and added to the state
+by threads (`state_sums`).
+
+Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T; where it is
+a result 48 words of V.T and 32 sums.
 Shared memory: `WideConfig.tiles`; of 256 keys Q 32, K 2 * 32, V 2 * 16, states 64, o 16: 208 KiB; of two halves of 256
 Q 64, K 64, V 8, states 64, o 8, what is handed over 16: 224 KiB, one stage.
 
