@@ -287,16 +287,15 @@ def _attention_gradient() -> Iterator[Problem]:
 
 
 def _attention_dbias() -> Iterator[Problem]:
-    """In pieces: keys that stay for two of three heads, of one block or two; queries that stay for three tiles of keys,
+    """In pieces: keys that stay for two of three heads; queries that stay for three tiles of keys,
     or one where a mask hides the others. What stays is waited for where it does not, and what passes where it does.
     """
     config = DbiasConfig(1, 16, late_stages=2)
-    for name, tile, (H, Hkv), (Sq, Sk), bias, least, params in (
-        ("keys stay", config, (6, 3), (20, 40), (20, 40), 3, {}),
-        ("a cluster", replace(config, cluster=Cluster(2, 1)), (6, 3), (70, 20), (70, 20), 3, {}),
-        ("queries stay", config, (4, 4), (100, 40), (100, 1), 6, {"causal": True}),
+    chosen = (attention_dbias_launch, {"dbias_configs": lambda *_: iter([(config, "alone")])})
+    for name, (H, Hkv), (Sq, Sk), bias, least, params in (
+        ("keys stay", (6, 3), (20, 40), (20, 40), 3, {}),
+        ("queries stay", (4, 4), (100, 40), (100, 1), 6, {"causal": True}),
     ):
-        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, shares, tile=tile: iter([(tile, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NONE_ANEW)
@@ -341,8 +340,8 @@ def _retention() -> Iterator[Problem]:
     (case,) = (case for case in OPERATORS["retention"].tagged(Tag.SIM) if case.id == "sim_steps-float32")
     yield Problem("retention_marks", "retention", False, "simt", case, configs=(one,))
     wide: tuple[Change, ...] = (NO_ELEMENT_ANEW, (retention_wide, {"roles": _roles_of_any_registers}))
-    shapes = {"q": (1, 1, 300, 8), "k": (1, 1, 300, 8), "v": (1, 1, 300, 136)}
-    case = Case("two slices", "bfloat16", shapes, {"return_state": True})
+    shapes = {"q": (1, 1, 300, 72), "k": (1, 1, 300, 72), "v": (1, 1, 300, 136)}
+    case = Case("two slices", "bfloat16", shapes, {"return_state": True})  # and two boxes of keys
     yield Problem("retention_wide_sm90", "retention", False, "sm90", case, configs=wide)
     few: tuple[Change, ...] = ((retention, {"WIDEST": 64}), (retention_config, {"MOST_KEYS": 64}))
     shapes = {"q": (1, 1, 430, 72), "k": (1, 1, 430, 72), "v": (1, 1, 430, 8)}

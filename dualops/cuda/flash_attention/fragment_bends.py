@@ -39,14 +39,22 @@ def pair_bends(
     word_of, score_of = (word, chain.score_fetched) if by_words else (no_word, score_read)
 
     @verb
-    def prob_of(product, options, scale, base, at, bits, e):
-        score = score_of(product * scale, options, at, bits, e)
-        prob = num.exp2(score * LOG2 - base)
-        bent = prob * slope(product * scale, options, at) if chain.bends else prob
-        if near:
-            return prob, bent
-        seen = (product != num.minus_inf) & (score != num.minus_inf)
-        return prob if seen else num.zero, bent if seen else num.zero
+    def prob_of_any(product, options, scale, base, at, bits, e):
+        prob = bent = num.zero
+        if product != num.minus_inf:
+            score = score_of(product * scale, options, at, bits, e)
+            if score != num.minus_inf:
+                prob = bent = num.exp2(score * LOG2 - base)
+                if chain.bends:
+                    bent *= slope(product * scale, options, at)
+        return prob, bent
+
+    @verb
+    def prob_of_near(product, options, scale, base, at, bits, e):
+        prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
+        return prob, prob * slope(product * scale, options, at)
+
+    prob_of = prob_of_near if near else prob_of_any
 
     @verb
     def pair(products, held, options, scale, bases, where):

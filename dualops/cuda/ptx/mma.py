@@ -10,7 +10,7 @@ from itertools import chain
 import ml_dtypes
 import numpy as np
 
-from ..simulator import exchange
+from ..simulator import added_at_once, exchange, rounded_sums
 from .asm import family, instruction
 
 
@@ -66,9 +66,10 @@ def _multiply(name, factors, d, d_index, a, a_index, b, b_index):
         b_words = _gathered([lane.b for lane in lanes], np.uint32)
         rows, columns = (part.astype(np.float64) for part in factors(a_words, b_words))
         before = _gathered([lane.d for lane in lanes], np.float32)
-        before = before.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
-        after = (rows @ columns + before).astype(np.float32)
-        results = list(after.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(128))
+        sums = before.reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
+        for some in added_at_once(len(columns)):
+            sums = rounded_sums(rows[:, some] @ columns[some] + sums)
+        results = list(sums.reshape(2, 8, 4, 2).transpose(1, 2, 0, 3).reshape(128))
         for number, lane in enumerate(lanes):
             lane.results = results[4 * number : 4 * number + 4]
     d.put(d_index, mine.results)

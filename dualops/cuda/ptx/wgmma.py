@@ -22,7 +22,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 
-from ..simulator import Late, current, products, swizzled
+from ..simulator import Late, added_at_once, current, products, rounded_sums, swizzled
 from .asm import family, instruction
 
 WIDTHS = range(8, 257, 8)
@@ -158,11 +158,13 @@ def _from_registers(n, dtype, b_major="k"):
 
 def _multiply(left, right, old):
     """The registers [32, n / 2] of left [16, K] @ right [n, K].T + old."""
-    total = left @ right.T
-    n = total.shape[1]
-    # rows are half, line; columns are block of eight, quad, pair
-    parts = total.reshape(2, 8, n // 8, 4, 2).transpose(1, 3, 2, 0, 4).reshape(32, n // 2)
-    return (parts if old is None else parts + old).astype(np.float32)
+    n = len(right)
+    for some in added_at_once(left.shape[1]):
+        total = left[:, some] @ right[:, some].T
+        # rows are half, line; columns are block of eight, quad, pair
+        parts = total.reshape(2, 8, n // 8, 4, 2).transpose(1, 3, 2, 0, 4).reshape(32, n // 2)
+        old = rounded_sums(parts if old is None else parts + old)
+    return old
 
 
 def _left(words, dtype):

@@ -6,7 +6,8 @@ and it is said at once with what everybody waits for. The order in which threads
 
 Memory is hostile. Local and shared arrays start as NaN (all bits set), every access outside an array is an IndexError
 with the array's name, and misaligned vector access is an error, where a GPU would go on. The units that work beside the
-threads are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`.
+threads are late and see nothing that was not fenced: `shared`, `bulk`, `warpgroup`. How their sums are rounded is a
+choice, too: `toward_zero()`.
 
 This package is the bottom of `dualops.cuda`: it imports nothing of ours, so that the twins of instructions (`ptx`) can
 ask it who is running and wait for other threads.
@@ -19,6 +20,7 @@ from .memory import Local, Pointer, located, reachable
 from .numbers import double, single
 from .running import launch, order, waited_for_grid
 from .shared import Late, swizzled
+from .sums import added_at_once, rounded_sums, toward_zero
 from .tensor_map import TensorMap, as_tf32, tensor_map_at
 from .threads import current, exchange
 from .warpgroup import products
@@ -35,6 +37,7 @@ __all__ = [
     "Store",
     "TensorMap",
     "Unsigned",
+    "added_at_once",
     "as_tf32",
     "cuda",
     "current",
@@ -45,9 +48,11 @@ __all__ = [
     "order",
     "products",
     "reachable",
+    "rounded_sums",
     "single",
     "stores",
     "swizzled",
     "tensor_map_at",
+    "toward_zero",
     "waited_for_grid",
 ]

@@ -2,13 +2,13 @@
 
     acc [64, n] += (weights * X).T @ Y        X [tokens, 64 a warpgroup] and Y [tokens, n] tiles, the sum over tokens
 
-    sums = weighted_sums(x, y, parts, weight)     by a warpgroup, acc of its 64 columns of X
+    sums = weighted_sums(x, y, weight)            by a warpgroup, acc of its 64 columns of X
     sums.add(acc, smem, (x_at, y_at), args)       runs beside the threads until sums.wait(acc)
     carry = carried(tile, at)                     acc of all warpgroups, rounded, in shared memory
     carry.put(smem, acc)
 
-X comes to registers transposed, where each token is multiplied by its weight and rounded: as one number of 16 bits, or
-as several parts whose sum has as many digits as there are in float32. A product for each part is added.
+X comes to registers transposed, where each token is multiplied by its weight and rounded to 16 bits; with all digits of
+float32: `exact_products`.
 """
 
 from __future__ import annotations
@@ -68,51 +68,29 @@ class WeightedSums(Namespace):
     wait: Callable[..., None]  # (acc)
 
 
-def weighted_sums(
-    x: Operand, y: Operand, parts: int, weight: Callable[..., Any], *, alike: bool = False
-) -> WeightedSums:
+def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> WeightedSums:
     """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
     a token of the tile is multiplied by. alike: as `words_of_columns` has it.
     """
     mma, columns = register_mma(DTYPE, y), words_of_columns(x, alike=alike)
     steps = columns.steps
 
-    def add_part(part: int) -> Callable[..., None]:
-        @verb
-        def add_one(both, smem, places, args):
-            (acc, left), lane = both, i32(u32(cuda.threadIdx.x) % u32(32))
-            first = columns.first(places[0], cuda.threadIdx.x)
-            for step in range(steps):
-                columns.load(left, 4 * step, smem, first, step)
-                for half in range(2):
-                    token = i32(16 * step + 8 * half + 2 * (lane % 4))
-                    here, next_one = weight(args, token), weight(args, i32(token + 1))
-                    for row in range(2):
-                        word = 4 * step + 2 * half + row
-                        low, high = unpack_bf16x2(left[word])
-                        low, high = low * here, high * next_one
-                        for _ in range(part):
-                            of_low, of_high = unpack_bf16x2(pack_bf16x2(low, high))
-                            low, high = rest(low - of_low), rest(high - of_high)
-                        left[word] = pack_bf16x2(low, high)
-            mma.add(acc, left, smem, places[1], 1)
-            if part < parts - 1:
-                mma.wait(acc)
-
-        return add_one
-
-    add_parts = one_after_another([add_part(part) for part in range(parts)])
-
     @verb
     def add(acc, smem, places, args):
-        add_parts((acc, mma.left()), smem, places, args)
+        left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
+        first = columns.first(places[0], cuda.threadIdx.x)
+        for step in range(steps):
+            columns.load(left, 4 * step, smem, first, step)
+            for half in range(2):
+                token = i32(16 * step + 8 * half + 2 * (lane % 4))
+                here, next_one = weight(args, token), weight(args, i32(token + 1))
+                for row in range(2):
+                    word = 4 * step + 2 * half + row
+                    low, high = unpack_bf16x2(left[word])
+                    left[word] = pack_bf16x2(low * here, high * next_one)
+        mma.add(acc, left, smem, places[1], 1)
 
-    return WeightedSums(
-        size=mma.size,
-        fragment=mma.fragment,
-        add=add,
-        wait=mma.wait,
-    )
+    return WeightedSums(size=mma.size, fragment=mma.fragment, add=add, wait=mma.wait)
 
 
 class Carried(Namespace):

@@ -1,7 +1,8 @@
 """Products whose left factor has all digits of float32, in three parts of bfloat16; the right one has 16 bits, and one.
 
     out [64, n] = acc [64, K] @ B [K, n]                            `exact_left`: acc are a warpgroup's accumulators
-    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `carried.weighted_sums` has it
+    out [64, n] = (weights * X).T [64, tokens] @ Y [tokens, n]      `exact_sums`: as `carried.weighted_sums` has it;
+                                                                    `exact_pieces`: some columns of Y at a time
 
 Parts are cut off, not rounded (`thirds`), and the smallest is multiplied first: added to a large sum it would cost it
 as many roundings again. out holds nothing else for the same reason: tensor cores round toward zero, which adds up in a
@@ -24,7 +25,7 @@ from .carried import DTYPE, rest
 from .left_words import words_of_columns
 from .products import anew_i32
 from .swizzle import Operand
-from .thirds import packed_parts, upper_part
+from .thirds import PARTS, packed_parts, upper_part
 from .warpgroup import register_mma
 
 HALVES = 2  # in which parts are packed and multiplied: more steps at once would want more registers
@@ -73,7 +74,54 @@ def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, among_othe
     """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by.
     among_others: X may have infinite numbers, and registers are few.
     """
-    columns = words_of_columns(x)
+    begin, take = _weighted(x, weight)
+    return _in_parts(y, begin, take, below_any, beside=False) if among_others else _in_parts(y, begin, take, below)
+
+
+class ExactPieces(Namespace):
+    """The verbs, by all threads of a warpgroup. X may have infinite numbers."""
+
+    size: int  # accumulators of a thread, of a piece
+    fragment: Callable[..., Any]  # () -> a local array for out
+    words: Callable[..., Any]  # () -> a local array for all parts of X
+    fill: Callable[..., None]  # (words, left, smem): `left` as of `exact_sums`
+    multiply: Callable[..., None]  # (out, words, smem, y_at): with a piece of Y; out is there when it returns
+
+
+def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> ExactPieces:
+    """For a warpgroup's 64 columns of X, which begin at X's place; weight: as of `exact_sums`.
+
+    All parts are packed once and stay for all pieces of Y, 12 words a step, and out is as small as a piece is.
+    """
+    mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
+    begin, take = _weighted(x, weight, alike=True)
+    MIDDLE, UPPER = WORDS * steps, 2 * WORDS * steps  # where these parts begin, behind the lower ones
+
+    @verb
+    def fill(words, left, smem):
+        begun, eight = begin(left), cuda.local.array(2 * WORDS, f32)
+        for step in range(steps):
+            take(eight, begun, smem, step)
+            for word in range(WORDS):
+                at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
+                words[UPPER + at] = packed_parts(one, other)
+                one, other = below_any(one), below_any(other)
+                words[MIDDLE + at] = packed_parts(one, other)
+                words[at] = packed_parts(below_any(one), below_any(other))
+
+    @verb
+    def multiply(out, words, smem, y_at):
+        mma.add(out, words, smem, y_at, 0)
+        mma.wait(out)
+
+    return ExactPieces(size=mma.size, fragment=mma.fragment, words=mma.left, fill=fill, multiply=multiply)
+
+
+def _weighted(
+    x: Operand, weight: Callable[..., Any], *, alike: bool = False
+) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """`begin` and `take`, as `_in_parts` wants them, of X's columns; alike: as `words_of_columns` has it."""
+    columns = words_of_columns(x, alike=alike)
 
     @verb
     def begin(left):
@@ -92,7 +140,7 @@ def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, among_othe
                 low, high = unpack_bf16x2(words[word])
                 eight[2 * word], eight[2 * word + 1] = low * here, high * next_one
 
-    return _in_parts(y, begin, take, below_any, beside=False) if among_others else _in_parts(y, begin, take, below)
+    return begin, take
 
 
 def _in_parts(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from dualops.cuda.flash_attention.sm90.config import MOST_BYTES, padded
 from dualops.cuda.flash_attention.sm90.dbias import build_dbias
 from dualops.cuda.flash_attention.sm90.dbias_config import dbias_configs
 from dualops.cuda.flash_attention.sm90.dbias_sums import build_dbias_sum
-from dualops.cuda.tile.boxes import Cluster
 from dualops.spec.attention.cases import EVERYTHING
 from tests.cuda.compile.attention import variant_of
 from tests.cuda.compile.ptx import sound
@@ -38,24 +36,16 @@ CASES: list[Any] = [
 def test_each_config(keys, D, Dv, options, one, dtype):
     found = variant_of(D, Dv, *{"bias": True, **dict.fromkeys(options)}, dtype=dtype)
     D, Dv = padded(D), padded(Dv)
-    config, _ = next(dbias_configs(D, Dv, MOST_BYTES, shares=False))
+    config, _ = next(dbias_configs(D, Dv, MOST_BYTES))
     assert config.block_kv == keys
     build = build_dbias(config, found, one, dtype if one == DENSE else "float32", one == DENSE)
     report = sound(build, ARCH, config.shared_bytes(D, Dv))
     assert report.static_shared + report.dynamic_shared <= 227 * 1024
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_blocks_that_share_loads(beside):
-    found = variant_of(128, 128, "bias", "causal")
-    config, _ = next(dbias_configs(128, 128, MOST_BYTES, shares=False))
-    config = replace(config, cluster=Cluster(2, 2), beside=beside)
-    sound(build_dbias(config, found, DENSE, "bfloat16", False), ARCH, config.shared_bytes(128, 128))
-
-
 def test_parts_of_a_dense_bias():
     found = variant_of(64, 64, "bias", dtype="float16")
-    config, _ = next(dbias_configs(64, 64, MOST_BYTES, shares=False))
+    config, _ = next(dbias_configs(64, 64, MOST_BYTES))
     sound(build_dbias(config, found, DENSE, "float32", True), ARCH, config.shared_bytes(64, 64))
 
 

@@ -17,7 +17,6 @@ from dualops.cuda.flash_attention import simt
 from dualops.cuda.flash_attention.sm90 import backward as sm90_backward, bias_walk, dbias_launch
 from dualops.cuda.flash_attention.sm90.bias_walk import Broadcast, pieces_of, visits_of_tile
 from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig, dbias_configs
-from dualops.cuda.tile.boxes import Cluster
 from dualops.spec.attention.cases import bent
 from tests.cuda.configs import changed
 from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
@@ -25,8 +24,8 @@ from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 PLACE = 3  # of dbias among what is returned
 SMALL = DbiasConfig(1, 16)
-ONE_STAGE = DbiasConfig(1, 32, stages=1, beside=True)
-TWO_WARPGROUPS = DbiasConfig(2, 16, late_stages=2, beside=True)
+ONE_STAGE = DbiasConfig(1, 32, stages=1)
+TWO_WARPGROUPS = DbiasConfig(2, 16, late_stages=2)
 
 
 def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
@@ -40,7 +39,7 @@ def served(config: DbiasConfig, least_visits: int = bias_walk.LEAST_VISITS) -> I
     """Inside the with statement this Config is the only one, pieces have at least so many tiles of scores, and dq, dk
     and dv are not made.
     """
-    instead = {"dbias_configs": lambda *_, shares: iter([(config, "small")])}
+    instead = {"dbias_configs": lambda *_: iter([(config, "small")])}
     pieces = {"LEAST_VISITS": least_visits}
     steps = {"backward_steps": _alone}
     with changed("flash_attention", (sm90_backward, steps), (dbias_launch, instead), (bias_walk, pieces)):
@@ -89,19 +88,6 @@ def test_each_config_under_a_causal_mask(shape, config):
     """Tiles that are hidden as a whole lie before, between and after those that are not."""
     with served(config, least_visits=1):
         checked(arrays_for(1, 3, 3, 130, 50), bias=numbers(*shape, seed=9), causal=True)
-
-
-@pytest.mark.parametrize(("cluster", "causal"), [(Cluster(2, 2), True), (Cluster(2, 1), "top_left")])
-def test_blocks_of_a_cluster_walk_as_one(cluster, causal):
-    """Some of their tiles are beyond the bias's end, some are hidden beside others that are not."""
-    with served(DbiasConfig(1, 16, cluster=cluster)):
-        checked(arrays_for(1, 2, 1, 130, 50), bias=numbers(130, 50, seed=9), causal=causal)
-
-
-def test_a_cluster_has_no_tiles_of_one_row():
-    not_asked: Any = None
-    with pytest.raises(ValueError, match="a cluster of 2 blocks for a bias of one row or column, expected 1"):
-        bias_walk.bias_walk(64, 16, Broadcast(True, False), not_asked, ranged=False, cluster=Cluster(2, 1))
 
 
 @pytest.mark.parametrize("shape", [(2, 70, 48), (2, 70, 44), (70, 48)])
@@ -220,7 +206,7 @@ def test_pieces_follow_from_lengths():
 def test_tiles_fit_into_shared_memory():
     room = 226 * 1024
     for D in (64, 128, 192, 256):
-        config, _ = next(dbias_configs(D, D, room, shares=True))
+        config, _ = next(dbias_configs(D, D, room))
         assert config.shared_bytes(D, D) + config.words_bytes <= room
 
 

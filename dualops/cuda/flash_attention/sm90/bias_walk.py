@@ -64,7 +64,7 @@ class Visit(NamedTuple):
 class BiasWalk(Namespace):
     """The verbs. Tiles that masks hide as a whole are left out."""
 
-    first_number: Callable[..., Any]  # () -> of the part that this block begins with, or its cluster,
+    first_number: Callable[..., Any]  # () -> of the part that this block begins with,
     next_number: Callable[..., Any]  # (number) -> and of the one that comes next
     numbers: Callable[..., Any]  # (extent) -> how many there are
     part: Callable[..., Part]  # (number, extent)
@@ -92,20 +92,13 @@ def pieces_of(tiles: Any, visits: Any) -> Any:
     return max(min(wanted, visits // LEAST_VISITS), 1)
 
 
-def bias_walk(
-    block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool, cluster: Cluster
-) -> BiasWalk:
+def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool) -> BiasWalk:
     """Of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
 
-    What stays from visit to visit are keys, or where the bias has one column, queries. Blocks of a cluster have tiles
-    that are neighbours, some beyond the bias's end, and walk as one: they leave out what is hidden from all of them.
-    Raises ValueError for a cluster where a bias has one row or one column.
+    What stays from visit to visit are keys, or where the bias has one column, queries.
     """
-    ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, cluster)
-    WALKS, BLOCKS = ONE_ROW or ONE_COLUMN, cluster.blocks
-    HEIGHT, WIDTH = cluster.rows * block_q, cluster.columns * block_kv
-    if WALKS and BLOCKS > 1:
-        raise ValueError(f"a cluster of {BLOCKS} blocks for a bias of one row or column, expected 1")
+    ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, Cluster())
+    WALKS = ONE_ROW or ONE_COLUMN
 
     @verb
     def tiles(count, size):
@@ -141,10 +134,9 @@ def bias_walk(
 
     @verb
     def seen(visit, extent, offset, options):
-        """By some block of the cluster."""
-        m0, n0 = i32(visit.m0 - visit.m0 % HEIGHT), i32(visit.n0 - visit.n0 % WIDTH)
-        first, end = chain.key_range(options, m0, min(i32(m0 + HEIGHT), visit.Sq), offset, extent.Sk)
-        return (n0 + WIDTH > first) & (n0 < end)
+        last = min(i32(visit.m0 + block_q), visit.Sq)
+        first, end = chain.key_range(options, visit.m0, last, offset, extent.Sk)
+        return (visit.n0 + block_kv > first) & (visit.n0 < end)
 
     @verb
     def step(visit, part, extent):

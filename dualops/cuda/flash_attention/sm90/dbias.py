@@ -17,7 +17,7 @@ then the next tile of the bias.
 
 Bytes from L2 are what it waits for: a tile of scores is two products, and loads all four factors. So Q and K have
 stages of their own, and come while dO and V of the tile before are used. At 6 a warpgroup has the products of the other
-one beside it; or its own 7 too, if there are registers for it (`DbiasConfig.beside`).
+one beside it.
 
 totals are plain sums of float32. Of n terms they are off by at most n * 2**-24 of the terms' sum, and by its root where
 roundings go either way: of 16 bits, to which dbias is rounded, they reach 2**-12, half a last place, where that many
@@ -36,7 +36,6 @@ from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
-from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ...views import strided
 from ..arguments import Variant, size_types, statistic_type
@@ -61,16 +60,15 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     to: dbias, or its parts, of this dtype; vectors: eight neighbours of a row may be stored at once. B_bias to Sk_bias
     are the bias's sizes, 1 where it is broadcast.
     """
-    D, Dv, BLOCK_KV, BESIDE = padded(variant.D), padded(variant.Dv), config.block_kv, config.beside
+    D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
     warps, tiles, stages, late = 4 * config.consumers, config.tiles(D, Dv), config.stages, config.late_stages
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
-    cluster, blocks = config.cluster, config.cluster.blocks
-    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged, cluster=cluster)
-    q_tile, k_tile = box_tile(tiles.q, 0, 2, cluster.of_a), box_tile(tiles.k, tiles.k_at, 2, cluster.of_b)
-    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2, cluster.of_a), box_tile(tiles.v, tiles.v_at, 2, cluster.of_b)
-    q_pipe, k_pipe = (pipeline(stages, tile.nbytes, warps, blocks) for tile in (tiles.q, tiles.k))
-    do_pipe, v_pipe = (pipeline(late, tile.nbytes, warps, blocks) for tile in (tiles.do, tiles.v))
+    walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
+    q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
+    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.v, tiles.v_at, 2)
+    q_pipe, k_pipe = (pipeline(stages, tile.nbytes, warps) for tile in (tiles.q, tiles.k))
+    do_pipe, v_pipe = (pipeline(late, tile.nbytes, warps) for tile in (tiles.do, tiles.v))
     qk_pair = pair_of_tiles(Loaded(q_tile, k_tile, q_pipe, k_pipe), walk, one.column)
     dov_pair = pair_of_tiles(Loaded(do_tile, v_tile, do_pipe, v_pipe), walk, one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
@@ -78,7 +76,6 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     score = fragment_scores(chain, ROWS, BLOCK_KV, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
-    rows = softmax_rows(variant.dtype, qk.size, qk.size)
 
     @kernel(
         *[tensor_map] * 4,
@@ -87,7 +84,6 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
         *[statistic_type(variant)] * 2,
         *size_types(variant),
         threads=role.threads,
-        cluster=blocks,
     )
     def flash_attention_dbias_sm90(
         q_map,
@@ -149,20 +145,12 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
                     following = walk.after(visit, part, extent, offset, options)
                     last = following.v == part.end or walk.kept(following, extent) != walk.kept(visit, extent)
-                    if BESIDE:
-                        do_at, v_at = dov_pair.wait(dov_bars, i, kept)
-                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
-                        qk.wait_but_one(scores)
-                    else:
-                        qk.wait(scores)
+                    qk.wait(scores)
                     qk_pair.release(qk_bars, i, kept, last)
                     score.finish_held(scores, words, options, scale, where)
                     gradient.probabilities(scores, where, row_base)
-                    if BESIDE:
-                        rows.settle(scores)
-                    else:
-                        do_at, v_at = dov_pair.wait(dov_bars, i, kept)
-                        dov.start(d_probs, smem, do_at, v_at, warpgroup)
+                    do_at, v_at = dov_pair.wait(dov_bars, i, kept)
+                    dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)
                     dov_pair.release(dov_bars, i, kept, last)
                     score.weigh(d_probs, options, where)
@@ -173,6 +161,5 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     visit = following
                 sums.store(to, totals, part, extent)
                 number = walk.next_number(number)
-        q_pipe.leave()
 
     return flash_attention_dbias_sm90

@@ -17,7 +17,7 @@ from ..arguments import sizes, variant
 from .bias_walk import Broadcast, pieces_of, visits_of_tile
 from .config import BOX, SLACK, padded
 from .dbias import build_dbias
-from .dbias_config import LEAST_SHARED, DbiasConfig, dbias_configs
+from .dbias_config import DbiasConfig, dbias_configs
 from .dbias_sums import THREADS, build_dbias_sum
 
 PARTS = "dbias_parts"
@@ -31,8 +31,7 @@ def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     if "dbias" not in results or not results["dbias"].size:
         return None, ""
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    shares = bool(min(shape_of(p)[2:]) >= LEAST_SHARED)
-    for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK, shares=shares):
+    for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK):
         if _visits(p, config) > MOST_VISITS:
             break
         return config, f"; dbias: {reason}"
@@ -54,14 +53,6 @@ def _tiles(problem: Problem, config: DbiasConfig) -> Any:
     """Of one batch of the bias."""
     _, H, Sq, Sk = shape_of(problem)
     return H * cdiv(Sq, config.block_q) * cdiv(Sk, config.block_kv)
-
-
-def _blocks(problem: Problem, config: DbiasConfig) -> Any:
-    """For as many tiles, with those of clusters beyond the bias's end."""
-    _, H, Sq, Sk = shape_of(problem)
-    rows, columns = config.cluster
-    clusters = cdiv(Sq, config.block_q * rows) * cdiv(Sk, config.block_kv * columns)
-    return H * clusters * config.cluster.blocks
 
 
 def _visits(problem: Problem, config: DbiasConfig) -> Any:
@@ -95,7 +86,7 @@ def dbias_workspace(problem: Problem, config: DbiasConfig) -> dict[str, ArrayMet
 def dbias_maps(problem: Problem, config: DbiasConfig) -> dict[str, Mapped]:
     """The tensor maps of the launch, by names that are its own."""
     p = problem
-    lines = config.box_lines(padded(int(p.D)), padded(int(p.Dv)))
+    lines = config.box_lines
     found = [each for name in lines if (each := boxed(p.arrays, name, False))]
     return {
         f"dbias_{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
@@ -113,7 +104,7 @@ def dbias_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Dbia
     maps = tuple(f"dbias_{name}_map" for name in ("q", "k", "do", "v"))
     statistics = by_token(metas, "lse", False), Strided("delta", contiguous_strides(delta.shape))
     args = (*maps, to, *shape, pieces, p.B, *statistics, *sizes(p))
-    blocks, shared_bytes = shape[0] * pieces * _blocks(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
+    blocks, shared_bytes = shape[0] * pieces * _tiles(p, config), config.shared_bytes(padded(p.D), padded(p.Dv))
     vectors = not (one.row or one.column) and _in_vectors(found.get(PARTS, results["dbias"]), config)
     build = build_dbias(config, variant(p), one, dtype, vectors)
     steps = [Step(build, (blocks,), args, shared_bytes, resident=True)]

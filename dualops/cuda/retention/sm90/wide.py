@@ -20,7 +20,11 @@ warpgroup's registers. Retention is linear in q . k, so it is the sum of retenti
 the second: the warpgroups have a half of the keys each, the same 64 columns of V, and the second hands its o to the
 first, which stores the sum. It leaves its state in shared memory until the first one has made elements anew.
 
-Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T.
+Where the state is a result, the product of 5 is made by 64 keys at a time, V.T in three parts, and added to the state
+by threads (`state_sums`).
+
+Registers: keys / 2 of the state, 128 of 256; beside it 32 scores and 32 of o, later 16 words of P or V.T; where it is
+a result 48 words of V.T and 32 sums.
 Shared memory: `WideConfig.tiles`; of 256 keys Q 32, K 2 * 32, V 2 * 16, states 64, o 16: 208 KiB; of two halves of 256
 Q 64, K 64, V 8, states 64, o 8, what is handed over 16: 224 KiB, one stage.
 
@@ -35,7 +39,7 @@ from collections.abc import Callable
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.carried import carried, weighted_sums
+from ...tile.carried import carried
 from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.grids import let_next_grid_begin, wait_for_grid_before
@@ -57,6 +61,7 @@ from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
+from .state_sums import state_of_values
 
 
 @builds
@@ -92,7 +97,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         log2_gamma, count, kept_scale, row = args
         return decays.weight((log2_gamma, count, kept_scale), i32(row + token))
 
-    kv = weighted_sums(tiles.v, tiles.k, config.parts, weight, alike=True)
+    kv = state_of_values(tiles.v, tiles.k, config.parts > 1, weight)
     half = handover(tiles.sum_at, pv.size, 1, True)
 
     @verb
@@ -179,7 +184,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
             log2_gamma = decays.of(gamma, call, h)
             state_at = i32(tiles.state_at + tiles.state.nbytes * warpgroup)
             scores, probs, o, state = qk.fragment(), pv.left(), qs.fragment(), kv.fragment()
-            near_words = near.words()
+            near_words, room = near.words(), kv.room()
             for j in range(kv.size // 4):
                 for e in range(4):
                     state[4 * j + e] = num.zero
@@ -213,9 +218,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                 else:
                     v_part.wait(v_full, i)
                 fade = decays.fade(log2_gamma, count)
-                for j in range(kv.size // 4):
-                    for e in range(4):
-                        state[4 * j + e] *= fade
+                kv.fade(state, fade)
                 if walk.looks:
                     pv.wait(o)
                     if decays.forgets(log2_gamma):
@@ -232,10 +235,8 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
                         boxes.store_all(smem, o_map, o, Corner(m0, e0, (h, b)))  # all have multiplied and read by then
                         if HALVES:
                             half.free(half_bars, i)
-                kv.add(
-                    state, smem, (v_at, k_at), (log2_gamma, count, call.kept_scale, row)
-                )  # state += (decayed V).T @ K
-                kv.wait(state)
+                known = log2_gamma, count, call.kept_scale, row
+                kv.add(state, room, smem, (v_at, k_at), known, fade)  # state += (decayed V).T @ K
                 v_part.leave()
                 k_pipe.release(k_bars, i)
                 if walk.looks:

@@ -1,0 +1,42 @@
+"""How tensor cores round what they add up.
+
+To the nearest number, so that what a simulated kernel is off by is its own; or, inside `toward_zero()`, as those of a
+GPU do: what is cut off leans to one side, and of thousands of products in one accumulator it is no longer small. How
+many products are added before it is cut is not told; with four at a time a state that accumulators add up over 3000
+tokens is off by 1.3e-5 of its largest number, where an H200 was by 1.1e-5, with sixteen by 4.7e-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+AT_ONCE = 4
+_toward_zero = False
+
+
+@contextmanager
+def toward_zero() -> Iterator[None]:
+    """Have products round their sums toward zero, inside the with statement."""
+    global _toward_zero
+    before, _toward_zero = _toward_zero, True
+    try:
+        yield
+    finally:
+        _toward_zero = before
+
+
+def added_at_once(depth: int) -> list[slice]:
+    """Of a product of so many terms those that are added before the sum is rounded."""
+    return [slice(k, k + AT_ONCE) for k in range(0, depth, AT_ONCE)] if _toward_zero else [slice(None)]
+
+
+def rounded_sums(totals: np.ndarray) -> np.ndarray:
+    """What accumulators become that were to be these float64 numbers."""
+    nearest = totals.astype(np.float32)
+    if not _toward_zero:
+        return nearest
+    beyond = np.abs(nearest) > np.abs(totals)
+    return np.where(beyond, np.nextafter(nearest, np.float32(0)), nearest)
