@@ -52,8 +52,6 @@ def test_each_config(keys, D, Dv, options, stored):
         (128, 64, ("bias",)),
         (128, 128, ("bias",)),
         (96, 128, ("bias", "softcap", "causal")),
-        (64, 128, ("bias", "dropout_p")),
-        (64, 128, tuple(EVERYTHING)),
     ],
 )
 def test_a_bias_in_boxes(keys, width, options):

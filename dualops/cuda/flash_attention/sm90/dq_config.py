@@ -104,15 +104,15 @@ def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
 def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[DqConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
     that divide a block mask's tiles where there is one. bias_in_boxes: there is a bias that can come so, which needs
-    room in shared memory and no registers of those that multiply. Beside a list of tiles, or rows of more boxes, the
-    thread that loads has none left for it.
+    room in shared memory and no registers of those that multiply. Beside a list of tiles, dropout or rows of more boxes the
+    kernel spills a register for it.
 
     TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
     turns 725.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     told = ", options need registers" if heavy else ""
-    if bias_in_boxes and max(D, Dv) <= 128 and BLOCK_MASK not in options:
+    if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
         keys = MOST_KEYS if len(heavy) == 1 else keys_beside(heavy)
         config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
         yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
