@@ -104,8 +104,8 @@ def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
 def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[DqConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
     that divide a block mask's tiles where there is one. bias_in_boxes: there is a bias that can come so, which needs
-    room in shared memory and no registers of those that multiply. Beside a list of tiles, dropout or rows of more boxes the
-    kernel spills a register for it.
+    room in shared memory and no registers of those that multiply. Beside a list of tiles, dropout or rows of more boxes
+    the kernel spills a register for it.
 
     TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
     turns 725.
