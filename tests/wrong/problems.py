@@ -26,6 +26,7 @@ from dualops.cuda.flash_attention.sm90 import (
     dbias_launch as attention_dbias_launch,
     dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
+    dq as attention_dq,
     float32 as attention_float32,
     float32_backward as attention_float32_backward,
     fused as attention_fused,
@@ -263,7 +264,7 @@ def _attention_gradient() -> Iterator[Problem]:
     ):
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
-        configs = (chosen, TWO_KERNELS, *NONE_ANEW)
+        configs = (chosen, TWO_KERNELS, *NONE_ANEW, (attention_dq, {"roles": _roles_of_any_registers}))
         yield Problem("flash_attention_dq_sm90", operator, True, "sm90", case, configs=configs)
     seen_less = "some rows see nothing", "flash_attention_varlen", DKV_TOKENS, DKV_MASKED
     for kernel, name, operator, shapes, params, config in (

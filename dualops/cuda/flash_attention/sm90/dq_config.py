@@ -76,7 +76,6 @@ class DqConfig:
 
 MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
 KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE = 80, 64
-KEYS_OF_BLOCKS_BESIDE_SOME = 64
 
 
 def keys_beside(heavy: Sequence[str]) -> int:
@@ -102,29 +101,20 @@ def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
     return {256: 64, 192: 80}.get(Dv, 96)
 
 
-def _keys_beside_boxes(D: int, Dv: int, options: Sequence[str], heavy: Sequence[str]) -> int:
-    """Where the bias comes as boxes: beside it alone as without it."""
-    if max(D, Dv) > 128:
-        return wide_keys(D, Dv, options)
-    if BLOCK_MASK in options:
-        return KEYS_OF_BLOCKS_BESIDE_SOME
-    return MOST_KEYS if len(heavy) == 1 else keys_beside(heavy)
-
-
 def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[DqConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
     that divide a block mask's tiles where there is one. bias_in_boxes: there is a bias that can come so, which needs
-    room in shared memory and no registers beside the others.
+    room in shared memory and no registers of those that multiply. Beside a list of tiles, dropout or rows of more boxes
+    the kernel spills a register for it.
 
     TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
     turns 725.
     """
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     told = ", options need registers" if heavy else ""
-    if bias_in_boxes:
-        keys = _keys_beside_boxes(D, Dv, options, heavy)
-        wide = max(D, Dv) > 128
-        config = DqConfig(2, keys, turns=False, dq_over_q=True, zeroed=wide, bias_stages=1)
+    if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
+        keys = MOST_KEYS if len(heavy) == 1 else keys_beside(heavy)
+        config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
         yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
     if "bias" in options:
         told += ", the bias from memory"
@@ -132,7 +122,7 @@ def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = Fa
         config = DqConfig(2, wide_keys(D, Dv, options), turns=not heavy and D <= 192, dq_over_q=True, zeroed=True)
     elif BLOCK_MASK in options:
         most = keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
-        config = DqConfig(2, MOST_KEYS if most else KEYS_OF_BLOCKS_BESIDE_SOME, turns=not heavy)
+        config = DqConfig(2, 128 if most else 64, turns=not heavy)
     else:
         config = DqConfig(2, keys_beside(heavy), turns=not heavy)
     yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{told}"
