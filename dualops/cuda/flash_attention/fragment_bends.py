@@ -50,11 +50,23 @@ def pair_bends(
         return prob, bent
 
     @verb
-    def prob_of_near(product, options, scale, base, at, bits, e):
+    def both_of(product, options, scale, base, at):
         prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
         return prob, prob * slope(product * scale, options, at)
 
-    prob_of = prob_of_near if near else prob_of_any
+    @verb
+    def prob_of_near(product, options, scale, base, at, bits, e):
+        return both_of(product, options, scale, base, at)
+
+    @verb
+    def prob_of_simple(product, options, scale, base, at, bits, e):
+        """Without a branch, which would take registers: what is done in vain are a few instructions."""
+        prob, bent = both_of(product, options, scale, base, at)
+        seen = product != num.minus_inf
+        return prob if seen else num.zero, bent if seen else num.zero
+
+    simple = prob_of_any if chain.near_score is None else prob_of_simple
+    prob_of = prob_of_near if near else simple
 
     @verb
     def pair(products, held, options, scale, bases, where):
