@@ -76,6 +76,7 @@ class DqConfig:
 
 MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
 KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE = 80, 64
+KEYS_BESIDE_BOXES_AND_MORE = 80
 
 
 def keys_beside(heavy: Sequence[str]) -> int:
@@ -113,7 +114,7 @@ def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = Fa
     heavy = [name for name in options if name not in LIGHT_OPTIONS]
     told = ", options need registers" if heavy else ""
     if bias_in_boxes and max(D, Dv) <= 128 and not {BLOCK_MASK, "dropout"} & {*options}:
-        keys = MOST_KEYS if len(heavy) == 1 else keys_beside(heavy)
+        keys = MOST_KEYS if len(heavy) == 1 else KEYS_BESIDE_BOXES_AND_MORE
         config = DqConfig(2, keys, turns=False, dq_over_q=True, bias_stages=1)
         yield config, f"{config.block_q} queries by {config.block_kv} keys for dq, the bias in boxes"
     if "bias" in options:
