@@ -46,8 +46,8 @@ def gradient_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) ->
     if "sm90" in rungs:
         for choice in fused_choices(p, results, gpu.device):
             yield _fused(choice, delta, p, gpu)
-        widths, metas = (padded(p.D), padded(p.Dv)), {**p.arrays, **results, **sm90.workspace(p)}
-        own = [config for config, _ in (*_dq_configs(p), *dkv_configs(*widths, _options(p)))]
+        metas = {**p.arrays, **results, **sm90.workspace(p)}
+        own = [config for config, _ in (*_dq_configs(p), *_dkv_configs(p))]
         dq = without_idle_stages([_sm90_dq(config, p, gpu) for config in dq_grid(p, gpu)], own)
         dkv = without_idle_stages([_sm90_dkv(config, p, gpu) for config in dkv_grid(p, gpu)], own)
         for one, other in product(_best(dq, own), _best(dkv, own)):
@@ -88,8 +88,11 @@ def _sm80_steps(p: Problem, results: Any, dq: Sm80DqConfig, dkv: Sm80DkvConfig) 
 
 
 def _dq_configs(p: Problem) -> Iterator[tuple[DqConfig, str]]:
-    in_boxes = boxed_bias(p) is not None
-    return dq_configs(padded(p.D), padded(p.Dv), _options(p), in_boxes)
+    return dq_configs(padded(p.D), padded(p.Dv), _options(p), boxed_bias(p) is not None)
+
+
+def _dkv_configs(p: Problem) -> Iterator[tuple[AnyDkvConfig, str]]:
+    return dkv_configs(padded(p.D), padded(p.Dv), _options(p), boxed_bias(p) is not None)
 
 
 # --- Hopper --------------------------------------------------------------------------------------
@@ -110,7 +113,7 @@ def dq_grid(p: Problem, gpu: Architecture) -> Iterator[DqConfig]:
 def dkv_grid(p: Problem, gpu: Architecture) -> Iterator[AnyDkvConfig]:
     """The same for dk and dv."""
     D, Dv = padded(p.D), padded(p.Dv)
-    own = [config for config, _ in dkv_configs(D, Dv, _options(p))]
+    own = [config for config, _ in _dkv_configs(p)]
     yield from own
     for queries, stages, beside in product(DKV_QUERIES, (2, 3, 4), (True, False)):
         if max(D, Dv) > 128:

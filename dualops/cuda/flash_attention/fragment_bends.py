@@ -35,8 +35,9 @@ def pair_bends(
     def score_read(score, options, at, bits, e):
         return through(score, options, at)
 
-    by_words = word is not None and chain.fetches
-    word_of, score_of = (word, chain.score_fetched) if by_words else (no_word, score_read)
+    word_of, score_of = no_word, score_read
+    if word is not None and chain.fetches:
+        word_of, score_of = word, chain.score_fetched
 
     @verb
     def prob_of_any(product, options, scale, base, at, bits, e):

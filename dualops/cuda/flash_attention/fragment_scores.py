@@ -155,7 +155,7 @@ def fragment_scores(
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
         return pair_probabilities(chain, bends_of(j, h, near))
 
-    def bent(j: int, h: int, near: bool) -> Callable[..., None]:
+    def bent_pair(j: int, h: int, near: bool) -> Callable[..., None]:
         own = bends_of(j, h, near)
 
         @verb
@@ -167,7 +167,7 @@ def fragment_scores(
 
         return bend_pair
 
-    bend_near, bend_any = (one_after_another([bent(*each, near) for each in pairs]) for near in (True, False))
+    bend_near, bend_any = (one_after_another([bent_pair(*each, near) for each in pairs]) for near in (True, False))
 
     @verb
     def bend(scores, held, options, factors, where):

@@ -47,6 +47,24 @@ def test_each_config(queries, D, Dv, options, stored):
 
 
 @pytest.mark.parametrize(
+    ("queries", "D", "options"),
+    [
+        (64, 128, ("causal", "bias")),
+        (64, 64, ("bias",)),
+        (32, 128, ("bias", "dropout_p")),
+        (32, 128, ("bias", "softcap")),
+        (16, 128, tuple(EVERYTHING)),
+    ],
+)
+def test_a_bias_in_boxes(queries, D, options):
+    found = variant_of(D, D, *options)
+    ((config, _),) = dkv_configs(D, D, names(found), True)
+    assert config.block_q == queries
+    assert isinstance(config, DkvConfig) and config.bias_in_boxes
+    sound(build_dkv(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, D))
+
+
+@pytest.mark.parametrize(
     ("config", "D"), [(DkvConfig(2, 48, 3), 128), (DkvConfig(2, 64, 4, beside=False), 128), (DkvConfig(2, 64, 4), 64)]
 )
 def test_others_that_may_be_measured(config, D):

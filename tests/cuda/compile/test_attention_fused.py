@@ -43,6 +43,15 @@ def test_each_variant(D, Dv, options, stored):
     sound(build_dq_finish(config, found, stored), ARCH, 2 * ROWS * padded(D))
 
 
+@pytest.mark.parametrize(("Dv", "options"), [(128, ("bias",)), (72, ("causal", "sinks", "bias"))])
+def test_a_bias_in_boxes(Dv, options):
+    found = variant_of(128, Dv, *options)
+    ((config, _),) = fused_configs(128, padded(Dv), names(found), True)
+    room = config.shared_bytes(128, padded(Dv))
+    report = sound(build_fused(config, found, "boxes", "boxes"), ARCH, room)
+    assert report.static_shared <= config.slack and room + config.slack <= MOST_BYTES
+
+
 def test_another_that_may_be_measured():
     config = FusedConfig(dq_places=1)
     sound(build_fused(config, variant_of(128, 128), "boxes", "boxes"), ARCH, config.shared_bytes(128, 128))

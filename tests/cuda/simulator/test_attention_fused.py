@@ -100,7 +100,13 @@ def test_masks_and_sinks(Sq, Sk, D, params):
     ids=str,
 )
 def test_options(D, params):
-    checked((1, 2, 150, D), (1, 260), 64, **params)
+    checked((1, 2, 90, D), (1, 140), 64, **params)
+
+
+@pytest.mark.parametrize(("over", "causal"), [("full", False), ("heads", True)])
+def test_a_bias_in_boxes(over, causal):
+    """With its gradient."""
+    checked((2, 2, 90, 128), (1, 136), 64, bias=over, causal=causal)
 
 
 def test_heads_of_a_group():
