@@ -24,7 +24,7 @@ Q or dO is a NaN, also where a mask hides it: a row that is not finite is made a
 
 Shared memory: `Sm80DkvConfig.tiles`, 2 * (BLOCK_KV + 2 * BLOCK_Q) * (D + Dv) bytes. Registers: BLOCK_Q / 2 of S.T and
 of dP.T, a quarter of BLOCK_Q packed, D / 2 + Dv / 2 of dk and dv, D / 4 and Dv / 4 of K and V where they are held, and
-about 40; BLOCK_Q / 2 more where options have slopes, and again where they have weights.
+about 40.
 """
 
 from __future__ import annotations

@@ -21,11 +21,13 @@ their other axis.
 A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
 Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
-Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes. Registers: BLOCK_Q of S.T and
-dP.T, a quarter of that packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24; BLOCK_Q / 2 more
-where options have slopes, and again where they have weights. float32 is three parts of bfloat16, as in forward: tiles
-are three times as wide, what is packed three times as much, and what 6 and 8 bring is added up apart, in D / 2 more;
-8 is waited for at once, as a product of which the threads read the sums may not be left to the next tile.
+Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
+more where a bias comes as boxes, beside Q and dO (`bias_part`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
+packed, of which `beside` takes two, D / 2 + Dv / 2 of dk and dv, and about 24. Options need few more: what is left of
+S.T is P.T * slope, and which probabilities stay are bits, asked for while products run. float32 is three parts of
+bfloat16, as in forward: tiles are three times as wide, what is packed three times as much, and what 6 and 8 bring is
+added up apart, in D / 2 more; 8 is waited for at once, as a product of which the threads read the sums may not be left
+to the next tile.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ Q or dO is a NaN, also where a mask hides it: a row that is not finite is made a
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
 the latter if P is exact.
 Registers: BLOCK_Q / 2 of S.T or dP.T, half of that packed, which `beside` keeps meanwhile, the larger of D / 2 and
-Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes or weights.
+Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
 """
 
 from __future__ import annotations

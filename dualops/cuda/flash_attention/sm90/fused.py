@@ -17,7 +17,9 @@ products but the last: dq is a sum over the keys of many blocks.
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
 registers have room for a warpgroup's K, and without options for its V, which are left factors of all tiles
-(`tile.left_factor`).
+(`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left of it then is P.T *
+slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as boxes with dO
+(`bias_part`), and dq has one place less.
 
 The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
@@ -25,8 +27,8 @@ before who waits; all walk the queries the same way, so that they follow one ano
 in memory as registers have them; `dq_finish` makes rows of them.
 
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
-dq_places * 32768 bytes. Registers: 64 of S.T and dP.T (whose place dq takes), half of that for P.T and dS.T packed,
-D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
+dq_places * 32768 bytes, and stages * 256 * BLOCK_Q of a bias. Registers: 64 of S.T and dP.T (whose place dq takes),
+half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
 """
 
 from __future__ import annotations
