@@ -260,7 +260,7 @@ def _attention_gradient() -> Iterator[Problem]:
         ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, DqConfig(1, 16, q_stages=2)),
         ("boxes over Q", "flash_attention", FEWER, {}, over_q),
         ("rows over Q", "flash_attention_varlen", TOKENS, MASKED, over_q),
-        ("a bias in boxes", "flash_attention", FEWER | BIAS_OF_FEWER, {}, DqConfig(2, 16, bias_stages=1)),
+        ("a bias in boxes", "flash_attention", FEWER | BIAS_OF_FEWER, {}, DqConfig(1, 16, bias_stages=1)),
     ):
         chosen = (attention_sm90_backward, {"dq_configs": lambda *_, config=config: iter([(config, "alone")])})
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
