@@ -90,6 +90,11 @@ class Settled(NamedTuple):
     device: Device
 
 
+def room(meta: ArrayMeta) -> str:
+    """What a workspace is allocated as, of which kernels alone see what lies there: not every library has bfloat16."""
+    return "float16" if meta.dtype == "bfloat16" else meta.dtype
+
+
 class Family:
     """Calls that differ in sizes alone and are done by the same kernels in the same way."""
 
@@ -118,10 +123,8 @@ class Family:
             self.launchers = [launcher(step, places, device) for step in steps]
             launches = [each.numbers() for each in self.launchers]
         allocated = () if call.out is not None else results.values()
-        self.make_results, self.make_workspace = (
-            [adapter.allocator(meta.dtype, meta.device) for meta in metas]
-            for metas in (allocated, choice.workspace.values())
-        )
+        self.make_results = [adapter.allocator(meta.dtype, meta.device) for meta in allocated]
+        self.make_workspace = [adapter.allocator(room(meta), meta.device) for meta in choice.workspace.values()]
         layouts = [(meta.shape, meta.strides) for meta in (*allocated, *choice.workspace.values())]
         self.names = arrays
         self._numbers = trace.function((launches, layouts, [*choice.maps.values()]))

@@ -29,9 +29,12 @@ HARMLESS = {
     r"flash_attention_dkv_apart_sm90 build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
     r"(flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
-    r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta): left "
+    r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta|"
+    r"flash_attention_dq_sm90 a bias in boxes: pipeline\.acquire > mbarrier_wait_cta#2): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
-    "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there",
+    "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there; "
+    "and V's stage when the bias of the tile that it had is given back, with its product over, in the simulator alone: "
+    "the other problems show that the wait is needed",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\.issue > "
@@ -45,7 +48,7 @@ HARMLESS = {
     r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
-    r"a bias in boxes: _stages\.release#[12])|"
+    r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
     r"retention_sm90 (pipeline\.release#1|log_decay.*: (pipeline\.release#2|companion\.hand))|"
     r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#2|"
     r"companion\.hand))|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
