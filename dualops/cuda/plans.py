@@ -91,8 +91,10 @@ class Settled(NamedTuple):
 
 
 def room(meta: ArrayMeta) -> str:
-    """What a workspace is allocated as, of which kernels alone see what lies there: not every library has bfloat16."""
-    return "float16" if meta.dtype == "bfloat16" else meta.dtype
+    """What a workspace is allocated as. On a GPU kernels alone see what lies there, and not every library of arrays has
+    bfloat16; the simulator goes by arrays' own dtypes.
+    """
+    return "float16" if meta.dtype == "bfloat16" and not SIMULATED else meta.dtype
 
 
 class Family:
