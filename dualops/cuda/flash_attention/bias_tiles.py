@@ -66,13 +66,13 @@ def bias_operand(queries: int, keys: int) -> Operand:
     return Operand(queries, keys, ITEMSIZE, span, "k")
 
 
-def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = False, alike: bool = False) -> BiasTile:
+def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = False) -> BiasTile:
     """The verbs of a tile whose first stage begins at byte `at`, by a warpgroup whose scores are all of its 64 rows.
 
-    transposed: rows of the scores are keys, 64 of the tile's for each warpgroup; alike: or for all the first ones.
+    transposed: rows of the scores are keys, 64 of the tile's for each warpgroup.
     """
     index = [option.name for option, _ in having.variants].index("bias")
-    boxes, own = box_tile(tile, at, 2), words_of_columns(tile, alike=alike) if transposed else words_of_rows(tile)
+    boxes, own = box_tile(tile, at, 2), words_of_columns(tile) if transposed else words_of_rows(tile)
 
     @verb
     def load(smem, stage, bias_map, options, place, full):

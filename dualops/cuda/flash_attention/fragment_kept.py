@@ -61,7 +61,7 @@ def fragment_kept(chain: OptionChain, places: Places, quads: int, *, transposed:
             kept = word(0)
             while j < quads:
                 for beside in range(0, step, 2):
-                    kept |= u64(eight(options, where, i32(j + beside)) << word(4 * (j + beside)))
+                    kept |= word(eight(options, where, i32(j + beside)) << word(4 * (j + beside)))
                 j = opaque_i32(j + step)
         return kept
 

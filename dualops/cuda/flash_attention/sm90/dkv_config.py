@@ -125,7 +125,8 @@ class DkvApartConfig:
         return self.tiles(D, Dv).nbytes
 
 
-# queries that there are registers for beside one option that needs some, at widths to 128, and beside several
+# queries that there are registers for beside one option that needs some, at widths to 128; a bias in boxes; others; and
+# beside several
 QUERIES_BESIDE = {"alibi": 64, "key_padding_mask": 64, "mask_mod": 64, "score_mod": 48, "dropout": 48}
 QUERIES_BESIDE_BOXES = 64
 QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16

@@ -46,7 +46,6 @@ def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., A
 
 
 def _rounded(sums: WeightedSums) -> StateSums:
-
     @verb
     def room():
         return ()
@@ -65,16 +64,17 @@ def _rounded(sums: WeightedSums) -> StateSums:
     return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade, add=add)
 
 
+@verb
+def fade_in_add(state, by):
+    """Nothing: `add` multiplies each number and adds to it at once."""
+
+
 def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any]) -> StateSums:
     sums = exact_sums(k, v, weight, among_others=True)
 
     @verb
     def room():
         return sums.fragment(), sums.words()
-
-    @verb
-    def fade(state, by):
-        pass
 
     @verb
     def add(state, room, smem, places, args, by):
@@ -84,7 +84,7 @@ def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any]) -> StateSum
             for e in range(4):
                 state[4 * j + e] = state[4 * j + e] * by + more[4 * j + e]
 
-    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade, add=add)
+    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade_in_add, add=add)
 
 
 def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
@@ -114,12 +114,8 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
         return sums.fragment(), sums.words()
 
     @verb
-    def fade(state, by):
-        pass
-
-    @verb
     def add(state, room, smem, places, args, by):
         sums.fill(room[1], (places[0], args), smem)
         add_all(state, room, (smem, places[1]), by)
 
-    return StateSums(size=size, fragment=fragment, room=room, fade=fade, add=add)
+    return StateSums(size=size, fragment=fragment, room=room, fade=fade_in_add, add=add)
