@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import f32, i32, u32, verb
+from ..tile.masked import is_marked
 from ..tile.numbers import LOG2_E, numbers
 from .fragment_places import Places, my_row
 from .options import OptionChain
@@ -20,7 +21,7 @@ PairProbabilities = Callable[..., Any]
 def pair_bends(
     chain: OptionChain, places: Places, j: int, h: int, *, near: bool, word: Callable[..., Any] | None
 ) -> PairBends:
-    """Of quad j and row h of a thread: P = exp2(score * log2(e) - base), 0 where a product is -inf, as a mask has it.
+    """Of quad j and row h of a thread: P = exp2(score * log2(e) - base), 0 where a product is marked.
 
     near: of products that `OptionChain.near_score` is for, none of which is masked. word: as `fragment_scores` has it.
     """
@@ -42,7 +43,7 @@ def pair_bends(
     @verb
     def prob_of_any(product, options, scale, base, at, bits, e):
         prob = bent = num.zero
-        if product != num.minus_inf:
+        if not is_marked(product):
             score = score_of(product * scale, options, at, bits, e)
             if score != num.minus_inf:
                 prob = bent = num.exp2(score * LOG2 - base)
@@ -63,8 +64,8 @@ def pair_bends(
     def prob_of_simple(product, options, scale, base, at, bits, e):
         """Without a branch, which would take registers: what is done in vain are a few instructions."""
         prob, bent = both_of(product, options, scale, base, at)
-        seen = product != num.minus_inf
-        return prob if seen else num.zero, bent if seen else num.zero
+        hidden = is_marked(product)
+        return num.zero if hidden else prob, num.zero if hidden else bent
 
     simple = prob_of_any if chain.near_score is None else prob_of_simple
     prob_of = prob_of_near if near else simple

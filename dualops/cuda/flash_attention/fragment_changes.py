@@ -7,6 +7,7 @@ from typing import Any
 
 from ...spec.attention import At
 from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..tile.masked import max_or_nan
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.unrolled import one_after_another
@@ -76,7 +77,7 @@ def fragment_changes(
         @verb
         def greater(most, scores, scale, where):
             for e in range(4):
-                most[0] = num.maximum(most[0], abs(scores[4 * j + e]))
+                most[0] = max_or_nan(most[0], abs(scores[4 * j + e]))
 
         return greater
 
@@ -84,11 +85,11 @@ def fragment_changes(
 
     @verb
     def are_near(scores, options, scale):
-        """Of the scores of a warp that `near_score` is for."""
+        """Of the scores of a warp, none of which is a NaN then: neither is the mark of a mask."""
         most = cuda.local.array(1, f32)
         most[0] = num.zero
         greatest(most, scores, scale, i32(0))
-        return not vote_any(i32(most[0] * scale > chain.near_bound(options)), FULL_WARP)
+        return not vote_any(i32(not most[0] * scale <= chain.near_bound(options)), FULL_WARP)
 
     def changed_held(first: int, end: int) -> Callable[..., None]:
         @verb

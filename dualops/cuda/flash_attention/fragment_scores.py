@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
+from ..tile.masked import is_marked, mark
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES as LANES
@@ -43,7 +44,7 @@ class FragmentScores(Namespace):
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
     near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
-    # (scores, held, options, factors, where): products, -inf where a mask is, become probabilities times the options'
+    # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
     # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
     # less by
     bend: Callable[..., None]
@@ -73,7 +74,8 @@ def fragment_scores(
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
-    which takes registers, where options read arrays. bent: `finish` masks products, which `bend` then takes on.
+    which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`), which `bend` then
+    takes on.
     transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
     (held, number) for words that were fetched and lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h.
     """
@@ -83,6 +85,16 @@ def fragment_scores(
     fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
     change = fragment_changes(chain, places, groups, apart=apart, fetches=fetches, word=word)
     keeping, NEAR = fragment_kept(chain, places, quads, transposed=transposed), chain.near_score is not None
+
+    @verb
+    def minus_inf():
+        return num.minus_inf
+
+    @verb
+    def is_minus_inf(score):
+        return score == num.minus_inf
+
+    masked, is_masked = (mark, is_marked) if bent else (minus_inf, is_minus_inf)
 
     @verb
     def multiplier(scale):
@@ -111,7 +123,7 @@ def fragment_scores(
             for j in range(quads):
                 for e in range(2):
                     if shown & u32(1 << (2 * j + e)) == u32(0):
-                        scores[4 * j + 2 * h + e] = num.minus_inf
+                        scores[4 * j + 2 * h + e] = masked()
 
         return hide
 
@@ -122,8 +134,8 @@ def fragment_scores(
             distance = places.ahead(where, row, first)
             for e in range(2):
                 at = places.at(where, row, first, 8 * j + e, distance)
-                if scores[4 * j + 2 * h + e] != num.minus_inf and not chain.pick(options, at):
-                    scores[4 * j + 2 * h + e] = num.minus_inf
+                if not is_masked(scores[4 * j + 2 * h + e]) and not chain.pick(options, at):
+                    scores[4 * j + 2 * h + e] = masked()
 
         return pick
 
@@ -207,7 +219,7 @@ def fragment_scores(
                 quad = u32(u32(found >> u64(32 * (j // 8))) >> u32(4 * (j % 8)))
                 for e in range(4):
                     if (quad & u32(1 << e)) == u32(0):
-                        scores[4 * j + e] = num.minus_inf
+                        scores[4 * j + e] = masked()
 
     def weighed(first: int, end: int) -> Callable[..., None]:
         @verb

@@ -52,6 +52,13 @@ def max_f32(a, b):
     return _larger(single(a), single(b))
 
 
+@instruction("(f32, f32) -> f32", "max.NaN.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
+def max_nan_f32(a, b):
+    """The larger; NaN if one is NaN. From sm_80 on."""
+    a, b = single(a), single(b)
+    return np.float32(math.nan) if a != a or b != b else _larger(a, b)
+
+
 @instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f64(a, b):
     """The larger; of a number and a NaN, the number."""

@@ -8,6 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import dualops.cuda
+from dualops import reference
 from dualops.spec import OPERATORS, compare
 from dualops.spec.attention.cases import bent, woven
 
@@ -35,6 +37,21 @@ def checked(found: Any, function: Callable[..., Any], *arrays: np.ndarray, **par
     baselines = function(*arrays, **params, return_lse=True)
     for (name, actual), truth, baseline in zip(named.items(), truths, baselines):
         result = compare(actual, truth, baseline, dtype=str(arrays[0].dtype), floor=FLOOR, name=name)
+        assert result.passed, result.message
+
+
+def an_infinite_key_is_capped(D: int, rung: str) -> None:
+    """Products of -inf that no mask made have scores of -softcap, and a share of dv."""
+    q, k, v, do = (numbers(1, 1, 40, D, seed=seed) for seed in range(4))
+    k[0, 0, 30, 3], q[..., 3] = -np.inf, np.abs(q[..., 3])
+    o, lse = reference.flash_attention(q, k, v, return_lse=True, softcap=2.0)
+    arrays = (q, k, v, o, lse, do)
+    found = dualops.cuda.flash_attention_backward(*arrays, softcap=2.0, kernel=rung)
+    baselines = reference.flash_attention_backward(*arrays, softcap=2.0)
+    truths = reference.flash_attention_backward(*map(widened, arrays), softcap=2.0)
+    assert np.isfinite(truths[2]).all() and truths[2][0, 0, 30].any()
+    for name, actual, truth, baseline in zip(("dq", "dk", "dv"), found, truths, baselines):
+        result = compare(actual, truth, baseline, dtype="bfloat16", floor=FLOOR, name=name)
         assert result.passed, result.message
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig
 from dualops.spec.attention.cases import bent, woven
-from tests.cuda.simulator.dkv import checked, checked_varlen
+from tests.cuda.simulator.attention import an_infinite_key_is_capped
+from tests.cuda.simulator.dkv import checked, checked_varlen, served
 
 SMALL = DkvConfig(1, 16, 2)
 
@@ -65,6 +66,11 @@ def test_what_a_mask_hides_stays_where_it_is():
     """NaN and infinities among the values."""
     params: dict[str, Any] = {"causal": True, "mask_mod": woven, "score_mod": bent}
     checked((1, 1, 18, 24), (1, 70), 40, SMALL, special=True, **params)
+
+
+def test_minus_infinity_that_is_capped_is_none():
+    with served(SMALL):
+        an_infinite_key_is_capped(64, "sm90")
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -19,7 +19,7 @@ from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import paired
 from tests.checks import check
 from tests.cuda.configs import changed
-from tests.cuda.simulator.attention import numbers
+from tests.cuda.simulator.attention import an_infinite_key_is_capped, numbers
 
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 
@@ -117,6 +117,12 @@ def test_heads_of_a_group():
 def test_what_a_mask_hides_stays_where_it_is(D):
     """NaN and infinities among the values."""
     checked((1, 1, 20, D), (1, 135), 64, special=True, causal=True)
+
+
+@both_widths
+def test_minus_infinity_that_is_capped_is_none(D):
+    with fused():
+        an_infinite_key_is_capped(D, "sm90")
 
 
 @pytest.mark.parametrize(("D", "Sq", "order"), [(128, 80, "reversed"), (64, 160, "shuffled")])

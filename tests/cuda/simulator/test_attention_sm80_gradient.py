@@ -20,7 +20,7 @@ from dualops.spec import OPERATORS, Case
 from dualops.spec.attention.cases import bent, paired, woven
 from tests.checks import check
 from tests.cuda.configs import changed
-from tests.cuda.simulator.attention import named, numbers
+from tests.cuda.simulator.attention import an_infinite_key_is_capped, named, numbers
 
 SMALL = Sm80DqConfig(1, 32), Sm80DkvConfig(1, 32)
 
@@ -134,6 +134,12 @@ def test_a_score_of_minus_infinity_is_a_masked_one():
     for found, right in ((dq, expected), (dv, expected_dv)):
         assert np.isfinite(right.astype(np.float32)).all()
         np.testing.assert_allclose(found.astype(np.float32), right.astype(np.float32), rtol=2e-2, atol=2e-3)
+
+
+def test_minus_infinity_that_is_capped_is_none():
+    """Softcap makes -softcap of it, which counts."""
+    with served(SMALL):
+        an_infinite_key_is_capped(64, "sm80")
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -26,6 +26,7 @@ from dualops.cuda.ptx.arithmetic import (
     lg2_approx,
     max_f32,
     max_f64,
+    max_nan_f32,
     mul_rn,
     mul_rn_f64,
     mul_wide_u32,
@@ -189,6 +190,13 @@ def _max():
                 numbers = sorted((x for x in (a, b) if x == x), key=lambda x: (x, math.copysign(1, x)))
                 assert same(larger(a, b), numbers[-1] if numbers else NAN), (larger, a, b)
     assert float(max_f64(1.0, 1.0 + 2**-52)) == 1.0 + 2**-52
+
+
+@of("max_nan_f32")
+def _max_or_nan():
+    for a in EDGES[:7]:
+        for b in EDGES[:7]:
+            assert same(max_nan_f32(a, b), NAN if a != a or b != b else max_f32(a, b)), (a, b)
 
 
 @of("mul_wide_u32")
