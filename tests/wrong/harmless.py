@@ -52,7 +52,8 @@ HARMLESS = {
     r"retention_sm90 (pipeline\.release#1|log_decay.*: (pipeline\.release#2|companion\.hand))|"
     r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#2|"
     r"companion\.hand))|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
-    r"handover\.(free|hand)))): i \+ 1": "there is one stage, or one place, found by any number",
+    r"handover\.(free|hand)))): i \+ 1|softmax_cluster_rows _parts_in_cluster\.init > mbarrier_init: one mbarrier for "
+    "all": "there is one stage, or one place, found by any number; or one row, which has the first of two mbarriers",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

@@ -54,7 +54,13 @@ from dualops.cuda.retention.sm90 import (
     met_states as retention_met_states,
     wide as retention_wide,
 )
-from dualops.cuda.softmax import long_rows as softmax_long_rows, ring as softmax_ring, rows as softmax_rows
+from dualops.cuda.softmax import (
+    cluster_rows as softmax_cluster_rows,
+    long_rows as softmax_long_rows,
+    ring as softmax_ring,
+    rows as softmax_rows,
+)
+from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
@@ -130,6 +136,14 @@ def _softmax_rings() -> Iterator[Problem]:
             yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
 
 
+def _softmax_clusters() -> Iterator[Problem]:
+    """Rows of four chunks for each of two blocks."""
+    config = ClusterRowsConfig(64, 4, 1, cluster=2)
+    case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
+    instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
+    yield Problem("softmax_cluster_rows", "softmax", False, "sm90", case, configs=(NO_ROWS, instead))
+
+
 def _softmax_rows() -> Iterator[Problem]:
     dtype = "float32"
     rows, long_rows = RowsConfig(64, 1, 2), LongRowsConfig(64, 1)
@@ -166,12 +180,10 @@ def _norm_rings() -> Iterator[Problem]:
         "a cluster a row, overlapping": ("rms_norm", "float64", NormRing(64, 1, 1, 3, cluster=2, overlap=True), 0),
     }
     for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):
-        if config.overlap and not backward:
-            continue
         N = config.cluster * config.columns(dtype) - shorter
         M = (3 * config.stages + 1) * config.rows - (config.rows > 1)
         case = _norm_case(name, operator, M, N, dtype, residual=operator == "layer_norm")
-        kernel = "norm_ring_backward" if backward else "norm_ring"
+        kernel = "norm_ring_backward" if backward else "norm_ring_ahead" if config.overlap else "norm_ring"
         instead = {"ring_config": lambda *_, config=config: config}
         yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
 
@@ -422,6 +434,7 @@ def _of_cases() -> Iterator[Problem]:
 
 PROBLEMS = [
     *_softmax_rings(),
+    *_softmax_clusters(),
     *_softmax_rows(),
     *_norm_rings(),
     *_norm_stages(),

@@ -2,6 +2,7 @@
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
+ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written
 ring_stages.py  the longest of these forward, cut into chunks: rows to 3 MB are read once, of longer ones a part again
 long_rows.py  rows without such copies, and gradients of rows too long for ring.py: 512 KB of rms_norm, 256 KB of
               layer_norm. Read twice or three times
@@ -23,7 +24,7 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
-from . import long_rows, naive, ring, ring_backward, ring_stages, rows
+from . import long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
 from .arguments import Call
 from .configs import ring_config, rows_config, stages_config, sums_config
 from .long_rows import LongRowsConfig
@@ -58,7 +59,8 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
         blocks = cdiv(call.M, config.rows) * config.cluster
-        make = partial(_ring_step, ring.build_forward, config, call, blocks)
+        build = ring_ahead.build_forward if config.overlap else ring.build_forward
+        make = partial(_ring_step, build, config, call, blocks)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
 
 

@@ -66,10 +66,14 @@ BACKWARD_UNALIGNED = (
 # Of rows from 128 KiB on (from 32 KiB backward) shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
 LONG_FORWARD = (
-    RingConfig(256, 4, 1, 0, 8),  # 128 KiB: 0.89; with w in shared memory 0.81, with two blocks an SM 0.88
-    RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.89 (0.64); four blocks of 480 threads a row 0.90
-    RingConfig(512, 4, 1, 0, 16, w_shared=True),  # 512 KiB: 0.89 (0.61)
-    RingConfig(512, 8, 1, 0, 16, w_shared=True),  # 1 MiB: 0.90 (0.61), in stages 0.79
+    # with weights of x's dtype. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
+    # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks an SM 0.90. A ring that copies alone has 0.905
+    *(RingConfig(256, 8, 1, 0, cluster, overlap=True) for cluster in (2, 4, 8, 16)),
+    # with a residual
+    *(RingConfig(256, 4, 1, 0, cluster, w_shared=cluster < 8) for cluster in (2, 4, 8)),
+    *(RingConfig(512, 4, 1, 0, cluster, w_shared=True) for cluster in (8, 16)),
+    # 1 MiB: 0.89 (0.61), in stages 0.79; with overlap there is room for three stages, and 0.80
+    RingConfig(512, 8, 1, 0, 16, w_shared=True),
 )
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
@@ -79,7 +83,7 @@ FORWARD_RING = (
     RingConfig(64, 2, 4, 0, min_blocks=2),
     RingConfig(128, 2, 2, 0, min_blocks=2),
     RingConfig(256, 2, 1, 0, min_blocks=2),
-    *(RingConfig(256, 4, 1, 0, cluster, w_shared=True) for cluster in (1, 2, 4)),
+    RingConfig(256, 4, 1, 0, w_shared=True),
     *LONG_FORWARD,
 )
 # Two rows in turn on an SM, since a row's two sums leave it idle: 0.87 to 0.90 at 65536 columns with weights of 16 bits
@@ -96,7 +100,9 @@ CENTRED_FORWARD_RING = (
         )
     ),
     RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.90 (0.49); 256 threads 0.88, in stages 0.78
-    RingConfig(256, 8, 1, 0, 16, w_shared=True),  # 512 KiB: 0.63 (0.44), in stages 0.59
+    # 512 KiB: 0.87 with weights of 16 bits (0.44), without overlap 0.80, in stages 0.59
+    RingConfig(256, 8, 1, 0, 16, w_shared=True, overlap=True),
+    RingConfig(256, 8, 1, 0, 16, w_shared=True),  # with a residual
 )
 BACKWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
@@ -138,6 +144,7 @@ CENTRED_STAGES = (
 )
 SIMULATED_STAGES = (StagesConfig(64, 1, 0, 2, 3),)
 MOST_STAGES = 16
+LEAST_AHEAD = 4  # stages of forward that overlaps: a row that is written, the next, and two that come
 STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
 BARRIERS = 1 << 10  # for barriers alone
 MOST_NUMBERS = 128 << 10  # bytes of registers that a block's numbers of a row stay below: half of an SM's
@@ -171,7 +178,7 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
             continue
         config = replace(config, w_shared=config.w_shared or both)  # dw and db leave w no registers
         config = with_stages(config, variant, device)
-        if config.stages > 1:
+        if config.stages >= (LEAST_AHEAD if config.overlap and not variant.backward else 2):
             return config
     return None
 

@@ -27,7 +27,7 @@ class RingConfig:
     cluster: int = 1  # blocks that share a row
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
     w_shared: bool = False  # w and b wait in shared memory, not in registers
-    overlap: bool = False  # backward: the next row's sums are on their way before a row is written
+    overlap: bool = False  # the next row's sums are on their way before a row is written
 
     @cached_property
     def readers(self) -> int:

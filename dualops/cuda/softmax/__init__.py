@@ -1,6 +1,7 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
 rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
+cluster_rows.py  contiguous rows of 128 to 512 KiB in the shared memory of a cluster of blocks, on sm_90
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: in registers or in stages, and
               of rows longer than 1.5 to 3 MB a part is read again
 long_rows.py  contiguous rows too long for that: two readings
@@ -16,7 +17,7 @@ from typing import Any
 from ...spec import softmax as SPEC
 from ..launch import Operation
 from ..public import Array
-from . import long_rows, naive, ring, rows, strided
+from . import cluster_rows, long_rows, naive, ring, rows, strided
 
 
 def softmax(
@@ -49,6 +50,7 @@ forward = Operation(
     SPEC,
     rungs=(
         rows.forward_choices,
+        cluster_rows.forward_choices,
         ring.forward_choices,
         long_rows.forward_choices,
         strided.forward_choices,

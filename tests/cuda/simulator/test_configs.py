@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import dualops.cuda
+from dualops.cuda.arrays import align_up
 from dualops.cuda.backend import Kernel
-from dualops.cuda.softmax import long_rows, ring_registers, ring_stages, rows
+from dualops.cuda.softmax import cluster_rows, long_rows, ring_registers, ring_stages, rows
+from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.softmax.rows import RowsConfig
@@ -134,6 +136,23 @@ def test_ring(config, way, dtype, order):
         lengths += [longest + config.cluster * config.chunk(dtype), 3 * longest - 8]
     for columns in lengths:
         hold((5, columns), dtype, backward, launch, aligned=True, special=order == "reversed")
+
+
+@in_turns(
+    [ClusterRowsConfig(64, 2, 2, 2), ClusterRowsConfig(32, 4, 2, 4), ClusterRowsConfig(32, 1, 1, 16)], ("forward",)
+)
+def test_cluster_rows(config, way, dtype, order):
+    """A row that fills every block, one that is shorter, and one that leaves all but the first nothing."""
+
+    def launch(pointers, M, N, strides):
+        share = align_up(-(-N // config.cluster), 8 * 16 // itemsize(dtype))
+        shared_bytes = config.columns(dtype) * itemsize(dtype)
+        kernel = cluster_rows.build_forward(config, dtype)
+        start(kernel, M * config.cluster, [*pointers, N, *strides, share], shared_bytes)
+
+    longest = config.cluster * config.columns(dtype)
+    for columns in (longest, longest - 8, 8):
+        hold((3, columns), dtype, False, launch, aligned=True, special=order == "reversed")
 
 
 def test_a_config_has_one_kernel_a_dtype():

@@ -98,7 +98,7 @@ RINGS = [
     (RingConfig(64, 1, 1, stages=3, cluster=2, w_shared=True), "float64"),
     (RingConfig(32, 1, 1, stages=2, cluster=4), "float16"),
 ]
-OVERLAPPING = [  # forward has nothing to overlap
+OVERLAPPING = [
     (RingConfig(32, 1, 2, stages=3, overlap=True), "float32"),
     (RingConfig(64, 1, 2, stages=2, overlap=True), "bfloat16"),
     (RingConfig(64, 1, 1, stages=3, cluster=2, overlap=True), "float64"),
@@ -108,7 +108,7 @@ OVERLAPPING = [  # forward has nothing to overlap
 @every_norm
 @pytest.mark.parametrize(
     ("config", "dtype", "backward"),
-    [*((*each, False) for each in RINGS), *((*each, True) for each in RINGS + OVERLAPPING)],
+    [(*each, backward) for each in RINGS + OVERLAPPING for backward in (False, True)],
     ids=str,
 )
 def test_ring(monkeypatch, name, config, dtype, backward):
