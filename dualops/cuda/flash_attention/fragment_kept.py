@@ -1,4 +1,6 @@
-"""Which probabilities of a tile stay, in the registers of whoever multiplies: known before there are scores."""
+"""Which probabilities of a tile stay, in the registers of whoever multiplies. No score changes that: it may be asked
+before there are scores, and its bits kept, or when probabilities are packed, and nothing is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,74 +12,123 @@ from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.rows import FULL_WARP, shfl_idx_i32
 from ..tile.softmax_rows import LANES
+from ..tile.unrolled import one_after_another
 from .fragment_places import Places, my_row
 from .options import OptionChain
 
-CALLS = 2  # each of eight probabilities, at once: they fill one another's delays
-OF_MY_KEY = 0b01010101  # of a call's eight, those of its first key, and of the key 8 further
+WORDS = 16  # whose two bits each fill 32
+CALLS = 4  # that give them, each of eight probabilities
+HALF = 16
+BIT = 1 << HALF | 1  # of both halves
 
 
 class FragmentKept(Namespace):
     """The verbs, for quads of probabilities."""
 
-    # (options, where) -> a bit for each probability: whether it stays. Asked while products run, in a loop whose bits
-    # the assembler can't put off until they are over
+    seed: Callable[..., Any]  # (options) -> what `keeps` takes, once for all tiles
+    # (options, where, seed) -> a bit for each probability: whether it stays
     keeps: Callable[..., Any]
     keep: Callable[..., None]  # (probs, kept): those that stay are as they were, the others 0
+    drop: Callable[..., None]  # (packed, options, where, seed): the same of packed ones, asked where they are needed
     growth: Callable[..., Any]  # (options) -> what those that stay are to be multiplied by
     again: Callable[..., Any]  # (kept) -> the same bits: weights found before are not kept in registers
     weight: Callable[..., Any]  # (kept, growth, n) -> of number n of mine: growth or 0; 1 where nothing is weighed
 
 
-def fragment_kept(chain: OptionChain, places: Places, quads: int, *, transposed: bool = False) -> FragmentKept:
-    """transposed: rows are keys and columns queries."""
-    word = u32 if quads <= 8 else u64  # registers are few
+def fragment_kept(
+    chain: OptionChain, places: Places, quads: int, *, transposed: bool = False, parts: int = 1
+) -> FragmentKept:
+    """transposed: rows are keys and columns queries. parts: of a probability, in words of two that are packed."""
+    word = u32 if quads <= 2 * CALLS else u64  # registers are few
     num, ALL = numbers(f32), word((1 << 4 * quads) - 1)
-    step = 2 * CALLS if quads % (2 * CALLS) == 0 else 2
+    LOOP = quads > 2 * CALLS and quads % (2 * CALLS) == 0
 
     @verb
-    def eight_of_queries(options, where, j):
-        corner = places.at_inside(where, my_row(), places.first(where), i32(8 * j), f32(0))
-        return word(chain.keeps(options, corner))
+    def some(options, where, seed, first, calls):
+        """The bits of `calls` calls, of which number n is of quads 2 * n and 2 * n + 1."""
+        odd = i32(my_row() % 2) if transposed else i32(0)
+        corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(0), f32(0))
+        kept = u32(0)
+        for n in range(calls):
+            further = i32(first + n)
+            below, right = (further, i32(0)) if transposed else (i32(0), further)
+            a, b, c, d = chain.keeps(options, corner, seed, below, right)
+            of_two = u32((a & u32(BIT << 4 * n)) | (b & u32(BIT << (4 * n + 1))))
+            kept |= u32(of_two | (c & u32(BIT << (4 * n + 2))) | (d & u32(BIT << (4 * n + 3))))
+        return of_my_key(kept, odd) if transposed else kept
 
     @verb
-    def eight_of_keys(options, where, j):
+    def of_my_key(mine, odd):
         """A call is of two keys and one query, and of those 8 further: the lane of the key beside has asked for the
         query beside.
         """
-        odd, lane = my_row() % 2, i32(u32(cuda.threadIdx.x) % u32(32))
-        corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(8 * j), f32(0))
-        mine = i32(chain.keeps(options, corner))
-        beside = shfl_idx_i32(mine, i32(lane ^ LANES), FULL_WARP)
-        first, second = (beside, mine) if odd else (mine, beside)
-        return word(u32((first >> odd) & OF_MY_KEY) | u32(((second >> odd) & OF_MY_KEY) << 1))
-
-    eight = eight_of_keys if transposed else eight_of_queries
+        beside = u32(shfl_idx_i32(i32(mine), i32(u32(cuda.threadIdx.x) % u32(32) ^ u32(LANES)), FULL_WARP))
+        if odd:
+            return u32((beside >> u32(HALF)) | (mine & u32(0xFFFF0000)))
+        return u32((mine & u32(0xFFFF)) | (beside << u32(HALF)))
 
     @verb
-    def keeps(options, where):
+    def keeps(options, where, seed):
         kept, j = ALL, i32(0)
         if chain.weighs:
-            kept = word(0)
-            while j < quads:
-                for beside in range(0, step, 2):
-                    kept |= word(eight(options, where, i32(j + beside)) << word(4 * (j + beside)))
-                j = opaque_i32(j + step)
+            if LOOP:
+                while j < quads // 2:
+                    found = some(options, where, seed, j, CALLS)
+                    kept = u64((kept >> u64(32)) | (u64(found) << u64(32)))
+                    j = opaque_i32(j + CALLS)
+            elif quads > 2 * CALLS:
+                kept = u64(some(options, where, seed, i32(0), CALLS))
+                kept |= u64(some(options, where, seed, i32(CALLS), quads // 2 - CALLS)) << u64(32)
+            else:
+                kept = word(some(options, where, seed, i32(0), quads // 2))
         return kept
 
     @verb
     def stays(kept, n):
-        """A key's bits are of it and the key 8 further, of each four: two queries, and those 8 further."""
-        if transposed:
+        if transposed:  # a call's words are a key's two queries, 8 apart, and those of the key 8 further
             n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
-        return (u32(kept >> word(32 * (n // 32))) & u32(1 << n % 32)) != u32(0)
+        bit = n % 32 // 2 + n % 2 * HALF
+        return (u32(kept >> word(32 * (n // 32))) & u32(1 << bit)) != u32(0)
+
+    def keeps_from(first: int) -> Callable[..., None]:
+        """For every other probability, whose bits lie side by side: the assembler makes predicates of seven at once."""
+        count = min(WORDS, 2 * quads - first // 2)
+
+        @verb
+        def some(probs, kept, _, __):
+            for n in range(count):
+                if not stays(kept, first + 2 * n):
+                    probs[first + 2 * n] = num.zero
+
+        return some
+
+    keep_all = one_after_another([keeps_from(first + e) for first in range(0, 4 * quads, 2 * WORDS) for e in range(2)])
 
     @verb
     def keep(probs, kept):
         if chain.weighs:
-            for n in range(4 * quads):
-                if not stays(kept, n):
-                    probs[n] = num.zero
+            keep_all(probs, kept, 0, 0)
+
+    def drop_from(n: int) -> Callable[..., None]:
+        @verb
+        def some_packed(probs, options, where, seed):
+            corner = places.at_inside(where, my_row(), places.first(where), i32(0), f32(0))
+            a, b, c, d = chain.keeps(options, corner, seed, i32(0), i32(n))
+            for part in range(parts):
+                first = 4 * n + 2 * quads * part
+                probs[first] &= a
+                probs[first + 1] &= b
+                probs[first + 2] &= c
+                probs[first + 3] &= d
+
+        return some_packed
+
+    drop_all = one_after_another([drop_from(n) for n in range(quads // 2)])
+
+    @verb
+    def drop(probs, options, where, seed):
+        if chain.weighs:
+            drop_all(probs, options, where, seed)
 
     @verb
     def growth(options):
@@ -92,7 +143,7 @@ def fragment_kept(chain: OptionChain, places: Places, quads: int, *, transposed:
     def again(kept):
         if not chain.weighs:
             return kept
-        if quads <= 8:
+        if quads <= 2 * CALLS:
             return word(of_this_lane(kept))
         return word(u64(of_this_lane(u32(kept))) | u64(u64(of_this_lane(u32(kept >> u64(32)))) << u64(32)))
 
@@ -102,4 +153,4 @@ def fragment_kept(chain: OptionChain, places: Places, quads: int, *, transposed:
             return growth if stays(kept, n) else num.zero
         return f32(1)
 
-    return FragmentKept(keeps=keeps, keep=keep, growth=growth, again=again, weight=weight)
+    return FragmentKept(seed=chain.seed, keeps=keeps, keep=keep, drop=drop, growth=growth, again=again, weight=weight)

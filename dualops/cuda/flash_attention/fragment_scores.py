@@ -15,6 +15,7 @@ from ..views import start
 from .fragment_bends import PairBends, PairProbabilities, pair_bends, pair_probabilities
 from .fragment_changes import fragment_changes
 from .fragment_kept import fragment_kept
+from .fragment_keys import fragment_keys
 from .fragment_places import my_column as my_column, my_row as my_row, places_of_keys, places_of_queries
 from .options import OptionChain
 
@@ -33,12 +34,16 @@ class FragmentScores(Namespace):
     fetches: bool  # these three: as `FragmentChanges` has them
     held: Callable[..., Any]
     fetch: Callable[..., None]
-    finish_held: Callable[..., None]  # (scores, held, options, scale, where): `finish`, after `fetch`
+    ask: Callable[..., Any]  # these two: as `FragmentKeys` has them
+    sees: Callable[..., Any]
+    finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen): `finish`, after `fetch` and `sees`
     # (options, where, all_seen) -> a bit for each score of a thread: whether picks let it through. all_seen: 1 if known
     picks: Callable[..., Any]
     finish_picked: Callable[..., None]  # (scores, held, options, scale, where, picks): the same, after `picks`
-    keeps: Callable[..., Any]  # these three: as `FragmentKept` has them
+    seed: Callable[..., Any]  # these five: as `FragmentKept` has them
+    keeps: Callable[..., Any]
     keep: Callable[..., None]
+    drop: Callable[..., None]
     growth: Callable[..., Any]
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
@@ -70,6 +75,7 @@ def fragment_scores(
     bent: bool = False,
     transposed: bool = False,
     word: Callable[..., Any] | None = None,
+    parts: int = 1,
 ) -> FragmentScores:
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
@@ -78,13 +84,15 @@ def fragment_scores(
     takes on.
     transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
     (held, number) for words that were fetched and lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h.
+    parts: as `fragment_kept` has it.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
     change = fragment_changes(chain, places, groups, apart=apart, fetches=fetches, word=word)
-    keeping, NEAR = fragment_kept(chain, places, quads, transposed=transposed), chain.near_score is not None
+    keeping = fragment_kept(chain, places, quads, transposed=transposed, parts=parts)
+    keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
     @verb
     def minus_inf():
@@ -116,10 +124,21 @@ def fragment_scores(
 
     def hidden(h: int) -> Callable[..., None]:
         @verb
-        def hide(scores, options, scale, where):
+        def shown_by_ranges(options, where):
             mine = i32(places.origin(where) + my_column())
             first, end = places.seen(options, where, i32(my_row() + 8 * h))
-            shown = before(i32(end - mine)) & ~before(i32(first - mine))
+            return before(i32(end - mine)) & ~before(i32(first - mine))
+
+        @verb
+        def shown_by_keys(options, where, seen):
+            shown = keys.of_row(seen, h)
+            if not places.within(options, where):
+                shown &= shown_by_ranges(options, where)
+            return shown
+
+        @verb
+        def hide(scores, options, seen, where):
+            shown = shown_by_keys(options, where, seen) if chain.picks_keys else shown_by_ranges(options, where)
             for j in range(quads):
                 for e in range(2):
                     if shown & u32(1 << (2 * j + e)) == u32(0):
@@ -127,9 +146,18 @@ def fragment_scores(
 
         return hide
 
+    @verb
+    def hide_columns(scores, shown):
+        """Of both rows."""
+        for j in range(quads):
+            for e in range(2):
+                if shown & u32(1 << (2 * j + e)) == u32(0):
+                    scores[4 * j + e] = num.minus_inf
+                    scores[4 * j + e + 2] = num.minus_inf
+
     def picked(j: int, h: int) -> Callable[..., None]:
         @verb
-        def pick(scores, options, scale, where):
+        def pick(scores, options, _, where):
             row, first = i32(my_row() + 8 * h), places.first(where)
             distance = places.ahead(where, row, first)
             for e in range(2):
@@ -146,20 +174,25 @@ def fragment_scores(
     def finish(scores, options, scale, where):
         if changes:
             change.through(scores, options, scale, where)
-        mask(scores, options, scale, where)
+        mask(scores, options, where, keys.sees(keys.ask(options, where)))
 
     @verb
-    def finish_held(scores, held, options, scale, where):
+    def finish_held(scores, held, options, scale, where, seen):
         if changes:
             change.through_held(scores, held, options, scale, where)
-        mask(scores, options, scale, where)
+        mask(scores, options, where, seen)
 
     @verb
-    def mask(scores, options, scale, where):
-        if chain.picks or not places.within(options, where):
-            hide(scores, options, scale, where)
+    def mask(scores, options, where, seen):
+        if chain.picks_keys:
+            if transposed or not places.within(options, where):
+                hide(scores, options, seen, where)
+            elif not keys.all_seen(seen):
+                hide_columns(scores, seen.mine)
+        elif chain.picks or not places.within(options, where):
+            hide(scores, options, seen, where)
             if chain.picks:
-                pick(scores, options, scale, where)
+                pick(scores, options, seen, where)
 
     def bends_of(j: int, h: int, near: bool) -> PairBends:
         return pair_bends(chain, places, j, h, near=near and j in change.near_quads, word=word)
@@ -247,11 +280,15 @@ def fragment_scores(
         fetches=change.fetches,
         held=change.held,
         fetch=change.fetch,
+        ask=keys.ask,
+        sees=keys.sees,
         finish_held=finish_held,
         picks=picks,
         finish_picked=finish_picked,
+        seed=keeping.seed,
         keeps=keeping.keeps,
         keep=keeping.keep,
+        drop=keeping.drop,
         growth=keeping.growth,
         weigh=weigh,
         again=keeping.again,

@@ -121,6 +121,27 @@ def mul_wide_u32(a, b):
     return int(a) * int(b)
 
 
+@instruction(
+    "(u32, u32) -> u32",
+    "{ .reg .b32 size; abs.f16x2 size, {words}; set.geu.u32.f16x2 {d}, size, {bounds}; }",
+    section="9.7.7.1",
+    pure=True,
+)
+def at_least_15_bits(words, bounds):
+    """Each half all ones where its lower 15 bits are at least those of the bound's half, up to 0x7c00, else zeros.
+
+    As halves of floats without a sign: numbers are in order, then infinity, and a NaN is as if it were above that.
+    """
+    found = 0
+    for half in (0, 16):
+        bound = int(bounds) >> half & 0xFFFF
+        if bound > 0x7C00:
+            raise ValueError(f"at_least_15_bits: bound {bound:#06x}, expected at most 0x7c00")
+        if (int(words) >> half & 0x7FFF) >= bound:
+            found |= 0xFFFF << half
+    return found
+
+
 @instruction("(f32) -> u32", "mov.b32 {d}, {x};", section="9.7.9.5", pure=True)
 def bits_of_f32(x):
     """The 32 bits of a float."""

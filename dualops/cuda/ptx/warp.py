@@ -65,6 +65,17 @@ def vote_any(x, mask):
     return int(any(exchange("vote.sync.any", int(x), mask)))
 
 
+@instruction(
+    "(i32, u32) -> u32",
+    "{ .reg .pred own; setp.ne.s32 own, {x}, 0; vote.sync.ballot.b32 {d}, own, {mask}; }",
+    section="9.7.13.9",
+    convergent=True,
+)
+def vote_ballot(x, mask):
+    """A bit for each lane, whether it brings another number than 0; every lane of `mask` must come."""
+    return sum(1 << lane for lane, value in enumerate(exchange("vote.sync.ballot", int(x), mask)) if value)
+
+
 def _from(name, x, source, mask):
     value = exchange(name, x, mask)[source]
     if value is None:

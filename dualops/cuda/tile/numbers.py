@@ -9,6 +9,7 @@ from typing import Any
 
 from ..backend import Namespace, f32, f64, u32, u64, verb
 from ..ptx.arithmetic import (
+    at_least_15_bits as at_least_15_bits,
     bits_of_f32,
     bits_of_f64,
     cospi_f64 as cospi_f64,

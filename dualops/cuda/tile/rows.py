@@ -7,7 +7,12 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, verb
-from ..ptx.warp import shfl_idx_f32 as shfl_idx_f32, shfl_idx_i32 as shfl_idx_i32, vote_any as vote_any
+from ..ptx.warp import (
+    shfl_idx_f32 as shfl_idx_f32,
+    shfl_idx_i32 as shfl_idx_i32,
+    vote_any as vote_any,
+    vote_ballot as vote_ballot,
+)
 from .numbers import numbers
 
 FULL_WARP = 0xFFFFFFFF

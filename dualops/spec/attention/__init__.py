@@ -15,7 +15,16 @@ from .chain import Chain, compose
 from .dropout import DROPOUT
 from .function import UserFunction
 from .mods import MASK_MOD, SCORE_MOD, as_they_are
-from .option import UNBOUNDED, At, Option, OptionVariant, Verbs, variants
+from .option import (
+    LEFT as LEFT,
+    RIGHT as RIGHT,
+    UNBOUNDED as UNBOUNDED,
+    At as At,
+    Option,
+    OptionVariant,
+    Verbs as Verbs,
+    variants as variants,
+)
 from .padding import PADDING
 from .sinks import SINKS
 from .softcap import SOFTCAP

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from .option import UNBOUNDED, At, OptionVariant, Parts, Verbs
+from .option import LEFT, RIGHT, UNBOUNDED, At, OptionVariant, Parts, Verbs
 
 
 class Chain(NamedTuple):
@@ -22,7 +22,8 @@ class Chain(NamedTuple):
     keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
     queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
     pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
-    keeps: Callable[..., Any]  # (args, at) -> eight bits, as in Parts
+    seed: Callable[..., Any]  # (args) -> a word, as in Parts
+    keeps: Callable[..., Any]  # (args, at, seed, below, right) -> four words, as in Parts
     growth: Callable[..., Any]  # (args) -> number
     weights: Callable[..., Any]  # (args, at) -> twice four numbers, of eight probabilities
     sink: Callable[..., Any]  # (args, h) -> number; -inf where there is no sink
@@ -36,6 +37,7 @@ class Chain(NamedTuple):
     fetches: bool  # by what can be fetched before,
     bends: bool  # with a slope that may be other than 1,
     picks: bool  # some mask picks pairs,
+    picks_keys: bool  # all that do pick keys,
     weighs: bool  # whether probabilities have a weight,
     sinks: bool  # and rows a sink
     reads: bool  # whether scores read an array at their places
@@ -52,7 +54,7 @@ def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
         return any(getattr(own, name) is not None for own in parts)
 
     picks, weighs, weights = some("pick"), some("keeps"), _weights(joined, verbs)
-    known = {name: part for name, part in joined._asdict().items() if name not in ("fetch", "fetched")}
+    known = {name: part for name, part in joined._asdict().items() if name not in ("fetch", "fetched", "picks_keys")}
     return Chain(
         **known,
         visible=_visible(joined, verbs),
@@ -63,6 +65,7 @@ def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
         **_fetched(parts, verbs),
         bends=some("slope"),
         picks=picks,
+        picks_keys=picks and all(own.picks_keys for own in parts if own.pick is not None),
         weighs=weighs,
         sinks=some("sink"),
     )
@@ -70,7 +73,8 @@ def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
 
 def _nothing(verbs: Verbs) -> Parts:
     """What a problem without options has, of the arguments of all options, as have `_joined` and all below."""
-    ONE, NOTHING, ALL, integer = verbs.number(1), verbs.number(-inf), verbs.word(0xFF), verbs.integer
+    ONE, NOTHING, integer = verbs.number(1), verbs.number(-inf), verbs.integer
+    NO_SEED, ALL = verbs.word(0), verbs.low(LEFT | RIGHT)
 
     @verbs.verb
     def score(score, args, at):
@@ -89,8 +93,12 @@ def _nothing(verbs: Verbs) -> Parts:
         return True
 
     @verbs.verb
-    def keeps(args, at):
-        return ALL
+    def seed(args):
+        return NO_SEED
+
+    @verbs.verb
+    def keeps(args, at, seed, below, right):
+        return ALL, ALL, ALL, ALL
 
     @verbs.verb
     def growth(args):
@@ -100,7 +108,7 @@ def _nothing(verbs: Verbs) -> Parts:
     def sink(args, h):
         return NOTHING
 
-    return Parts(score, slope, within, within, pick, keeps, growth, sink)
+    return Parts(score, slope, within, within, pick, seed=seed, keeps=keeps, growth=growth, sink=sink)
 
 
 def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
@@ -134,14 +142,18 @@ def _joined(earlier: Parts, own: Parts, INDEX: int, verbs: Verbs) -> Parts:
     if own.keeps is not None:
 
         @verbs.verb
-        def keeps(args, at):
-            return earlier.keeps(args, at) & own.keeps(args[INDEX], at)
+        def seed(args):
+            return own.seed(args[INDEX])
+
+        @verbs.verb
+        def keeps(args, at, seed, below, right):
+            return own.keeps(args[INDEX], at, seed, below, right)
 
         @verbs.verb
         def growth(args):
             return earlier.growth(args) * own.growth(args[INDEX])
 
-        joined = joined._replace(keeps=keeps, growth=growth)
+        joined = joined._replace(seed=seed, keeps=keeps, growth=growth)
     if own.sink is not None:
 
         @verbs.verb
@@ -215,17 +227,22 @@ def _visible(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
 
 def _weights(parts: Parts, verbs: Verbs) -> Callable[..., Any]:
     """The weights of eight probabilities."""
-    ZERO, word, where = verbs.number(0), verbs.word, verbs.where
+    ZERO, NONE, low, where = verbs.number(0), verbs.low(0), verbs.low, verbs.where
 
     @verbs.verb
     def one(kept, bit, growth):
-        return where(kept & word(bit) != word(0), growth, ZERO)
+        return where(low(kept & low(bit)) != NONE, growth, ZERO)
+
+    @verbs.verb
+    def four(upper, lower, growth):
+        left, right = one(upper, LEFT, growth), one(upper, RIGHT, growth)
+        return left, right, one(lower, LEFT, growth), one(lower, RIGHT, growth)
 
     @verbs.verb
     def weights(args, at):
-        kept, growth = parts.keeps(args, at), parts.growth(args)
-        near = one(kept, 1, growth), one(kept, 2, growth), one(kept, 4, growth), one(kept, 8, growth)
-        return near, (one(kept, 16, growth), one(kept, 32, growth), one(kept, 64, growth), one(kept, 128, growth))
+        growth = parts.growth(args)
+        a, b, c, d = parts.keeps(args, at, parts.seed(args), 0, 0)
+        return four(a, b, growth), four(c, d, growth)
 
     return weights
 

@@ -1,11 +1,16 @@
-"""Dropout of probabilities, by Philox-4x32-10 (Salmon et al. 2011, doi:10.1145/2063384.2063405), whichever kernel runs.
+"""Dropout of probabilities, by Philox-4x32-7 (Salmon et al. 2011, doi:10.1145/2063384.2063405), whichever kernel runs.
 
-Key: the two halves of the 64-bit seed. Counter: 4 * (j // 16) + j % 8 // 2, 8 * (i // 16) + i % 8, and the halves of
-b * H + h. Of the four words that come of it, query i and key j take number 2 * (i // 8 % 2) + j % 2, and of that the
-lower half where j // 8 is even, else the upper. So one call serves rows r and r + 8 of sixteen, and of sixteen columns
-two adjacent ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores (`keeps`). The
-probability is dropped where these 16 bits are below t = round(2**16 * dropout_p), at most 2**16 - 1, else divided by
-the share that stays, 1 - t / 2**16.
+Seven rounds are the fewest with which the paper found it to pass all of BigCrush; its ten are three more.
+
+Key: the two halves of the 64-bit seed. Counter: of b * H + h the lower half, 4 * (j // 16) + j % 8 // 2, the upper
+half, 8 * (i // 16) + i % 8. So keys and queries come in where a round multiplies nothing: the first round is the same
+for a head, and of the two behind it half of what is multiplied is the same for a query, and half for a key. Of the
+four words that come of it, query i and key j take number 2 * (j // 8 % 2) + i // 8 % 2, and of that the lower half
+where j is even, else the upper. So one call serves rows r and r + 8 of sixteen, and of sixteen columns two adjacent
+ones and those 8 further: what a thread holds of two neighbouring tiles of tensor cores, a word for what is packed as
+one (`keeps`). The probability is dropped where the lower 15 bits of the half are below t = round(2**15 * dropout_p),
+at most 2**15 - 1, else divided by the share that stays, 1 - t / 2**15. Fifteen bits, as the floats of 16 that they are
+without a sign are in order: a kernel compares two at once.
 """
 
 from __future__ import annotations
@@ -15,15 +20,23 @@ from typing import Any, NamedTuple
 from ..base import Input, Param, Problem, Role
 from ..domains import finite
 from ..meta import ArrayMeta, Strided
-from .option import Option, Parts, Verbs
+from .option import MOST_BOUND, Option, Parts, Verbs
 
-HALVES = 2**16  # values of half a word
+ROUNDS = 7
+DRAWS = 2**15  # values that decide
+HALF = 2**16
+BOTH = HALF + 1  # times what half a word holds: both halves hold it
+
+
+class Facts(NamedTuple):
+    on_device: bool  # where the seed is
+    few_stay: bool  # so few that their bound passes what `Verbs.at_least` takes
 
 
 class Args(NamedTuple):
     seed: Any
     heads: Any
-    threshold: Any  # of a word, whose upper half decides
+    bounds: Any  # the least that stays, in both halves of a word
     scale: Any
 
 
@@ -34,47 +47,51 @@ def probability(value: Any) -> float:
     return number
 
 
-def make(v: Verbs, on_device: bool) -> Parts:
-    word, low, where, philox, read = v.word, v.low, v.where, _philox(v), v.reader("int64", 0)
-    NOTHING, HALF = word(0), low(16)
+def make(v: Verbs, facts: Facts) -> Parts:
+    word, low, philox, read = v.word, v.low, _philox(v), v.reader("int64", 0)
+    ONE, TWO, THREE, FOUR, SEVEN = map(low, (1, 2, 3, 4, 7))
+    DECIDE, FULL, BIT, CARRY, ALL = low((DRAWS - 1) * BOTH), low(DRAWS * BOTH), low(BOTH), low(15), low(HALF - 1)
 
     @v.verb
-    def upper(args, words, bit):
-        return where(words >= low(args.threshold), bit, NOTHING)
+    def seed(args):
+        return word(read(args.seed)) if facts.on_device else word(args.seed)
 
     @v.verb
-    def lower(args, words, bit):
-        return upper(args, low(words << HALF), bit)
+    def by_sum(words, bounds):
+        """What drops leaves the highest bit of its half clear."""
+        return low(low(low(low(words & DECIDE) + low(FULL - bounds)) >> CARRY & BIT) * ALL)
+
+    stays = v.at_least if v.at_least and not facts.few_stay else by_sum
 
     @v.verb
-    def keeps(args, at):
-        seed = word(read(args.seed)) if on_device else word(args.seed)
-        row, column = word(at.i >> 4 << 3 | at.i & 7), word(at.j >> 4 << 2 | (at.j & 7) >> 1)
-        a, b, c, d = philox(seed, column, row, word(at.b * args.heads + at.h))
-        near = lower(args, a, word(1)) | lower(args, b, word(2)) | lower(args, c, word(4)) | lower(args, d, word(8))
-        far = upper(args, a, word(16)) | upper(args, b, word(32)) | upper(args, c, word(64)) | upper(args, d, word(128))
-        return near | far
+    def keeps(args, at, seed, below, right):
+        i, j = low(at.i), low(at.j)
+        row = low(low(i >> FOUR << THREE | i & SEVEN) + low(8 * below))
+        column = low(low(j >> FOUR << TWO | (j & SEVEN) >> ONE) + low(4 * right))
+        a, b, c, d = philox(seed, word(at.b * args.heads + at.h), column, row)
+        bounds = low(args.bounds)
+        return stays(a, bounds), stays(b, bounds), stays(c, bounds), stays(d, bounds)
 
     @v.verb
     def growth(args):
         return args.scale
 
-    return Parts(keeps=keeps, growth=growth)
+    return Parts(seed=seed, keeps=keeps, growth=growth)
 
 
 def _philox(v: Verbs):
     low, product = v.low, v.product
     MULTIPLY = (low(0xD2511F53), low(0xCD9E8D57))
     WEYL = (low(0x9E3779B9), low(0xBB67AE85))
-    HALF = v.word(32)
+    UPPER = v.word(32)
 
     @v.verb
-    def philox(seed, c0, c1, c2):
-        k0, k1 = low(seed), low(seed >> HALF)
-        c0, c1, c2, c3 = low(c0), low(c1), low(c2), low(c2 >> HALF)
-        for _ in range(10):
+    def philox(seed, head, c1, c3):
+        k0, k1 = low(seed), low(seed >> UPPER)
+        c0, c2 = low(head), low(head >> UPPER)
+        for _ in range(ROUNDS):
             p0, p1 = product(MULTIPLY[0], c0), product(MULTIPLY[1], c2)
-            c0, c1, c2, c3 = low(low(p1 >> HALF) ^ c1 ^ k0), low(p1), low(low(p0 >> HALF) ^ c3 ^ k1), low(p0)
+            c0, c1, c2, c3 = low(low(p1 >> UPPER) ^ c1 ^ k0), low(p1), low(low(p0 >> UPPER) ^ c3 ^ k1), low(p0)
             k0, k1 = low(k0 + WEYL[0]), low(k1 + WEYL[1])
         return c0, c1, c2, c3
 
@@ -83,8 +100,17 @@ def _philox(v: Verbs):
 
 def args(problem: Problem) -> Args:
     seed = Strided("seed", ()) if _on_device(problem) else "seed"
-    dropped = min(round(HALVES * problem.dropout_p), HALVES - 1)
-    return Args(seed, problem.H, HALVES * dropped, HALVES / (HALVES - dropped))
+    dropped = _dropped(problem)
+    return Args(seed, problem.H, dropped * BOTH, DRAWS / (DRAWS - dropped))
+
+
+def variant(problem: Problem) -> Facts | None:
+    return Facts(_on_device(problem), _dropped(problem) > MOST_BOUND) if problem.dropout_p else None
+
+
+def _dropped(problem: Problem) -> int:
+    """Of DRAWS."""
+    return min(round(DRAWS * problem.dropout_p), DRAWS - 1)
 
 
 def _on_device(problem: Problem) -> bool:
@@ -104,7 +130,7 @@ DROPOUT = Option(
         ),
     ),
     params=(Param("dropout_p", 0.0, probability, "share of the probabilities that become 0, in [0, 1)"),),
-    variant=lambda problem: _on_device(problem) if problem.dropout_p else None,
+    variant=variant,
     args=args,
     make=make,
     check=check,

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 from ..base import Input, Param, Problem
 
+LEFT, RIGHT = 0xFFFF, 0xFFFF0000  # of words that say whether two neighbours stay
+MOST_BOUND = 0x7C00  # of `Verbs.at_least`
 UNBOUNDED = 2**31 - 1  # no sequence is longer: places in it are integers of 32 bits
 
 
@@ -57,6 +59,9 @@ class Verbs(NamedTuple):
     reader: Callable[[str, int], Callable[..., Any]]  # (dtype, rank) -> (array, index, ...) -> value
     reader_at: Callable[[str, str], Callable[..., Any]]  # (dtype, order of `bias`) -> (array, at) -> value
     function: Callable[[Any], Callable[..., Any]]  # a user's function of numbers, a UserFunction
+    # (words, bounds) -> words: where the lower 15 bits of a half are at least those of the bounds', at most MOST_BOUND,
+    # all of the half, else nothing of it. None: a sum and a product do
+    at_least: Any = None
     gradient: bool = False  # whether slopes are wanted, which not every function of a user has
     # (dtype) -> (array, at) -> 32 bits of a `bias` of pairs; and (bits, odd) -> one of the two numbers
     fetcher: Any = None
@@ -76,8 +81,11 @@ class Parts(NamedTuple):
     keys: Any = None  # (args, i, opposite, Sk) -> first, end: the keys that query i sees, at most Sk
     queries: Any = None  # (args, j, opposite, Sq) -> first, end: the queries that see key j, at most Sq
     pick: Any = None  # (args, at) -> whether the query sees the key, which is asked within ranges alone
-    # (args, at) -> eight bits, which of eight probabilities stay: the lowest for (i, j), then (i, j + 1), (i + 8, j),
-    # (i + 8, j + 1), and those 8 keys further. No score changes them, so a kernel may ask before it has scores
+    picks_keys: bool = False  # whether `pick` looks at the batch and the key alone
+    seed: Any = None  # (args) -> a word, what `keeps` needs that may have to be read: a kernel asks once
+    # (args, at, seed, below, right) -> four words of 32 bits, which of eight probabilities stay, 16 * below queries and
+    # 16 * right keys further than `at`: of the first all bits LEFT for (i, j), or none, and RIGHT for (i, j + 1), the
+    # next for (i + 8, j), and those 8 keys further. No score changes them, so a kernel may ask before it has scores
     keeps: Any = None
     growth: Any = None  # (args) -> what probabilities that stay are multiplied by
     sink: Any = None  # (args, h) -> a logit that has no value

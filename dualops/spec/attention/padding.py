@@ -20,7 +20,7 @@ def make(v: Verbs, facts: Any) -> Parts:
     def pick(args, at):
         return read(args.keep, at.b, at.j)
 
-    return Parts(pick=pick)
+    return Parts(pick=pick, picks_keys=True)
 
 
 def args(problem: Problem) -> Args:

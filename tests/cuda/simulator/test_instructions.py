@@ -18,6 +18,7 @@ from dualops.cuda.ptx.arithmetic import (
     add_rn,
     add_rn_f64,
     anew_i32,
+    at_least_15_bits,
     bits_of_f32,
     bits_of_f64,
     ex2_approx_ftz,
@@ -87,6 +88,7 @@ from dualops.cuda.ptx.warp import (
     shfl_idx_f32,
     shfl_idx_i32,
     vote_any,
+    vote_ballot,
 )
 from dualops.cuda.simulator import Pointer
 
@@ -543,6 +545,31 @@ def _vote_any() -> None:
     y = np.zeros(32)
     run(votes, y, threads=32)
     assert (y == 5).all()
+
+
+@of("at_least_15_bits")
+def _at_least_15_bits() -> None:
+    rng = np.random.default_rng(0)
+    ends = [0, 1, 0x3FF, 0x7BFF, 0x7C00, 0x7C01, 0x7FFF]  # denormals, the largest number, infinity, NaN
+    halves = [*ends, *(0x8000 + end for end in ends), *rng.integers(0, 2**16, 50).tolist()]
+    for bound in (0, 1, 0x3FF, 0x400, 0x7BFF, 0x7C00):
+        for low, high in zip(halves, reversed(halves)):
+            expected = 0xFFFF * (low % 0x8000 >= bound) + 0xFFFF0000 * (high % 0x8000 >= 5)
+            assert at_least_15_bits(low | high << 16, bound | 5 << 16) == expected
+    with pytest.raises(ValueError, match="bound 0x7c01, expected at most 0x7c00"):
+        at_least_15_bits(0, 0x7C01)
+
+
+@of("vote_ballot")
+def _vote_ballot() -> None:
+    def votes(y):
+        tid = cuda.threadIdx.x
+        y[tid] = vote_ballot(tid % 3 - 1, 0xFFFFFFFF)
+
+    y = np.zeros(64, np.uint32)
+    run(votes, y, threads=64)
+    expected = [sum(1 << lane for lane in range(32) if (first + lane) % 3 != 1) for first in (0, 32)]
+    assert y.tolist() == [expected[0]] * 32 + [expected[1]] * 32
 
 
 @of("shfl_bfly_f32", "shfl_bfly_f64")

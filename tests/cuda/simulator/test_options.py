@@ -15,15 +15,16 @@ from dualops.cuda.tile.products import LANES, THREADS, mma_abt
 from dualops.cuda.tile.shared import Shared
 from dualops.spec.attention import BAND, DROPOUT, MASK_MOD, UNBOUNDED, At, Option, OptionVariant, Verbs
 from dualops.spec.attention.band import Args as Band
-from dualops.spec.attention.dropout import Args as Dropout
+from dualops.spec.attention.dropout import Args as Dropout, Facts
 from dualops.spec.attention.function import UserFunction
-from dualops.spec.attention.option import Parts
+from dualops.spec.attention.option import MOST_BOUND, Parts
 from tests import philox
 
 MOST = 2**31 - 1  # keys or queries that a sequence may have
 SIDES = (0, 1, 20, MOST - 1, UNBOUNDED)
 SEED, SHARE = -7, 0.3  # of dropout
-DROPPED = round(2**16 * SHARE)
+DROPPED = round(philox.DRAWS * SHARE)
+DROPOUT_ARGS = Dropout(SEED, 4, DROPPED * (2**16 + 1), f32(2**15 / (2**15 - DROPPED)))
 # rows and columns of scores that a thread has, and whether rows are keys
 TILES = pytest.mark.parametrize(
     ("rows", "columns", "transposed"), [(1, 1, False), (1, 1, True), (2, 1, False), (1, 3, True), (1, 2, False)]
@@ -125,7 +126,7 @@ def test_one_call_of_philox_gives_eight_weights(rows, columns, transposed, order
     m0, n0 = 2 * block_q, 3 * block_kv
     Sq, Sk = m0 + block_q - 5, n0 + block_kv - 3
     asked: list[tuple[int, int]] = []
-    right = chain_with((DROPOUT, False))
+    right = chain_with((DROPOUT, Facts(False, False)))
 
     def weights(args, at):
         asked.append((int(at.i), int(at.j)))
@@ -133,7 +134,7 @@ def test_one_call_of_philox_gives_eight_weights(rows, columns, transposed, order
 
     chain = right.but(weights=weights, picks=True)  # so that scores go through the tile
     score = score_tile(chain, "float32", tiles.product, tiles.tile, transposed=transposed)
-    args = (Dropout(SEED, 4, 2**16 * DROPPED, f32(2**16 / (2**16 - DROPPED))),)
+    args = (DROPOUT_ARGS,)
     found = np.zeros(tiles.sizes)
 
     def kernel():
@@ -154,12 +155,16 @@ def test_one_call_of_philox_gives_eight_weights(rows, columns, transposed, order
     assert len(asked) == len(corners) and set(asked) == corners
 
 
-def test_the_weight_of_one_is_that_of_the_eight():
-    chain = chain_with((DROPOUT, False))
-    args = (Dropout(SEED, 4, 2**16 * DROPPED, f32(2**16 / (2**16 - DROPPED))),)
+@pytest.mark.parametrize("share", [SHARE, 31 / 32, 0.99])
+def test_the_weight_of_one_is_that_of_the_eight(share):
+    """Also where fewer stay than two comparisons at once can tell."""
+    dropped = round(philox.DRAWS * share)
+    chain = chain_with((DROPOUT, Facts(False, dropped > MOST_BOUND)))
+    scale = f32(philox.DRAWS / (philox.DRAWS - dropped))
+    args = (Dropout(SEED, 4, dropped * (2**16 + 1), scale),)
     for i, j in np.ndindex(33, 19):
         found = chain.weight(args, At(1, 2, i32(i), i32(j), i32(i), f32(i - j), j & 1))
-        assert found == f32(philox.weight(SEED, SHARE, 4 + 2, i, j))
+        assert found == f32(philox.weight(SEED, share, 4 + 2, i, j))
 
 
 def test_integers_of_a_user_are_not_cut():

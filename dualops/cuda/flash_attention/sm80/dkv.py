@@ -111,7 +111,7 @@ def build_dkv(
         cp_async_commit()
 
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        factors = scale, score.multiplier(scale)
+        factors, seed = (scale, score.multiplier(scale)), score.seed(options)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         cp_async_wait_group(0)
         cuda.syncthreads()
@@ -129,7 +129,7 @@ def build_dkv(
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
             # opaque: places of all steps would be kept in registers, of which there are none left
             kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_at)  # S.T = K @ Q.T
-            kept = score.keeps(options, where)
+            kept = score.keeps(options, where, seed)
             score.finish(scores, options, scale, where)
             gradient.probabilities(packed, scores, (options, factors, where, 0), kept, slots, columns.lse(stage))
             pdo.add(dv_acc, packed, smem, do_at)  # dv [16, Dv] += P.T @ dO

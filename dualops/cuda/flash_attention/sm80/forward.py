@@ -132,7 +132,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
-        multiplier = score.multiplier(scale)
+        multiplier, seed = score.multiplier(scale), score.seed(options)
         scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
         row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
         sink, share = num.minus_inf, num.zero
@@ -160,7 +160,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
                 cp_async_commit()
             qk.multiply(scores, q_frag, smem, q_place, i32(tile.k_at + stage * tile.k_size))  # scores = Q @ K.T
             where = Where(b, h, i32(task.m0 + row), n0, task.Sq, task.Sk, task.offset)
-            stay = score.keeps(options, where)
+            stay = score.keeps(options, where, seed)
             score.finish(scores, options, scale, where)
             if KEPT:
                 kept.load(row_max, row_sum)

@@ -147,7 +147,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     last = following.v == part.end or walk.kept(following, extent) != walk.kept(visit, extent)
                     qk.wait(scores)
                     qk_pair.release(qk_bars, i, kept, last)
-                    score.finish_held(scores, words, options, scale, where)
+                    score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
                     gradient.probabilities(scores, where, row_base)
                     do_at, v_at = dov_pair.wait(dov_bars, i, kept)
                     dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T

@@ -159,7 +159,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-            factors, words = (scale, score.multiplier(scale)), bias.words()
+            factors, words, seed = (scale, score.multiplier(scale)), bias.words(), score.seed(options)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -170,13 +170,13 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     kq.start(scores, smem, k_at, q_tile.at(stage), warpgroup)  # S.T = K @ Q.T
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
-                    kept = score.keeps(options, where)
+                    kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
                     kq.wait_but_one(scores)
                     if i != u32(0):
                         do_part.leave()
                         q_pipe.release(q_bars, i - 1)
                     held = bias.held(smem, stage, words)
-                    score.finish_held(scores, held, options, scale, where)
+                    score.finish_held(scores, held, options, scale, where, seen)
                     given = options, factors, where, held
                     gradient.probabilities(packed, scores, given, kept, slots, columns.lse(stage))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO

@@ -106,13 +106,13 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
         else:
             box.put(smem, place, scores)
         box.hand(bars, i)
-        gradient.weigh(scores, options, score.keeps(options, where))
+        gradient.weigh(scores, options, score.keeps(options, where, score.seed(options)))
 
     @verb
     def take_probs(smem, bars, i, d_probs, statistics, options, where):
         """dP.T becomes dS.T."""
         slots, at = statistics
-        gradient.weigh(d_probs, options, score.keeps(options, where))
+        gradient.weigh(d_probs, options, score.keeps(options, where, score.seed(options)))
         gradient.d_scores(d_probs, smem, box.take(bars, i), slots, at)
 
     @kernel(

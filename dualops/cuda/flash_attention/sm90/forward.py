@@ -16,9 +16,10 @@ one thread of another warpgroup loads.
                                                   next piece begins
 
 Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
-which may take turns to start theirs. What options read is fetched a tile ahead; which probabilities a dropout keeps is
-found beside 4, and at 9 they grow by its share. Scores never leave registers: as accumulators lie, two and two packed,
-they are the left factor of the next product. While consumers are at 9, the producer loads what comes next.
+which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides.
+Which probabilities a dropout keeps is found after 8, when they are packed, and at 9 they grow by its share. Scores
+never leave registers: as accumulators lie, two and two packed, they are the left factor of the next product. While
+consumers are at 9, the producer loads what comes next.
 
 Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
 query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
@@ -41,13 +42,14 @@ acc, and about 40; of float32 three times as many of P, and Dv / 2 more.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import settle, softmax_rows
+from ...tile.thirds import PARTS
 from ...tile.tickets import tickets
 from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
@@ -94,7 +96,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
     qk = warpgroup_mma(factors(variant.dtype), tiles.q, tiles.k, config.thirds)
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds)
-    rows, score = softmax_rows(variant.dtype, qk.size, pv.size), fragment_scores(chain, ROWS, BLOCK_KV, config.heads)
+    rows = softmax_rows(variant.dtype, qk.size, pv.size)
+    score = fragment_scores(chain, ROWS, BLOCK_KV, config.heads, parts=PARTS if config.thirds else 1)
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
     turn, visits = (
         turns(config.consumers if config.turns else 1),
@@ -104,6 +107,11 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
     piece_of = slices_of(config.slices, tiles.v.width)
+
+    @verb
+    def where_of_next(where, tile):
+        """There may be none: of the first keys then."""
+        return Where(where.b, where.h, where.m0, max(tile.n0, i32(0)), where.Sq, where.Sk, where.offset)
 
     @kernel(
         *[tensor_map] * 3,
@@ -176,7 +184,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 ticket.hand(slots, piece)
         else:
             role.consume()
-            multiplier = score.multiplier(scale)
+            multiplier, seed = score.multiplier(scale), score.seed(options)
             scores, acc, probs, held = qk.fragment(), pv.fragment(), pv.left(), score.held()
             row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
             turn.begin(warpgroup)
@@ -194,14 +202,16 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     tile = visits.last(task, options)
                     where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, tile)
+                    asked = score.ask(options, where)
                     score.fetch(held, options, where)
                     stage = k_pipe.wait(k_bars, i)
                     qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
-                    kept = score.keeps(options, where)
+                    here, seen = where, score.sees(asked)
                     qk.wait(scores)
                     k_pipe.release(k_bars, i)
                     tile = visits.before(tile, task, options)
-                    visits.finish(scores, held, options, scale, where, picks)
+                    visits.finish(scores, held, options, scale, where, picks, seen)
+                    asked = score.ask(options, where_of_next(where, tile))
                     if score.fetches:  # for the next tile, or where there is none for this one again
                         n0 = tile.n0 if task.count != u32(1) else where.n0
                         where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
@@ -210,8 +220,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     rows.rescale_of(rescale, row_max, new_max, multiplier)
                     rows.exp2(scores, row_max, multiplier)
                     rows.add(row_sum, scores, rescale)
-                    score.keep(scores, kept)
                     rows.pack(probs, scores)
+                    score.drop(probs, options, here, seed)
                     adds, end = i32(0), u32(i + task.count)
                     i = k_pipe.next(i)
                     while i != end:
@@ -225,11 +235,12 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         pv.add(sums, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
                         turn.give(warpgroup)
                         adds = i32(1)
-                        kept = score.keeps(options, where)
+                        here, seen = where, score.sees(asked)
                         qk.wait_but_one(scores)
                         k_pipe.release(k_bars, i)
                         tile = visits.before(tile, task, options)
-                        visits.finish(scores, held, options, scale, where, picks)
+                        visits.finish(scores, held, options, scale, where, picks, seen)
+                        asked = score.ask(options, where_of_next(where, tile))
                         if score.fetches:
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
                             where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
@@ -238,13 +249,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         rows.rescale_of(rescale, row_max, new_max, multiplier)
                         rows.exp2(scores, row_max, multiplier)
                         rows.add(row_sum, scores, rescale)
-                        score.keep(scores, kept)
                         settle(row_sum[0] + row_sum[1])
                         pv.wait(sums)
                         v_pipe.release(v_bars, i - 1)
                         pv.collect(acc, sums)
                         scale_acc(acc, rescale)
                         rows.pack(probs, scores)
+                        score.drop(probs, options, here, seed)
                         i = k_pipe.next(i)
                     if not O_OVER_Q:
                         q_pipe.release(q_bars, piece)

@@ -219,7 +219,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
             k_words, v_words = kq.words(), vdo.words()
-            factors, words = (scale, score.multiplier(scale)), bias.words()
+            factors, words, seed = (scale, score.multiplier(scale)), bias.words(), score.seed(options)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
@@ -240,10 +240,10 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                             do_part.wait(do_full, i)
                         # dP.T = V @ dO.T
                         vdo.start(d_probs, v_words, smem, v_at, i32(do_at + DO_BYTES * part), warpgroup)
-                        kept = score.keeps(options, where)
+                        kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
                         kq.wait_but_one(scores)
                         held = bias.held(smem, stage, words)
-                        score.finish_held(scores, held, options, scale, where)
+                        score.finish_held(scores, held, options, scale, where, seen)
                         given, lse_at = (options, factors, where, held), i32(columns.lse(stage) + at)
                         gradient.probabilities(packed, scores, given, kept, slots, lse_at)
                         pdo.add(dv_acc, packed, smem, i32(do_at + DO_BYTES * part), adds)  # dv [64, Dv] += P.T @ dO

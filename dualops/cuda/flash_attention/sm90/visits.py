@@ -33,7 +33,7 @@ class Visits(Namespace):
     last: Callable[..., Visit]  # (task, options): where there is none, a Visit that nobody may use
     before: Callable[..., Visit]  # (visit, task, options): before the first, the same
     picks: Callable[..., Any]  # (options, where, visit) -> what `finish` must know before there are scores
-    finish: Callable[..., None]  # (scores, held, options, scale, where, picks): of the score tile
+    finish: Callable[..., None]  # (scores, held, options, scale, where, picks, seen): of the score tile
     keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
 
 
@@ -60,8 +60,8 @@ def _of_range(block_kv: int, score: FragmentScores) -> Visits:
         return i32(0)
 
     @verb
-    def finish(scores, held, options, scale, where, picks):
-        score.finish_held(scores, held, options, scale, where)
+    def finish(scores, held, options, scale, where, picks, seen):
+        score.finish_held(scores, held, options, scale, where, seen)
 
     return Visits(between=tiles.between, last=last, before=before, picks=picks, finish=finish, keys=tiles.keys)
 
@@ -113,6 +113,10 @@ def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str
         return score.picks(options, where, visit.seen)
 
     @verb
+    def finish(scores, held, options, scale, where, picks, seen):
+        score.finish_picked(scores, held, options, scale, where, picks)
+
+    @verb
     def last(task, options):
         return at(i32(task.first + i32(task.count) - 1), task, options)
 
@@ -124,4 +128,4 @@ def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str
     def keys(task):
         return i32(0), task.Sk
 
-    return Visits(between=between, last=last, before=before, picks=picks, finish=score.finish_picked, keys=keys)
+    return Visits(between=between, last=last, before=before, picks=picks, finish=finish, keys=keys)
