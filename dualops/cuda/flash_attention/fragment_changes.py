@@ -42,7 +42,7 @@ def fragment_changes(
     word: Callable[..., Any] | None = None,
 ) -> FragmentChanges:
     """groups: first and end of the quads whose loop is left to the compiler. apart, word: as in `fragment_scores`."""
-    quads, num, word = groups[-1][1], numbers(f32), word or _own_word
+    quads, num, word, DOWN = groups[-1][1], numbers(f32), word or _own_word, 8 if places.steady else 0
 
     def changed(
         place: Callable[..., At], first: int, end: int, score: Callable[..., Any] = chain.score
@@ -51,10 +51,10 @@ def fragment_changes(
         def change(scores, options, scale, where):
             for j in range(first, end):
                 for h in range(2):
-                    row, key = i32(my_row() + 8 * h), places.first(where)
-                    distance = places.ahead(where, row, key)
+                    row, key, down = i32(my_row() + 8 * h), places.first(where), DOWN * h
+                    distance = places.ahead(where, i32(row - down), key)
                     for e in range(2):
-                        at = place(where, row, key, 8 * j + e, distance)
+                        at = place(where, row, key, 8 * j + e, distance, down)
                         scores[4 * j + 2 * h + e] = score(scores[4 * j + 2 * h + e] * scale, options, at)
 
         return change

@@ -36,7 +36,9 @@ class Places(Namespace):
     first: Callable[..., Any]
     ahead: Callable[..., Any]  # (where, row, first) -> how far the query is ahead of the key, there
     inside: Callable[..., Any]  # (where) -> whether nothing of the tile is beyond the last query or key
-    # (where, row, first, e, distance) -> At of column `first + e`, `distance` being what `ahead` said of `first`
+    steady: bool  # whether 8 rows further are 8 places further: a row may not be a head of the same query
+    # (where, row, first, e, distance, down=0) -> At of column `first + e`. distance: what `ahead` said of `first`, and
+    # of the row so far before, if rows are `steady`: equal distances are the same sums then, and made once
     at_inside: Callable[..., At]  # where nothing is beyond
     # what is beyond the last query or key, and is masked, stands at that one, or next to it: options read arrays there
     at: Callable[..., At]
@@ -61,14 +63,14 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         return (where.m0 + (rows + heads - 1) // heads <= where.Sq) & (where.n0 + columns <= where.Sk)
 
     @verb
-    def at_inside(where, row, key, e, distance):
-        i = i32(where.m0 + row // heads)
-        return At(where.b, i32(where.h + row % heads), i, key + e, i32(i + where.offset), distance - f32(e), e & 1)
+    def at_inside(where, row, key, e, distance, down=0):
+        i, distance = i32(where.m0 + row // heads), distance - f32(e - down)
+        return At(where.b, i32(where.h + row % heads), i, key + e, i32(i + where.offset), distance, e & 1)
 
     @verb
-    def at(where, row, key, e, distance):
+    def at(where, row, key, e, distance, down=0):
         i, j = min(i32(where.m0 + row // heads), i32(where.Sq - 1)), min(i32(key + e), i32(where.Sk - 1))
-        return At(where.b, i32(where.h + row % heads), i, j, i32(i + where.offset), distance - f32(e), j & 1)
+        return At(where.b, i32(where.h + row % heads), i, j, i32(i + where.offset), distance - f32(e - down), j & 1)
 
     @verb
     def seen(options, where, row):
@@ -85,7 +87,15 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places(
-        first=first, ahead=ahead, inside=inside, at_inside=at_inside, at=at, seen=seen, origin=origin, within=within
+        first=first,
+        ahead=ahead,
+        inside=inside,
+        steady=heads == 1,
+        at_inside=at_inside,
+        at=at,
+        seen=seen,
+        origin=origin,
+        within=within,
     )
 
 
@@ -105,14 +115,14 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return (where.m0 + columns <= where.Sq) & (where.n0 + rows <= where.Sk)
 
     @verb
-    def at_inside(where, row, query, e, distance):
+    def at_inside(where, row, query, e, distance, down=0):
         i, j = i32(query + e), i32(where.n0 + row)
-        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e), j & 1)
+        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e - down), j & 1)
 
     @verb
-    def at(where, row, query, e, distance):
+    def at(where, row, query, e, distance, down=0):
         i, j = min(i32(query + e), i32(where.Sq - 1)), min(i32(where.n0 + row), i32(where.Sk - 1))
-        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e), j & 1)
+        return At(where.b, where.h, i, j, i32(i + where.offset), distance + f32(e - down), j & 1)
 
     @verb
     def seen(options, where, row):
@@ -129,5 +139,13 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     return Places(
-        first=first, ahead=ahead, inside=inside, at_inside=at_inside, at=at, seen=seen, origin=origin, within=within
+        first=first,
+        ahead=ahead,
+        inside=inside,
+        steady=True,
+        at_inside=at_inside,
+        at=at,
+        seen=seen,
+        origin=origin,
+        within=within,
     )

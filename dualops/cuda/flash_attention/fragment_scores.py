@@ -28,6 +28,7 @@ class FragmentScores(Namespace):
     where: as `Places` has it.
     """
 
+    size: int  # scores of a thread
     multiplier: Callable[..., Any]  # (scale) -> what a score is multiplied by to be an exponent of 2
     sink: Callable[..., Any]  # (options, h, multiplier) -> the sink as a score, and this lane's share of the sum
     finish: Callable[..., None]  # (scores, options, scale, where): products become scores; -inf where a mask is
@@ -37,6 +38,7 @@ class FragmentScores(Namespace):
     ask: Callable[..., Any]  # these two: as `FragmentKeys` has them
     sees: Callable[..., Any]
     finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen): `finish`, after `fetch` and `sees`
+    clear: Callable[..., None]  # (probs, options, where): 0 where ranges hide a score
     # (options, where, all_seen) -> a bit for each score of a thread: whether picks let it through. all_seen: 1 if known
     picks: Callable[..., Any]
     finish_picked: Callable[..., None]  # (scores, held, options, scale, where, picks): the same, after `picks`
@@ -73,6 +75,7 @@ def fragment_scores(
     *,
     apart: bool = True,
     bent: bool = False,
+    products: bool = False,
     transposed: bool = False,
     word: Callable[..., Any] | None = None,
     parts: int = 1,
@@ -81,12 +84,11 @@ def fragment_scores(
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
     which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`), which `bend` then
-    takes on.
-    transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
-    (held, number) for words that were fetched and lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h.
-    parts: as `fragment_kept` has it.
+    takes on. products: it leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries,
+    which `weigh` is not for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s
+    array, 2 * j + h of quad j and row h. parts: as `fragment_kept` has it.
     """
-    num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not bent
+    num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
@@ -97,6 +99,10 @@ def fragment_scores(
     @verb
     def minus_inf():
         return num.minus_inf
+
+    @verb
+    def zero():
+        return num.zero
 
     @verb
     def is_minus_inf(score):
@@ -122,7 +128,7 @@ def fragment_scores(
         count = 2 * (u32(column) // u32(8)) + min(u32(column) % u32(8), u32(2))
         return u32(u64(u64(0xFFFFFFFF) << u64(count)) >> u64(32))
 
-    def hidden(h: int) -> Callable[..., None]:
+    def hidden(h: int, value: Callable[[], Any]) -> Callable[..., None]:
         @verb
         def shown_by_ranges(options, where):
             mine = i32(places.origin(where) + my_column())
@@ -142,7 +148,7 @@ def fragment_scores(
             for j in range(quads):
                 for e in range(2):
                     if shown & u32(1 << (2 * j + e)) == u32(0):
-                        scores[4 * j + 2 * h + e] = masked()
+                        scores[4 * j + 2 * h + e] = value()
 
         return hide
 
@@ -152,8 +158,8 @@ def fragment_scores(
         for j in range(quads):
             for e in range(2):
                 if shown & u32(1 << (2 * j + e)) == u32(0):
-                    scores[4 * j + e] = num.minus_inf
-                    scores[4 * j + e + 2] = num.minus_inf
+                    scores[4 * j + e] = masked()
+                    scores[4 * j + e + 2] = masked()
 
     def picked(j: int, h: int) -> Callable[..., None]:
         @verb
@@ -168,7 +174,16 @@ def fragment_scores(
         return pick
 
     pairs = [(j, h) for j in range(quads) for h in range(2)]
-    pick, hide = one_after_another([picked(*pair) for pair in pairs]), one_after_another([hidden(h) for h in range(2)])
+    pick, hide = (
+        one_after_another([picked(*pair) for pair in pairs]),
+        one_after_another([hidden(h, masked) for h in range(2)]),
+    )
+    hide_probs = one_after_another([hidden(h, zero) for h in range(2)])
+
+    @verb
+    def clear(probs, options, where):
+        if not places.within(options, where):
+            hide_probs(probs, options, num.one, where)
 
     @verb
     def finish(scores, options, scale, where):
@@ -274,6 +289,7 @@ def fragment_scores(
             weigh_all(scores, options, f32(1), where)
 
     return FragmentScores(
+        size=4 * quads,
         multiplier=multiplier,
         sink=sink,
         finish=finish,
@@ -283,6 +299,7 @@ def fragment_scores(
         ask=keys.ask,
         sees=keys.sees,
         finish_held=finish_held,
+        clear=clear,
         picks=picks,
         finish_picked=finish_picked,
         seed=keeping.seed,

@@ -14,7 +14,7 @@ from ...spec.attention.softcap import SOFTCAP
 from ...spec.meta import Strided
 from ..backend import SIMULATED, Namespace, i32, i64, types, u32, u64, verb
 from ..tile.numbers import at_least_15_bits, mul_wide_u32, numbers
-from ..tile.quick import bounded_quick_tanh, near_tanh, near_tanh_slope, quick_tanh_slope
+from ..tile.quick import bounded_quick_tanh, near_tanh, near_tanh_slope, quick_tanh_curve, quick_tanh_slope
 from ..tile.storage import fetch_global_b32, storage
 from ..user_functions import typed
 from ..views import strided
@@ -151,6 +151,7 @@ def _verbs(dtype: str, gradient: bool) -> Verbs:
         at_least_15_bits,
         gradient,
         _fetcher,
+        quick_tanh_curve() if quick else None,
     )
 
 

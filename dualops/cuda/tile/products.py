@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, u32, verb
-from ..ptx.arithmetic import anew_i32 as anew_i32, opaque_i32
+from ..ptx.arithmetic import anew_i32 as anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from .numbers import numbers
 from .shared import Tile
 

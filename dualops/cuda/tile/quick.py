@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..backend import f32, verb
+from collections.abc import Callable
+from typing import Any
+
+from ..backend import Namespace, f32, verb
 from ..ptx.arithmetic import ex2_approx_ftz, rcp_approx_ftz
 from .numbers import LOG2_E
 
@@ -10,6 +13,8 @@ ONE, HALF, TWICE = f32(1), f32(0.5), f32(2 * LOG2_E)
 # of tanh(x) / x in powers of x**2, so that the largest error of tanh within 1, 2.4e-7, is as small as can be
 NEAR = tuple(map(f32, (0.99999684, -0.33324003, 0.13253528, -0.050972924, 0.016114252, -0.002839495)))
 DOUBLE, LARGE = f32(2), f32(2.0**126)
+# the same within a bound, to 1.7e-7
+NEAREST_BOUND, NEAREST = f32(0.3), tuple(map(f32, (0.99999601, -0.332974796, 0.1252259)))
 SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
 
 
@@ -39,6 +44,51 @@ def near_tanh(x, rate, size):
     for n in range(5):
         of_square = of_square * square + NEAR[4 - n]
     return size * (x * of_square)
+
+
+class QuickCurve(Namespace):
+    """size * f(rate * x) - less, for an odd f that never falls, to 3e-7 of size: verbs (x, numbers, less)."""
+
+    numbers: Callable[..., Any]  # (rate, size) -> what the others need of them
+    any: Callable[..., Any]
+    # the same of small x, the smallest last, each with (largest, numbers) -> whether it is for x up to this size
+    nearer: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...]
+
+
+def quick_tanh_curve() -> QuickCurve:
+    """Of tanh; of small numbers by polynomials, which leave the unit of special functions alone."""
+    LEAST, MOST = f32(2.0**-20), f32(2.0**20)  # rates whose fifth power neither vanishes nor overflows
+
+    @verb
+    def numbers(rate, size):
+        first, square = size * rate, rate * rate
+        return rate, size, first * NEAREST[0], first * square * NEAREST[1], first * square * square * NEAREST[2]
+
+    @verb
+    def of_any(x, numbers, less):
+        rate, size = numbers[0], numbers[1]
+        return (size - less) - size * rcp_approx_ftz(HALF + ex2_approx_ftz(x * (rate * TWICE) - ONE))
+
+    @verb
+    def of_near(x, numbers, less):
+        return near_tanh(x, numbers[0], numbers[1]) - less
+
+    @verb
+    def of_nearest(x, numbers, less):
+        square = x * x
+        return x * ((numbers[4] * square + numbers[3]) * square + numbers[2]) - less
+
+    @verb
+    def are_near(largest, numbers):
+        return largest * numbers[0] < ONE
+
+    @verb
+    def are_nearest(largest, numbers):
+        rate = numbers[0]
+        return (largest * rate < NEAREST_BOUND) & (rate > LEAST) & (rate < MOST)
+
+    nearer = (of_near, are_near), (of_nearest, are_nearest)
+    return QuickCurve(numbers=numbers, any=of_any, nearer=nearer)
 
 
 @verb

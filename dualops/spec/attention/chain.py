@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from .option import LEFT, RIGHT, UNBOUNDED, At, OptionVariant, Parts, Verbs
+from .option import LEFT, RIGHT, UNBOUNDED, At, Curve, OptionVariant, Parts, Verbs
 
 
 class Chain(NamedTuple):
@@ -19,6 +19,7 @@ class Chain(NamedTuple):
     fetch: Callable[..., Any] | None  # (args, at) -> a word, as in Parts
     score_fetched: Callable[..., Any] | None  # (score, args, at, word, odd) -> score: the same, by what was fetched
     slope: Callable[..., Any]  # (score, args, at) -> d score(score) / d score
+    curve: Curve | None  # of all their arguments, where one option alone changes scores, by a curve
     keys: Callable[..., Any]  # (args, i, opposite, Sk) -> first, end: within 0 and Sk
     queries: Callable[..., Any]  # (args, j, opposite, Sq) -> first, end: within 0 and Sq
     pick: Callable[..., Any]  # (args, at) -> bool: whether a pair within these ranges is seen
@@ -54,13 +55,15 @@ def compose(having: Sequence[OptionVariant], verbs: Verbs) -> Chain:
         return any(getattr(own, name) is not None for own in parts)
 
     picks, weighs, weights = some("pick"), some("keeps"), _weights(joined, verbs)
-    known = {name: part for name, part in joined._asdict().items() if name not in ("fetch", "fetched", "picks_keys")}
+    apart = "fetch", "fetched", "picks_keys", "curve"
+    known = {name: part for name, part in joined._asdict().items() if name not in apart}
     return Chain(
         **known,
         visible=_visible(joined, verbs),
         weights=weights,
         weight=_weight(weights, verbs, weighs),
         **_of_tiles(joined, verbs, picks),
+        curve=_curve(parts, verbs),
         scores=some("score"),
         **_fetched(parts, verbs),
         bends=some("slope"),
@@ -199,6 +202,23 @@ def _fetched(parts: Sequence[Parts], verbs: Verbs) -> dict[str, Any]:
         if own.score is not None:
             score = then_fetched(score, own.fetched, index) if index == THE_ONE else then(score, own.score, index)
     return {"fetch": fetch, "score_fetched": score, "fetches": True}
+
+
+def _curve(parts: Sequence[Parts], verbs: Verbs) -> Curve | None:
+    changing = [index for index, own in enumerate(parts) if own.score is not None]
+    if len(changing) != 1 or not (own := parts[changing[0]].curve):
+        return None
+    (THE_ONE,), own_rate, own_size = changing, own.rate, own.size
+
+    @verbs.verb
+    def rate(args):
+        return own_rate(args[THE_ONE])
+
+    @verbs.verb
+    def size(args):
+        return own_size(args[THE_ONE])
+
+    return Curve(rate, size, own.verbs)
 
 
 def _overlap(earlier: Callable[..., Any], own: Callable[..., Any], INDEX: int, verbs: Verbs) -> Callable[..., Any]:

@@ -65,6 +65,17 @@ class Verbs(NamedTuple):
     gradient: bool = False  # whether slopes are wanted, which not every function of a user has
     # (dtype) -> (array, at) -> 32 bits of a `bias` of pairs; and (bits, odd) -> one of the two numbers
     fetcher: Any = None
+    tanh_curve: Any = None  # what kernels have for the `Curve` of tanh; None: nothing
+
+
+class Curve(NamedTuple):
+    """A score that is size * f(rate * score) wherever it stands, where f never falls: the greatest of many is made of
+    the greatest product, so that a kernel may leave products as they are until it knows that.
+    """
+
+    rate: Any  # these two: (args) -> number above 0
+    size: Any
+    verbs: Any  # f, as a kernel takes it
 
 
 class Parts(NamedTuple):
@@ -93,6 +104,7 @@ class Parts(NamedTuple):
     # (args, at) -> what `score` reads for two neighbouring keys, the first of them at `at`, before there are scores
     fetch: Any = None
     fetched: Any = None  # (score, args, what was fetched, odd) -> score: of the first key, or where `odd` of the other
+    curve: Curve | None = None  # `score` once more, if it is such a one, and there are verbs for it
 
 
 @dataclass(frozen=True)

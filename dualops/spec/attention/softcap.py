@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..base import Param, Problem
 from ..domains import finite, optional
-from .option import Option, Parts, Verbs
+from .option import Curve, Option, Parts, Verbs
 
 USUAL = 1000.0  # an error beside 1 is so many times smaller than one of a score, at most
 
@@ -38,7 +38,17 @@ def make(v: Verbs, usual: bool) -> Parts:
     def slope(score, args, at):
         return tanh_slope(score, args.inverse)
 
-    return Parts(score=usual_score if usual else any_score, slope=slope)
+    @v.verb
+    def rate(args):
+        return args.inverse
+
+    @v.verb
+    def size(args):
+        return args.cap
+
+    if not usual:
+        return Parts(score=any_score, slope=slope)
+    return Parts(score=usual_score, slope=slope, curve=v.tanh_curve and Curve(rate, size, v.tanh_curve))
 
 
 def args(problem: Problem) -> Args:

@@ -22,7 +22,7 @@ CASES: list[Any] = [
     (128, 64, 64, ("causal",), "vectors"),
     (128, 128, 128, ("causal",), "boxes"),
     (128, 128, 128, ("softcap",), "boxes"),
-    (112, 128, 128, ("alibi_slopes",), "boxes"),
+    (128, 128, 128, ("alibi_slopes",), "boxes"),
     (96, 128, 128, ("score_mod",), "boxes"),
     (112, 128, 128, ("bias",), "boxes"),
     (128, 128, 128, ("dropout_p",), "boxes"),

@@ -102,7 +102,7 @@ def test_heads_of_a_group():
     [
         {"alibi_slopes": True, "bias": "full", "causal": True},
         {"bias": "keys"},
-        {"sinks": True, "window": (20, 5), "key_padding_mask": True},
+        {"sinks": True, "window": (20, 5), "key_padding_mask": True, "softcap": 2.0},
         {"score_mod": bent, "mask_mod": woven},
         {"dropout_p": 0.3, "softcap": 2.0, "causal": True},
     ],

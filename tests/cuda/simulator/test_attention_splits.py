@@ -25,6 +25,8 @@ def few(B: int = 1, H: int = 6, Hkv: int = 2, Sq: int = 3, Sk: int = 700, D: int
     [
         {},
         {"causal": True, "window": (400, 0)},  # of some splits a row sees nothing
+        {"softcap": 2.0, "window": (400, 0)},
+        {"alibi_slopes": np.array([0.01, 0.02, 0.04], np.float32)},  # rows are heads
         *options_for(3, 3, 700),
     ],
     ids=named,

@@ -9,8 +9,8 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.tile.quick import near_tanh, quick_tanh_slope
-from tests.cuda.simulator.attention import BFLOAT16, checked, numbers
+from dualops.cuda.tile.quick import near_tanh, quick_tanh_curve, quick_tanh_slope
+from tests.cuda.simulator.attention import BFLOAT16, checked, named, numbers
 
 attend: Any = dualops.cuda.flash_attention
 
@@ -66,6 +66,45 @@ def test_scores_beyond_a_softcap(rung):
     q[0, 0, 50, 0] = np.nan
     found = attend(q, k, v, softcap=5.0, return_lse=True, kernel=rung)
     checked(found, reference.flash_attention, q, k, v, softcap=5.0)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"causal": True, "dropout_p": 0.3, "seed": 7},
+        {"window": (9, 4)},
+        {"causal": True, "sinks": np.array([-300], np.float32)},
+        {"causal": True, "mask_mod": lambda b, h, i, j: (i + j) % 3 != 0},
+    ],
+    ids=named,
+)
+def test_softcaps_behind_masks(params):
+    """What a mask hides is no score of -softcap; that of an infinite key is. The first rows see nothing at all; others
+    have scores of all sizes.
+    """
+    q, k, v = numbers(1, 1, 150, 64), numbers(1, 1, 130, 64, seed=1), numbers(1, 1, 130, 64, seed=2)
+    q[0, 0, 64:] *= np.repeat(np.array([0.1, 0.4, 1], BFLOAT16), 32)[:86, None]
+    k[0, 0, 60, 0] = -np.inf
+    found = attend(q, k, v, softcap=2.0, return_lse=True, kernel="sm90", **params)
+    checked(found, reference.flash_attention, q, k, v, softcap=2.0, **params)
+
+
+@pytest.mark.parametrize("rate", [2.0**-30, 0.002, 0.7, 3e5, 2.0**25])
+def test_the_curve_of_a_softcap(rate):
+    """Of all numbers, and of small ones by polynomials, as far as each is for; not where a rate has no fifth power."""
+    curve, rate, size, less = quick_tanh_curve(), np.float32(rate), np.float32(3), np.float32(0.5)
+    numbers, (near, nearest) = curve.numbers(rate, size), curve.nearer
+    for (verb, is_for), bound in (((curve.any, lambda *_: True), 4), (near, 0.999), (nearest, 0.299)):
+        x = np.linspace(-bound, bound, 1001).astype(np.float32) / rate
+        if is_for(x[-1], numbers):
+            right = 3 * np.tanh(x.astype(np.float64) * np.float64(rate)) - 0.5
+            assert np.abs(np.array([verb(each, numbers, less) for each in x], np.float64) - right).max() < 3 * 4e-7
+        else:
+            assert verb is nearest[0] and not 1e-6 < rate < 1e6
+    for (_, is_for), bound in ((near, 1.001), (nearest, 0.301)):
+        assert not any(is_for(x, numbers) for x in (np.float32(bound) / rate, np.float32(np.inf), np.float32(np.nan)))
+    assert [curve.any(np.float32(sign * np.inf), numbers, less) for sign in (-1, 1)] == [-3.5, 2.5]
+    assert np.isnan(curve.any(np.float32(np.nan), numbers, less))
 
 
 def test_the_polynomial_of_a_softcap():

@@ -35,6 +35,9 @@ place is released when o has been copied out, and not before, so that what comes
 float32 comes as three parts of bfloat16 a number, which lie side by side in rows that are three times as wide, and P is
 split in registers; what the tensor cores add up of a tile is added to acc by the threads (`tile.thirds`, `float32`).
 
+Scores that are a curve of their products, as softcap's are, are not made at 6: at 7 the maxima are those of products,
+and P is made of each product at once (`fragment_probabilities`).
+
 Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv)) bytes, where o is
 over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores and their P in half as many, Dv / 2 of
 acc, and about 40; of float32 three times as many of P, and Dv / 2 more.
@@ -54,6 +57,7 @@ from ...tile.tickets import tickets
 from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
 from ..hidden import hidden_rows
 from ..options import chain_of
@@ -97,7 +101,10 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     qk = warpgroup_mma(factors(variant.dtype), tiles.q, tiles.k, config.thirds)
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds)
     rows = softmax_rows(variant.dtype, qk.size, pv.size)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, config.heads, parts=PARTS if config.thirds else 1)
+    score = fragment_scores(
+        chain, ROWS, BLOCK_KV, config.heads, products=are_curves(chain), parts=PARTS if config.thirds else 1
+    )
+    probability = fragment_probabilities(chain, rows, score)
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
     turn, visits = (
         turns(config.consumers if config.turns else 1),
@@ -184,9 +191,11 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 ticket.hand(slots, piece)
         else:
             role.consume()
-            multiplier, seed = score.multiplier(scale), score.seed(options)
+            factors, seed = probability.factors(options, scale), score.seed(options)
+            multiplier = factors[0]
             scores, acc, probs, held = qk.fragment(), pv.fragment(), pv.left(), score.held()
-            row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+            row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
+            statistics = row_max, row_sum, rescale, new_max
             turn.begin(warpgroup)
             task, column = get(slots.numbers, ticket.take(slots, piece))
             while task.m0 >= 0:
@@ -216,10 +225,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         n0 = tile.n0 if task.count != u32(1) else where.n0
                         where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
                         score.fetch(held, options, where)
-                    rows.new_max(new_max, scores, row_max)
-                    rows.rescale_of(rescale, row_max, new_max, multiplier)
-                    rows.exp2(scores, row_max, multiplier)
-                    rows.add(row_sum, scores, rescale)
+                    probability.exponentials(scores, statistics, factors, options, where)
                     rows.pack(probs, scores)
                     score.drop(probs, options, here, seed)
                     adds, end = i32(0), u32(i + task.count)
@@ -245,10 +251,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
                             where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
                             score.fetch(held, options, where)
-                        rows.new_max(new_max, scores, row_max)
-                        rows.rescale_of(rescale, row_max, new_max, multiplier)
-                        rows.exp2(scores, row_max, multiplier)
-                        rows.add(row_sum, scores, rescale)
+                        probability.exponentials(scores, statistics, factors, options, where)
                         settle(row_sum[0] + row_sum[1])
                         pv.wait(sums)
                         v_pipe.release(v_bars, i - 1)

@@ -1,0 +1,138 @@
+"""How a tile's scores become probabilities, in the registers of whoever multiplies: exponents of 2, less their rows'.
+
+Where a score is a curve of its product alone (`Curve`), products are compared instead of scores, and each becomes a
+probability at once: no score waits in a register until its row's greatest is known. A curve has a quick form for what
+is near 0; if all of a warp is, the other is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.numbers import LOG2_E, numbers
+from ..tile.products import opaque_f32
+from ..tile.rows import FULL_WARP, vote_any
+from ..tile.softmax_rows import SoftmaxRows
+from ..tile.unrolled import one_after_another
+from .fragment_scores import FragmentScores
+from .options import OptionChain
+
+GROUP = 8  # scores of which a loop is left to the compiler
+CHAINS = 4  # of maxima, that do not wait for one another
+
+
+class FragmentProbabilities(Namespace):
+    """The verbs. rows: row_max, row_sum, rescale, and a pair for a tile's own maxima."""
+
+    factors: Callable[..., Any]  # (options, scale) -> what exponents are made by: of maxima of rows the first
+    exponentials: Callable[..., None]  # (scores, rows, factors, options, where): of this tile, too
+
+
+def are_curves(chain: OptionChain) -> bool:
+    """Whether `exponentials` takes products, -inf where ranges hide one: -inf is not what another mask's scores, or a
+    sink, would be on the curve.
+    """
+    return chain.curve is not None and not chain.picks and not chain.sinks
+
+
+def fragment_probabilities(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
+    return _of_curves(chain, softmax, score) if are_curves(chain) else _of_scores(softmax, score)
+
+
+def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
+    @verb
+    def factors(options, scale):
+        return (score.multiplier(scale),)
+
+    @verb
+    def exponentials(scores, rows, factors, options, where):
+        row_max, row_sum, rescale, new_max = rows
+        softmax.new_max(new_max, scores, row_max)
+        softmax.rescale_of(rescale, row_max, new_max, factors[0])
+        softmax.exp2(scores, row_max, factors[0])
+        softmax.add(row_sum, scores, rescale)
+
+    return FragmentProbabilities(factors=factors, exponentials=exponentials)
+
+
+def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
+    num, LOG2, (rate_of, size_of, curve) = numbers(f32), f32(LOG2_E), chain.curve
+    groups = [range(first, first + GROUP) for first in range(0, score.size, GROUP)]
+
+    @verb
+    def factors(options, scale):
+        return num.one, scale * rate_of(options), size_of(options) * LOG2
+
+    def measured(group: range) -> Callable[..., None]:
+        FIRST, END = group.start, group.stop
+
+        @verb
+        def some(most, scores, _, __):
+            for e in range(FIRST, END):
+                most[e % CHAINS] = num.maximum(most[e % CHAINS], abs(scores[e]))
+
+        return some
+
+    measure = one_after_another([measured(group) for group in groups])
+
+    def made(group: range, less: Callable[..., Any]) -> Callable[..., None]:
+        FIRST, END = group.start, group.stop
+
+        @verb
+        def some(scores, base, numbers, _):
+            for e in range(FIRST, END):
+                scores[e] = num.exp2(less(scores[e], numbers, base[e // 2 % 2]))
+
+        return some
+
+    def through(less: Callable[..., Any]) -> Callable[..., None]:
+        make, ANY = one_after_another([made(group, less) for group in groups]), less is curve.any
+
+        @verb
+        def exponentials(largest, scores, rows, numbers, options, where):
+            row_max, row_sum, rescale, new_max = rows
+            nothing = softmax.pair()
+            for h in range(2):
+                nothing[h] = num.minus_inf
+            softmax.new_max(new_max, scores, nothing)
+            for h in range(2):
+                new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
+            softmax.rescale_of(rescale, row_max, new_max, num.one)
+            make(scores, row_max, numbers, 0)
+            if ANY:  # what is hidden is far away
+                score.clear(scores, options, where)
+            softmax.add(row_sum, scores, rescale)
+
+        return exponentials
+
+    def nearest_of(ways: Sequence[tuple[Callable[..., Any], Callable[..., Any]]]) -> Callable[..., None]:
+        """The quickest way that is for all products of a warp."""
+        if not ways:
+            return through(curve.any)
+        farther, (less, is_for) = nearest_of(ways[:-1]), ways[-1]
+        here = through(less)
+
+        @verb
+        def exponentials(largest, scores, rows, numbers, options, where):
+            if vote_any(i32(not is_for(largest, numbers)), FULL_WARP):
+                farther(largest, scores, rows, numbers, options, where)
+            else:
+                here(largest, scores, rows, numbers, options, where)
+
+        return exponentials
+
+    quickest = nearest_of(curve.nearer)
+
+    @verb
+    def exponentials(scores, rows, factors, options, where):
+        most = cuda.local.array(CHAINS, f32)
+        for n in range(CHAINS):
+            most[n] = num.zero
+        measure(most, scores, 0, 0)
+        largest = num.maximum(num.maximum(most[0], most[1]), num.maximum(most[2], most[3]))
+        numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
+        quickest(largest, scores, rows, numbers, options, where)
+
+    return FragmentProbabilities(factors=factors, exponentials=exponentials)
