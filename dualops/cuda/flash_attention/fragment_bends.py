@@ -42,33 +42,22 @@ def pair_bends(
 
     @verb
     def prob_of_any(product, options, scale, base, at, bits, e):
-        prob = bent = num.zero
-        if not is_marked(product):
-            score = score_of(product * scale, options, at, bits, e)
-            if score != num.minus_inf:
-                prob = bent = num.exp2(score * LOG2 - base)
-                if chain.bends:
-                    bent *= slope(product * scale, options, at)
-        return prob, bent
-
-    @verb
-    def both_of(product, options, scale, base, at):
-        prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
-        return prob, prob * slope(product * scale, options, at)
+        """Without a branch, which would take registers: what is done in vain are a few instructions."""
+        score = score_of(product * scale, options, at, bits, e)
+        prob = bent = num.exp2(score * LOG2 - base)
+        if chain.bends:
+            bent *= slope(product * scale, options, at)
+        hidden = is_marked(product)
+        if chain.near_score is None:  # there a slope may be anything
+            hidden = hidden | (score == num.minus_inf)
+        return num.zero if hidden else prob, num.zero if hidden else bent
 
     @verb
     def prob_of_near(product, options, scale, base, at, bits, e):
-        return both_of(product, options, scale, base, at)
+        prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
+        return prob, prob * slope(product * scale, options, at)
 
-    @verb
-    def prob_of_simple(product, options, scale, base, at, bits, e):
-        """Without a branch, which would take registers: what is done in vain are a few instructions."""
-        prob, bent = both_of(product, options, scale, base, at)
-        hidden = is_marked(product)
-        return num.zero if hidden else prob, num.zero if hidden else bent
-
-    simple = prob_of_any if chain.near_score is None else prob_of_simple
-    prob_of = prob_of_near if near else simple
+    prob_of = prob_of_near if near else prob_of_any
 
     @verb
     def pair(products, held, options, scale, bases, where):

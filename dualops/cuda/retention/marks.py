@@ -6,8 +6,9 @@ Weights are exp of a difference of two marks, which far into a sequence is a sma
 are made in float64 with what each addition leaves over, and kept as two numbers of the arithmetic's type: what is
 between two marks is then known to eps of itself, and to about eps^2 of the marks.
 
-A block takes a head of a sequence, tile after tile of its tokens, some neighbours a thread. The threads' sums meet in
-shared memory in log2(threads) steps. A sum is made in an order that depends on its own place alone.
+A block takes a stretch of a head's sequence, tile after tile of its tokens, some neighbours a thread. The threads' sums
+meet in shared memory in log2(threads) steps. What lies before its stretch a block sums up itself, so that none waits
+for another. A sum is made in an order that depends on its own place alone.
 
 Shared memory: 2 * 2 * threads numbers of float64.
 """
@@ -31,10 +32,11 @@ NOTHING, LEAST = f64(0), f64(LEAST_LOG)
 
 @dataclass(frozen=True)
 class MarksConfig:
-    """Threads of a block, a power of two, and tokens that each has of a tile."""
+    """Threads of a block, a power of two, tokens that each has of a tile, and tiles of a stretch."""
 
     threads: int = 128
     each: int = 8
+    tiles: int = 8
 
     @cached_property
     def steps(self) -> int:
@@ -44,6 +46,10 @@ class MarksConfig:
     @cached_property
     def tile(self) -> int:
         return self.threads * self.each
+
+    @cached_property
+    def stretch(self) -> int:
+        return self.tile * self.tiles
 
     @property
     def shared_bytes(self) -> int:
@@ -63,8 +69,8 @@ def add(total, rest, x):
 
 @builds
 def build_marks(config: MarksConfig, dtype: str) -> Kernel:
-    """retention_marks(marks, logs, ends, call). A head of a sequence a block."""
-    number = storage(dtype).number
+    """retention_marks(marks, logs, ends, call, stretches): so many blocks for each head of a sequence."""
+    number, THREADS, EACH, STEPS = storage(dtype).number, config.threads, config.each, config.steps
 
     @verb
     def put(marks, at, total, rest):
@@ -76,44 +82,59 @@ def build_marks(config: MarksConfig, dtype: str) -> Kernel:
         x = f64(logs.data[start(logs, b, h, token)])
         return x if x > LEAST else LEAST
 
+    @verb
+    def sums(smem, at, total, rest):
+        """The place where, for each thread, the sums of those up to it lie, and the other one."""
+        tid, other = cuda.threadIdx.x, 2 * THREADS - at
+        for step in range(STEPS + 1):
+            smem[at + tid] = total
+            smem[at + THREADS + tid] = rest
+            cuda.syncthreads()
+            at, other = other, at
+            there = tid - (1 << step)
+            if (step < STEPS) & (there >= 0):
+                total, rest = add(smem[other + there], rest + smem[other + THREADS + there], total)
+        return other, at
+
     @kernel(
         *[number_type(dtype, 3)] * 2,
         strided("int32", 1),
         call_type(dtype),
+        i64,
         threads=config.threads,
     )
-    def retention_marks(marks, logs, ends, call):
+    def retention_marks(marks, logs, ends, call, stretches):
         smem = cuda.shared.array(0, f64, alignment=16)
         tid = cuda.threadIdx.x
-        head = i64(cuda.blockIdx.x)
+        head, begin = i64(cuda.blockIdx.x) // stretches, i64(cuda.blockIdx.x) % stretches * config.stretch
         b, h = head // call.H, head % call.H
         first, _, count = span(ends, call, b)
-        if tid == 0:
+        if (tid == 0) & (begin == 0):
             put(marks, start(marks, b, h, first), NOTHING, NOTHING)
-        before, before_rest = NOTHING, NOTHING  # of the tiles so far
-        at, other = 0, 2 * config.threads  # two places in turns: what is read in one was written before all met
-        for t0 in range(0, count, config.tile):
+        before, before_rest = NOTHING, NOTHING  # of the tokens so far
+        at = 0  # of two places in turns: what is read in one was written before all met
+        if (begin > 0) & (begin < count):
+            total, rest = NOTHING, NOTHING
+            for t0 in range(tid * EACH, begin, config.tile):  # whole tiles
+                for n in range(EACH):
+                    total, rest = add(total, rest, log_of(logs, b, h, first + t0 + n))
+            there, at = sums(smem, at, total, rest)
+            before, before_rest = smem[there + THREADS - 1], smem[there + 2 * THREADS - 1]
+        for t0 in range(begin, min(begin + config.stretch, count), config.tile):
             mine = t0 + tid * config.each
             end = min(mine + config.each, count)
             total, rest = NOTHING, NOTHING
             for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
-            for step in range(config.steps + 1):
-                smem[at + tid] = total
-                smem[at + config.threads + tid] = rest
-                cuda.syncthreads()
-                at, other = other, at
-                there = tid - (1 << step)
-                if (step < config.steps) & (there >= 0):
-                    total, rest = add(smem[other + there], rest + smem[other + config.threads + there], total)
+            there, at = sums(smem, at, total, rest)
             total, rest = before, before_rest  # of the tokens before mine
             if tid > 0:
-                total, rest = add(before, before_rest + smem[other + config.threads + tid - 1], smem[other + tid - 1])
+                total, rest = add(before, before_rest + smem[there + THREADS + tid - 1], smem[there + tid - 1])
             for t in range(mine, end):
                 total, rest = add(total, rest, log_of(logs, b, h, first + t))
                 put(marks, start(marks, b, h, first + t + 1), total, rest)
-            last = other + config.threads - 1
-            before, before_rest = add(before, before_rest + smem[last + config.threads], smem[last])
+            last = there + THREADS - 1
+            before, before_rest = add(before, before_rest + smem[last + THREADS], smem[last])
 
     return retention_marks
 
@@ -136,8 +157,8 @@ def marks_of(problem: Problem) -> Strided:
 
 def marks_steps(problem: Problem, logs: Strided, ends: Strided, call: Call) -> list[Step]:
     """The launch, where there is a log_decay. call: of any pass."""
-    heads = problem.B * problem.H
+    heads, stretches = problem.B * problem.H, problem.Sk // CONFIG.stretch + 1
     if not logs.data or not heads:
         return []
-    kernel, args = build_marks(CONFIG, problem.dtype), (marks_of(problem), logs, ends, call)
-    return [Step(kernel, (heads,), args, CONFIG.shared_bytes)]
+    kernel, args = build_marks(CONFIG, problem.dtype), (marks_of(problem), logs, ends, call, stretches)
+    return [Step(kernel, (heads * stretches,), args, CONFIG.shared_bytes)]

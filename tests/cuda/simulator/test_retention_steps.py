@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def logs_of(S: int, dtype: str = "float32") -> np.ndarray:
     return np.where(rng.random(S) < 1 / 30, -1e30, logs).astype(dtype)
 
 
-def made_of(logs: np.ndarray) -> np.ndarray:
-    """The marks of one head [S + 1, 2]."""
+def made_of(logs: np.ndarray, tiles: int = 8) -> np.ndarray:
+    """The marks of one head [S + 1, 2], by blocks of so many tiles."""
     S = logs.size
     x = np.zeros((1, 1, S, 4), logs.dtype)
     metas: dict[str, ArrayMeta | None] = {name: ArrayMeta.of_numpy(x) for name in "qkv"}
@@ -36,16 +37,18 @@ def made_of(logs: np.ndarray) -> np.ndarray:
     found = np.full((S + 1) * 2, np.nan, logs.dtype)
     call = backward_passes(SPEC.bind_backward({**metas, "do": metas["v"]}, {}), {}, {}, 64)[0].call
     arrays = Strided(found, (0, 0, 2)), Strided(logs, (0, 0, 1)), Strided(np.zeros(1, np.int32), (1,))
-    (step,) = marks.marks_steps(problem, Strided("log_decay", (0, 0, 1)), Strided("", (0,)), call)
-    step.kernel[step.grid, step.kernel.threads, 0, step.shared_bytes](*arrays, call)
+    with mock.patch.object(marks, "CONFIG", marks.MarksConfig(tiles=tiles)):
+        (step,) = marks.marks_steps(problem, Strided("log_decay", (0, 0, 1)), Strided("", (0,)), call)
+    step.kernel[step.grid, step.kernel.threads, 0, step.shared_bytes](*arrays, call, step.args[-1])
     return found.reshape(S + 1, 2)
 
 
+@pytest.mark.parametrize("tiles", [1, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_lies_between_two_marks_is_known_to_eps_of_itself(dtype):
+def test_what_lies_between_two_marks_is_known_to_eps_of_itself(dtype, tiles):
     """Also where the marks are 100,000 times as large: in one number there would be no digit left of it."""
     logs = logs_of(2500, dtype)
-    found, eps = made_of(logs), float(np.finfo(dtype).eps)
+    found, eps = made_of(logs, tiles), float(np.finfo(dtype).eps)
     sums = [Fraction(0)]
     for x in logs:
         sums.append(sums[-1] + Fraction(max(float(x), -1000.0)))
@@ -56,11 +59,12 @@ def test_what_lies_between_two_marks_is_known_to_eps_of_itself(dtype):
         assert abs(float((b - a) + (b_rest - a_rest)) - exact) <= 2 * eps * (abs(exact) + eps * 1e5), (first, last)
 
 
-def test_a_mark_depends_on_the_tokens_before_it_alone():
+@pytest.mark.parametrize("tiles", [1, 8])
+def test_a_mark_depends_on_the_tokens_before_it_alone(tiles):
     logs = logs_of(1500)
-    whole = made_of(logs)
+    whole = made_of(logs, tiles)
     for count in (1, 8, 9, 1024, 1025):
-        assert made_of(logs[:count].copy()).tobytes() == whole[: count + 1].tobytes()
+        assert made_of(logs[:count].copy(), tiles).tobytes() == whole[: count + 1].tobytes()
 
 
 def test_a_step_of_a_recurrence_is_rounded_about_once():

@@ -93,7 +93,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
-    put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores), meeting(CONSUMERS)
+    put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
     Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
