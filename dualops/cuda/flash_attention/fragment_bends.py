@@ -19,11 +19,20 @@ PairProbabilities = Callable[..., Any]
 
 
 def pair_bends(
-    chain: OptionChain, places: Places, j: int, h: int, *, near: bool, word: Callable[..., Any] | None
+    chain: OptionChain,
+    places: Places,
+    j: int,
+    h: int,
+    *,
+    near: bool,
+    skips: bool,
+    word: Callable[..., Any] | None,
 ) -> PairBends:
     """Of quad j and row h of a thread: P = exp2(score * log2(e) - base), 0 where a product is marked.
 
-    near: of products that `OptionChain.near_score` is for, none of which is masked. word: as `fragment_scores` has it.
+    near: of products that `OptionChain.near_score` is for, none of which is masked. skips: what is hidden is skipped by
+    a branch, for which kernels of queries take fewer registers, and those of keys more. word: as `fragment_scores` has
+    it.
     """
     num, LOG2 = numbers(f32), f32(LOG2_E)
     through, slope = (chain.near_score, chain.near_slope) if near else (chain.score, chain.slope)
@@ -41,8 +50,19 @@ def pair_bends(
         word_of, score_of = word, chain.score_fetched
 
     @verb
+    def prob_of_seen(product, options, scale, base, at, bits, e):
+        prob = bent = num.zero
+        if not is_marked(product):
+            score = score_of(product * scale, options, at, bits, e)
+            if score != num.minus_inf:
+                prob = bent = num.exp2(score * LOG2 - base)
+                if chain.bends:
+                    bent *= slope(product * scale, options, at)
+        return prob, bent
+
+    @verb
     def prob_of_any(product, options, scale, base, at, bits, e):
-        """Without a branch, which would take registers: what is done in vain are a few instructions."""
+        """Without a branch: what is done in vain are a few instructions."""
         score = score_of(product * scale, options, at, bits, e)
         prob = bent = num.exp2(score * LOG2 - base)
         if chain.bends:
@@ -57,7 +77,8 @@ def pair_bends(
         prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
         return prob, prob * slope(product * scale, options, at)
 
-    prob_of = prob_of_near if near else prob_of_any
+    far = prob_of_seen if skips and chain.near_score is None else prob_of_any
+    prob_of = prob_of_near if near else far
 
     @verb
     def pair(products, held, options, scale, bases, where):

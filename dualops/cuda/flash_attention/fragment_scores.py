@@ -209,14 +209,14 @@ def fragment_scores(
             if chain.picks:
                 pick(scores, options, seen, where)
 
-    def bends_of(j: int, h: int, near: bool) -> PairBends:
-        return pair_bends(chain, places, j, h, near=near and j in change.near_quads, word=word)
+    def bends_of(j: int, h: int, near: bool, *, skips: bool) -> PairBends:
+        return pair_bends(chain, places, j, h, near=near and j in change.near_quads, skips=skips, word=word)
 
     def pair(j: int, h: int, near: bool) -> PairProbabilities:
-        return pair_probabilities(chain, bends_of(j, h, near))
+        return pair_probabilities(chain, bends_of(j, h, near, skips=False))
 
     def bent_pair(j: int, h: int, near: bool) -> Callable[..., None]:
-        own = bends_of(j, h, near)
+        own = bends_of(j, h, near, skips=True)
 
         @verb
         def bend_pair(both, options, factors, where):

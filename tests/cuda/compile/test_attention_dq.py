@@ -32,7 +32,7 @@ CASES: list[Any] = [
     (96, 128, 128, ("score_mod", "mask_mod"), "vectors"),
     (80, 128, 128, ("dropout_p",), "boxes"),
     (64, 128, 128, ("dropout_p", "softcap", "causal"), "vectors"),
-    (64, 128, 128, tuple(EVERYTHING), "boxes"),
+    (48, 128, 128, tuple(EVERYTHING), "boxes"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_each_config(keys, D, Dv, options, stored):
     [
         (128, 64, ("bias",)),
         (128, 128, ("bias",)),
-        (96, 128, ("bias", "softcap", "causal")),
+        (80, 128, ("bias", "softcap", "causal")),
     ],
 )
 def test_a_bias_in_boxes(keys, width, options):

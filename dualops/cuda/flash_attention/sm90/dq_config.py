@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..bias_tiles import bias_operand
-from .config import BLOCK_MASK, LIGHT_OPTIONS, parts_width
+from .config import BLOCK_MASK, LIGHT_OPTIONS, are_many, parts_width
 
 
 class DqTiles(NamedTuple):
@@ -75,13 +75,15 @@ class DqConfig:
 
 
 MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
-KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE = 80, 64
+KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
 KEYS_BESIDE_BOXES_AND_MORE = 80
 
 
 def keys_beside(heavy: Sequence[str]) -> int:
     """Keys of a tile that registers are left for beside these options and 128 columns of dq."""
     if "dropout" in heavy:
+        if are_many(heavy):
+            return KEYS_BESIDE_DROPOUT_AND_MANY
         return KEYS_BESIDE_DROPOUT if len(heavy) == 1 else KEYS_BESIDE_DROPOUT_AND_MORE
     if len(heavy) > 1:
         return KEYS_BESIDE_SOME
