@@ -176,7 +176,12 @@ def _norm_rings() -> Iterator[Problem]:
         "two warps a row": ("layer_norm", "float32", NormRing(64, 1, 2, stages=2), 0),
         "a cluster a row": ("layer_norm", "float64", NormRing(64, 1, 1, stages=3, cluster=2, w_shared=True), 0),
         # the second row's warps are in two warpgroups, one of which may lag, so that two rows must not share a barrier
-        "three warps a row, overlapping": ("layer_norm", "float64", NormRing(96, 1, 2, stages=3, overlap=True), 0),
+        "three warps a row, overlapping": (
+            "layer_norm",
+            "float64",
+            NormRing(96, 1, 2, 3, w_shared=True, overlap=True),
+            0,
+        ),
         "a cluster a row, overlapping": ("rms_norm", "float64", NormRing(64, 1, 1, 3, cluster=2, overlap=True), 0),
     }
     for (name, (operator, dtype, config, shorter)), backward in product(configs.items(), DIRECTIONS):

@@ -25,14 +25,15 @@ OTHERS = [problem for problem in OTHERS if not problem.kernel.startswith(SECONDS
 
 @cache
 def kernels() -> dict[str, set[tuple[str, str]]]:
-    """The steps of every kernel that a case is simulated or compiled with."""
+    """The steps of every kernel that a case is simulated or compiled with, on the simulator's GPU and on Hopper."""
     found: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for name, spec in OPERATORS.items():
         for case in {case.id: case for tag in (Tag.SIM, Tag.COMPILE) for case in spec.tagged(tag)}.values():
             for operation in OPERATIONS[name]:
                 if case.backward or not operation.backward:
-                    for step in every_step(operation, case, device.current()):
-                        found[step.kernel.name] |= steps(step.kernel.function)
+                    for gpu in (device.current(), device.known("sm_90a")):
+                        for step in every_step(operation, case, gpu):
+                            found[step.kernel.name] |= steps(step.kernel.function)
     return found
 
 
