@@ -49,7 +49,8 @@ demo: $(call ready,base) $(if $(GPU),$(call ready,gpu))
 # processes side by side on two cores; what each says comes when it is done. With a thread each: NumPy's and torch's own
 # would wait for one another
 side_by_side := OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target
-# in this order neither core is left alone at the end: they take 180, 160, 115, 210 and 80 s of a fast core, twice that of another
+# in this order neither core is left alone at the end: they take 180, 160, 115, 210 and 80 s of a fast core, up to twice as
+# much of another
 test: $(call ready,test)
 	$(side_by_side) test-simulator test-compile test-torch test-cpu test-cases
 
