@@ -50,8 +50,8 @@ from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
     hidden as retention_hidden,
+    met_chunks as retention_met_chunks,
     met_pairs as retention_met_pairs,
-    met_states as retention_met_states,
     wide as retention_wide,
 )
 from dualops.cuda.softmax import (
@@ -349,7 +349,7 @@ def _retention() -> Iterator[Problem]:
     states = {"initial_state": (1, 1, 72, 72)}
     case = Case("dlog_decay", "bfloat16", shapes | states, {"return_state": True})
     for kernel, module in (
-        ("retention_met_sm90", retention_met_states),
+        ("retention_met_sm90", retention_met_chunks),
         ("retention_step_gradient_sm90", retention_met_pairs),
     ):
         roles_of = (module, {"roles": _roles_of_any_registers})

@@ -119,7 +119,7 @@ def backward_passes(
     normed, variant = OF_COLUMNS * signed, variant_of(p)
     gamma, ends, mask = _common(p)
 
-    forth = States(_transposed(initial), initial_norm=norm)
+    forth = States(transposed(initial), initial_norm=norm)
     call = _call(p, chunk, forth)._replace(D=p.Dv, Dv=p.D, row_weighted=weighted, row_term=signed, normed=normed)
     rows = {name: by_token(extra, name, is_varlen(p)) for name in ("weights", "terms")} | _steps(p)
     pass_dq = Pass(dq, do, v, k, variant, call, forth, gamma, ends, mask, **rows)
@@ -130,7 +130,7 @@ def backward_passes(
     call = call._replace(kept_scale=p.scale, state_scale=1.0, column_weighted=weighted)
     pass_dv = Pass(dv, k, q, do, variant, call, back, gamma, ends, mask, **rows)
 
-    back = States(_transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
+    back = States(transposed(dstate), initial_norm=dnorm, final_norm=dinitial_norm)
     first = _call(p, chunk, back).first_chunk
     call = call._replace(D=p.Dv, Dv=p.D, first_chunk=first, column_term=signed, normed=normed)
     pass_dk = Pass(dk, v, do, q, variant, call, back, gamma, ends, mask, **rows)
@@ -187,7 +187,8 @@ def _call(problem: Problem, chunk: int, states: States) -> Call:
     )
 
 
-def _transposed(state: Strided) -> Strided:
+def transposed(state: Strided) -> Strided:
+    """A state [B, H, D, Dv] as one [B, H, Dv, D]."""
     b, h, d, v = state.strides
     return state._replace(strides=(b, h, v, d))
 

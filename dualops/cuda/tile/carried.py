@@ -102,9 +102,9 @@ class Carried(Namespace):
     number_in: Callable[..., Any]  # (smem, first, line, column): of the tile that begins at this byte
 
 
-def carried(tile: Operand, at: int) -> Carried:
-    """For a tile of bfloat16 at this byte, 64 lines of each warpgroup."""
-    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX), tile.width // BOX, tile.box, BOX // 2
+def carried(tile: Operand, at: int, *, anew: bool = False) -> Carried:
+    """For a tile of bfloat16 at this byte, 64 lines of each warpgroup. anew: as `put_matrices` has it."""
+    put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, anew=anew), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
         @verb

@@ -65,19 +65,22 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 
 
 @cache
-def box_output(dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0) -> BoxOutput:
+def box_output(
+    dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, anew: bool = False
+) -> BoxOutput:
     """For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
 
     others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. beside: of so many
     warpgroups the places of a number lie one behind the other, as in boxes of all their rows; else all of a warpgroup.
     There `store_all` alone stores; nobody acquires a place, and what is stored before `finish` is one group of copies.
+    anew: of 16 bits, as `put_matrices` has it.
     Raises ValueError for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
     if columns % along or along % 16:
         raise ValueError(f"{columns} columns, expected whole boxes of {along} columns")
-    put_pairs = partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along)
+    put_pairs = partial(_put_pairs, along) if dtype == "float32" else partial(put_matrices, dtype, along, anew=anew)
     put, copy = put_pairs(), _copy_out(others)
     span, parts, size = itemsize * along, columns // along, along // 2
     box_bytes, most_pending = ROWS * span, places - 1

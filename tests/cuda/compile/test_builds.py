@@ -36,7 +36,7 @@ LEFT_TO_CHECK = {
         *("flash_attention.sm90.dkv.build_dkv", "flash_attention.sm90.dq.build_dq"),
         *("flash_attention.sm90.dkv_apart.build_dkv_apart", "flash_attention.sm90.fused.build_fused"),
         *("retention.sm90.chunks.build_chunks", "retention.sm90.wide.build_wide"),
-        *("retention.sm90.met_states.build_met_states", "retention.sm90.met_pairs.build_met_pairs"),
+        *("retention.sm90.met_chunks.build_met_chunks", "retention.sm90.met_pairs.build_met_pairs"),
     )
 }
 

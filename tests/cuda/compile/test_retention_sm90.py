@@ -8,8 +8,8 @@ import pytest
 
 from dualops.cuda.retention.sm90.chunks import build_chunks
 from dualops.cuda.retention.sm90.config import SLACK, Sm90Config, Walk, WideConfig
+from dualops.cuda.retention.sm90.met_chunks import build_met_chunks
 from dualops.cuda.retention.sm90.met_pairs import build_met_pairs
-from dualops.cuda.retention.sm90.met_states import build_met_states
 from dualops.cuda.retention.sm90.step_config import StepsConfig
 from dualops.cuda.retention.sm90.wide import build_wide
 from tests.cuda.compile.ptx import sound
@@ -69,16 +69,14 @@ def test_each_wide_variant(D, walk):
     assert report.static_shared <= SLACK and config.shared_bytes(D, 512) + SLACK <= MOST_BYTES
 
 
-@pytest.mark.parametrize("back", [False, True])
-@pytest.mark.parametrize(
-    ("Dv", "walk"),
-    [(64, FORTH), (128, FORTH), (128, replace(FORTH, begins=True)), (128, replace(FORTH, finishes=True, looks=False))],
-    ids=str,
-)
-def test_each_walk_of_a_step_gradient(Dv, walk, back):
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("walk", [replace(FORTH, beside=True), FORTH, replace(BACK, beside=False)], ids=str)
+@pytest.mark.parametrize("width", [64, 128])
+def test_each_walk_of_a_step_gradient(width, walk, begins):
+    """Beside another launch where a sequence is one block's."""
     config = StepsConfig()
-    report = sound(build_met_states(config, Dv, replace(walk, back=back)), ARCH, config.met_tiles(Dv).nbytes)
-    assert report.static_shared <= SLACK and config.met_tiles(Dv).nbytes + SLACK <= MOST_BYTES
+    report = sound(build_met_chunks(config, width, replace(walk, begins=begins)), ARCH, config.met_tiles(width).nbytes)
+    assert report.static_shared <= SLACK and config.met_tiles(width).nbytes + SLACK <= MOST_BYTES
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(64, 64), (64, 128), (128, 64), (128, 128)])

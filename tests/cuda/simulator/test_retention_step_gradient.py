@@ -112,13 +112,15 @@ def test_the_same_bits_beside_other_heads_and_in_every_layout():
 
 
 def test_what_a_call_launches():
-    """No kernel of the CUDA cores' but the sums of log_decay's launch, where there are segments."""
-    for S, count in ((300, 6), (16384, 3 * 3 + 1 + 2 * 3 + 1)):
+    """No kernel of the CUDA cores' but the sums of log_decay's launch, where there are segments; dv and dk have one
+    state before each of them.
+    """
+    for S, count in ((300, 4), (16384, 1 + 3 + 3 + 1 + 1)):
         x, logs = np.empty((1, 8, S, 64), ml_dtypes.bfloat16), np.zeros((1, 8, S), np.float32)
         plan = dualops.cuda.plan("retention", x, x, x, do=x, log_decay=logs, backward=True, kernel="sm90")
         names = [step.kernel.identity.partition("(")[0].rpartition(".")[2] for step in plan.steps]
         assert len(names) == count and "build_step_gradient" not in names and "build_met" not in names, names
-        assert names[-1] == "build_met_pairs" and names.count("build_met_states") == (2 if count == 6 else 4)
+        assert names[-1] == "build_met_pairs" and names.count("build_met_chunks") == 2
 
 
 def test_a_step_that_forgets_nearly_all_costs_those_behind_it_no_digits():

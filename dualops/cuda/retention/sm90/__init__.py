@@ -9,9 +9,9 @@ hidden.py      elements of a result that tokens must not reach which are not see
 launches.py    those of a pass
 config.py      tiles
 
-The gradient of log_decay, behind the others:
+The gradient with log_decay:
 
-met_states.py     what tokens have of the states between chunks; kept_states.py: these in memory
+met_chunks.py     dq or dk, and what tokens have of the states between chunks; kept_states.py: these in memory
 met_pairs.py      the pairs of a chunk, and all of it summed up; passed_over.py: along their rows
 step_launches.py  its launches; step_config.py: its tiles
 """
@@ -34,7 +34,7 @@ from ..marks import marks_steps, marks_workspace
 from ..passes import Pass, backward_passes, forward_pass
 from .config import BOX, CHUNK, DTYPE, SLACK, Config, Sm90Config, WideConfig
 from .launches import SEGMENTS, between_segments, is_shared, segment_states, walk_step
-from .step_launches import STEP_SEGMENTS, step_gradient_bytes, step_gradient_steps, step_gradient_workspace
+from .step_launches import step_gradient_bytes, step_gradient_steps, step_gradient_workspace
 
 WIDEST = 128  # D and Dv of `chunks`
 BLOCKS = 128  # for which sequences are cut into segments: on every GPU, so that bits are the same
@@ -91,8 +91,8 @@ def _choices(
     if not p.B * p.H:
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
-    blocks = [int(p.B * p.H * config.slices(*each)) for each in widths]
-    segments = segments_of(p, blocks)
+    blocks, steps_too = [int(p.B * p.H * config.slices(*each)) for each in widths], "dlog_decay" in results
+    segments = segments_of(p, blocks[:1] if steps_too else blocks)  # of one pass after another, or side by side
     if (min(blocks) * segments < LEAST_BLOCKS) != few:
         return
     loaded, stored = _loaded(roles), [names[-1] for names in roles]
@@ -102,10 +102,10 @@ def _choices(
         return
     if any(how_stored(metas, name, False) != "boxes" for name in stored):
         return
-    parts = 3 if "state" in results or "dinitial_state" in results else 1
+    parts = 3 if steps_too or "state" in results or "dinitial_state" in results else 1
     config = replace(config, parts=parts, segments=segments)
     room = max(config.shared_bytes(*each) for each in widths) + SLACK
-    if "dlog_decay" in results:
+    if steps_too:
         room = max(room, step_gradient_bytes(p) + SLACK)
     if room <= device.shared_memory_per_block:
         reason = "few sequences, most of the GPU rests" if few else "enough sequences"
@@ -148,20 +148,13 @@ def _maps(
     }
 
 
-def _of_steps(problem: Problem) -> Sm90Config:
-    """How log_decay's gradient walks: one pass after another, each to fill the GPU alone."""
-    return Sm90Config(segments=segments_of(problem, [int(problem.B * problem.H)]), stepwise=True)
-
-
 def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Config) -> dict[str, ArrayMeta]:
     """The state before each segment; with log_decay its sums for these, and what its gradient needs."""
     p = problem
     made = segment_states(p, config)
-    if "dlog_decay" in results:
-        made |= step_gradient_workspace(p, _of_steps(p))
-    if "log_decay" in p.arrays and any(name in made for name in (SEGMENTS, STEP_SEGMENTS)):
+    if "log_decay" in p.arrays and SEGMENTS in made:
         made |= marks_workspace(p)
-    return made
+    return made | (step_gradient_workspace(p) if "dlog_decay" in results else {})
 
 
 def _steps(
@@ -174,7 +167,10 @@ def _steps(
     p, backward = problem, roles is BACKWARD
     chunk = config.chunk
     passes: Sequence[Pass] = backward_passes(p, results, {}, chunk) if backward else [forward_pass(p, results, chunk)]
-    steps: list[Step] = []
+    sums = "marks" in _workspace(p, results, config)
+    steps = list(marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call)) if sums else []
+    if "dlog_decay" in results:
+        return [*steps, *step_gradient_steps(p, results, config)]
     for each, names in zip(passes, roles, strict=True):
         maps = [f"{name}_map" for name in names]
         if config.segments == 1:
@@ -184,7 +180,4 @@ def _steps(
             adds, between, begins = between_segments(p, each, config)
             steps += [walk_step(p, each, maps, config, adds, looks=False), between]
             steps.append(walk_step(p, each, maps, config, begins))
-    if "dlog_decay" in results:
-        steps += step_gradient_steps(p, results, _of_steps(p))
-    sums = "marks" in _workspace(p, results, config)
-    return [*(marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call) if sums else []), *steps]
+    return steps

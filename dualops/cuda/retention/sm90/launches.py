@@ -26,21 +26,21 @@ def is_shared(meta: ArrayMeta) -> bool:
     return meta.shape[1] > 1 and meta.strides[1] == 0
 
 
-def segment_states(problem: Problem, config: Config, name: str = SEGMENTS) -> dict[str, ArrayMeta]:
+def segment_states(problem: Problem, config: Config) -> dict[str, ArrayMeta]:
     """Room for the state before each segment, where there are several."""
     p = problem
     shape = (p.B * config.segments, p.H, p.D * p.Dv)
-    return {name: workspace(p, shape)} if config.segments > 1 else {}
+    return {SEGMENTS: workspace(p, shape)} if config.segments > 1 else {}
 
 
-def between_segments(problem: Problem, each: Pass, config: Config, name: str = SEGMENTS) -> tuple[States, Step, States]:
+def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[States, Step, States]:
     """Where a first launch leaves what each segment adds to the state; the launch that makes of it the state before
-    each; and where the pass begins from there. name: of the array for them.
+    each; and where the pass begins from there.
     """
     p, call, ends = problem, each.call, each.states
     size = call.D * call.Dv
-    between = Strided(name, (config.segments * p.H * size, size, call.Dv, 1))
-    states = whole(segment_states(p, config, name), name, 3)
+    between = Strided(SEGMENTS, (config.segments * p.H * size, size, call.Dv, 1))
+    states = whole(segment_states(p, config), SEGMENTS, 3)
     known = each.decay, each.ends, call_of(p, each, config)
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
@@ -61,13 +61,17 @@ def walk_step(
     *,
     looks: bool = True,
     beside: bool = False,
+    exact: bool = False,
 ) -> Step:
-    """A launch of the kernel, which begins with a state and leaves one as `states` says."""
+    """A launch of the kernel, which begins with a state and leaves one as `states` says; exact: that, too, where it is
+    no result.
+    """
     p, call, widths = problem, each.call, (int(each.call.D), int(each.call.Dv))
     begins, finishes = bool(states.initial.data), bool(states.final.data)
     walk = Walk(begins, finishes, back=call.direction < 0, beside=beside, looks=looks)
     # one kernel, however many segments there are; keys in parts where what it leaves becomes a result
-    own = replace(config, parts=config.parts if finishes and each.states.final.data else 1, segments=1)
+    in_parts = finishes and (exact or bool(each.states.final.data))
+    own = replace(config, parts=config.parts if in_parts else 1, segments=1)
     segments = config.segments if looks or each.states.final.data else config.segments - 1  # nobody needs the last sum
     decay = each.logs if each.variant.stepwise else each.gamma
     known = decay, call_of(p, each, config), p.H * call.D * call.Dv, segments

@@ -1,4 +1,4 @@
-"""log_decay's gradient from the pairs of a chunk and what `met_states` left, on Hopper's tensor cores.
+"""log_decay's gradient from the pairs of a chunk and what `met_chunks` left, on Hopper's tensor cores.
 
     P_ij = scale * (q_i . k_j) * (do_i . v_j) * what is left of j at i                          j < i of a chunk
     dlog_decay_t = sum_(i >= t) (taken_i + sum_(j < t) P_ij) + sum_(j < t) given_j + both
@@ -52,7 +52,7 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     """retention_step_gradient_sm90(q_map, k_map, do_map, v_map, dlogs, taken, given, both, decay, call, chunks,
     q_apart, k_apart, do_apart, v_apart).
 
-    D, Dv: in whole boxes. decay: log_decay. chunks: of all heads. The last four: as those of `met_states`.
+    D, Dv: in whole boxes. decay: log_decay. chunks: of all heads. The last four: as those of `met_chunks`.
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = step_decay(Dv, tiles.decay_at, False, by_steps=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...tile.column_sums import column_sums_bytes, warp_sums_bytes
 from ...tile.swizzle import Operand
-from .config import CHUNK, CONSUMERS, DECAY_TABLES, KEY_WIDTH
+from .config import BOX, CHUNK, CONSUMERS, DECAY_TABLES, KEY_WIDTH
 
 WARPS = 4 * CONSUMERS  # that multiply
 SUMS, OF_WARPS = column_sums_bytes(CHUNK, WARPS), warp_sums_bytes(WARPS)
@@ -16,10 +16,16 @@ SUMS, OF_WARPS = column_sums_bytes(CHUNK, WARPS), warp_sums_bytes(WARPS)
 class MetTiles(NamedTuple):
     """What lies in shared memory of a walk."""
 
-    x: Operand  # [CHUNK, 128], a stage; K's is the same
-    y: Operand  # [CHUNK, Dv], a stage
-    v: Operand  # where Y lies, too
+    q: Operand  # [CHUNK, 128]
+    k: Operand  # [CHUNK, 128], a stage
+    v: Operand  # [CHUNK, width]
+    y: Operand  # [CHUNK, width]
+    state: Operand  # [128, width]
+    k_at: int
+    v_at: int
     y_at: int
+    state_at: int
+    o_at: int  # [CHUNK, 64]
     sums_at: int
     warps_at: int
     decay_at: int  # the tables of log_decay
@@ -42,23 +48,29 @@ class PairTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsConfig:
-    """stages: of X and Y, then K and V, which a walk reads of a chunk in turns: with three, two are on their way while
-    it reads one. run: chunks that a block of pairs has one after another, so that it loads one while it sums up the one
-    before.
+    """stages: of K, which a walk reads last of a chunk. run: chunks that a block of pairs has one after another, so
+    that it loads one while it sums up the one before.
     """
 
-    stages: int = 3
+    stages: int = 2
     run: int = 4
 
-    def met_tiles(self, Dv: int) -> MetTiles:
-        """For values of this width, in whole boxes."""
-        x, y = Operand(CHUNK, KEY_WIDTH, 2, 128, "k"), Operand(CHUNK, Dv, 2, 128, "k")
-        v = Operand(CHUNK, Dv, 2, 128, "mn")
-        y_at = self.stages * x.nbytes
-        sums_at = y_at + self.stages * y.nbytes
+    def met_tiles(self, width: int) -> MetTiles:
+        """For V, Y and results of this width, in whole boxes."""
+        q, k = (Operand(CHUNK, KEY_WIDTH, 2, 128, "k") for _ in range(2))
+        v, state = (Operand(lines, width, 2, 128, "mn") for lines in (CHUNK, KEY_WIDTH))
+        y = Operand(CHUNK, width, 2, 128, "k")
+        k_at = q.nbytes
+        v_at = k_at + self.stages * k.nbytes
+        y_at = v_at + v.nbytes
+        state_at = y_at + y.nbytes
+        o_at = state_at + state.nbytes
+        sums_at = o_at + 2 * CHUNK * BOX
         warps_at = sums_at + SUMS
         decay_at = warps_at + OF_WARPS
-        return MetTiles(x, y, v, y_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES)
+        return MetTiles(
+            q, k, v, y, state, k_at, v_at, y_at, state_at, o_at, sums_at, warps_at, decay_at, decay_at + DECAY_TABLES
+        )
 
     def pair_tiles(self, D: int, Dv: int) -> PairTiles:
         """The same, and for keys of this width."""
