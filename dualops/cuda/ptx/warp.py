@@ -123,4 +123,4 @@ def bar_sync(number, threads):
 def bar_arrive(number, threads):
     """Count this thread at the block's barrier 1 to 15, for `threads` threads with those that wait, and go on."""
     thread = current()
-    thread.block.named_barrier(number, threads).arrive(thread.scheduler)
+    thread.block.named_barrier(number, threads).pass_by(thread.scheduler)

@@ -45,6 +45,12 @@ class Barrier:
     def wait(self, scheduler: Scheduler) -> None:
         scheduler.wait(self.arrive(scheduler))
 
+    def pass_by(self, scheduler: Scheduler) -> None:
+        """Count the running thread, which goes on. Raises RuntimeError where nobody has waited for all these."""
+        if self.arrived == self.parties - 1 and not self.event.waiters:
+            raise RuntimeError(f"{self.name}: all {self.parties} threads have arrived, and none of them waited")
+        self.arrive(scheduler)
+
 
 class MBarrier:
     """An mbarrier: a phase ends when all arrivals and all expected bytes are in."""

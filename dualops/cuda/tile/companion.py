@@ -8,6 +8,8 @@
                                                 part.leave()
                                                 pipe.release(barriers, i)
 
+It may have more stages than the pipeline, whose stage then tells the producer that this one's is free, too.
+
 Its mbarriers count the producer, the bytes of the copies, and warps that write to the part beside them: each waits
 until the stage is free (`pipe.claim`), writes, and hands it on. They are told to all by the pipeline's `start`.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from ..backend import Namespace, cuda, i32, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
@@ -28,9 +31,9 @@ class Companion(Namespace):
 
     barriers: Callable[..., object]  # () -> full, in shared memory; once in a kernel, by all threads
     init: Callable[..., None]  # (full): by one thread, before the pipeline's `start`
-    expect: Callable[..., None]  # (full, i): by the producer, once the pipeline's stage is free
+    expect: Callable[..., Any]  # (full, i) -> stage: by the producer, once the pipeline's is free
     hand: Callable[..., None]  # (full, i): the lanes of my warp have written their share
-    wait: Callable[..., None]  # (full, i): until all of it is there
+    wait: Callable[..., Any]  # (full, i) -> stage: until all of it is there
     leave: Callable[..., None]  # (): my warp's lanes have read what warps wrote; before the pipeline's release
 
 
@@ -50,7 +53,9 @@ def companion(stages: int, nbytes: int, writers: int = 0) -> Companion:
 
     @verb
     def expect(full, i):
-        mbarrier_arrive_expect_tx(full, i32(u32(i) % STAGES), nbytes)
+        stage = i32(u32(i) % STAGES)
+        mbarrier_arrive_expect_tx(full, stage, nbytes)
+        return stage
 
     @verb
     def hand(full, i):
@@ -60,7 +65,9 @@ def companion(stages: int, nbytes: int, writers: int = 0) -> Companion:
 
     @verb
     def wait(full, i):
-        mbarrier_wait_cta(full, i32(u32(i) % STAGES), u32(i) // STAGES & 1)
+        stage = i32(u32(i) % STAGES)
+        mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
+        return stage
 
     @verb
     def leave():

@@ -70,12 +70,12 @@ def exact_left(b: Operand) -> ExactProduct:
     return _in_parts(b, begin, take, below)
 
 
-def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, among_others: bool = False) -> ExactProduct:
-    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by.
-    among_others: X may have infinite numbers, and registers are few.
+def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, beside: bool = True) -> ExactProduct:
+    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by. X may
+    have infinite numbers. beside: as `_in_parts` has it.
     """
     begin, take = _weighted(x, weight)
-    return _in_parts(y, begin, take, below_any, beside=False) if among_others else _in_parts(y, begin, take, below)
+    return _in_parts(y, begin, take, below_any, beside=beside)
 
 
 class ExactPieces(Namespace):
@@ -107,7 +107,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Exac
                 words[UPPER + at] = packed_parts(one, other)
                 one, other = below_any(one), below_any(other)
                 words[MIDDLE + at] = packed_parts(one, other)
-                words[at] = packed_parts(below_any(one), below_any(other))
+                words[at] = packed_parts(below(one), below(other))
 
     @verb
     def multiply(out, words, smem, y_at):
@@ -148,7 +148,7 @@ def _in_parts(
 ) -> ExactProduct:
     """Verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
     thread's numbers of a step of the left factor; less(number): what is below its upper part. beside: a half is packed
-    beside the products of the other one.
+    beside the products of the other one, which wants twice the registers for words.
     """
     mma, half = register_mma(DTYPE, b), b.steps // HALVES
     of_half = [tuple(range(half * number, half * (number + 1))) for number in range(HALVES)]
@@ -166,7 +166,7 @@ def _in_parts(
                     at, one, other = WORDS * step + word, eight[2 * word], eight[2 * word + 1]
                     one, other = less(one), less(other)
                     words[WORDS * COUNT + at] = packed_parts(one, other)
-                    words[at] = packed_parts(less(one), less(other))
+                    words[at] = packed_parts(below(one), below(other))
             product.add(out, words, smem, b_at, 0 if FIRST == 0 else 1)
 
         return multiply_lower

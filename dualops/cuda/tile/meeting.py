@@ -52,7 +52,7 @@ class Halves(Namespace):
     """The verbs, by all threads of warpgroup 0 or 1, each once a tile, and `hand` once before the first."""
 
     hand: Callable[..., None]  # (warpgroup): my half is there for the products of both
-    take: Callable[..., None]  # (warpgroup): wait until the other's half is there
+    take: Callable[..., None]  # (warpgroup): wait until all of both halves is there
     leave: Callable[..., None]  # (warpgroup): I have read both
     claim: Callable[..., None]  # (warpgroup): wait until the other one has, and write mine
     follow: Callable[..., None]  # (warpgroup): wait, of this tile, until the first has gone ahead
@@ -65,7 +65,7 @@ def halves() -> Halves:
 
     @verb
     def hand(warpgroup):
-        meet_alone(warpgroup)
+        fence_proxy_async()
         bar_arrive(i32(READY + warpgroup), BOTH)
 
     @verb

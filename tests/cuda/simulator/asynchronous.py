@@ -296,6 +296,12 @@ def _arrival_at_a_barrier() -> None:
     with pytest.raises(Deadlock, match=r"32 threads wait for ever: .* at bar\.sync 3"):
         run(never_comes, y, threads=64)
 
+    def nobody_waits(y):
+        bar_arrive(3, 64)
+
+    with pytest.raises(RuntimeError, match=r"bar\.sync 3: all 64 threads have arrived, and none of them waited"):
+        run(nobody_waits, y, threads=64)
+
 
 @of("mbarrier_arrive_cluster")
 def _remote_arrival() -> None:

@@ -103,7 +103,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, Dv, tiles.o_at, Dv // BOX, 2)
     near = near_pairs(tiles.v)
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight)
+    kv = state_sums(tiles.k, tiles.v, config.parts > 1, decays.weight, beside=not walk.looks)
 
     @kernel(
         *[tensor_map] * 4,

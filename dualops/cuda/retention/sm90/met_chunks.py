@@ -72,7 +72,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
     steps, steps_pipe, written = step_tables(tiles.decay_at, walk.back), pipeline(1, 0, WARPS), companion(1, 0)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.y, tiles.y_at, 2)
-    q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, WARPS), pipeline(config.stages, tiles.k.nbytes, WARPS)
+    q_pipe, k_part = pipeline(1, tiles.q.nbytes, WARPS), companion(config.stages, tiles.k.nbytes)
     v_pipe, y_pipe = pipeline(1, tiles.v.nbytes, WARPS), pipeline(1, tiles.y.nbytes, WARPS)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.k), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, fragments = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, width // 2), fragments_of(width)
@@ -80,7 +80,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
     boxes = box_output(DTYPE, width, tiles.o_at, 1, 2, anew=True)  # o is stored in two steps from one place
     near, kept, half = near_pairs(tiles.v), kept_states(width), halves()
     hidden = hidden_elements(carry.number, pv.size, CHUNK, walk.back, decays)
-    kv = state_sums(tiles.k, tiles.v, True, decays.weight)
+    kv = state_sums(tiles.k, tiles.v, True, decays.weight, beside=True)
     state_y, met_q = exact_left(tiles.y), times_transposed(tiles.q)
     sums, of_warps = column_sums(tiles.sums_at, CHUNK, WARPS), warp_sums(tiles.warps_at, WARPS)
     lanes = lane_reductions(f32, 32)
@@ -120,14 +120,14 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
         y_apart,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, k_bars, v_bars = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers()
+        q_bars, k_full, v_bars = q_pipe.barriers(), k_part.barriers(), v_pipe.barriers()
         y_bars, steps_bars = y_pipe.barriers(), steps_pipe.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
-            k_pipe.init(k_bars)
+            k_part.init(k_full)
             v_pipe.init(v_bars)
             y_pipe.init(y_bars)
             steps_pipe.init(steps_bars)
@@ -147,12 +147,12 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                     y_tile.load(smem, stage, y_map, Corner(m0, 0, (i32(h * y_apart), b)), y_bars.full)
                     stage = q_pipe.acquire(q_bars, i)
                     q_tile.load(smem, stage, q_map, Corner(m0, 0, (i32(h * q_apart), b)), q_bars.full)
-                    stage = k_pipe.acquire(k_bars, i)
-                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_bars.full)
+                    stage = k_part.expect(k_full, i)  # two chunks ago all had read it before they gave back Y
+                    k_tile.load(smem, stage, k_map, Corner(m0, 0, (i32(h * k_apart), b)), k_full)
                     stage = v_pipe.acquire(v_bars, i)
                     v_tile.load(smem, stage, v_map, Corner(0, m0, (i32(h * v_apart), b)), v_bars.full)
                     m0 = i32(m0 + STEP)
-                    i = k_pipe.next(i)
+                    i = q_pipe.next(i)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()
                 while i != end:
@@ -161,7 +161,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                     steps.put(tables, own, i32(call.rows - m0))
                     written.hand(steps_bars.full, i)
                     m0 = i32(m0 + STEP)
-                    i = k_pipe.next(i)
+                    i = q_pipe.next(i)
         else:
             role.consume()
             row = i32(ROWS * warpgroup)
@@ -182,20 +182,20 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                 b, h = anew_i32(b), anew_i32(h)  # or where a head's rows begin would be kept from chunk to chunk
                 mine, count = decays.again(mine), min(i32(call.rows - m0), i32(CHUNK))
                 chunk, turn = i32(u32(m0) // u32(CHUNK)), i32(i & u32(1))
+                y_at, q_at = y_tile.at(y_pipe.wait(y_bars, i)), q_tile.at(q_pipe.wait(q_bars, i))
+                half.follow(warpgroup)
+                state_y.multiply(products, state_words, state, smem, y_at)  # products = state @ Y.T
+                y_pipe.release(y_bars, i)
+                k_at, v_at = k_tile.at(k_part.wait(k_full, i)), v_tile.at(v_pipe.stage(i))
+                qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
+                met_q(by_column, products, smem, q_at)  # the sums of my rows of products * Q.T
+                sums.put(smem, turn, by_column)
+                half.go_ahead(warpgroup)
                 at = start(states, b, h, chunk)
                 if walk.back:
                     of_warps.put(smem, turn, lanes.sum(kept.product(states, at, state)))
                 else:
                     kept.put(states, at, state)
-                y_at, q_at = y_tile.at(y_pipe.wait(y_bars, i)), q_tile.at(q_pipe.wait(q_bars, i))
-                half.follow(warpgroup)
-                state_y.multiply(products, state_words, state, smem, y_at)  # products = state @ Y.T
-                y_pipe.release(y_bars, i)
-                met_q(by_column, products, smem, q_at)  # the sums of my rows of products * Q.T
-                sums.put(smem, turn, by_column)
-                half.go_ahead(warpgroup)
-                k_at, v_at = k_tile.at(k_pipe.wait(k_bars, i)), v_tile.at(v_pipe.stage(i))
-                qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
                 qk.wait(scores)
                 steps_pipe.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
@@ -219,16 +219,16 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                     boxes.take(values, o, box)
                     boxes.store(smem, o_map, values, Corner(i32(m0 + row), 0, (h, b)), box, box)
                     box = boxes.next(box)
-                known, fade = (decays.again(mine), count, call.kept_scale), decays.fade(mine, count)
+                known, fade = (mine, count, call.kept_scale), decays.fade(mine, count)
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state = fade * state + (decayed K).T @ V
-                k_pipe.release(k_bars, i)
                 v_pipe.release(v_bars, i)
                 half.claim(warpgroup)
                 carry.put(smem, state)
                 half.hand(warpgroup)
                 if warpgroup == 1:  # the sums of both are there
                     token = i32(anew_i32(i32(cuda.threadIdx.x)) - 128)
-                    there = i32(u32(before) // u32(CHUNK) + i) >= call.first_chunk  # a state before it
+                    walked = i32(last(call.rows) - m0) if walk.back else m0  # tokens before it
+                    there = i32(u32(walked) // u32(CHUNK)) >= call.first_chunk  # a state before it
                     if token < count:
                         total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
                         met.data[start(met, b, h, m0 + token)] = total if there else num.zero
@@ -238,7 +238,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                 written.leave()
                 steps_pipe.release(steps_bars, i)
                 m0 = i32(m0 + STEP)
-                i = k_pipe.next(i)
+                i = q_pipe.next(i)
             boxes.finish()
         if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
             wait_for_grid_before()

@@ -33,9 +33,11 @@ class StateSums(Namespace):
     add: Callable[..., None]
 
 
-def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
-    """weight(args, token): what a token of the chunk is multiplied by."""
-    return _as_a_result(k, v, weight) if exact else _rounded(weighted_sums(k, v, weight))
+def state_sums(
+    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, beside: bool = False
+) -> StateSums:
+    """weight(args, token): what a token of the chunk is multiplied by. beside: as `exact_products` has it."""
+    return _as_a_result(k, v, weight, beside) if exact else _rounded(weighted_sums(k, v, weight))
 
 
 def state_of_values(v: Operand, k: Operand, exact: bool, weight: Callable[..., Any]) -> StateSums:
@@ -69,8 +71,8 @@ def fade_in_add(state, by):
     """Nothing: `add` multiplies each number and adds to it at once."""
 
 
-def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any]) -> StateSums:
-    sums = exact_sums(k, v, weight, among_others=True)
+def _as_a_result(k: Operand, v: Operand, weight: Callable[..., Any], beside: bool) -> StateSums:
+    sums = exact_sums(k, v, weight, beside=beside)
 
     @verb
     def room():
