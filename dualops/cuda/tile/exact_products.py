@@ -10,7 +10,7 @@ sum of many products; threads, which round to the nearest, add what is to be add
 others are multiplied, half of the steps after the other.
 
 Element e of a thread's accumulators is element e of what it has of a left factor (`fragment`), so that parts are packed
-where they are. Of an infinite number NaN comes, but where sums are asked for that may have one.
+where they are. Of an infinite accumulator NaN comes; an infinite number of X is its own upper part.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def exact_left(b: Operand) -> ExactProduct:
 
 
 def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, beside: bool = True) -> ExactProduct:
-    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by. X may
-    have infinite numbers. beside: as `_in_parts` has it.
+    """`left` is X's place, and what weight(args, token) is told: a verb, what a token of the tile is multiplied by. X
+    may have infinite numbers. beside: as `_in_parts` has it.
     """
     begin, take = _weighted(x, weight)
     return _in_parts(y, begin, take, below_any, beside=beside)

@@ -7,10 +7,10 @@ A block walks one sequence of one head, or a segment of it, as `chunks` does, an
 is what is left from the state to a token. One warp loads, one makes the tables of log_decay (`step_tables`).
 
     for each chunk, by the threads that multiply:
-    1  forth the state goes to memory, as threads hold it; back it is met there: both_c = fade * sum of S_c * dS_c
-    2  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`tile.exact_left`)
-    3  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`tile.column_sums`)
-    4  o, as steps 2 to 4 of `chunks`
+    1  met [64, 128] = state @ Y.T                          the state in three parts of bfloat16 (`tile.exact_left`)
+    2  met *= Q.T;  its columns' sums, of all 128 rows, are the tokens' (`tile.column_sums`)
+    3  forth the state goes to memory, as threads hold it; back it is met there: both_c = fade * sum of S_c * dS_c
+    4  o, as steps 2 to 4 of `chunks`, whose scores are made beside 2 and 3
     5  state = fade * state + (decayed K).T @ V             the decayed keys in three parts (`state_sums`)
     6  state, rounded, to shared memory, for the next o; and the tokens' sums to memory
 
@@ -18,7 +18,8 @@ taken, given and both are as exact as float32 arithmetic. o's own products, whos
 them: from dq and dk, before they are rounded, dlog_decay would be 600 to 1100 times as far off as the rule of accuracy
 allows (emulated), and of two parts it would be up to 1.5 times.
 
-Y, Q and K of the next chunk are loaded beside what follows them in this one, V while the next scores are made. Shared
+The second warpgroup stays behind the first (`tile.meeting`), which multiplies while that one does arithmetic. Y, Q and
+K of the next chunk are loaded beside what follows them in this one, V while the next scores are made. Shared
 memory: `StepsConfig.met_tiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB of width = 128, 8 KiB of
 sums and 2 KiB of tables. Registers: width / 2 of the state, beside it 64 of one product, and up to 64 words of a left
 factor; who loads, or makes tables, has 24.

@@ -33,9 +33,7 @@ class StateSums(Namespace):
     add: Callable[..., None]
 
 
-def state_sums(
-    k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, beside: bool = False
-) -> StateSums:
+def state_sums(k: Operand, v: Operand, exact: bool, weight: Callable[..., Any], *, beside: bool = False) -> StateSums:
     """weight(args, token): what a token of the chunk is multiplied by. beside: as `exact_products` has it."""
     return _as_a_result(k, v, weight, beside) if exact else _rounded(weighted_sums(k, v, weight))
 

@@ -48,8 +48,9 @@ class PairTiles(NamedTuple):
 
 @dataclass(frozen=True)
 class StepsConfig:
-    """stages: of K, which a walk reads last of a chunk. run: chunks that a block of pairs has one after another, so
-    that it loads one while it sums up the one before.
+    """stages: of K, which a walk reads last of a chunk; two or more, so that a stage is free when Y of the chunk before
+    is given back. run: chunks that a block of pairs has one after another, so that it loads one while it sums up the
+    one before.
     """
 
     stages: int = 2
