@@ -50,7 +50,7 @@ HARMLESS = {
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
     r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
     r"retention_sm90 (pipeline\.release#1|log_decay.*: (pipeline\.release#2|companion\.hand))|"
-    r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#2|"
+    r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#[1-4]|"
     r"companion\.hand))|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
     r"handover\.(free|hand)))): i \+ 1|softmax_cluster_rows _parts_in_cluster\.init > mbarrier_init: one mbarrier for "
     "all": "there is one stage, or one place, found by any number; or one row, which has the first of two mbarriers",

@@ -21,8 +21,8 @@ allows (emulated), and of two parts it would be up to 1.5 times.
 The second warpgroup stays behind the first (`tile.meeting`), which multiplies while that one does arithmetic. Y, Q and
 K of the next chunk are loaded beside what follows them in this one, V while the next scores are made. Shared
 memory: `StepsConfig.met_tiles`, 2 * 128 * (128 * (1 + stages) + 3 * width + 64) bytes, 208 KiB of width = 128, 8 KiB of
-sums and 2 KiB of tables. Registers: width / 2 of the state, beside it 64 of one product, and up to 64 words of a left
-factor; who loads, or makes tables, has 24.
+sums and 2 KiB of tables. Registers: width / 2 of the state, beside it 64 of one product and 64 words of a left factor,
+or 64 of two; who loads, or makes tables, has 24 of width = 128.
 """
 
 from __future__ import annotations
