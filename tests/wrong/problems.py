@@ -312,7 +312,7 @@ def _attention_dbias() -> Iterator[Problem]:
         ("keys stay", (6, 3), (20, 40), (20, 40), 3, True, {}),
         ("queries stay", (4, 4), (100, 40), (100, 1), 6, False, {"causal": True}),
     ):
-        config = DbiasConfig(1, 16, 2, beside)
+        config = DbiasConfig(1, 16, 3, beside)
         chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
