@@ -12,7 +12,8 @@ HARMLESS = {
     "last read and the release",
     r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
     r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
+    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2|dbias_sm90 keys stay: warpgroup_mma\.start > "
+    r"warpgroup_mma\.issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started "
     "just before it, behind a fence of its own, and no register was touched in between",
     r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 companion\.leave > bar_warp_sync|"

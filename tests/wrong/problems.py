@@ -308,12 +308,12 @@ def _attention_dbias() -> Iterator[Problem]:
     """In pieces: keys that stay for two of three heads; queries that stay for three tiles of keys,
     or one where a mask hides the others. What stays is waited for where it does not, and what passes where it does.
     """
-    config = DbiasConfig(1, 16, late_stages=2)
-    chosen = (attention_dbias_launch, {"dbias_configs": lambda *_: iter([(config, "alone")])})
-    for name, (H, Hkv), (Sq, Sk), bias, least, params in (
-        ("keys stay", (6, 3), (20, 40), (20, 40), 3, {}),
-        ("queries stay", (4, 4), (100, 40), (100, 1), 6, {"causal": True}),
+    for name, (H, Hkv), (Sq, Sk), bias, least, beside, params in (
+        ("keys stay", (6, 3), (20, 40), (20, 40), 3, True, {}),
+        ("queries stay", (4, 4), (100, 40), (100, 1), 6, False, {"causal": True}),
     ):
+        config = DbiasConfig(1, 16, 3, beside)
+        chosen = (attention_dbias_launch, {"dbias_configs": lambda *_, config=config: iter([(config, "alone")])})
         shapes = {"q": (1, H, Sq, 64), "k": (1, Hkv, Sk, 64), "v": (1, Hkv, Sk, 64), "bias": bias}
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (chosen, (attention_bias_walk, {"LEAST_VISITS": least}), TWO_KERNELS, *NONE_ANEW)

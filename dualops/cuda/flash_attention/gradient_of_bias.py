@@ -9,9 +9,11 @@ there: 0 * NaN is NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from ..backend import Namespace, f32, verb
+from ..backend import Namespace, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
+from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import ROWS
 from ..tile.unrolled import one_after_another
 from .fragment_places import my_row
@@ -22,17 +24,20 @@ class GradientOfBias(Namespace):
 
     clear: Callable[..., None]  # (totals)
     bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
-    # (scores, where, base): finished scores become P, or MASKED where a mask is and beyond the last query
+    # (scores, where) -> whether all of a warp's finished scores count: no mask is there, and nothing beyond the last query
+    all_count: Callable[..., Any]
+    # (scores, where, base, all_count): finished scores become P, or MASKED where they do not count
     probabilities: Callable[..., None]
-    add: Callable[..., None]  # (totals, probs, d_probs, delta)
+    add: Callable[..., None]  # (totals, probs, d_probs, delta, all_count)
 
 
 MASKED = -1  # instead of P
+GREATEST = 3.4028234663852886e38  # finite float32
 
 
 def gradient_of_bias(size: int) -> GradientOfBias:
     """For so many scores of a thread."""
-    num, LOG2, quads, NOT_THERE = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED)
+    num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
 
     @verb
     def clear(totals):
@@ -43,6 +48,29 @@ def gradient_of_bias(size: int) -> GradientOfBias:
     def bases(base, lse):
         for h in range(ROWS):
             base[h] = num.base(lse[h]) * LOG2
+
+    @verb
+    def all_count(scores, where):
+        """Asked of sums of products of two, which are infinite, or NaN, where a score is."""
+        upper, lower = num.zero, num.zero
+        for j in range(quads):
+            upper += scores[4 * j] * scores[4 * j + 1]
+            lower += scores[4 * j + 2] * scores[4 * j + 3]
+        finite = (abs(upper) <= MOST) & (abs(lower) <= MOST)
+        there = where.m0 + my_row() + 8 < where.Sq
+        return not vote_any(i32(not (finite & there)), FULL_WARP)
+
+    @verb
+    def exponentials(scores, base):
+        for j in range(quads):
+            for e in range(4):
+                scores[4 * j + e] = num.exp2(scores[4 * j + e] * LOG2 - base[e // 2])
+
+    @verb
+    def add_all(totals, probs, d_probs, delta):
+        for j in range(quads):
+            for e in range(4):
+                totals[4 * j + e] += probs[4 * j + e] * (d_probs[4 * j + e] - delta[e // 2])
 
     def probabilities_of(h: int) -> Callable[..., None]:
         @verb
@@ -70,8 +98,19 @@ def gradient_of_bias(size: int) -> GradientOfBias:
     both_rows = one_after_another([probabilities_of(h) for h in range(ROWS)])
 
     @verb
-    def probabilities(scores, where, base):
-        both_rows(scores, where, base, 0)
+    def probabilities(scores, where, base, all_count):
+        if all_count:
+            exponentials(scores, base)
+        else:
+            both_rows(scores, where, base, 0)
 
-    add = one_after_another([added_of(h) for h in range(ROWS)])
-    return GradientOfBias(clear=clear, bases=bases, probabilities=probabilities, add=add)
+    add_counted = one_after_another([added_of(h) for h in range(ROWS)])
+
+    @verb
+    def add(totals, probs, d_probs, delta, all_count):
+        if all_count:
+            add_all(totals, probs, d_probs, delta)
+        else:
+            add_counted(totals, probs, d_probs, delta)
+
+    return GradientOfBias(clear=clear, bases=bases, all_count=all_count, probabilities=probabilities, add=add)

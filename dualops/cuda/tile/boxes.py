@@ -88,8 +88,9 @@ def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
     return tile.lines // sharing.blocks, tile.span // tile.itemsize
 
 
-def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE) -> BoxTile:
-    """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two.
+def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> BoxTile:
+    """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two; room:
+    bytes of a stage, if they are more than the tile's.
 
     Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern
     of 8.
@@ -100,7 +101,7 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE) -> B
         raise ValueError(f"a tile of {tile.lines} lines, expected {told}")
     shared = sharing.blocks > 1
     start, k_major = _start(others, shared), tile.major == "k"
-    boxes, stage_bytes, box_bytes, part_bytes = tile.width // along, tile.nbytes, tile.box, lines * tile.span
+    boxes, box_bytes, part_bytes, stage_bytes = tile.width // along, tile.box, lines * tile.span, room or tile.nbytes
 
     @verb
     def begin(stage):
@@ -119,7 +120,7 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE) -> B
             place, column = i32(to + box * box_bytes), i32(first + box * along)
             start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, blocks)
 
-    return BoxTile(nbytes=stage_bytes, at=begin, load=load)
+    return BoxTile(nbytes=tile.nbytes, at=begin, load=load)
 
 
 def _start(others: int, shared: bool) -> Callable[..., None]:

@@ -18,11 +18,13 @@ from tests.cuda.compile.ptx import sound
 ARCH = "sm_90a"
 DENSE, ONE_ROW = Broadcast(row=False, column=False), Broadcast(row=True, column=False)
 ONE_COLUMN, SCALAR = Broadcast(row=False, column=True), Broadcast(row=True, column=True)
-# keys of a tile, whatever options there are: dP takes its registers when options have given theirs back
+# keys of a tile, whatever options there are: beside many dP takes its registers when these have given theirs back
 CASES: list[Any] = [
     (128, 64, 64, (), DENSE, "float16"),
     (128, 128, 128, (), DENSE, "bfloat16"),
-    (128, 128, 128, ("causal",), ONE_ROW, "bfloat16"),
+    (128, 128, 128, ("softcap", "causal"), DENSE, "bfloat16"),
+    (128, 128, 128, ("alibi_slopes", "sinks"), DENSE, "bfloat16"),
+    (128, 128, 128, ("key_padding_mask", "causal"), ONE_ROW, "bfloat16"),
     (128, 128, 128, (), ONE_COLUMN, "bfloat16"),
     (128, 128, 128, ("causal",), SCALAR, "bfloat16"),
     (128, 128, 128, ("dropout_p",), DENSE, "bfloat16"),
@@ -36,7 +38,7 @@ CASES: list[Any] = [
 def test_each_config(keys, D, Dv, options, one, dtype):
     found = variant_of(D, Dv, *{"bias": True, **dict.fromkeys(options)}, dtype=dtype)
     D, Dv = padded(D), padded(Dv)
-    config, _ = next(dbias_configs(D, Dv, MOST_BYTES))
+    config, _ = next(dbias_configs(D, Dv, MOST_BYTES, [option.name for option, _ in found.having.variants]))
     assert config.block_kv == keys
     build = build_dbias(config, found, one, dtype if one == DENSE else "float32", one == DENSE)
     report = sound(build, ARCH, config.shared_bytes(D, Dv))
@@ -45,7 +47,7 @@ def test_each_config(keys, D, Dv, options, one, dtype):
 
 def test_parts_of_a_dense_bias():
     found = variant_of(64, 64, "bias", dtype="float16")
-    config, _ = next(dbias_configs(64, 64, MOST_BYTES))
+    config, _ = next(dbias_configs(64, 64, MOST_BYTES, ["bias"]))
     sound(build_dbias(config, found, DENSE, "float32", True), ARCH, config.shared_bytes(64, 64))
 
 

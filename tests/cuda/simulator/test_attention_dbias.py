@@ -24,8 +24,8 @@ from tests.cuda.simulator.attention import FLOOR, named, numbers, widened
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 PLACE = 3  # of dbias among what is returned
 SMALL = DbiasConfig(1, 16)
-ONE_STAGE = DbiasConfig(1, 32, stages=1)
-TWO_WARPGROUPS = DbiasConfig(2, 16, late_stages=2)
+TWO_STAGES = DbiasConfig(1, 32, stages=2)
+TWO_WARPGROUPS = DbiasConfig(2, 16, stages=4, beside=True)
 
 
 def _alone(problem: Any, results: Any, configs: Any) -> list[Any]:
@@ -82,7 +82,7 @@ def test_each_axis_may_be_broadcast(shape, order):
         checked(arrays_for(2, 2, 1, 70, 40), bias=numbers(*shape, seed=9))
 
 
-@pytest.mark.parametrize("config", [ONE_STAGE, TWO_WARPGROUPS], ids=str)
+@pytest.mark.parametrize("config", [TWO_STAGES, TWO_WARPGROUPS], ids=str)
 @pytest.mark.parametrize("shape", [(130, 50), (3, 1, 1), (130, 1), (3, 1, 50)])
 def test_each_config_under_a_causal_mask(shape, config):
     """Tiles that are hidden as a whole lie before, between and after those that are not."""
@@ -161,7 +161,7 @@ def test_rows_that_see_nothing_have_no_part_whatever_they_hold():
 
 
 def test_many_heads_are_added_within_the_rule():
-    with served(DbiasConfig(1, 16, stages=1)):
+    with served(DbiasConfig(1, 16, stages=2)):
         checked(arrays_for(2, 64, 1, 8, 16, 8, 8), bias=numbers(8, 16, seed=9))
 
 
@@ -206,7 +206,7 @@ def test_pieces_follow_from_lengths():
 def test_tiles_fit_into_shared_memory():
     room = 226 * 1024
     for D in (64, 128, 192, 256):
-        config, _ = next(dbias_configs(D, D, room))
+        config, _ = next(dbias_configs(D, D, room, ["bias"]))
         assert config.shared_bytes(D, D) + config.words_bytes <= room
 
 

@@ -50,11 +50,13 @@ class Part(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A tile of scores; v is its number, the part's end after the last."""
+    """A tile of scores; v is its number, the part's end after the last; h is the number `member` of h_kv's group."""
 
     v: Any
     b: Any
     h: Any
+    h_kv: Any
+    member: Any
     m0: Any
     n0: Any
     Sq: Any
@@ -70,7 +72,7 @@ class BiasWalk(Namespace):
     part: Callable[..., Part]  # (number, extent)
     first: Callable[..., Visit]  # (part, extent, offset, options)
     after: Callable[..., Visit]  # (visit, part, extent, offset, options)
-    kept: Callable[..., Any]  # (visit, extent) -> of visits that follow one another: the same where what stays is
+    stays: Callable[..., Any]  # (visit, following) -> whether what may stay does, until that visit
 
 
 class Broadcast(NamedTuple):
@@ -141,7 +143,7 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
     @verb
     def step(visit, part, extent):
         """To the next number, whether it is seen or not."""
-        b, h, m0, n0 = visit.b, visit.h, visit.m0, visit.n0
+        b, h, h_kv, member, m0, n0 = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
         if ONE_COLUMN:
             n0 = i32(n0 + block_kv)
         if not ONE_COLUMN or n0 >= extent.Sk:
@@ -150,11 +152,15 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
                 m0 = i32(m0 + block_q)
             if not ONE_ROW or m0 >= extent.Sq:
                 m0 = part.m0
-                h = i32(h + 1)
-                if extent.H_bias > 1 or h == extent.H:
-                    h = part.h
+                if extent.H_bias > 1:
                     b = i32(b + 1)
-        return Visit(i32(visit.v + 1), b, h, m0, n0, visit.Sq, visit.q_first)
+                else:
+                    h, member = i32(h + 1), i32(member + 1)
+                    if member == extent.group:
+                        h_kv, member = i32(h_kv + 1), i32(0)
+                    if h == extent.H:
+                        b, h, h_kv = i32(b + 1), i32(0), i32(0)
+        return Visit(i32(visit.v + 1), b, h, h_kv, member, m0, n0, visit.Sq, visit.q_first)
 
     @verb
     def from_here(visit, part, extent, offset, options):
@@ -164,7 +170,8 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
                 if WALKS:
                     visit = step(visit, part, extent)
                 else:  # all the others are hidden, too
-                    visit = Visit(part.end, visit.b, visit.h, visit.m0, visit.n0, visit.Sq, visit.q_first)
+                    at = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
+                    visit = Visit(part.end, *at, visit.Sq, visit.q_first)
         return visit
 
     @verb
@@ -178,7 +185,8 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
             rest = u32(rest // tiles(extent.Sq, block_q))
         heads = u32(extent.H if extent.H_bias == 1 else 1)
         b, h = i32(part.b + i32(rest // heads)), i32(part.h + i32(rest % heads))
-        visit = Visit(part.first, b, h, m0, n0, extent.Sq, i32(0))
+        h_kv, member = i32(u32(h) // u32(extent.group)), i32(u32(h) % u32(extent.group))
+        visit = Visit(part.first, b, h, h_kv, member, m0, n0, extent.Sq, i32(0))
         return from_here(visit, part, extent, offset, options)
 
     @verb
@@ -186,11 +194,10 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
         return from_here(step(visit, part, extent), part, extent, offset, options)
 
     @verb
-    def kept(visit, extent):
-        head = i32(visit.b * extent.H + visit.h)
+    def stays(visit, following):
         if ONE_COLUMN:
-            return i32(head * i32(tiles(extent.Sq, block_q)) + i32(u32(visit.m0) // u32(block_q)))
-        return i32(u32(head) // u32(extent.group))
+            return (visit.b == following.b) & (visit.h == following.h) & (visit.m0 == following.m0)
+        return (visit.b == following.b) & (visit.h_kv == following.h_kv)
 
     return BiasWalk(
         first_number=first_number,
@@ -199,5 +206,5 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
         part=part,
         first=first,
         after=after,
-        kept=kept,
+        stays=stays,
     )

@@ -36,6 +36,7 @@ from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
+from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, my_warpgroup, warpgroup_mma
 from ...views import strided
 from ..arguments import Variant, size_types, statistic_type
@@ -48,7 +49,7 @@ from ..tiles import Where
 from .bias_walk import BiasExtent, Broadcast, bias_walk
 from .config import padded
 from .dbias_config import DbiasConfig
-from .dbias_loads import Loaded, pair_of_tiles
+from .dbias_loads import Lines, ring_of_lines
 from .dbias_sums import PLACES, bias_sums
 
 
@@ -62,15 +63,16 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     """
     D, Dv, BLOCK_KV = padded(variant.D), padded(variant.Dv), config.block_kv
     chain, role = chain_of(in_words(variant.having), variant.dtype), roles(config.consumers)
-    warps, tiles, stages, late = 4 * config.consumers, config.tiles(D, Dv), config.stages, config.late_stages
+    warps, tiles = 4 * config.consumers, config.tiles(D, Dv)
     ranged = any(option.name == "band" for option, _ in variant.having.variants)
     walk = bias_walk(config.block_q, BLOCK_KV, one, chain, ranged=ranged)
-    q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
-    do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.v, tiles.v_at, 2)
-    q_pipe, k_pipe = (pipeline(stages, tile.nbytes, warps) for tile in (tiles.q, tiles.k))
-    do_pipe, v_pipe = (pipeline(late, tile.nbytes, warps) for tile in (tiles.do, tiles.v))
-    qk_pair = pair_of_tiles(Loaded(q_tile, k_tile, q_pipe, k_pipe), walk, one.column)
-    dov_pair = pair_of_tiles(Loaded(do_tile, v_tile, do_pipe, v_pipe), walk, one.column)
+    turn, BESIDE, ONE_COLUMN = turns(config.consumers if config.beside else 1), config.beside, one.column
+    q_tile, do_tile = (box_tile(tile, 0, 2, room=tiles.query_bytes) for tile in (tiles.q, tiles.do))
+    k_tile, v_tile = (box_tile(tile, tiles.keys_at, 2, room=tiles.key_bytes) for tile in (tiles.k, tiles.v))
+    q_pipe, do_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.q, tiles.do))
+    k_pipe, v_pipe = (pipeline(config.stages, tile.nbytes, warps) for tile in (tiles.k, tiles.v))
+    queries = ring_of_lines(Lines(q_tile, do_tile, q_pipe, do_pipe), walk, of_keys=False, stays=one.column)
+    keys = ring_of_lines(Lines(k_tile, v_tile, k_pipe, v_pipe), walk, of_keys=True, stays=not one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_words(variant, BLOCK_KV, 128 * config.consumers)
     score = fragment_scores(chain, ROWS, BLOCK_KV, word=own.word)
@@ -109,57 +111,75 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
         options,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        qk_bars, dov_bars, words = qk_pair.barriers(), dov_pair.barriers(), own.words()
+        query_bars, key_bars, words = queries.barriers(), keys.barriers(), own.words()
         extent = BiasExtent(B, H, group, Sq, Sk, B_bias, H_bias, Sq_bias, Sk_bias, pieces)
         offset, warpgroup = i32(aligned * (Sk - Sq)), my_warpgroup()
         if cuda.threadIdx.x == 0:
-            qk_pair.init(qk_bars)
-            dov_pair.init(dov_bars)
+            queries.init(query_bars)
+            keys.init(key_bars)
         prefetch_maps((q_map, k_map, do_map, v_map), 1)
         q_pipe.start()
         if warpgroup == config.consumers:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
-                qk_pair.bring(smem, (q_map, k_map), qk_bars, extent, offset, options)
+                queries.bring(smem, (q_map, do_map), query_bars, extent, offset, options)
             elif cuda.threadIdx.x % 128 == 32:
-                dov_pair.bring(smem, (do_map, v_map), dov_bars, extent, offset, options)
+                keys.bring(smem, (k_map, v_map), key_bars, extent, offset, options)
         else:
             role.consume()
             scores, d_probs, totals = qk.fragment(), dov.fragment(), qk.fragment()
-            row_lse, row_base, row_delta = statistics.pair(), statistics.pair(), statistics.pair()
+            row_base, row_delta = statistics.pair(), statistics.pair()
+            next_lse, next_delta = statistics.pair(), statistics.pair()
             i, kept, row = u32(0), u32(0), i32(ROWS * warpgroup)  # fillings of what passes, and of what stays
             number, numbers = walk.first_number(), walk.numbers(extent)
+            turn.begin(warpgroup)
             while number < numbers:
                 part = walk.part(number, extent)
                 i, kept = u32(shfl_idx_i32(i32(i), 0, FULL_WARP)), u32(shfl_idx_i32(i32(kept), 0, FULL_WARP))
                 gradient.clear(totals)
                 visit = walk.first(part, extent, offset, options)
                 if visit.v < part.end:
+                    statistics.read(next_lse, lse, visit, row)
+                    statistics.read(next_delta, delta, visit, row)
                     own.fill(words, options, part.b, part.h, part.m0, part.n0, Sq_bias, Sk_bias)
                 while visit.v < part.end:
+                    of_queries, of_keys = (kept, i) if ONE_COLUMN else (i, kept)
                     where = Where(visit.b, visit.h, i32(visit.m0 + row), visit.n0, Sq, Sk, offset)
-                    statistics.read(row_lse, lse, visit, row)
-                    statistics.read(row_delta, delta, visit, row)
-                    gradient.bases(row_base, row_lse)
-                    q_at, k_at = qk_pair.wait(qk_bars, i, kept)
+                    gradient.bases(row_base, next_lse)
+                    row_delta[0], row_delta[1] = next_delta[0], next_delta[1]
+                    q_at, k_at = queries.first(query_bars, of_queries), keys.first(key_bars, of_keys)
+                    turn.take(warpgroup)
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
+                    if BESIDE:
+                        do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
+                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
+                    turn.give(warpgroup)
                     following = walk.after(visit, part, extent, offset, options)
-                    last = following.v == part.end or walk.kept(following, extent) != walk.kept(visit, extent)
-                    qk.wait(scores)
-                    qk_pair.release(qk_bars, i, kept, last)
+                    last = following.v == part.end or not walk.stays(visit, following)
+                    if following.v < part.end:
+                        statistics.read(next_lse, lse, following, row)
+                        statistics.read(next_delta, delta, following, row)
+                    if BESIDE:
+                        qk.wait_but_one(scores)
+                    else:
+                        qk.wait(scores)
+                    queries.release_first(query_bars, of_queries, last)
+                    keys.release_first(key_bars, of_keys, last)
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
-                    gradient.probabilities(scores, where, row_base)
-                    do_at, v_at = dov_pair.wait(dov_bars, i, kept)
-                    dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
+                    all_count = gradient.all_count(scores, where)
+                    gradient.probabilities(scores, where, row_base, all_count)
+                    if not BESIDE:
+                        do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)
+                        dov.start(d_probs, smem, do_at, v_at, warpgroup)  # dP = dO @ V.T
                     dov.wait(d_probs)
-                    dov_pair.release(dov_bars, i, kept, last)
+                    queries.release_second(query_bars, of_queries, last)
+                    keys.release_second(key_bars, of_keys, last)
                     score.weigh(d_probs, options, where)
-                    gradient.add(totals, scores, d_probs, row_delta)
+                    gradient.add(totals, scores, d_probs, row_delta, all_count)
                     i = q_pipe.next(i)
                     if last:
                         kept = q_pipe.next(kept)
                     visit = following
                 sums.store(to, totals, part, extent)
                 number = walk.next_number(number)
-
     return flash_attention_dbias_sm90

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from ...tile.warpgroup import ROWS
 class DbiasTiles(NamedTuple):
     """What lies in shared memory."""
 
-    q: Operand  # [BLOCK_Q, D], a stage
-    k: Operand  # [BLOCK_KV, D], a stage
-    do: Operand  # [BLOCK_Q, Dv], a late stage
-    v: Operand  # [BLOCK_KV, Dv], a late stage
-    k_at: int
-    do_at: int
-    v_at: int
+    q: Operand  # [BLOCK_Q, D], which has a stage in turns with
+    do: Operand  # [BLOCK_Q, Dv]
+    k: Operand  # [BLOCK_KV, D], likewise
+    v: Operand  # [BLOCK_KV, Dv]
+    query_bytes: int  # of a stage
+    key_bytes: int
+    keys_at: int
     nbytes: int
 
 
@@ -28,15 +28,14 @@ class DbiasTiles(NamedTuple):
 class DbiasConfig:
     """A block has a tile of 64 rows of the bias for each of `consumers` warpgroups, and block_kv columns.
 
-    stages: of Q and K; late_stages: of dO and V. Neither clusters that share what they load nor dP beside the
-    exponentials paid: 1.26 ms of a bias [4, 1, S, S] became 1.48 in clusters of 2 x 2, 1.31 of 2 x 1, and 1.44 (B = 4,
-    H = 16, S = 4096, D = 128; measured, H200, 2026-11-26).
+    stages: of Q and dO, in turns, and as many of K and V, at least 2. beside: dP is made beside the exponentials, and
+    warpgroups take turns to start both products.
     """
 
     consumers: int
     block_kv: int
-    stages: int = 2
-    late_stages: int = 1
+    stages: int = 3
+    beside: bool = False
 
     @property
     def block_q(self) -> int:
@@ -49,12 +48,11 @@ class DbiasConfig:
 
     def tiles(self, D: int, Dv: int) -> DbiasTiles:
         """For heads of these widths, in whole boxes."""
-        q, k = (Operand(lines, D, 2, 128, "k") for lines in (self.block_q, self.block_kv))
-        do, v = (Operand(lines, Dv, 2, 128, "k") for lines in (self.block_q, self.block_kv))
-        k_at = self.stages * q.nbytes
-        do_at = k_at + self.stages * k.nbytes
-        v_at = do_at + self.late_stages * do.nbytes
-        return DbiasTiles(q, k, do, v, k_at, do_at, v_at, v_at + self.late_stages * v.nbytes)
+        q, do = (Operand(self.block_q, width, 2, 128, "k") for width in (D, Dv))
+        k, v = (Operand(self.block_kv, width, 2, 128, "k") for width in (D, Dv))
+        query_bytes, key_bytes = max(q.nbytes, do.nbytes), max(k.nbytes, v.nbytes)
+        keys_at = self.stages * query_bytes
+        return DbiasTiles(q, do, k, v, query_bytes, key_bytes, keys_at, keys_at + self.stages * key_bytes)
 
     @property
     def box_lines(self) -> dict[str, int]:
@@ -66,14 +64,18 @@ class DbiasConfig:
 
 
 MOST_KEYS, LEAST_KEYS = 128, 64
-STAGES = ((2, 2), (2, 1), (1, 1))  # best first
+STAGES = 4, 3, 2  # best first
+# options beside which there are registers for dP beside the exponentials; and those of which there are for one
+SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
 
 
-def dbias_configs(D: int, Dv: int, room: int) -> Iterator[tuple[DbiasConfig, str]]:
+def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, that there is so much shared memory for, best first: large ones,
     as a tile of scores is two products of what L2 has to bring, 4 * (BLOCK_Q + BLOCK_KV) bytes for a column of heads.
     """
-    for block_kv, (stages, late_stages) in product(range(MOST_KEYS, LEAST_KEYS - 1, -16), STAGES):
-        config = DbiasConfig(2, block_kv, stages, late_stages)
+    others = [name for name in options if name not in SERVED]
+    beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
+    for block_kv, stages in product(range(MOST_KEYS, LEAST_KEYS - 1, -16), STAGES):
+        config = DbiasConfig(2, block_kv, stages, beside)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:
             yield config, f"{config.block_q} queries by {config.block_kv} keys"

@@ -14,6 +14,7 @@ from ...maps import Mapped
 from ...step import Step
 from ...views import boxed, by_token
 from ..arguments import sizes, variant
+from ..options import having
 from .bias_walk import Broadcast, pieces_of, visits_of_tile
 from .config import BOX, SLACK, padded
 from .dbias import build_dbias
@@ -31,7 +32,8 @@ def dbias_choice(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     if "dbias" not in results or not results["dbias"].size:
         return None, ""
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK):
+    options = [option.name for option, _ in having(p).variants]
+    for config, reason in dbias_configs(D, Dv, device.shared_memory_per_block - SLACK, options):
         if _visits(p, config) > MOST_VISITS:
             break
         return config, f"; dbias: {reason}"

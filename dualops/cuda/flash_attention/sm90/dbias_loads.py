@@ -1,8 +1,9 @@
-"""What dbias loads: two tiles for each tile of scores, rows of queries and rows of keys, Q and K or dO and V.
+"""What dbias loads: for each tile of scores lines of queries, Q's and dO's, and lines of keys, K's and V's.
 
-Of the two one may stay for the next tile of scores: K and V for other heads of the group and, where the bias has one
-row, for other queries; Q and dO for other keys where it has one column. So of a pair of pipelines one is filled for
-every tile of scores, number i, the other when what stays is another, number `kept`.
+Each kind has a ring of its own, whose fillings are, in turns, of its first array and of its second. One kind may stay
+for the next tile of scores: K and V for other heads of the group and, where the bias has one row, for other queries; Q
+and dO for other keys where it has one column. So of two rings one is filled for every tile of scores, number i, the
+other when what stays is another, number `kept`.
 """
 
 from __future__ import annotations
@@ -12,97 +13,99 @@ from typing import Any, NamedTuple
 
 from ...backend import Namespace, i32, u32, verb
 from ...tile.boxes import BoxTile, Corner
-from ...tile.pipeline import Pipeline
+from ...tile.pipeline import Barriers, Pipeline
 from .bias_walk import BiasWalk
 
 
-class Loaded(NamedTuple):
-    """Tiles of a pair, and their pipelines."""
+class Lines(NamedTuple):
+    """Tiles of both arrays of a ring, and their pipelines, whose barriers are the same."""
 
-    queries: BoxTile
-    keys: BoxTile
-    query_pipe: Pipeline
-    key_pipe: Pipeline
-
-
-class PairBarriers(NamedTuple):
-    """Those of both pipelines."""
-
-    queries: Any
-    keys: Any
+    first: BoxTile
+    second: BoxTile
+    first_pipe: Pipeline
+    second_pipe: Pipeline
 
 
-class PairOfTiles(Namespace):
-    """The verbs."""
+class RingOfLines(Namespace):
+    """The verbs. number: of a pair of fillings."""
 
-    barriers: Callable[..., PairBarriers]  # (): the shared arrays; once in a kernel, by all threads
+    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
     init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
     bring: Callable[..., None]  # (smem, maps, barriers, extent, offset, options): all of a block's; by one thread
-    # (barriers, i, kept) -> where both begin in shared memory, once they are there
-    wait: Callable[..., Any]
-    release: Callable[..., None]  # (barriers, i, kept, last): read by my warp; last: for the last time what stays, too
+    first: Callable[..., Any]  # (barriers, number) -> where the first array's begins in shared memory, once it is there
+    second: Callable[..., Any]  # (barriers, number): the same of the second's
+    # (barriers, number, last): read by my warp; last: for the last time, if they may stay
+    release_first: Callable[..., None]
+    release_second: Callable[..., None]  # (barriers, number, last)
 
 
-def pair_of_tiles(loaded: Loaded, walk: BiasWalk, keeps_queries: bool) -> PairOfTiles:
-    """keeps_queries: what stays is the tile of queries."""
-    queries, keys, query_pipe, key_pipe = loaded
-    stays, passes = (query_pipe, key_pipe) if keeps_queries else (key_pipe, query_pipe)
+def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> RingOfLines:
+    """of_keys: lines are keys; stays: they may stay for the next tile of scores."""
+    first_tile, second_tile, first_pipe, second_pipe = lines
 
     @verb
     def barriers():
-        return PairBarriers(query_pipe.barriers(), key_pipe.barriers())
+        return first_pipe.barriers()
 
     @verb
     def init(barriers):
-        query_pipe.init(barriers.queries)
-        key_pipe.init(barriers.keys)
+        first_pipe.init(barriers)
 
     @verb
-    def load_queries(smem, maps, barriers, visit, extent, filling):
-        stage = query_pipe.acquire(barriers.queries, filling)
-        queries.load(smem, stage, maps[0], Corner(visit.m0, 0, (visit.h, visit.b)), barriers.queries.full)
+    def corner(visit):
+        if of_keys:
+            return Corner(visit.n0, 0, (visit.h_kv, visit.b))
+        return Corner(visit.m0, 0, (visit.h, visit.b))
 
     @verb
-    def load_keys(smem, maps, barriers, visit, extent, filling):
-        stage = key_pipe.acquire(barriers.keys, filling)
-        h_kv = i32(u32(visit.h) // u32(extent.group))
-        keys.load(smem, stage, maps[1], Corner(visit.n0, 0, (h_kv, visit.b)), barriers.keys.full)
-
-    load_kept, load_passing = (load_queries, load_keys) if keeps_queries else (load_keys, load_queries)
+    def load(smem, maps, barriers, visit, number):
+        place = corner(visit)
+        stage = first_pipe.acquire(barriers, u32(2 * number))
+        first_tile.load(smem, stage, maps[0], place, barriers.full)
+        stage = second_pipe.acquire(barriers, u32(2 * number + 1))
+        second_tile.load(smem, stage, maps[1], place, barriers.full)
 
     @verb
     def bring(smem, maps, barriers, extent, offset, options):
-        i, kept = u32(0), u32(0)
+        filling = u32(0)
         number, numbers = walk.first_number(), walk.numbers(extent)
         while number < numbers:
-            part, there = walk.part(number, extent), i32(-1)
+            part, there = walk.part(number, extent), False
             visit = walk.first(part, extent, offset, options)
             while visit.v < part.end:
-                wanted = walk.kept(visit, extent)
-                if wanted != there:
-                    load_kept(smem, maps, barriers, visit, extent, kept)
-                    kept, there = stays.next(kept), wanted
-                load_passing(smem, maps, barriers, visit, extent, i)
-                i = passes.next(i)
-                visit = walk.after(visit, part, extent, offset, options)
+                if not there:
+                    load(smem, maps, barriers, visit, filling)
+                    filling = first_pipe.next(filling)
+                following = walk.after(visit, part, extent, offset, options)
+                if stays:
+                    there = walk.stays(visit, following)
+                visit = following
             number = walk.next_number(number)
 
     @verb
-    def wait(barriers, i, kept):
-        if keeps_queries:
-            query_stage, key_stage = query_pipe.wait(barriers.queries, kept), key_pipe.wait(barriers.keys, i)
-        else:
-            query_stage, key_stage = query_pipe.wait(barriers.queries, i), key_pipe.wait(barriers.keys, kept)
-        return queries.at(query_stage), keys.at(key_stage)
+    def first(barriers, number):
+        return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
 
     @verb
-    def release_kept(barriers, kept):
-        stays.release(barriers.queries if keeps_queries else barriers.keys, kept)
+    def second(barriers, number):
+        return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
 
     @verb
-    def release(barriers, i, kept, last):
-        passes.release(barriers.keys if keeps_queries else barriers.queries, i)
-        if last:
-            release_kept(barriers, kept)
+    def release_first(barriers, number, last):
+        if not stays or last:
+            first_pipe.release(barriers, u32(2 * number))
 
-    return PairOfTiles(barriers=barriers, init=init, bring=bring, wait=wait, release=release)
+    @verb
+    def release_second(barriers, number, last):
+        if not stays or last:
+            second_pipe.release(barriers, u32(2 * number + 1))
+
+    return RingOfLines(
+        barriers=barriers,
+        init=init,
+        bring=bring,
+        first=first,
+        second=second,
+        release_first=release_first,
+        release_second=release_second,
+    )
