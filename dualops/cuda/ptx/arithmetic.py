@@ -52,6 +52,31 @@ def max_f32(a, b):
     return _larger(single(a), single(b))
 
 
+_OF_WORDS = (
+    "{ .reg .s32 x, y, z; mov.b32 x, {a}; mov.b32 y, {b}; mov.b32 z, {c}; %s.s32 x, x, y; %s.s32 x, x, z; "
+    "mov.b32 {d}, x; }"
+)
+
+
+@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max", "max"), section="9.7.1.13", pure=True)
+def largest_word(a, b, c):
+    """The number whose bits, as those of a signed integer, are the largest; one instruction from sm_90 on. If one has
+    no sign, that is the largest number, or a NaN; if all have one, the smallest.
+    """
+    return max(single(a), single(b), single(c), key=_as_integer)
+
+
+@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("min", "min"), section="9.7.1.12", pure=True)
+def smallest_word(a, b, c):
+    """The number whose bits, likewise, are the smallest: where all have a sign, the largest number."""
+    return min(single(a), single(b), single(c), key=_as_integer)
+
+
+def _as_integer(x):
+    _SINGLE[0] = x
+    return int(_WORD.view(np.int32)[0])
+
+
 @instruction("(f32, f32) -> f32", "max.NaN.f32 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_nan_f32(a, b):
     """The larger; NaN if one is NaN. From sm_80 on."""

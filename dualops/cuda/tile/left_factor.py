@@ -31,12 +31,19 @@ class LeftFactor(Namespace):
     take: Callable[..., None]  # (words, smem, a_at, part)
     start: Callable[..., None]  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
     wait_but_one: Callable[..., None]  # (acc)
+    wait: Callable[..., None]  # (acc)
 
 
 @cache
-def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor:
-    """Of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns of A."""
-    shared, registers, own = warpgroup_mma(dtype, a, b), register_mma(dtype, b), words_of_rows(a)
+def left_factor(
+    dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
+) -> LeftFactor:
+    """Of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns of A.
+
+    parts, where it is not held, and from_base: as `warpgroup_mma` has them; from_base, `start` takes the base for smem.
+    """
+    shared, own = warpgroup_mma(dtype, a, b, parts, from_base=from_base), words_of_rows(a)
+    registers = register_mma(dtype, b, from_base=from_base)
     SPAN, STEPS = a.span, own.steps
     WORDS = registers.words if held else 1
 
@@ -69,4 +76,5 @@ def left_factor(dtype: str, a: Operand, b: Operand, *, held: bool) -> LeftFactor
         take=take if held else take_nothing,
         start=start_held if held else start_shared,
         wait_but_one=shared.wait_but_one,
+        wait=shared.wait,
     )

@@ -7,6 +7,9 @@
     mma.wait_but_one(acc)                           all but the latest are over
     mma.wait(acc)
 
+A descriptor is an address and constants. Of smem it is computed anew for each product; `from_base`, verbs take
+`base_of(smem)` in its place, which is found once and stays in a register of the warp.
+
 Element e of a thread's accumulators is where `fragment.accumulator` says.
 """
 
@@ -29,6 +32,7 @@ from .unrolled import one_after_another
 ROWS = 64  # of the result, a warpgroup
 STEPS = 8  # of which a loop is left to the compiler: of a longer one it indexes the accumulators
 KEPT_STEPS = 12  # whose descriptors uniform registers hold from product to product
+LOW = (1 << 32) - 1  # bits of a descriptor: the address, and all that is added to it
 INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
@@ -67,6 +71,22 @@ def my_warpgroup():
     return shfl_idx_i32(i32(u32(cuda.threadIdx.x) // u32(128)), 0, FULL_WARP)
 
 
+@verb
+def base_of(smem):
+    """Where shared memory begins, in a descriptor's units, known to the assembler as the same for all lanes."""
+    return u32(shfl_idx_i32(i32(descriptor(shared_address(smem, 0), 0)), 0, FULL_WARP))
+
+
+@verb
+def _of_base(base, at, bits):
+    return u64(bits >> 32) << u64(32) | u64(u32(base + u32(bits & LOW) + (u32(at) >> u32(4))))
+
+
+@verb
+def _of_memory(smem, at, bits):
+    return descriptor(shared_address(smem, at), bits)
+
+
 def parts_multiplied(steps: int) -> list[tuple[int, int]]:
     """Of lines of parts, which steps of a meet which of b: of each four steps two are upper parts, two lower ones."""
     upper = [step for step in range(steps) if step % 4 < 2]
@@ -81,7 +101,7 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
 
 
 @cache
-def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> WarpgroupMma:
+def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> WarpgroupMma:
     """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
     parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
@@ -96,6 +116,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
     multiplied = parts_multiplied if dtype == "float32" else thirds_multiplied
     pairs = multiplied(b.steps) if parts else [(step, step) for step in range(b.steps)]
     a_bits, b_bits, steps = a.bits, b.bits, len(pairs)
+    first_of = _of_base if from_base else _of_memory
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
 
     @verb
@@ -122,8 +143,8 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
         wgmma_fence()
         if steps > KEPT_STEPS:
             part = anew_i32(part)
-        a_first = descriptor(shared_address(smem, a_at), a_bits) + u64(u32(part) * u32(part_step))
-        b_first = descriptor(shared_address(smem, b_at), b_bits)
+        a_first = first_of(smem, a_at, a_bits) + u64(u32(part) * u32(part_step))
+        b_first = first_of(smem, b_at, b_bits)
         multiply_all(acc, a_first, b_first, adds)
         wgmma_commit()
 
@@ -147,7 +168,9 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False) -> Wa
 
 
 @cache
-def register_mma(dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None) -> RegisterMma:
+def register_mma(
+    dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False
+) -> RegisterMma:
     """Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
     (`thirds`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of them.
     """
@@ -161,7 +184,7 @@ def register_mma(dtype: str, b: Operand, parts: bool = False, some: tuple[int, .
         for of_a, of_b in met
         for place, step in enumerate(steps)
     ]
-    b_bits, ZERO = b.bits, f32(0)
+    b_bits, ZERO, first_of = b.bits, f32(0), _of_base if from_base else _of_memory
 
     @verb
     def fragment():
@@ -187,7 +210,7 @@ def register_mma(dtype: str, b: Operand, parts: bool = False, some: tuple[int, .
     @verb
     def add(sums, a, smem, b_at, adds):
         wgmma_fence()
-        multiply_all(sums, a, descriptor(shared_address(smem, b_at), b_bits), i32(0) if parts else adds)
+        multiply_all(sums, a, first_of(smem, b_at, b_bits), i32(0) if parts else adds)
         wgmma_commit()
 
     @verb

@@ -56,6 +56,26 @@ def test_queries_that_see_nothing_after_some_that_do():
     assert not found[:, :, :220].any()
 
 
+@pytest.mark.parametrize("signs", [(-1, -1), (-1, 1)])  # of products with some keys, and with the others
+@pytest.mark.parametrize("params", [{}, {"causal": True}, {"softcap": 1.0}])
+def test_rows_whose_scores_are_below_zero(signs, params):
+    """Maxima are those of words as integers, whose order is another with a sign than without."""
+    q, k, v = numbers(1, 1, 70, 64), numbers(1, 1, 300, 64, seed=1), numbers(1, 1, 300, 64, seed=2)
+    q, k = abs(q), abs(k) * np.where(np.arange(300) % 3, *signs)[:, None].astype(BFLOAT16)
+    q[:, :, ::2] *= BFLOAT16(-1) if signs[0] != signs[1] else BFLOAT16(1)
+    q[:, :, 5] = 0  # whose products are zeros of either sign
+    checked(attend(q, k, v, **params), reference.flash_attention, q, k, v, **params)
+
+
+def test_a_query_that_is_no_number_is_its_own_affair():
+    q, k, v = numbers(1, 1, 70, 16), numbers(1, 1, 40, 16, seed=1), numbers(1, 1, 40, 16, seed=2)
+    whole = attend(q, k, v)
+    q[0, 0, 3, 5] = np.nan
+    found = attend(q, k, v)
+    assert np.isnan(found[0, 0, 3].astype(np.float32)).all()
+    np.testing.assert_array_equal(np.delete(found, 3, axis=2), np.delete(whole, 3, axis=2))
+
+
 @pytest.mark.parametrize(
     ("make", "params", "other"),
     [

@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from dualops.cuda.ptx.arithmetic import (
     ex2_approx_ftz,
     f32_of_bits,
     fma_rn,
+    largest_word,
     lg2_approx,
     max_f32,
     max_f64,
@@ -36,6 +37,7 @@ from dualops.cuda.ptx.arithmetic import (
     rcp_approx_ftz,
     settle,
     settle_bits,
+    smallest_word,
     sub_rn,
     sub_rn_f64,
 )
@@ -199,6 +201,13 @@ def _max_or_nan():
     for a in EDGES[:7]:
         for b in EDGES[:7]:
             assert same(max_nan_f32(a, b), NAN if a != a or b != b else max_f32(a, b)), (a, b)
+
+
+@of("largest_word", "smallest_word")
+def _order_of_signed_words():
+    for three in product(EDGES[:7], repeat=3):
+        in_order = sorted(three, key=lambda x: struct.unpack("<i", struct.pack("<f", x)))
+        assert same(largest_word(*three), in_order[-1]) and same(smallest_word(*three), in_order[0]), three
 
 
 @of("mul_wide_u32")

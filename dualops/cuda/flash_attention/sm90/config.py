@@ -71,6 +71,7 @@ class Sm90Config:
     slices: int = 1
     most: bool = False
     thirds: bool = False
+    held: bool = False
 
     @property
     def block_q(self) -> int:
@@ -148,7 +149,7 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
         elif heavy == ["dropout"]:  # in turns 0.61 to 0.66 of the speed without options, else 0.68
             config = replace(config, most=True)
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
-        config = Sm90Config(2, 128)
+        config = Sm90Config(2, 128, held=True)
     else:  # 506 and 461; two stages, in turns, 475 and 456
         config = Sm90Config(3, 128, stages=3, turns=False)
     yield config, f"{config.block_q} queries by {config.block_kv} keys{told}"

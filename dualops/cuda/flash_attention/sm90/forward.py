@@ -47,6 +47,7 @@ from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
+from ...tile.left_factor import left_factor
 from ...tile.numbers import LOG2_E, numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
@@ -55,7 +56,7 @@ from ...tile.softmax_rows import settle, softmax_rows
 from ...tile.thirds import PARTS
 from ...tile.tickets import tickets
 from ...tile.turns import turns
-from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
@@ -98,9 +99,10 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     )
     q_pipe = pipeline(config.q_stages, queries.nbytes, warps)
     k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
-    qk = warpgroup_mma(factors(variant.dtype), tiles.q, tiles.k, config.thirds)
-    pv = register_mma(factors(variant.dtype), tiles.v, config.thirds)
-    rows = softmax_rows(variant.dtype, qk.size, pv.size)
+    qk = left_factor(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
+    Q_FREE_EARLY = config.held and not O_OVER_Q
+    pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
+    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True)
     score = fragment_scores(
         chain, ROWS, BLOCK_KV, config.heads, products=are_curves(chain), parts=PARTS if config.thirds else 1
     )
@@ -194,6 +196,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             factors, seed = probability.factors(options, scale), score.seed(options)
             multiplier = factors[0]
             scores, acc, probs, held = qk.fragment(), pv.fragment(), pv.left(), score.held()
+            q_words = qk.words()
+            base = base_of(smem)
             row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
             statistics = row_max, row_sum, rescale, new_max
             turn.begin(warpgroup)
@@ -213,10 +217,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     picks = visits.picks(options, where, tile)
                     asked = score.ask(options, where)
                     score.fetch(held, options, where)
+                    qk.take(q_words, smem, q_at, warpgroup)
                     stage = k_pipe.wait(k_bars, i)
-                    qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
+                    qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)
                     here, seen = where, score.sees(asked)
                     qk.wait(scores)
+                    if Q_FREE_EARLY:
+                        q_pipe.release(q_bars, piece)
                     k_pipe.release(k_bars, i)
                     tile = visits.before(tile, task, options)
                     visits.finish(scores, held, options, scale, where, picks, seen)
@@ -236,9 +243,9 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
                         turn.take(warpgroup)
-                        qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
+                        qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i - 1)
-                        pv.add(sums, probs, smem, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
+                        pv.add(sums, probs, base, v_tile.at(stage), adds)  # acc [64, Dv] += P @ V, of the tile before
                         turn.give(warpgroup)
                         adds = i32(1)
                         here, seen = where, score.sees(asked)
@@ -260,10 +267,10 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         rows.pack(probs, scores)
                         score.drop(probs, options, here, seed)
                         i = k_pipe.next(i)
-                    if not O_OVER_Q:
+                    if not O_OVER_Q and not Q_FREE_EARLY:
                         q_pipe.release(q_bars, piece)
                     stage = v_pipe.wait(v_bars, i - 1)
-                    pv.add(sums, probs, smem, v_tile.at(stage), adds)
+                    pv.add(sums, probs, base, v_tile.at(stage), adds)
                     pv.wait(sums)
                     v_pipe.release(v_bars, i - 1)
                     pv.collect(acc, sums)
