@@ -13,7 +13,7 @@ ONE, HALF, TWICE = f32(1), f32(0.5), f32(2 * LOG2_E)
 # of tanh(x) / x in powers of x**2, so that the largest error of tanh within 1, 2.4e-7, is as small as can be
 NEAR = tuple(map(f32, (0.99999684, -0.33324003, 0.13253528, -0.050972924, 0.016114252, -0.002839495)))
 DOUBLE, LARGE = f32(2), f32(2.0**126)
-# the same within a bound, to 1.7e-7
+# likewise where |x| is below NEAREST_BOUND, to 1.7e-7
 NEAREST_BOUND, NEAREST = f32(0.3), tuple(map(f32, (0.99999601, -0.332974796, 0.1252259)))
 SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
 

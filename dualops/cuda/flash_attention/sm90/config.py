@@ -57,7 +57,8 @@ class Sm90Config:
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load
     do with fewer registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number
-    (`in_thirds`), and o goes to memory from registers.
+    (`in_thirds`), and o goes to memory from registers. held: Q stays in registers for all its tiles, so that its place
+    is free at once.
     """
 
     consumers: int
@@ -109,8 +110,8 @@ MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 LIGHT_ALONE = ["key_padding_mask"]  # whose bits there is room for where nothing else needs any
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512), dropout 331 (96: 316), bias 417 to 468
-# (96: 401 to 431, 64: 364; 128 as 112); 660 without options
+# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512), dropout 467, bias 417 to 468 (96: 401 to
+# 431, 64: 364; 128 as 112); 660 without options
 KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
