@@ -233,7 +233,7 @@ def _attention() -> Iterator[Problem]:
     over_q = AttentionSm90Config(1, 16, q_stages=1, o_over_q=True)
     for name, operator, shapes, params, config in (
         ("boxes", "flash_attention", FEWER, {}, AttentionSm90Config(1, 16, q_stages=1)),
-        ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, AttentionSm90Config(1, 16)),
+        ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, AttentionSm90Config(1, 16, held=True)),
         ("boxes over Q", "flash_attention", FEWER, {}, over_q),
         ("rows over Q", "flash_attention_varlen", TOKENS, MASKED, over_q),
     ):

@@ -55,10 +55,10 @@ class Sm90Config:
     other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
     blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
-    columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load
-    do with fewer registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number
-    (`in_thirds`), and o goes to memory from registers. held: Q stays in registers for all its tiles, so that its place
-    is free at once.
+    columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
+    registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`in_thirds`),
+    and o goes to memory from registers. held: Q is in registers, two for each 8 columns of D, and its place in shared
+    memory is free as soon as it is there.
     """
 
     consumers: int
@@ -150,7 +150,7 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
         elif heavy == ["dropout"]:  # in turns 0.61 to 0.66 of the speed without options, else 0.68
             config = replace(config, most=True)
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
-        config = Sm90Config(2, 128, held=True)
+        config = Sm90Config(2, 128, held="sinks" not in options)  # registers are too few for them and another option
     else:  # 506 and 461; two stages, in turns, 475 and 456
         config = Sm90Config(3, 128, stages=3, turns=False)
     yield config, f"{config.block_q} queries by {config.block_kv} keys{told}"

@@ -18,8 +18,9 @@ one thread of another warpgroup loads.
 Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
 which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides.
 Which probabilities a dropout keeps is found after 8, when they are packed, and at 9 they grow by its share. Scores
-never leave registers: as accumulators lie, two and two packed, they are the left factor of the next product. While
-consumers are at 9, the producer loads what comes next.
+never leave registers: as accumulators lie, two and two packed, they are the left factor of the next product. Where
+there is room for it, Q is in registers, too, and is read from shared memory once (`held`). While consumers are at 9,
+the producer loads what comes next.
 
 Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
 query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
@@ -40,7 +41,7 @@ and P is made of each product at once (`fragment_probabilities`).
 
 Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv)) bytes, where o is
 over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores and their P in half as many, Dv / 2 of
-acc, and about 40; of float32 three times as many of P, and Dv / 2 more.
+acc, D / 4 of Q where it is held, and about 40; of float32 three times as many of P, and Dv / 2 more.
 """
 
 from __future__ import annotations
