@@ -124,6 +124,16 @@ def test_steps_from_slow_to_sudden(function, least):
         assert result.passed, result.message
 
 
+def test_a_gradient_of_a_head_that_forgets_at_once():
+    """Of this draw dq and dk are beyond the rule where nothing is added of what rounding takes from P."""
+    arrays, logs = [numbers(1, 1, 64, 16, seed=100 + n) for n in range(4)], np.full((1, 1, 64), -4.0, np.float32)
+    found, baseline = gradient(*arrays, log_decay=logs), reference.retention_backward(*arrays, log_decay=logs)
+    truths = reference.retention_backward(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
+    for each in zip(found, truths, baseline, strict=True):
+        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
+        assert result.passed, result.message
+
+
 def truth_of(*arrays: np.ndarray, log_decay: np.ndarray) -> tuple[np.ndarray]:
     return (reference.retention(*arrays, log_decay=log_decay),)
 
