@@ -24,7 +24,7 @@ class GradientOfBias(Namespace):
 
     clear: Callable[..., None]  # (totals)
     bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
-    # (scores, where) -> whether all of a warp's finished scores count: no mask is there, and nothing beyond the last query
+    # (scores, where) -> whether all of a warp's finished scores count: none is masked or beyond the last query
     all_count: Callable[..., Any]
     # (scores, where, base, all_count): finished scores become P, or MASKED where they do not count
     probabilities: Callable[..., None]

@@ -182,4 +182,5 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     visit = following
                 sums.store(to, totals, part, extent)
                 number = walk.next_number(number)
+
     return flash_attention_dbias_sm90

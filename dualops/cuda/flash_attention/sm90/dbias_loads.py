@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, i32, u32, verb
+from ...backend import Namespace, u32, verb
 from ...tile.boxes import BoxTile, Corner
 from ...tile.pipeline import Barriers, Pipeline
 from .bias_walk import BiasWalk
