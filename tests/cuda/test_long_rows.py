@@ -9,6 +9,8 @@ import pytest
 import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS, Choice
+from dualops.cuda.norm import clusters_of
+from dualops.cuda.norm.staging import ClusterRowsConfig
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
@@ -34,12 +36,28 @@ def test_clusters_by_bytes_of_a_row(dtype):
     def of(operator: str, backward: bool = False) -> list[tuple[int, int] | int]:
         return [blocks(chosen(operator, backward, kib, dtype).config) for kib in KIB]
 
-    assert of("softmax") == [(2, 1), (8, 6), (16, 6), (8, 1), (16, 2)]
+    assert of("softmax") == [(4, 4), (8, 4), (16, 4), (16, 2), (16, 2)]
     assert of("softmax", True) == [(2, 1), (4, 1), (8, 1), (16, 1), (16, 1)]
-    assert of("rms_norm") == [(4, 1), (8, 1), (16, 1), (16 if dtype == "float32" else 8, 1), (16, 1)]
+    wide = dtype == "bfloat16"  # as weights are float32
+    rings, clusters = [(4, 1), (8, 1), (16, 1), (8, 1), (16, 1)], [(4, 3), (8, 3), (16, 3), (16, 2), (16, 1)]
+    assert of("rms_norm") == (rings if wide else clusters)
     assert of("rms_norm", True) == [(8, 1), (16, 1), (16, 1), 0, 0]
     assert of("layer_norm") == [(8, 2), (8, 1), (16, 1), (8, 1), (16, 2)]
     assert of("layer_norm", True) == [(8, 1), (16, 1), 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("kib", "cluster", "vectors", "blocks"),
+    [(36, 2, 5, 4), (96, 2, 12, 3), (97, 4, 7, 4), (250, 8, 8, 4), (297, 8, 10, 3), (385, 16, 7, 4), (800, 16, 13, 2)],
+)
+def test_softmax_takes_the_smallest_cluster_with_as_many_vectors_as_a_row_needs(kib, cluster, vectors, blocks):
+    config = chosen("softmax", False, kib, "bfloat16").config
+    assert (config.cluster, config.vectors, config.min_blocks) == (cluster, vectors, blocks)
+
+
+def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
+    config = ClusterRowsConfig(256, 8, 4, min_blocks=3)
+    assert [clusters_of(M, 2, config, known("sm_90a")) for M in (1, 99, 150, 198, 400)] == [1, 99, 99, 99, 200]
 
 
 @pytest.mark.parametrize(("kib", "kept"), [(1024, 13), (2048, 6), (4096, 12)])

@@ -43,7 +43,7 @@ from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
-from dualops.cuda.norm.staging import RingConfig as NormRing, StagesConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRows, RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import marks as retention_marks, sm90 as retention
 from dualops.cuda.retention.sm90 import (
@@ -119,29 +119,25 @@ DIRECTIONS = (False, True)
 def _softmax_rings() -> Iterator[Problem]:
     """Seven rows for a block or a cluster of two; there is room for a warp to be a row ahead of another.
 
-    Where rows wait in stages, they are also longer than these, so that a chunk comes twice.
+    Rows fill the stages, or are longer, so that a chunk comes twice.
     """
     config = RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=2)
-    kernels = {
-        "softmax_ring": (False, False),
-        "softmax_ring_stages": (False, True),
-        "softmax_ring_backward": (True, True),
-    }
-    for cluster, (kernel, (backward, in_stages)), longer in product((1, 2), kernels.items(), (0, 1)):
-        chosen = replace(config, cluster=cluster, in_stages=in_stages)
+    for cluster, backward, longer in product((1, 2), DIRECTIONS, (0, 1)):
+        chosen = replace(config, cluster=cluster)
         columns = chosen.kept("float64") + longer * cluster * chosen.chunk("float64")
-        if not longer or in_stages:
-            case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
-            instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
-            yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
+        case = Case(f"cluster of {cluster}{longer * ', longer'}", "float64", {"x": (7, columns)})
+        no_cluster = (softmax_cluster_rows, {"cluster_config": lambda *_: None})
+        instead = (softmax_ring, {"_ring_configs": lambda *_, chosen=chosen: iter([chosen])})
+        kernel = "softmax_ring_backward" if backward else "softmax_ring_stages"
+        yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, no_cluster, instead))
 
 
 def _softmax_clusters() -> Iterator[Problem]:
-    """Rows of four chunks for each of two blocks."""
-    config = ClusterRowsConfig(64, 4, 1, cluster=2)
+    """Rows of four vectors a thread for each of two blocks."""
+    config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
     instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
-    yield Problem("softmax_cluster_rows", "softmax", False, "sm90", case, configs=(NO_ROWS, instead))
+    yield Problem("softmax_cluster_rows", "softmax", False, "sm90", case, configs=(instead,))
 
 
 def _softmax_rows() -> Iterator[Problem]:
@@ -191,6 +187,16 @@ def _norm_rings() -> Iterator[Problem]:
         kernel = "norm_ring_backward" if backward else "norm_ring_ahead" if config.overlap else "norm_ring"
         instead = {"ring_config": lambda *_, config=config: config}
         yield Problem(kernel, operator, backward, "sm90", case, configs=((norm, instead),))
+
+
+def _norm_clusters() -> Iterator[Problem]:
+    """Five rows of two vectors a thread for a cluster of two blocks, alone and with a residual."""
+    config = NormClusterRows(64, 2, cluster=2)
+    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
+    instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
+    for residual in (False, True):
+        case = _norm_case(f"cluster of 2{residual * ', with a residual'}", "rms_norm", 5, columns, "float32", residual)
+        yield Problem("norm_cluster_rows", "rms_norm", False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_stages() -> Iterator[Problem]:
@@ -443,6 +449,7 @@ PROBLEMS = [
     *_softmax_rows(),
     *_norm_rings(),
     *_norm_stages(),
+    *_norm_clusters(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),

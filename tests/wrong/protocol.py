@@ -1,7 +1,7 @@
 """softmax's ring kernels with one step of their protocol wrong. The simulator must reject them to the last.
 
-A mutant takes the place of `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed,
-or of the Config. They are for the simulator alone: on a GPU most of them hang, or are right as often as not.
+A mutant takes the place of `ring`, `parts` or `start_cluster` while the kernel is built and run, with one verb changed.
+They are for the simulator alone: on a GPU most of them hang, or are right as often as not.
 protocol_ring.py and protocol_parts.py say what they are: mistakes that no single wrong step makes, which mutants.py
 derives for every kernel, but two that fit together, a step too many, or a step that only some threads or stages take.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from dualops.cuda.backend import Kernel
 from dualops.cuda.simulator import Deadlock
-from dualops.cuda.softmax import ring_config, ring_registers, ring_stages
+from dualops.cuda.softmax import ring_config, ring_stages
 from dualops.cuda.softmax.ring_config import RingConfig
 from dualops.cuda.step import flat
 from dualops.cuda.tile.ring import parts, ring, start_cluster
@@ -56,15 +56,14 @@ class Mutant:
     """One step that is wrong."""
 
     name: str
-    of: str  # "ring", "parts", "start_cluster" or "config"
+    of: str  # "ring", "parts" or "start_cluster"
     change: Callable[[Any, Sizes], Any]  # (what is right): what takes its place, or the verbs that do
     reason: str  # a pattern
     clusters: tuple[int, ...]
-    directions: tuple[str, ...]
 
 
 MUTANTS: dict[str, Mutant] = {}
-BOTH = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")
 
 
 def add(
@@ -73,19 +72,18 @@ def add(
     change: Callable[[Any, Sizes], Any],
     reason: str,
     clusters: tuple[int, ...] = (1, 2),
-    directions: tuple[str, ...] = BOTH,
 ) -> None:
-    """Add a mutant, which is made for these sizes of clusters and these directions."""
-    MUTANTS[name] = Mutant(name, of, change, reason, clusters, directions)
+    """Add a mutant, which is made for these sizes of clusters."""
+    MUTANTS[name] = Mutant(name, of, change, reason, clusters)
 
 
 def mutant(
-    of: str, reason: str, clusters: tuple[int, ...] = (1, 2), directions: tuple[str, ...] = BOTH
+    of: str, reason: str, clusters: tuple[int, ...] = (1, 2)
 ) -> Callable[[Callable[[Any, Sizes], Any]], Callable[[Any, Sizes], Any]]:
     """Decorator of a function that makes the wrong verbs of the right ones: adds a mutant of its name."""
 
     def decorate(change: Callable[[Any, Sizes], Any]) -> Callable[[Any, Sizes], Any]:
-        add(change.__name__, of, change, reason, clusters, directions)
+        add(change.__name__, of, change, reason, clusters)
         return change
 
     return decorate
@@ -102,22 +100,21 @@ def mutated(one: Mutant | None, config: RingConfig, backward: bool) -> Iterator[
         changed = one.change(right, sizes)
         return right.but(**changed) if isinstance(changed, dict) else changed
 
-    kernels = ring_stages if backward else ring_registers
     replaced = {
         "ring": lambda *sizes: instead("ring", ring(*sizes)),
         "start_cluster": instead("start_cluster", start_cluster),
     }
     with (
-        mock.patch.multiple(kernels, **replaced),
+        mock.patch.multiple(ring_stages, **replaced),
         mock.patch.object(ring_config, "parts", lambda *sizes: instead("parts", parts(*sizes))),
     ):
-        build: Any = ring_stages.build_backward if backward else ring_registers.build_forward
-        yield build.__wrapped__(instead("config", config), DTYPE)
+        build: Any = ring_stages.build_backward if backward else ring_stages.build_forward
+        yield build.__wrapped__(config, DTYPE)
 
 
-def rejection(one: Mutant | None, cluster: int, backward: bool, config: RingConfig = CONFIG) -> str | None:
+def rejection(one: Mutant | None, cluster: int, backward: bool) -> str | None:
     """Why the mutant is rejected, None if it passes."""
-    config = replace(config, cluster=cluster)
+    config = replace(CONFIG, cluster=cluster)
     names = ["dx", "y", "dy"] if backward else ["y", "x"]
     columns = config.kept(DTYPE)
     case = Case("protocol", DTYPE, {"x": (ROWS, columns)}, seed=cluster)

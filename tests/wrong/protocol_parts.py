@@ -1,9 +1,8 @@
-"""Mutants of what blocks and warps do together: how a cluster starts, how parts meet, how much is whose."""
+"""Mutants of what blocks and warps do together: how a cluster starts, how parts meet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dualops.cuda.backend import cuda
@@ -175,11 +174,3 @@ def meeting_of_each_warp_alone(right, sizes):
         return (row_round & 1) * sizes.parts * 2
 
     return {"wait": wait}
-
-
-# --- the Config --------------------------------------------------------------------------------------
-
-
-@mutant("config", STUCK, directions=("forward",))
-def reads_a_chunk_less_than_is_copied(right, sizes):
-    return replace(right, chunks=right.chunks - 1)

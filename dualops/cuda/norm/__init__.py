@@ -1,8 +1,10 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
+cluster_rows.py  rms_norm of long rows forward, kept in the registers of a cluster of blocks, on sm_90
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
-ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written
+ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written: of rms_norm with
+              weights wider than x, and of layer_norm
 ring_stages.py  the longest of these forward, cut into chunks: rows to 3 MB are read once, of longer ones a part again
 long_rows.py  rows without such copies, and gradients of rows too long for ring.py: 512 KB of rms_norm, 256 KB of
               layer_norm. Read twice or three times
@@ -24,14 +26,18 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
-from . import long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
+from . import cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
 from .arguments import Call
-from .configs import ring_config, rows_config, stages_config, sums_config
+from .configs import cluster_config, ring_config, rows_config, stages_config, sums_config
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
-from .staging import RingConfig, StagesConfig
+from .staging import ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import LANES, build_sums
 
+# Rows of a cluster whose registers keep one, if there are so many; with a residual. rms_norm of 128 KiB: 0.957 of the
+# roof, one 0.950 in four blocks an SM, four 0.945, as many as there are 0.92; with a residual 0.94, as many as there
+# are 0.91
+ROWS = {False: 2, True: 4}
 BLOCKS = 4  # of norm_long_rows_backward on an SM
 
 
@@ -51,6 +57,22 @@ def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: De
         slots = min(cdiv(call.M, config.rows), device.sms * config.min_blocks)
         make = partial(_step, rows.build_backward, config, call, slots, slots, resident=True)
         yield Choice("simt", config, "a row fits in registers", *_with_sums(call, device, slots, make))
+
+
+def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows in the registers of a cluster."""
+    call = Call(problem, results, backward=False)
+    config = cluster_config(call.N, call.variant, device) if call.aligned else None
+    if config is not None:
+        blocks = config.cluster * clusters_of(call.M, ROWS[call.variant.added], config, device)
+        make = partial(_ring_step, cluster_rows.build_forward, config, call, blocks, resident=False)
+        yield Choice("sm90", config, "rows wait in the registers of a cluster", make)
+
+
+def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
+    """How many take M rows: so many each, but all clusters that run at once have one."""
+    at_once = max(device.sms * config.min_blocks // config.cluster, 1)
+    return max(cdiv(M, rows), min(M, at_once))
 
 
 def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -113,7 +135,7 @@ def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: D
     yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
 
 
-FORWARD = (forward_rows, forward_ring, forward_stages, forward_long_rows, forward_naive)
+FORWARD = (forward_rows, forward_cluster, forward_ring, forward_stages, forward_long_rows, forward_naive)
 BACKWARD = (backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
@@ -143,7 +165,14 @@ def _step(
     return [Step(build(config, call.variant), (blocks,), (*call.args, *more), resident=resident)]
 
 
-def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blocks: int, *more: int) -> list[Step]:
+def _ring_step(
+    build: Callable[..., Kernel],
+    config: RingConfig | ClusterRowsConfig,
+    call: Call,
+    blocks: int,
+    *more: int,
+    resident: bool = True,
+) -> list[Step]:
     vector, each = storage(call.dtype).vector, cdiv(call.N, config.cluster)
     lines, vectors = (min(align_up(each, step), config.columns(call.dtype)) for step in (8 * vector, vector))
     share = lines if lines * (config.cluster - 1) < call.N else vectors  # every block has columns
@@ -154,7 +183,7 @@ def _ring_step(build: Callable[..., Kernel], config: RingConfig, call: Call, blo
             (blocks,),
             args,
             config.layout(call.variant).nbytes,
-            resident=True,
+            resident=resident,
         )
     ]
 

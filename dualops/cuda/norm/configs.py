@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
 from ..device import Device
+from ..tile.storage import storage
 from .rows import RowsConfig
-from .staging import RingConfig, StagesConfig
+from .staging import ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -66,7 +67,7 @@ BACKWARD_UNALIGNED = (
 # Of rows from 128 KiB on (from 32 KiB backward) shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
 LONG_FORWARD = (
-    # with weights of x's dtype. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
+    # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
     # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks an SM 0.90. A ring that copies alone has 0.905
     *(RingConfig(256, 8, 1, 0, cluster, overlap=True) for cluster in (2, 4, 8, 16)),
     # with a residual
@@ -75,6 +76,14 @@ LONG_FORWARD = (
     # 1 MiB: 0.89 (0.61), in stages 0.79; with overlap there is room for three stages, and 0.80
     RingConfig(512, 8, 1, 0, 16, w_shared=True),
 )
+CLUSTER_THREADS = 256  # of a block
+# Vectors a thread of rms_norm in clusters, at most, and blocks that an SM has registers for; with a residual. Shares of
+# the roof, as below, with weights of x's dtype, and of a ring in brackets: 64 KiB 0.95 (0.90), 128: 0.96 (0.915), 256
+# and 512: 0.96 (0.93), of 4-byte numbers likewise; 1 MiB 0.92 (in stages 0.69); with a residual, 128 KiB: 0.94 (0.88).
+# Not so: w from L1 or L2 for each row, 0.92, at 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at
+# 512 (a ring 0.91, 0.93); layer_norm 0.91 at 128 KiB, which spills, 0.71 at 512 (0.88, 0.87).
+CLUSTER_BLOCKS = {False: {12: 3, 16: 2}, True: {4: 4, 5: 3, 8: 2}}
+LEAST_VECTORS = 8  # rows of which a block holds
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
     RingConfig(16, 1, 16, 0, min_blocks=2),
@@ -159,6 +168,26 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
     else:
         ladder = BACKWARD_UNALIGNED if variant.backward else FORWARD_UNALIGNED
     return next((config for config in ladder if config.columns(variant.dtype) >= N), None)
+
+
+def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:
+    """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
+
+    Of rms_norm whose weights are no wider than x: ring_ahead.py reads wider ones less often.
+    """
+    if variant.centred or variant.w not in (None, variant.dtype) or not device.has_bulk_copies:
+        return None
+    step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.added]
+    if step * LEAST_VECTORS >= N:
+        return None
+    clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
+    few = sorted(blocks)[-2]  # vectors, more of which only the largest cluster takes
+    cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
+    for vectors in range(1, max(blocks) + 1):
+        if cluster * vectors * step >= N:
+            resident = next(blocks[most] for most in sorted(blocks) if vectors <= most)
+            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - (variant.dtype == "float64"))
+    return None
 
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:

@@ -1,4 +1,4 @@
-"""How rows, and w and b, come to the shared memory of a block: for ring.py and ring_backward.py."""
+"""How rows, and w and b, come to the shared memory of a block: for cluster_rows.py, ring.py and ring_backward.py."""
 
 from __future__ import annotations
 
@@ -65,6 +65,33 @@ class RingConfig:
 
 
 @dataclass(frozen=True)
+class ClusterRowsConfig:
+    """How rows are dealt to clusters whose registers keep one at a time; w waits in shared memory."""
+
+    row_threads: int  # of a block: a multiple of 32
+    vectors: int  # 16-byte vectors of a row that each of them has
+    cluster: int  # blocks that share a row
+    min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+
+    @cached_property
+    def threads(self) -> int:
+        return self.row_threads
+
+    @cached_property
+    def w_shared(self) -> bool:
+        return True
+
+    def columns(self, dtype: str) -> int:
+        """Most columns of a block."""
+        return self.row_threads * self.vectors * storage(dtype).vector
+
+    def layout(self, variant: Variant) -> Layout:
+        """w alone, as it is."""
+        columns = self.columns(variant.dtype)
+        return Layout(Stages(variant.dtype, 0, 0, 1, columns), columns * itemsize(variant.w) if variant.w else 0, 0)
+
+
+@dataclass(frozen=True)
 class StagesConfig:
     """How the longest rows are dealt to clusters: a stage holds a chunk of a block's share of a row."""
 
@@ -117,6 +144,13 @@ class Layout:
         return self.b_at + self.b_bytes
 
 
+@verb
+def columns_of_block(N, share):
+    """Those that my block of a cluster has of N, `share` or what is left."""
+    begin = cluster_ctarank() * share
+    return Columns(begin, min(share, N - begin))
+
+
 class Turns(NamedTuple):
     """The rows that a block or its cluster takes: `rows` at once, from `first` on, then those `step` further on, ..."""
 
@@ -140,11 +174,6 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
     """The verbs for rows of as many arrays as a stage of the ring has."""
     axes, stages = norm_axes(variant), config.layout(variant).stages
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
-
-    @verb
-    def columns_of(N, share):
-        begin = cluster_ctarank() * share
-        return Columns(begin, min(share, N - begin))
 
     @verb
     def turns_of(M, sizes):
@@ -184,7 +213,7 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
             first += turns.step
             i = i32(i + 1)
 
-    return Copies(columns=columns_of, turns=turns_of, rounds=rounds, clear=clear, feed=feed)
+    return Copies(columns=columns_of_block, turns=turns_of, rounds=rounds, clear=clear, feed=feed)
 
 
 class WeightsSmem(NamedTuple):
@@ -213,7 +242,7 @@ class SharedWeights(Namespace):
     recall_b: Callable[..., None]  # (frag, at, waiting, column)
 
 
-def shared_weights(config: RingConfig, variant: Variant) -> SharedWeights:
+def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> SharedWeights:
     """The verbs, for w and b as far as there are any. Only rms_norm has an offset."""
     mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
     layout, kept = config.layout(variant), weights(variant, True)

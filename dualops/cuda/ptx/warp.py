@@ -90,6 +90,13 @@ def barrier_cluster_arrive():
     thread.arrival = thread.scheduler.cluster_barrier.arrive(thread.scheduler)
 
 
+@instruction("() -> void", "barrier.cluster.arrive.relaxed.aligned;", section="9.7.13.4", convergent=True)
+def barrier_cluster_arrive_relaxed():
+    """The same, which makes nothing visible that this thread wrote, and waits for nothing that it has under way."""
+    thread = current()
+    thread.arrival = thread.scheduler.cluster_barrier.arrive(thread.scheduler)
+
+
 @instruction("() -> void", "barrier.cluster.wait.acquire.aligned;", section="9.7.13.4", convergent=True)
 def barrier_cluster_wait():
     """Wait until every thread of the cluster has come; what they wrote to shared memory before is then visible."""

@@ -1,9 +1,9 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
 rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
-cluster_rows.py  contiguous rows of 128 to 512 KiB in the shared memory of a cluster of blocks, on sm_90
-ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: in registers or in stages, and
-              of rows longer than 1.5 to 3 MB a part is read again
+cluster_rows.py  contiguous rows of 32 KiB to 1 MiB forward, in the registers of a cluster of blocks, on sm_90
+ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
+              part is read again of rows longer than 3 MB (backward 1.5)
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
 naive.py      one thread a row: three readings
@@ -49,8 +49,8 @@ def softmax_backward(
 forward = Operation(
     SPEC,
     rungs=(
-        rows.forward_choices,
         cluster_rows.forward_choices,
+        rows.forward_choices,
         ring.forward_choices,
         long_rows.forward_choices,
         strided.forward_choices,

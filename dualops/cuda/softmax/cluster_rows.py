@@ -1,14 +1,15 @@
-"""softmax of rows of 128 KiB to 512 KiB on sm_90: a cluster of blocks a row, six rows' blocks on an SM.
+"""softmax of rows of 32 KiB to 1 MiB on sm_90: a row waits in the registers of a cluster of blocks.
 
-    1  a thread starts to copy its part of x[row] to shared memory, `vectors` times 16 bytes           (cp.async)
-    2  of every chunk of `chunk` vectors: the running maximum, and the sum of exp(x - maximum)
+    1  a thread loads its part of x[row], `vectors` times 16 bytes, which stay in registers as they came
+    2  of every vector: the running maximum, and the sum of exp(x - maximum)
     3  warps send (maximum, sum) to every block of the cluster, and merge all of them    (st.async, one mbarrier)
-    4  of every chunk again: y = exp(x - row maximum) / row sum
+    4  of every vector again: y = exp(x - row maximum) / row sum
 
-Nobody reads what another thread has copied. While a row's blocks wait for one another, those of other rows read and
-write: rings of two rows (ring.py) have but one warp in three of these, and run into the time of their exponentials.
+While a row's blocks load, or wait for one another, those of other rows on the same SM compute and write: the hardware
+starts a cluster wherever there is room for one, so that all SMs are busy to the end. Numbers of 16 bits are unpacked
+twice, and exponentials computed twice: numbers would take twice the registers, and half of the blocks their room.
 Results are stored as anything else is, not as the first to leave L2, which is 1 to 2 % faster. Milakov & Gimelshein
-2018, arXiv:1805.02867, section 3.1. Shared memory: threads * vectors * 16 bytes. Registers: 40.
+2018, arXiv:1805.02867, section 3.1. Registers: 4 a vector, and about 30.
 """
 
 from __future__ import annotations
@@ -18,15 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ...spec import ArrayMeta, Problem
-from ...spec.meta import itemsize
 from ..arrays import align_up, cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
-from ..tile.async_copies import copies, cp_async_commit, cp_async_wait_group
 from ..tile.numbers import numbers
-from ..tile.ring import start_cluster
+from ..tile.packed import packed
+from ..tile.ring import start_mbarriers
 from ..tile.storage import storage
 from .arguments import Call
 from .ring_config import RingConfig, rows
@@ -38,7 +38,6 @@ class ClusterRowsConfig:
 
     threads: int
     vectors: int  # of 16 bytes that a thread has
-    chunk: int  # of these, in registers at once
     cluster: int
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
 
@@ -52,13 +51,17 @@ class ClusterRowsConfig:
         return self.threads * self.vectors * storage(dtype).vector
 
 
-# Shares of the roof of 2^29 elements of 2 bytes or 2^28 of 4, H200, 2026-11-26; of rings: 256 KiB 0.69, of 4-byte
-# numbers 0.88, 512 KiB 0.79. Rows to 128 KiB: 0.90 (ring_registers.py 0.92).
-FORWARD = (
-    ClusterRowsConfig(256, 8, 2, 8, min_blocks=6),  # 256 KiB: 0.90, of 4-byte numbers 0.905; 128 threads 0.905, 0.904
-    ClusterRowsConfig(256, 8, 2, 16, min_blocks=6),  # 512 KiB: 0.875; 8 blocks of twice the columns 0.86
-)
-SHORTER = 128 << 10  # bytes of rows that ring_registers.py is for
+THREADS = 256  # of a block
+# Vectors a thread, at most, and blocks that an SM has registers for. Shares of the roof of 2^29 elements of 2 bytes or
+# 2^28 of 4, H200, 2026-11-26; in brackets what such rows took before: 48 KiB 0.97 (a block of 1024 threads 0.78), 64
+# KiB 0.96 to 0.97 (0.89), 80: 0.97 (a ring 0.78), 128: 0.97 (a ring 0.90), 256: 0.98 and 512: 0.97 (rows in the shared
+# memory of six blocks an SM 0.89, 0.87), 1 MiB 0.91, of 4-byte numbers 0.95 (in stages 0.77, 0.88); 251 KiB 0.98, 297:
+# 0.95. Less good: numbers in registers, exponentials once: 0.80 at 128 KiB; 512 threads: 0.91 at 512 KiB, 0.77 at 1
+# MiB; 16 blocks of 5 vectors 0.80 at 297 KiB, 4 of these 0.94 at 80; 2 MiB by 512 threads with 16 vectors 0.69. As
+# good, but not as simple: bulk copies to shared memory, 0.97 at 128 KiB.
+BLOCKS = {8: 4, 12: 3, 16: 2}
+LEAST_VECTORS = 8  # rows of which a block holds
+FEW_VECTORS = 12  # more of which only the largest cluster takes
 
 
 @builds
@@ -67,7 +70,7 @@ def build_forward(config: ClusterRowsConfig, dtype: str) -> Kernel:
 
     share: columns of a block.
     """
-    mem, copy = storage(dtype), copies(storage(dtype).vector, itemsize(dtype))
+    mem, regs = storage(dtype), packed(dtype)
     num, deal = numbers(mem.number), rows(config.merging, dtype)
     STEP = config.threads * mem.vector  # columns between a thread's vectors
 
@@ -83,74 +86,70 @@ def build_forward(config: ClusterRowsConfig, dtype: str) -> Kernel:
         cluster=config.cluster,
     )
     def softmax_cluster_rows(y, x, N, y_stride, x_stride, share):
-        sent, x_smem = deal.smem(), cuda.shared.array(0, mem.element, alignment=16)
-        words = cuda.local.array(1, i32)  # for copies of single elements, of which there are none
+        sent = deal.smem()
+        held = cuda.local.array(config.vectors * regs.size, regs.element)  # my part of x[row]
+        frag = cuda.local.array(mem.vector, mem.number)
         block, tid = deal.block(N, share), cuda.threadIdx.x
         column = i32(tid * mem.vector)
         left = i32(block.end - block.first - column)  # columns from my first one on
         x_row = block.row * x_stride + (block.first + column)
         y_row = block.row * y_stride + (block.first + column)
         for v in range(config.vectors):
-            if left > v * STEP:
-                copy.start(words, 0, x_smem, column + v * STEP, x, x_row + v * STEP, 1, copy.there(mem.vector))
-        cp_async_commit()
+            regs.load(held, v, x, x_row + v * STEP, left > v * STEP, num.minus_inf)
         if tid == 0:
             deal.init(sent)
-        start_cluster()
-        cp_async_wait_group(0)
+        start_mbarriers()
 
-        frag = cuda.local.array(config.chunk * mem.vector, mem.number)
         my_max, my_sum = num.minus_inf, num.zero
-        for k in range(0, config.vectors, config.chunk):
-            for c in range(len(frag)):
-                frag[c] = num.minus_inf
-            for v in range(config.chunk):
-                if left > (k + v) * STEP:
-                    mem.load_shared(frag, v * mem.vector, x_smem, column + (k + v) * STEP)
+        for v in range(config.vectors):
+            regs.unpack(frag, 0, held, v)
             new_max = my_max
-            for c in range(len(frag)):
+            for c in range(mem.vector):
                 new_max = num.maximum(new_max, frag[c])
             base = num.base(new_max)
-            chunk_sum = num.zero  # added as one, so that a long row's sum keeps its last bits
-            for c in range(len(frag)):
-                chunk_sum += num.exp(frag[c] - base)
-            my_sum = my_sum * num.exp(my_max - base) + chunk_sum
+            few = num.zero  # a vector's own sum, so that no chain of additions is long
+            for c in range(mem.vector):
+                few += num.exp(frag[c] - base)
+            my_sum = my_sum * num.exp(my_max - base) + few
             my_max = new_max
 
         deal.send(sent, i32(0), my_max, my_sum)
         base, inverse = deal.merge(sent, i32(0))
-        for k in range(0, config.vectors, config.chunk):
-            for v in range(config.chunk):
-                if left > (k + v) * STEP:
-                    mem.load_shared(frag, v * mem.vector, x_smem, column + (k + v) * STEP)
-            for c in range(len(frag)):
+        regs.anew(held)
+        for v in range(config.vectors):
+            regs.unpack(frag, 0, held, v)
+            for c in range(mem.vector):
                 frag[c] = num.exp(frag[c] - base) * inverse
-            for v in range(config.chunk):
-                mem.store_kept(y, y_row + (k + v) * STEP, left > (k + v) * STEP, frag, v * mem.vector)
+            mem.store_kept(y, y_row + v * STEP, left > v * STEP, frag, 0)
 
     return softmax_cluster_rows
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The smallest cluster that holds a row of 16- or 32-bit numbers."""
+    """The smallest cluster that holds a row."""
     call = Call(problem, results)
     if not (call.contiguous and call.aligned and device.has_bulk_copies):
         return
     config = cluster_config(call.N, call.dtype, device)
     if config is not None:
-        yield Choice("sm90", config, "a cluster keeps a row, and six share an SM", partial(_steps, call, config))
+        yield Choice("sm90", config, "a row waits in the registers of a cluster", partial(_steps, call, config))
 
 
 def cluster_config(N: int, dtype: str, device: Device) -> ClusterRowsConfig | None:
-    """The first that holds a row of N elements; None of shorter rows, of doubles and where there is none."""
-    if device.name == "simulator" or itemsize(dtype) > 4 or N * itemsize(dtype) <= SHORTER:
+    """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it."""
+    step = THREADS * storage(dtype).vector
+    if step * LEAST_VECTORS >= N:
         return None
-    fitting = (config for config in FORWARD if config.cluster <= device.max_cluster)
-    return next((config for config in fitting if config.cluster * config.columns(dtype) >= N), None)
+    clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
+    cluster = next((cluster for cluster in clusters if cluster * FEW_VECTORS * step >= N), clusters[-1])
+    for vectors in range(1, (max(BLOCKS) if dtype != "float64" else FEW_VECTORS) + 1):
+        if cluster * vectors * step >= N:
+            blocks = next(blocks for most, blocks in BLOCKS.items() if vectors <= most)
+            return ClusterRowsConfig(THREADS, vectors, cluster, blocks - (dtype == "float64"))
+    return None
 
 
 def _steps(call: Call, config: ClusterRowsConfig) -> list[Step]:
     share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
     args = (*call.metas, call.N, *call.row_strides, share)
-    shared_bytes = config.columns(call.dtype) * itemsize(call.dtype)
-    return [Step(build_forward(config, call.dtype), (call.M * config.cluster,), args, shared_bytes)]
+    return [Step(build_forward(config, call.dtype), (call.M * config.cluster,), args)]

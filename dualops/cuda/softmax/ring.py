@@ -1,43 +1,32 @@
-"""softmax of long rows on sm_90: which Config of ring_registers.py and ring_stages.py serves which problem."""
+"""softmax of long rows and its gradient on sm_90: which Config of ring_stages.py serves which problem."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
-from ..backend import Kernel
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
-from . import ring_registers, ring_stages
+from . import ring_stages
 from .arguments import Call
 from .ring_config import MOST_STAGES, RingConfig
 
-# stages, 0: as many as there is room for. chunks, 0: all stages but one. Shares of the roof are those of H200,
+# stages, 0: as many as there is room for; chunks, 0: all but one of these. Shares of the roof are those of H200,
 # 2026-11-26, 2^29 elements of 2 bytes or 2^28 of 4.
 FORWARD_RING = (
-    RingConfig(15, 3, 9, 1, 3, whole=True),
-    # rows of 128 KiB: 560 us (0.91) on 2026-11-21, 546 the day after; with shares alike and ten stages 598 to 613, or
-    # 0.84, and so shared two or three blocks of fewer warps 0.85, in stages 0.83
-    RingConfig(15, 3, 9, 2, 3, whole=True),
-    RingConfig(7, 2, 0, 8, 5, min_blocks=2),  # 256 KiB of 4-byte numbers: 0.88; one block 0.85, in stages 0.86
-    RingConfig(16, 2, 0, 4, 0, in_stages=True),  # 512 KiB: 0.79; in registers 0.76
-    RingConfig(16, 2, 0, 8, 0, in_stages=True),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
-    RingConfig(8, 2, 0, 16, 0, min_blocks=2, in_stages=True),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
-    RingConfig(16, 2, 0, 16, 0, in_stages=True),  # 4 MiB: 0.79; two blocks an SM 0.67, read twice 0.63
+    RingConfig(16, 2, 0, 1, 0),  # of shorter rows, for who asks for it
+    RingConfig(16, 2, 0, 8, 0),  # 1 MiB: 0.88; two blocks an SM 0.86, read twice 0.63
+    RingConfig(8, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.73; one block an SM 0.69, read twice 0.58
+    RingConfig(16, 2, 0, 16, 0),  # 4 MiB: 0.79; two blocks an SM 0.67, read twice 0.63
 )
 # 128 KiB to 512 KiB: 0.95, 1 MiB 0.91 (read twice 0.58), 2 MiB 0.86 (0.56), 4 MiB 0.61 (0.58)
 BACKWARD_RING = tuple(RingConfig(12, 2, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))
-# so small that a simulator can do them
-SIMULATED_RING = (
-    *(RingConfig(4, 1, 0, cluster, 3) for cluster in (1, 2, 4, 8, 16)),
-    RingConfig(4, 1, 0, 16, 0, in_stages=True),
-)
+SIMULATED_RING = tuple(RingConfig(4, 1, 0, cluster, 0) for cluster in (1, 2, 4, 8, 16))  # small enough for a simulator
 LARGEST_CLUSTER = 16
-MOST_NUMBERS = 72  # of a row that one of 512 threads on an SM has registers for
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -69,14 +58,12 @@ def _ring_configs(N: int, dtype: str, inputs: int, device: Device) -> Iterator[R
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster > device.max_cluster:
             break
-        if inputs == 1 and not config.in_stages and config.numbers(dtype) > MOST_NUMBERS:
-            continue
         found = with_stages(config, dtype, inputs, device)
         if found.kept(dtype) >= (N * 3 // 4 if found.cluster == LARGEST_CLUSTER and found.min_blocks > 1 else N):
             # an even share for every block
             yield replace(found, chunks=min(found.chunks, cdiv(N, found.cluster * found.chunk(dtype))))
             return
-    if found is not None and (found.in_stages or inputs == 2):
+    if found is not None:
         yield found
 
 
@@ -88,14 +75,8 @@ def with_stages(config: RingConfig, dtype: str, inputs: int, device: Device) -> 
     return replace(config, stages=stages, chunks=config.chunks or stages - 1)
 
 
-def _kernel(config: RingConfig, dtype: str, inputs: int) -> Kernel:
-    build: Callable[..., Kernel] = ring_registers.build_forward
-    if config.in_stages or inputs == 2:
-        build = ring_stages.build_backward if inputs == 2 else ring_stages.build_forward
-    return build(config, dtype)
-
-
 def _steps(call: Call, config: RingConfig, inputs: int) -> list[Step]:
     args = (*call.metas, call.M, call.N, *call.row_strides, config.share(call.N, call.dtype))
-    kernel, blocks = _kernel(config, call.dtype, inputs), call.M * config.cluster
+    build = ring_stages.build_backward if inputs == 2 else ring_stages.build_forward
+    kernel, blocks = build(config, call.dtype), call.M * config.cluster
     return [Step(kernel, (blocks,), args, config.staged(call.dtype, inputs).nbytes, resident=True)]

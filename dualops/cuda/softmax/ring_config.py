@@ -1,4 +1,4 @@
-"""What the kernels of ring_registers.py and ring_stages.py share: how rows are dealt to blocks, and how parts merge."""
+"""What the kernels of cluster_rows.py and ring_stages.py share: how rows are dealt to blocks, and how parts merge."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class RingConfig:
     vectors: int
     stages: int
     cluster: int
-    chunks: int  # of a block's share of a row that are kept, in registers or in their stages
+    chunks: int  # of a block's share of a row that stay in their stages
     min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
-    in_stages: bool = False  # forward: where a row is kept; backward has no other place
-    whole: bool = False  # where a row is kept in registers: shares of whole chunks, but the last; else all are alike
 
     @cached_property
     def readers(self) -> int:
@@ -48,13 +46,7 @@ class RingConfig:
 
     def share(self, N: Any, dtype: str) -> Any:
         """Columns of a block, of rows of N."""
-        if self.whole:
-            return self.chunks * self.chunk(dtype)
         return align_up(cdiv(N, self.cluster), 8 * storage(dtype).vector)  # whole lines of 128 bytes
-
-    def numbers(self, dtype: str) -> int:
-        """Of a row that a thread keeps in registers."""
-        return self.chunks * self.vectors * storage(dtype).vector
 
     def staged(self, dtype: str, arrays: int) -> Stages:
         """What the ring keeps: a chunk of every array in each stage."""

@@ -28,6 +28,7 @@ from ..ptx.warp import (
     bar_sync,
     bar_warp_sync,
     barrier_cluster_arrive,
+    barrier_cluster_arrive_relaxed,
     barrier_cluster_wait,
     cluster_ctarank as cluster_ctarank,
 )
@@ -190,6 +191,14 @@ def start_cluster():
     """Make initialised mbarriers visible, and know that every block of the cluster runs."""
     fence_mbarrier_init()
     barrier_cluster_arrive()
+    barrier_cluster_wait()
+
+
+@verb
+def start_mbarriers():
+    """As `start_cluster`, but of other shared memory nothing becomes visible: loads that are under way go on."""
+    fence_mbarrier_init()
+    barrier_cluster_arrive_relaxed()
     barrier_cluster_wait()
 
 

@@ -31,7 +31,7 @@ KINDS = (
     "norm.sums.build_sums",
     "retention.simt_states.build_walk",
     "rope.simt.build",
-    "softmax.ring_registers.build_forward",
+    "softmax.cluster_rows.build_forward",
 )
 
 

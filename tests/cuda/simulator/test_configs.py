@@ -13,7 +13,7 @@ import pytest
 import dualops.cuda
 from dualops.cuda.arrays import align_up
 from dualops.cuda.backend import Kernel
-from dualops.cuda.softmax import cluster_rows, long_rows, ring_registers, ring_stages, rows
+from dualops.cuda.softmax import cluster_rows, long_rows, ring_stages, rows
 from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.cuda.softmax.long_rows import LongRowsConfig
 from dualops.cuda.softmax.ring_config import RingConfig
@@ -111,19 +111,15 @@ def test_long_rows(config, dtype, way, order):
     [
         RingConfig(warps=1, vectors=1, stages=3, cluster=1, chunks=2),
         RingConfig(warps=2, vectors=1, stages=4, cluster=1, chunks=3),
-        RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1, whole=True),
+        RingConfig(warps=1, vectors=2, stages=3, cluster=2, chunks=1),
         RingConfig(warps=2, vectors=1, stages=2, cluster=4, chunks=1),
         RingConfig(warps=1, vectors=1, stages=2, cluster=16, chunks=1),
-    ],
-    ("registers", "stages", "backward"),  # the gradient keeps rows in stages alone
+    ]
 )
 def test_ring(config, way, dtype, order):
     """Fewer clusters than rows: each takes one row after another, and the ring runs ahead of the row."""
-    in_stages, backward = way != "registers", way == "backward"
-    config = replace(config, whole=config.whole and not in_stages)  # whole chunks are no share of longer rows
+    backward = way == "backward"
     build = ring_stages.build_backward if backward else ring_stages.build_forward
-    if not in_stages:
-        build = ring_registers.build_forward
 
     def launch(pointers, M, N, strides):
         blocks = min(M, 2) * config.cluster
@@ -131,24 +127,18 @@ def test_ring(config, way, dtype, order):
         start(build(config, dtype), blocks, [*pointers, M, N, *strides, config.share(N, dtype)], shared_bytes)
 
     longest = config.kept(dtype)
-    lengths = [longest, longest - 8, 8]
-    if in_stages:  # more than is kept
-        lengths += [longest + config.cluster * config.chunk(dtype), 3 * longest - 8]
-    for columns in lengths:
+    more = longest + config.cluster * config.chunk(dtype), 3 * longest - 8  # than is kept
+    for columns in (longest, longest - 8, 8, *more):
         hold((5, columns), dtype, backward, launch, aligned=True, special=order == "reversed")
 
 
-@in_turns(
-    [ClusterRowsConfig(64, 2, 2, 2), ClusterRowsConfig(32, 4, 2, 4), ClusterRowsConfig(32, 1, 1, 16)], ("forward",)
-)
+@in_turns([ClusterRowsConfig(64, 2, 2), ClusterRowsConfig(32, 4, 4), ClusterRowsConfig(32, 1, 16)], ("forward",))
 def test_cluster_rows(config, way, dtype, order):
     """A row that fills every block, one that is shorter, and one that leaves all but the first nothing."""
 
     def launch(pointers, M, N, strides):
         share = align_up(-(-N // config.cluster), 8 * 16 // itemsize(dtype))
-        shared_bytes = config.columns(dtype) * itemsize(dtype)
-        kernel = cluster_rows.build_forward(config, dtype)
-        start(kernel, M * config.cluster, [*pointers, N, *strides, share], shared_bytes)
+        start(cluster_rows.build_forward(config, dtype), M * config.cluster, [*pointers, N, *strides, share])
 
     longest = config.cluster * config.columns(dtype)
     for columns in (longest, longest - 8, 8):

@@ -83,6 +83,7 @@ from dualops.cuda.ptx.memory import (
 )
 from dualops.cuda.ptx.warp import (
     barrier_cluster_arrive,
+    barrier_cluster_arrive_relaxed,
     barrier_cluster_wait,
     cluster_ctarank,
     shfl_bfly_f32,
@@ -466,21 +467,22 @@ def _shared_stores():
         st_shared_b32(Pointer(halves, "s"), 1, 0)
 
 
-@of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_wait")
+@of("cluster_ctarank", "barrier_cluster_arrive", "barrier_cluster_arrive_relaxed", "barrier_cluster_wait")
 def _cluster():
-    came = []
+    for arrive in (barrier_cluster_arrive, barrier_cluster_arrive_relaxed):
+        came = []
 
-    def kernel(ranks, seen):
-        ranks[cuda.blockIdx.x] = cluster_ctarank()
-        came.append(cuda.blockIdx.x // 3)
-        barrier_cluster_arrive()
-        barrier_cluster_wait()
-        seen[32 * cuda.blockIdx.x + cuda.threadIdx.x] = came.count(cuda.blockIdx.x // 3)
+        def kernel(ranks, seen, arrive=arrive, came=came):
+            ranks[cuda.blockIdx.x] = cluster_ctarank()
+            came.append(cuda.blockIdx.x // 3)
+            arrive()
+            barrier_cluster_wait()
+            seen[32 * cuda.blockIdx.x + cuda.threadIdx.x] = came.count(cuda.blockIdx.x // 3)
 
-    ranks, seen = np.zeros(6, int), np.zeros(192, int)
-    run(kernel, Pointer(ranks, "ranks"), Pointer(seen, "seen"), blocks=6, cluster=3)
-    assert ranks.tolist() == [0, 1, 2, 0, 1, 2]
-    assert (seen == 96).all()  # nobody goes on before all threads of the three blocks have come
+        ranks, seen = np.zeros(6, int), np.zeros(192, int)
+        run(kernel, Pointer(ranks, "ranks"), Pointer(seen, "seen"), blocks=6, cluster=3)
+        assert ranks.tolist() == [0, 1, 2, 0, 1, 2]
+        assert (seen == 96).all()  # nobody goes on before all threads of the three blocks have come
 
 
 @of("settle")

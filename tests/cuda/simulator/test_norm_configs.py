@@ -15,7 +15,7 @@ from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import RingConfig, StagesConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig, StagesConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -119,6 +119,28 @@ def test_ring(monkeypatch, name, config, dtype, backward):
         hold(name, backward, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
         hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (ClusterRowsConfig(64, 2, 2), "bfloat16"),
+        (ClusterRowsConfig(32, 2, 2), "float16"),
+        (ClusterRowsConfig(32, 1, 16), "float32"),
+        (ClusterRowsConfig(32, 3, 4), "float64"),
+    ],
+    ids=str,
+)
+def test_cluster_rows(monkeypatch, config, dtype, clusters):
+    """A cluster takes all rows, or a row more than another, or each takes one."""
+    monkeypatch.setattr(norm, "cluster_config", lambda *_, **__: config)
+    monkeypatch.setattr(norm, "clusters_of", lambda *_: clusters)
+    longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
+    with simulator.order("forward"):
+        hold("rms_norm", False, "sm90", 5, longest, dtype)
+    with simulator.order("reversed"):
+        hold("rms_norm", False, "sm90", 5, longest - vector, dtype, padded(True))
 
 
 @every_norm

@@ -1,0 +1,146 @@
+"""What ring.py and ring_ahead.py do alike: how a ring begins, a row's sums, and what then becomes of h."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..backend import Namespace, cuda, i64, verb
+from ..tile.numbers import numbers
+from ..tile.ring import Ring, RingSmem, cluster_ctarank, start_cluster
+from ..tile.storage import storage
+from .merging import WarpColumns, merged_means
+from .staging import Copies, RingConfig, SharedWeights, WeightsSmem
+from .variant import Variant
+from .verbs import ClusterSums, Columns, norm_axes
+
+
+class Block(NamedTuple):
+    """What a block works on and with."""
+
+    smem: RingSmem
+    sent: Any  # the parts of rows' sums
+    waiting: WeightsSmem
+    columns: Columns
+
+
+class Weighting(NamedTuple):
+    """w + offset and b of a thread's columns: in registers, or on their way there from shared memory."""
+
+    w_frag: Any
+    b_frag: Any
+    offset: Any
+
+
+class Sums(NamedTuple):
+    """A warp's sum of a row, and of the squares about its own mean; without a mean of squares alone."""
+
+    total: Any
+    squares: Any
+
+
+class RingRows(Namespace):
+    """The verbs."""
+
+    begin: Callable[..., Block]  # (N, share): make mbarriers, and know that the cluster runs; by all threads
+    feed: Callable[..., None]  # (block, turns, arrays, w, b): copy w, b and all rows, by the warp that copies
+    of_warps: Callable[..., WarpColumns]  # (N, share)
+    load: Callable[..., None]  # (weighting, block, w, b): w and b of my columns, when they are there
+    sums: Callable[..., Sums]  # (frag, left, of_warps): of all h that a thread has, `left` columns from its first on
+    merge: Callable[..., Any]  # (block, found, sums, of_warps, inverse_N, eps) -> the mean and rstd of the row `found`
+    scale: Callable[..., None]  # (frag, at, block, weighting, v, row_mean, row_rstd): h of vector v becomes y
+    end: Callable[..., None]  # (place, mean, rstd, row_mean, row_rstd, own): the row's statistics, if they are wanted
+
+
+def ring_rows(
+    config: RingConfig, variant: Variant, pipe: Ring, staging: Copies, group: ClusterSums, w_and_b: SharedWeights
+) -> RingRows:
+    """The verbs of a kernel with these."""
+    mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
+    merging = merged_means(config, variant)
+    STEP = config.row_threads * mem.vector  # columns between a thread's vectors
+
+    @verb
+    def begin(N, share):
+        smem, sent, waiting = pipe.smem(), group.smem(), w_and_b.smem()
+        columns = staging.columns(N, share)
+        if cuda.threadIdx.x == 0:
+            pipe.init(smem)
+            group.init(sent)
+            w_and_b.init(waiting)
+        staging.clear(smem, columns)
+        start_cluster()
+        return Block(smem, sent, waiting, columns)
+
+    @verb
+    def feed(block, turns, arrays, w, b):
+        if cuda.threadIdx.x % 32 == 0:
+            w_and_b.copy(block.waiting, w, b, block.columns)
+            staging.feed(block.smem, turns, block.columns, arrays)
+
+    @verb
+    def load(weighting, block, w, b):
+        column = cuda.threadIdx.x % config.row_threads * mem.vector
+        w_and_b.wait(block.waiting)
+        for v in range(config.vectors):
+            n, keep = i64(block.columns.begin + column) + v * STEP, block.columns.width - column > v * STEP
+            w_and_b.load_w_plus(weighting.w_frag, v * mem.vector, w, n, keep, weighting.offset)
+            w_and_b.load_b(weighting.b_frag, v * mem.vector, b, n, keep)
+
+    @verb
+    def sums(frag, left, of_warps):
+        mean, total, squares = num.zero, num.zero, num.zero
+        if variant.centred:
+            for v in range(config.vectors):
+                few = num.zero  # a vector's own sum, so that no chain of additions is long
+                for c in range(v * mem.vector, (v + 1) * mem.vector):
+                    few += frag[c]
+                total += few
+            total = group.of_warp(total)
+            mean = total * of_warps.my_inverse
+        for v in range(config.vectors):
+            few = num.zero
+            for c in range(v * mem.vector, (v + 1) * mem.vector):
+                apart = frag[c] - mean if variant.centred else frag[c]
+                few += apart * apart
+            squares += few if not variant.centred or left > v * STEP else num.zero
+        return Sums(total, group.of_warp(squares))
+
+    @verb
+    def merge(block, found, sums, of_warps, inverse_N, eps):
+        squares, row_mean = sums.squares, sums.total * inverse_N
+        if group.parts > 1:
+            squares = group.sum(block.sent, found)
+            if variant.centred:
+                row_mean = group.sum(block.sent, found + 1) * inverse_N
+                squares += merging.between(block.sent, found, of_warps, row_mean)
+        return row_mean, num.rsqrt(squares * inverse_N + eps)
+
+    @verb
+    def scale(frag, at, block, weighting, v, row_mean, row_rstd):
+        first, column = v * mem.vector, cuda.threadIdx.x % config.row_threads * mem.vector + v * STEP
+        w_and_b.recall_w(weighting.w_frag, first, block.waiting, column, weighting.offset)
+        w_and_b.recall_b(weighting.b_frag, first, block.waiting, column)
+        for c in range(mem.vector):
+            frag[at + c] = (frag[at + c] - row_mean) * row_rstd
+            if variant.w is not None:
+                frag[at + c] *= weighting.w_frag[first + c]
+            if variant.b is not None:
+                frag[at + c] += weighting.b_frag[first + c]
+
+    @verb
+    def end(place, mean, rstd, row_mean, row_rstd, own):
+        if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
+            if own & (cuda.threadIdx.x % config.row_threads == 0) & (cluster_ctarank() == 0):
+                axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
+
+    return RingRows(
+        begin=begin,
+        feed=feed,
+        of_warps=merging.columns,
+        load=load,
+        sums=sums,
+        merge=merge,
+        scale=scale,
+        end=end,
+    )
