@@ -7,17 +7,19 @@ then the next tile of the bias.
     producer, two threads                      consumers
     for each tile of the bias, for each tile   for each tile of the bias:
     of scores that it was added to:            3  its words, each thread its own; totals [64, BLOCK_KV] = 0
-    1  one loads Q and K, where they are       for each tile of scores:
-       not those of the tile before            4  lse and delta of two rows a thread
-    2  one loads dO and V, likewise            5  scores [64, BLOCK_KV] = Q @ K.T
-                                               6  through the options, the bias among them; P = exp2(scores - lse)
-                                               7  dP [64, BLOCK_KV] = dO @ V.T
-                                               8  totals += P * (weight * dP - delta), but where a mask is
-                                               9  dbias = totals, summed over rows or columns that the bias has one of
+    1  one loads Q, then dO, where they are    for each tile of scores:
+       not those of the tile before            4  scores [64, BLOCK_KV] = Q @ K.T
+    2  one loads K, then V, likewise           5  dP [64, BLOCK_KV] = dO @ V.T, beside 6
+                                               6  scores through the options, the bias among them;
+                                                  P = exp2(scores - lse)
+                                               7  totals += P * (weight * dP - delta), but where a mask is
+                                               8  dbias = totals, summed over rows or columns that the bias has one of
 
-Bytes from L2 are what it waits for: a tile of scores is two products, and loads all four factors. So Q and K have
-stages of their own, and come while dO and V of the tile before are used. At 6 a warpgroup has the products of the other
-one beside it.
+A tile of scores is two products of all that is loaded for it, and as many exponentials as scores: what threads do is
+what it waits for. So warpgroups take turns to start 4 and 5, and each has the other one's products beside 6 and 7;
+where options take the registers that dP would have meanwhile (`DbiasConfig.beside`), 5 comes after 6, without turns.
+lse and delta of the next tile's two rows a thread are read beside the products. Where all scores of a warp count, which
+it finds by their products two by two, nothing asks for each of them whether a mask is there.
 
 totals are plain sums of float32. Of n terms they are off by at most n * 2**-24 of the terms' sum, and by its root where
 roundings go either way: of 16 bits, to which dbias is rounded, they reach 2**-12, half a last place, where that many
@@ -25,8 +27,8 @@ terms all lean to one side. What is left to add is compensated (`dbias_sums`): p
 
 What a mask hides has no part in a sum, whatever V, K and dO hold there; nor have queries beyond the last.
 
-Shared memory: `DbiasConfig.tiles`, 2 * (BLOCK_Q + BLOCK_KV) * (stages * D + late_stages * Dv) bytes, and the bias's
-tile. Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
+Shared memory: `DbiasConfig.tiles`, 2 * stages * (BLOCK_Q + BLOCK_KV) * max(D, Dv) bytes, and the bias's tile.
+Registers: BLOCK_KV / 2 scores, as many of dP and totals, and about 40.
 """
 
 from __future__ import annotations
