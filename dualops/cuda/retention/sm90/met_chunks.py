@@ -34,7 +34,7 @@ from ...tile.column_sums import column_sums, warp_sums
 from ...tile.companion import companion
 from ...tile.epilogue import box_output
 from ...tile.exact_products import exact_left
-from ...tile.grids import let_next_grid_begin, wait_for_grid_before
+from ...tile.grids import let_next_grid_begin
 from ...tile.meeting import halves
 from ...tile.near_pairs import near_pairs
 from ...tile.numbers import numbers
@@ -135,7 +135,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
         prefetch_maps((q_map, k_map, v_map, y_map), 1)
         q_pipe.start()
         if walk.beside:
-            let_next_grid_begin()
+            let_next_grid_begin()  # dv's, which ends after this one
         before = i32(part * call.state_chunk)  # tokens that other blocks walk first
         length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
         i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
@@ -241,7 +241,5 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                 m0 = i32(m0 + STEP)
                 i = q_pipe.next(i)
             boxes.finish()
-        if walk.beside and cuda.threadIdx.x < 32:  # who multiplies: an idle lane that waits would hold up who loads
-            wait_for_grid_before()
 
     return retention_met_sm90
