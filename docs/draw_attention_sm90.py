@@ -104,7 +104,7 @@ def recorded() -> list[Event]:
 
     nouns: dict[str, Callable[[Any], Any]] = {
         "pipeline": pipe,
-        "warpgroup_mma": lambda mma: noted(
+        "left_factor": lambda mma: noted(
             mma, start=("qk", nothing), wait=("finish", nothing), wait_but_one=("finish", one)
         ),
         "register_mma": lambda mma: noted(mma, add=("pv", nothing), wait=("finish", nothing)),
@@ -112,7 +112,7 @@ def recorded() -> list[Event]:
         "turns": lambda turn: noted(turn, begin=("begin", nothing), take=("take", nothing), give=("give", nothing)),
         "output_of": lambda output: noted(output, store=("store", nothing)),
     }
-    config = Sm90Config(WARPGROUPS, 16)
+    config = Sm90Config(WARPGROUPS, 16, held=True)
     with ExitStack() as stack:
         for name, made in nouns.items():
             stack.enter_context(mock.patch.object(forward, name, after(getattr(forward, name), made)))

@@ -203,7 +203,7 @@ def recorded(name: str) -> tuple[int, list[Event]]:
 
 def after(function: Callable[..., Any], made: Callable[[Any], Any]) -> Callable[..., Any]:
     """A function that returns what is made of what the other returns."""
-    return lambda *args: made(function(*args))
+    return lambda *args, **named: made(function(*args, **named))
 
 
 def by_slices(events: Iterable[Event]) -> Iterator[Event]:
