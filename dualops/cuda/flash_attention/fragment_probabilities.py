@@ -14,13 +14,13 @@ from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any
-from ..tile.softmax_rows import SoftmaxRows
+from ..tile.softmax_rows import SoftmaxRows, largest_unsigned_word
 from ..tile.unrolled import one_after_another
 from .fragment_scores import FragmentScores
 from .options import OptionChain
 
 GROUP = 8  # scores of which a loop is left to the compiler
-CHAINS = 4  # of maxima, that do not wait for one another
+CHAINS = 3  # of numbers farthest below 0, that do not wait for one another
 
 
 class FragmentProbabilities(Namespace):
@@ -69,9 +69,9 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         FIRST, END = group.start, group.stop
 
         @verb
-        def some(most, scores, _, __):
-            for e in range(FIRST, END):
-                most[e % CHAINS] = num.maximum(most[e % CHAINS], abs(scores[e]))
+        def some(least, scores, _, __):
+            for e in range(FIRST, END, 2):
+                least[e // 2 % CHAINS] = largest_unsigned_word(least[e // 2 % CHAINS], scores[e], scores[e + 1])
 
         return some
 
@@ -93,10 +93,6 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         @verb
         def exponentials(largest, scores, rows, numbers, options, where):
             row_max, row_sum, rescale, new_max = rows
-            nothing = softmax.pair()
-            for h in range(2):
-                nothing[h] = num.minus_inf
-            softmax.new_max(new_max, scores, nothing)
             for h in range(2):
                 new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
             softmax.rescale_of(rescale, row_max, new_max, num.one)
@@ -127,11 +123,14 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        most = cuda.local.array(CHAINS, f32)
+        nothing, new_max, least = softmax.pair(), rows[3], cuda.local.array(CHAINS, f32)
+        for h in range(2):
+            nothing[h] = num.minus_inf
+        softmax.new_max(new_max, scores, nothing)
         for n in range(CHAINS):
-            most[n] = num.zero
-        measure(most, scores, 0, 0)
-        largest = num.maximum(num.maximum(most[0], most[1]), num.maximum(most[2], most[3]))
+            least[n] = num.zero
+        measure(least, scores, 0, 0)
+        largest = num.maximum(num.maximum(new_max[0], new_max[1]), abs(largest_unsigned_word(least[0], least[1], least[2])))
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)
 

@@ -53,12 +53,11 @@ def max_f32(a, b):
 
 
 _OF_WORDS = (
-    "{ .reg .s32 x, y, z; mov.b32 x, {a}; mov.b32 y, {b}; mov.b32 z, {c}; %s.s32 x, x, y; %s.s32 x, x, z; "
-    "mov.b32 {d}, x; }"
+    "{ .reg .b32 x, y, z; mov.b32 x, {a}; mov.b32 y, {b}; mov.b32 z, {c}; %s x, x, y; %s x, x, z; mov.b32 {d}, x; }"
 )
 
 
-@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max", "max"), section="9.7.1.13", pure=True)
+@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max.s32", "max.s32"), section="9.7.1.13", pure=True)
 def largest_word(a, b, c):
     """The number whose bits, as those of a signed integer, are the largest; one instruction from sm_90 on. If one has
     no sign, that is the largest number, or a NaN; if all have one, the smallest.
@@ -66,10 +65,18 @@ def largest_word(a, b, c):
     return max(single(a), single(b), single(c), key=_as_integer)
 
 
-@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("min", "min"), section="9.7.1.12", pure=True)
+@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("min.s32", "min.s32"), section="9.7.1.12", pure=True)
 def smallest_word(a, b, c):
     """The number whose bits, likewise, are the smallest: where all have a sign, the largest number."""
     return min(single(a), single(b), single(c), key=_as_integer)
+
+
+@instruction("(f32, f32, f32) -> f32", _OF_WORDS % ("max.u32", "max.u32"), section="9.7.1.13", pure=True)
+def largest_unsigned_word(a, b, c):
+    """The number whose bits, as those of an integer without a sign, are the largest: if one has a sign, the smallest
+    number, or a NaN; if none has one, the largest.
+    """
+    return max(single(a), single(b), single(c), key=lambda x: _as_integer(x) & 0xFFFFFFFF)
 
 
 def _as_integer(x):

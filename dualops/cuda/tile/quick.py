@@ -13,8 +13,9 @@ ONE, HALF, TWICE = f32(1), f32(0.5), f32(2 * LOG2_E)
 # of tanh(x) / x in powers of x**2, so that the largest error of tanh within 1, 2.4e-7, is as small as can be
 NEAR = tuple(map(f32, (0.99999684, -0.33324003, 0.13253528, -0.050972924, 0.016114252, -0.002839495)))
 DOUBLE, LARGE = f32(2), f32(2.0**126)
-# likewise where |x| is below NEAREST_BOUND, to 1.7e-7
-NEAREST_BOUND, NEAREST = f32(0.3), tuple(map(f32, (0.99999601, -0.332974796, 0.1252259)))
+# likewise where |x| is below these bounds, to 1.7e-7
+NEARER_BOUND, NEARER = f32(0.3), tuple(map(f32, (0.99999601, -0.332974796, 0.1252259)))
+NEAREST_BOUND, NEAREST = f32(0.115), tuple(map(f32, (0.99999277, -0.33114207)))
 SMALL, THIRD, REST = f32(0.125), f32(-1 / 3), f32(2 / 15)
 
 
@@ -61,8 +62,7 @@ def quick_tanh_curve() -> QuickCurve:
 
     @verb
     def numbers(rate, size):
-        first, square = size * rate, rate * rate
-        return rate, size, first * NEAREST[0], first * square * NEAREST[1], first * square * square * NEAREST[2]
+        return rate, size
 
     @verb
     def of_any(x, numbers, less):
@@ -74,20 +74,31 @@ def quick_tanh_curve() -> QuickCurve:
         return near_tanh(x, numbers[0], numbers[1]) - less
 
     @verb
+    def of_nearer(x, numbers, less):
+        rate, size = numbers
+        square, first, third = x * x, size * rate, size * rate * (rate * rate)
+        fifth = third * (rate * rate) * NEARER[2]
+        return x * ((fifth * square + third * NEARER[1]) * square + first * NEARER[0]) - less
+
+    @verb
     def of_nearest(x, numbers, less):
-        square = x * x
-        return x * ((numbers[4] * square + numbers[3]) * square + numbers[2]) - less
+        rate, size = numbers
+        first, third = size * rate * NEAREST[0], size * rate * (rate * rate) * NEAREST[1]
+        return x * (third * (x * x) + first) - less
 
     @verb
     def are_near(largest, numbers):
         return largest * numbers[0] < ONE
 
-    @verb
-    def are_nearest(largest, numbers):
-        rate = numbers[0]
-        return (largest * rate < NEAREST_BOUND) & (rate > LEAST) & (rate < MOST)
+    def are_below(bound: Any) -> Callable[..., Any]:
+        @verb
+        def are(largest, numbers):
+            rate = numbers[0]
+            return (largest * rate < bound) & (rate > LEAST) & (rate < MOST)
 
-    nearer = (of_near, are_near), (of_nearest, are_nearest)
+        return are
+
+    nearer = (of_near, are_near), (of_nearer, are_below(NEARER_BOUND)), (of_nearest, are_below(NEAREST_BOUND))
     return QuickCurve(numbers=numbers, any=of_any, nearer=nearer)
 
 

@@ -19,7 +19,14 @@ from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
-from ..ptx.arithmetic import bits_of_f32, largest_word, settle as settle, settle_bits, smallest_word
+from ..ptx.arithmetic import (
+    bits_of_f32,
+    largest_unsigned_word as largest_unsigned_word,
+    largest_word,
+    settle as settle,
+    settle_bits,
+    smallest_word,
+)
 from ..ptx.convert import pack_bf16x2, pack_f16x2
 from .numbers import numbers
 from .rows import FULL_WARP, lane_reductions, vote_any
@@ -48,6 +55,8 @@ class SoftmaxRows(Namespace):
     scale_changed: Callable[..., None]  # (acc, rescale): my warp's upper rows, or lower, if one changes
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
+    # (row_max, row_sum, rescale, logit, multiplier): a logit without a value joins rows whose lanes have met
+    join: Callable[..., None]
     divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
     # (row_max, row_sum, multiplier): row_max becomes the logarithm to base 2 of the sum of exponentials
     log2: Callable[..., None]
@@ -276,6 +285,16 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
             row_sum[h] = lanes.sum(row_sum[h])
 
     @verb
+    def join(row_max, row_sum, rescale, logit, multiplier):
+        new_max = pair()
+        for h in range(ROWS_THERE):
+            new_max[h] = num.maximum(row_max[h], logit)
+        rescale_of(rescale, row_max, new_max, multiplier)
+        for h in range(ROWS_THERE):
+            share = num.exp2((logit - num.base(row_max[h])) * multiplier)
+            row_sum[h] = row_sum[h] * rescale[h] + share
+
+    @verb
     def log2_of(row_max, row_sum, multiplier):
         for h in range(ROWS_THERE):
             row_max[h] = num.base(row_max[h]) * multiplier + num.log2(row_sum[h])
@@ -293,6 +312,7 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
         scale_changed=scale_changed,
         pack=pack,
         total=total,
+        join=join,
         divide=divide,
         log2=log2_of,
     )

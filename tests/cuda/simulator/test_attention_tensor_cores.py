@@ -93,15 +93,15 @@ def test_softcaps_behind_masks(params):
 def test_the_curve_of_a_softcap(rate):
     """Of all numbers, and of small ones by polynomials, as far as each is for; not where a rate has no fifth power."""
     curve, rate, size, less = quick_tanh_curve(), np.float32(rate), np.float32(3), np.float32(0.5)
-    numbers, (near, nearest) = curve.numbers(rate, size), curve.nearer
-    for (verb, is_for), bound in (((curve.any, lambda *_: True), 4), (near, 0.999), (nearest, 0.299)):
+    numbers, (near, nearer, nearest) = curve.numbers(rate, size), curve.nearer
+    for (verb, is_for), bound in (((curve.any, lambda *_: True), 4), (near, 0.999), (nearer, 0.299), (nearest, 0.114)):
         x = np.linspace(-bound, bound, 1001).astype(np.float32) / rate
         if is_for(x[-1], numbers):
             right = 3 * np.tanh(x.astype(np.float64) * np.float64(rate)) - 0.5
             assert np.abs(np.array([verb(each, numbers, less) for each in x], np.float64) - right).max() < 3 * 4e-7
         else:
-            assert verb is nearest[0] and not 1e-6 < rate < 1e6
-    for (_, is_for), bound in ((near, 1.001), (nearest, 0.301)):
+            assert verb is not near[0] and not 1e-6 < rate < 1e6
+    for (_, is_for), bound in ((near, 1.001), (nearer, 0.301), (nearest, 0.116)):
         assert not any(is_for(x, numbers) for x in (np.float32(bound) / rate, np.float32(np.inf), np.float32(np.nan)))
     assert [curve.any(np.float32(sign * np.inf), numbers, less) for sign in (-1, 1)] == [-3.5, 2.5]
     assert np.isnan(curve.any(np.float32(np.nan), numbers, less))

@@ -72,7 +72,7 @@ from .queries import queries_of
 from .slices import slices_of
 from .splits import PARTS_TYPE
 from .visits import visits_of
-from .walk import SIZE, get, put, put_end, walk_of
+from .walk import SIZE, get_of, put, put_end, walk_of
 
 # columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
 # kernel takes 0.95 to 0.97 of the time so, of full attention with D = 128 0.99, but causal with S = 2048 1.03 (H200)
@@ -113,7 +113,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         turns(config.consumers if config.turns else 1),
         visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
     )
-    walk = walk_of(config, variant, chain, visits)
+    walk, get = walk_of(config, variant, chain, visits), get_of(config, variant)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
     piece_of = slices_of(config.slices, tiles.v.width)
@@ -202,15 +202,12 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
             statistics = row_max, row_sum, rescale, new_max
             turn.begin(warpgroup)
-            task, column = get(slots.numbers, ticket.take(slots, piece))
+            task, column = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 b, h, row = task.b, task.h, i32(ROWS * warpgroup)
                 m = i32(task.m0 + row)
-                sink, share = num.minus_inf, num.zero
-                if has_sinks:
-                    sink, share = score.sink(options, h, multiplier)
-                rows.start(row_max, row_sum, sink, share)
+                rows.start(row_max, row_sum, num.minus_inf, num.zero)
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
@@ -272,6 +269,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         q_pipe.release(q_bars, piece)
                     stage = v_pipe.wait(v_bars, i - 1)
                     pv.add(sums, probs, base, v_tile.at(stage), adds)
+                    if has_sinks:
+                        sink = score.sink(options, h, multiplier)[0]
                     pv.wait(sums)
                     v_pipe.release(v_bars, i - 1)
                     pv.collect(acc, sums)
@@ -279,9 +278,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     if not O_OVER_Q:
                         q_pipe.skip(q_bars, piece)
                     if has_sinks:  # whose share is no sum of 0
+                        sink = score.sink(options, h, multiplier)[0]
                         for n in range(pv.size):
                             acc[n] = num.zero
                 rows.total(row_sum)
+                if has_sinks:
+                    rows.join(row_max, row_sum, rescale, sink, multiplier)
+                    rows.scale_changed(acc, rescale)
                 rows.divide(acc, row_sum, score.growth(options))
                 rows.log2(row_max, row_sum, multiplier)
                 upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
@@ -293,7 +296,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if O_OVER_Q:
                     output.free()
                 piece = u32(piece + 1)
-                task, column = get(slots.numbers, ticket.take(slots, piece))
+                task, column = get(slots.numbers, ticket.take(slots, piece), extent)
                 if O_OVER_Q:
                     q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads o any more
             if not O_OVER_Q:

@@ -4,6 +4,9 @@ it is handed on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ...backend import i32, u32, verb
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ..arguments import Variant, spans
@@ -37,14 +40,28 @@ def get_one(numbers, at):
     return shfl_idx_i32(numbers[at], 0, FULL_WARP)
 
 
-@verb
-def get(numbers, at):
-    """Task and column, known to the assembler as the same for all lanes; m0 is below 0 where there is none."""
-    b, h, h_kv, m0 = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2), get_one(numbers, at + 3)
-    Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
-    q_first, k_first, first = get_one(numbers, at + 7), get_one(numbers, at + 8), get_one(numbers, at + 9)
-    count, split, column = u32(get_one(numbers, at + 10)), get_one(numbers, at + 11), get_one(numbers, at + 12)
-    return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
+def get_of(config: Sm90Config, variant: Variant) -> Callable[..., Any]:
+    """The verb (numbers, at, extent) -> task and column, known to the assembler as the same for all lanes; m0 is below
+    0 where there is none. What all pieces of the kernel have alike is not read, and takes no register.
+    """
+    VARLEN, SPLIT, SLICED = variant.varlen, config.split, config.slices > 1
+
+    @verb
+    def get(numbers, at, extent):
+        b, h, h_kv = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2)
+        m0, first, count = get_one(numbers, at + 3), get_one(numbers, at + 9), u32(get_one(numbers, at + 10))
+        Sq, Sk, offset = extent.Sq, extent.Sk, i32(extent.aligned * (extent.Sk - extent.Sq))
+        q_first, k_first, split, column = i32(0), i32(0), i32(0), i32(0)
+        if VARLEN:
+            Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
+            q_first, k_first = get_one(numbers, at + 7), get_one(numbers, at + 8)
+        if SPLIT:
+            split = get_one(numbers, at + 11)
+        if SLICED:
+            column = get_one(numbers, at + 12)
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
+
+    return get
 
 
 def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: Visits) -> Walk:
@@ -88,3 +105,13 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(max(i32(end - first), i32(0))), part)
 
     return Walk(total=total, task=task)
+
+
+@verb
+def get(numbers, at):
+    """Task and column, known to the assembler as the same for all lanes; m0 is below 0 where there is none."""
+    b, h, h_kv, m0 = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2), get_one(numbers, at + 3)
+    Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
+    q_first, k_first, first = get_one(numbers, at + 7), get_one(numbers, at + 8), get_one(numbers, at + 9)
+    count, split, column = u32(get_one(numbers, at + 10)), get_one(numbers, at + 11), get_one(numbers, at + 12)
+    return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
