@@ -31,11 +31,11 @@ HARMLESS = {
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
     r"(flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
     r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta|"
-    r"flash_attention_dq_sm90 a bias in boxes: pipeline\.acquire > mbarrier_wait_cta#2): left "
+    r"flash_attention_(dq_)?sm90 a bias in boxes: pipeline\.acquire > mbarrier_wait_cta#2): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
     "is free when the tile that fills it is there; one place likewise of one stage, as no element is made anew there; "
-    "and V's stage when the bias of the tile that it had is given back, with its product over, in the simulator alone: "
-    "the other problems show that the wait is needed",
+    "and K's or dq's V's stage when the bias of the tile that it had is given back, with its product over, of V in the "
+    "simulator alone: the other problems show that the wait is needed",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\.issue > "

@@ -237,11 +237,13 @@ MASKED = {"max_seqlen_q": 332, "max_seqlen_k": 72, "causal": True}
 def _attention() -> Iterator[Problem]:
     """sm90: three pieces of work for a block, of three tiles of keys each; or six, of five, four and no tiles."""
     over_q = AttentionSm90Config(1, 16, q_stages=1, o_over_q=True)
+    boxed = AttentionSm90Config(1, 16, q_stages=1, bias_stages=1)
     for name, operator, shapes, params, config in (
         ("boxes", "flash_attention", FEWER, {}, AttentionSm90Config(1, 16, q_stages=1)),
         ("some rows see nothing", "flash_attention_varlen", TOKENS, MASKED, AttentionSm90Config(1, 16, held=True)),
         ("boxes over Q", "flash_attention", FEWER, {}, over_q),
         ("rows over Q", "flash_attention_varlen", TOKENS, MASKED, over_q),
+        ("a bias in boxes", "flash_attention", FEWER | BIAS_OF_FEWER, {}, boxed),
     ):
         case = Case(name, "bfloat16", shapes, {"return_lse": True, **params})
         configs = (alone(attention_sm90, config), *NONE_ANEW)

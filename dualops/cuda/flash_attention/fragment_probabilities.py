@@ -130,7 +130,9 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         for n in range(CHAINS):
             least[n] = num.zero
         measure(least, scores, 0, 0)
-        largest = num.maximum(num.maximum(new_max[0], new_max[1]), abs(largest_unsigned_word(least[0], least[1], least[2])))
+        largest = num.maximum(
+            num.maximum(new_max[0], new_max[1]), abs(largest_unsigned_word(least[0], least[1], least[2]))
+        )
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)
 

@@ -48,6 +48,14 @@ def test_each_config(keys, D, Dv, options, stored):
     sound(build_forward(config, found, True, stored), ARCH, config.shared_bytes(D, Dv))
 
 
+@pytest.mark.parametrize(("D", "options"), [(64, ("bias",)), (128, ("bias", "causal", "sinks"))])
+def test_a_bias_in_boxes(D, options):
+    found = variant_of(D, D, *options)
+    ((config, _),) = configs(D, D, names(found), bias_in_boxes=True)
+    assert (config.block_kv, config.bias_stages) == (128, 1)
+    sound(build_forward(config, found, True, "boxes"), ARCH, config.shared_bytes(D, D))
+
+
 @pytest.mark.parametrize(
     ("keys", "D", "Dv", "options", "varlen"),
     [

@@ -24,6 +24,7 @@ from dualops.cuda.ptx.arithmetic import (
     ex2_approx_ftz,
     f32_of_bits,
     fma_rn,
+    largest_unsigned_word,
     largest_word,
     lg2_approx,
     max_f32,
@@ -204,11 +205,13 @@ def _max_or_nan():
             assert same(max_nan_f32(a, b), NAN if a != a or b != b else max_f32(a, b)), (a, b)
 
 
-@of("largest_word", "smallest_word")
-def _order_of_signed_words():
+@of("largest_word", "smallest_word", "largest_unsigned_word")
+def _order_of_words():
     for three in product(EDGES[:7], repeat=3):
         in_order = sorted(three, key=lambda x: struct.unpack("<i", struct.pack("<f", x)))
         assert same(largest_word(*three), in_order[-1]) and same(smallest_word(*three), in_order[0]), three
+        farthest = max(three, key=lambda x: struct.unpack("<I", struct.pack("<f", x)))
+        assert same(largest_unsigned_word(*three), farthest), three
 
 
 @of("mul_wide_u32")

@@ -24,6 +24,7 @@ from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from ..arguments import is_varlen, sizes, variant
+from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..walk import section_of
 from .alike import after_counter, are_alike, counter_of
@@ -57,7 +58,7 @@ def _configs(p: Problem, options: Sequence[str]) -> Iterator[tuple[Sm90Config, s
         config, reason = short_config(D, Dv, options, p.group)
         if p.Sk > LEAST_TILES * config.block_kv:
             yield config, reason
-    yield from configs(D, Dv, options)
+    yield from configs(D, Dv, options, boxed_bias(p) is not None)
 
 
 def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
@@ -76,6 +77,8 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
         (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
         shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
         maps["q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
+    if config.bias_stages:
+        maps["bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
     return maps
 
 
@@ -86,7 +89,8 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     build, alike = build_forward(config, found, p.return_lse, stored), are_alike(config, found)
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
-    args = (*maps, "counter", heads, section_of(p, alike), *arrays, *sizes(p))
+    bias_maps = ("bias_map",) if config.bias_stages else ()
+    args = (*maps, bias_maps, "counter", heads, section_of(p, alike), *arrays, *sizes(p))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
     step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
     return after_counter(step, alike)
@@ -98,7 +102,7 @@ def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90
     build, found = build_forward(config, variant(p), True, ""), workspace(p, config)
     parts = tuple(_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts"))
     arrays, heads = (by_token(metas, name, varlen) for name in ("q", "k", "v")), p.B * p.H
-    args = ("q_map", "k_map", "v_map", 0, "counter", heads, 0, *parts, *arrays, *sizes(p))
+    args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, 0, *parts, *arrays, *sizes(p))
     blocks = heads // config.heads * cdiv(p.Sq, config.queries) * split_count(p.Sk, config.block_kv) * config.slices
     results_by_token = (by_token(metas, name, varlen) for name in ("o", "lse"))
     merge = build_merge(variant(p), config.block_kv, p.return_lse)

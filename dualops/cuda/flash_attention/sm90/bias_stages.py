@@ -1,4 +1,4 @@
-"""The bias's tiles in dq's kernel, beside K's and V's: [64, BLOCK_KV], of each warpgroup its own.
+"""The bias's tiles beside K's and V's, in the forward and dq's kernel: [64, BLOCK_KV], of each warpgroup its own.
 
 A warpgroup that has read its tile gives it back at once, whatever the others do, so that the next one has nearly a
 whole round to come: one stage is enough. Filling i * consumers + w is of tile i, for warpgroup w.
@@ -18,6 +18,7 @@ from ...tile.products import anew_i32
 from ...tile.warpgroup import ROWS
 from ..arguments import Variant
 from ..bias_tiles import BiasPlace, bias_tile
+from .config import Sm90Config, Tiles
 from .dq_config import DqConfig, DqTiles
 
 WARPS = 4  # of a warpgroup
@@ -33,12 +34,12 @@ class BiasStages(Namespace):
     prefetch: Callable[..., None]  # (maps): by all threads
     bring: Callable[..., None]  # (smem, maps, barriers, options, task, n0, i): of all warpgroups, by one thread
     words: Callable[..., Any]  # () -> a local array for what is read; once in a kernel
-    # (smem, barriers, words, i, warpgroup) -> what scores are bent by, once my tile is there
+    # (smem, barriers, words, i, warpgroup) -> what scores are changed by, once my tile is there
     wait: Callable[..., Any]
     release: Callable[..., None]  # (barriers, i, warpgroup): once they are
 
 
-def bias_stages(config: DqConfig, variant: Variant, tiles: DqTiles) -> BiasStages:
+def bias_stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTiles) -> BiasStages:
     """For the tiles of a kernel."""
     return _stages(config, variant, tiles) if config.bias_stages else _nothing()
 
@@ -81,7 +82,7 @@ def _nothing() -> BiasStages:
     )
 
 
-def _stages(config: DqConfig, variant: Variant, tiles: DqTiles) -> BiasStages:
+def _stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTiles) -> BiasStages:
     CONSUMERS = config.consumers
     tile = bias_tile(variant.having, tiles.bias, tiles.bias_at)
     pipe, LOADERS_WARP = pipeline(config.bias_stages * CONSUMERS, tile.nbytes, WARPS), WARPS * CONSUMERS

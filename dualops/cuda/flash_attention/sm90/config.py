@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...tile.swizzle import Operand
 from ...tile.thirds import PARTS
 from ...tile.warpgroup import ROWS
+from ..bias_tiles import bias_operand
 
 SLACK = 1024  # bytes of shared memory that the mbarriers take, and what lies between them and the tiles
 BLOCK_MASK = "block_mask"  # the option
@@ -41,8 +42,10 @@ class Tiles(NamedTuple):
     q: Operand  # [BLOCK_Q, D], a stage
     k: Operand  # [BLOCK_KV, D], a stage
     v: Operand  # [BLOCK_KV, Dv], a stage
+    bias: Operand  # [64, BLOCK_KV], of each warpgroup a stage
     k_at: int
     v_at: int
+    bias_at: int
     o_at: int  # [BLOCK_Q, Dv], unless it goes there from registers; 0 where it is put over Q
     nbytes: int
 
@@ -58,7 +61,8 @@ class Sm90Config:
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
     registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`in_thirds`),
     and o goes to memory from registers. held: Q is in registers, two for each 8 columns of D, and its place in shared
-    memory is free as soon as it is there.
+    memory is free as soon as it is there. bias_stages: of the bias's tiles, which come as boxes; 0 where it does not,
+    or there is none.
     """
 
     consumers: int
@@ -73,6 +77,7 @@ class Sm90Config:
     most: bool = False
     thirds: bool = False
     held: bool = False
+    bias_stages: int = 0
 
     @property
     def block_q(self) -> int:
@@ -97,10 +102,11 @@ class Sm90Config:
         k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "mn")
         k_at = self.q_stages * q.nbytes
         v_at = k_at + self.stages * k.nbytes
-        end = v_at + self.stages * v.nbytes
+        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
+        end = bias_at + self.bias_stages * self.consumers * bias.nbytes
         if self.o_over_q or self.split or self.thirds:
-            return Tiles(q, k, v, k_at, v_at, 0, end)
-        return Tiles(q, k, v, k_at, v_at, end, end + 2 * self.block_q * Dv)
+            return Tiles(q, k, v, bias, k_at, v_at, bias_at, 0, end)
+        return Tiles(q, k, v, bias, k_at, v_at, bias_at, end, end + 2 * self.block_q * Dv)
 
     def shared_bytes(self, D: int, Dv: int) -> int:
         return self.tiles(D, Dv).nbytes
@@ -129,7 +135,7 @@ def keys_beside(heavy: Sequence[str]) -> int:
     return KEYS_BESIDE_READING if _read(heavy) else KEYS_BESIDE_SOME
 
 
-def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
+def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[Sm90Config, str]]:
     """Tiles for heads of these widths, best first: as many keys as registers are left for.
 
     TFLOP/s on an H200, bursts, 2026-11-22, full and causal, two batches of S = 8192 and 16 or 32 heads.
@@ -142,6 +148,8 @@ def configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm90Confi
     elif max(D, Dv) > 128:
         config = _wide_config(D, Dv, heavy)
         told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
+    elif heavy == ["bias"] and bias_in_boxes:
+        config = Sm90Config(2, 128, q_stages=1, most=True, held=True, bias_stages=1)
     elif heavy:
         config = Sm90Config(2, keys_beside(heavy), turns=False)
         if heavy[0] in IN_TURNS and len(heavy) == 1:

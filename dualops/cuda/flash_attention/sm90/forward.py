@@ -59,6 +59,7 @@ from ...tile.tickets import tickets
 from ...tile.turns import turns
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
+from ..bias_words import in_words
 from ..fragment_probabilities import are_curves, fragment_probabilities
 from ..fragment_scores import fragment_scores, my_row
 from ..hidden import hidden_rows
@@ -66,6 +67,7 @@ from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent
 from .alike import are_alike
+from .bias_stages import bias_stages
 from .config import Sm90Config, factors, padded
 from .output import output_of
 from .queries import queries_of
@@ -81,15 +83,17 @@ WIDE = 128
 
 @builds
 def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(q_map, k_map, v_map, o_map, counter, heads, section, o, lse, q, k, v, H, group, Sq, Sk,
-    aligned, scale, lengths, options).
+    """flash_attention_sm90(q_map, k_map, v_map, o_map, bias_maps, counter, heads, section, o, lse, q, k, v, H, group,
+    Sq, Sk, aligned, scale, lengths, options).
 
-    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. counter: 0, where pieces are not alike
+    stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. bias_maps: one, where
+    the bias comes as boxes. counter: 0, where pieces are not alike
     (`alike`). heads: of all batches. o, lse: the parts of Configs that split keys.
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
     num, INVERSE = numbers(f32), f32(1 / LOG2_E)
     chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
+    tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
     alike = are_alike(config, variant)
     ticket = tickets(config.q_stages + 1, SIZE, alike)
@@ -104,9 +108,17 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     Q_FREE_EARLY = config.held and not O_OVER_Q
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
     rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True)
+    bias = bias_stages(config, variant, tiles)
     score = fragment_scores(
-        chain, ROWS, BLOCK_KV, config.heads, products=are_curves(chain), parts=PARTS if config.thirds else 1
+        tile_chain,
+        ROWS,
+        BLOCK_KV,
+        config.heads,
+        products=are_curves(chain),
+        word=bias.word,
+        parts=PARTS if config.thirds else 1,
     )
+    FETCHES, words_of_options = (False, bias.words) if config.bias_stages else (score.fetches, score.held)
     probability = fragment_probabilities(chain, rows, score)
     scale_acc = rows.scale_changed if alike or tiles.v.width > WIDE else rows.scale
     turn, visits = (
@@ -126,6 +138,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     @kernel(
         *[tensor_map] * 3,
         tensor_map if stored == "boxes" else i64,
+        bias.maps_type,
         pointer(i64),
         *[i32] * 2,
         *([PARTS_TYPE] * 2 if config.split else [array_type(variant), statistic_type(variant)]),
@@ -138,6 +151,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         k_map,
         v_map,
         o_map,
+        bias_maps,
         counter,
         heads,
         section,
@@ -157,14 +171,17 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_bars, v_bars, slots = q_pipe.barriers(), k_pipe.barriers(), v_pipe.barriers(), ticket.slots()
+        bias_bars = bias.barriers()
         extent = Extent(heads, H, group, Sq, Sk, aligned, section)
         warpgroup = my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_pipe.init(v_bars)
+            bias.init(bias_bars)
             ticket.init(slots)
         prefetch_maps((q_map, k_map, v_map), 1)
+        bias.prefetch(bias_maps)
         q_pipe.start()
         i, piece = u32(0), u32(0)  # fillings of K's and V's stages, and of Q's
         if warpgroup == config.consumers:
@@ -184,6 +201,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                             token = i32(task.k_first + tile.n0)
                             stage = k_pipe.acquire(k_bars, i)
                             k_tile.load(smem, stage, k_map, Corner(token, 0, (task.h_kv, b)), k_bars.full)
+                            bias.bring(smem, bias_maps, bias_bars, options, task, tile.n0, i)
                             stage = v_pipe.acquire(v_bars, i)
                             v_tile.load(smem, stage, v_map, Corner(column, token, (task.h_kv, b)), v_bars.full)
                             i = k_pipe.next(i)
@@ -196,7 +214,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
             role.consume()
             factors, seed = probability.factors(options, scale), score.seed(options)
             multiplier = factors[0]
-            scores, acc, probs, held = qk.fragment(), pv.fragment(), pv.left(), score.held()
+            scores, acc, probs, words = qk.fragment(), pv.fragment(), pv.left(), words_of_options()
             q_words = qk.words()
             base = base_of(smem)
             row_max, row_sum, rescale, new_max = rows.pair(), rows.pair(), rows.pair(), rows.pair()
@@ -214,7 +232,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, tile)
                     asked = score.ask(options, where)
-                    score.fetch(held, options, where)
+                    if FETCHES:
+                        score.fetch(words, options, where)
                     qk.take(q_words, smem, q_at, warpgroup)
                     stage = k_pipe.wait(k_bars, i)
                     qk.start(scores, q_words, base, q_at, k_tile.at(stage), warpgroup)
@@ -224,19 +243,21 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         q_pipe.release(q_bars, piece)
                     k_pipe.release(k_bars, i)
                     tile = visits.before(tile, task, options)
+                    held = bias.wait(smem, bias_bars, words, i, warpgroup)
                     visits.finish(scores, held, options, scale, where, picks, seen)
+                    bias.release(bias_bars, i, warpgroup)
                     asked = score.ask(options, where_of_next(where, tile))
-                    if score.fetches:  # for the next tile, or where there is none for this one again
+                    if FETCHES:  # for the next tile, or where there is none for this one again
                         n0 = tile.n0 if task.count != u32(1) else where.n0
                         where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
-                        score.fetch(held, options, where)
+                        score.fetch(words, options, where)
                     probability.exponentials(scores, statistics, factors, options, where)
                     rows.pack(probs, scores)
                     score.drop(probs, options, here, seed)
                     adds, end = i32(0), u32(i + task.count)
                     i = k_pipe.next(i)
                     while i != end:
-                        if not score.fetches:
+                        if not FETCHES:
                             where = Where(b, h, m, tile.n0, task.Sq, task.Sk, task.offset)
                         picks = visits.picks(options, where, tile)
                         stage = k_pipe.wait(k_bars, i)
@@ -250,12 +271,14 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                         qk.wait_but_one(scores)
                         k_pipe.release(k_bars, i)
                         tile = visits.before(tile, task, options)
+                        held = bias.wait(smem, bias_bars, words, i, warpgroup)
                         visits.finish(scores, held, options, scale, where, picks, seen)
+                        bias.release(bias_bars, i, warpgroup)
                         asked = score.ask(options, where_of_next(where, tile))
-                        if score.fetches:
+                        if FETCHES:
                             n0 = tile.n0 if k_pipe.next(i) != end else where.n0
                             where = Where(b, h, m, n0, task.Sq, task.Sk, task.offset)
-                            score.fetch(held, options, where)
+                            score.fetch(words, options, where)
                         probability.exponentials(scores, statistics, factors, options, where)
                         settle(row_sum[0] + row_sum[1])
                         pv.wait(sums)
