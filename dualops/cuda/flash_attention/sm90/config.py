@@ -116,8 +116,8 @@ MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 LIGHT_ALONE = ["key_padding_mask"]  # whose bits there is room for where nothing else needs any
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512), dropout 467, bias 417 to 468 (96: 401 to
-# 431, 64: 364; 128 as 112); 660 without options
+# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512; Q in registers 1.03 and 1.02 of it), dropout
+# 467, a bias from memory 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
 KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32
@@ -136,7 +136,8 @@ def keys_beside(heavy: Sequence[str]) -> int:
 
 
 def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[Sm90Config, str]]:
-    """Tiles for heads of these widths, best first: as many keys as registers are left for.
+    """Tiles for heads of these widths, best first: as many keys as registers are left for. bias_in_boxes: there is a
+    bias that can come so, which takes room in shared memory, and no registers.
 
     TFLOP/s on an H200, bursts, 2026-11-22, full and causal, two batches of S = 8192 and 16 or 32 heads.
     """
@@ -147,18 +148,21 @@ def configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
         config = _of_block_mask(D, Dv, [name for name in heavy if name not in ASKED_SELDOM])
     elif max(D, Dv) > 128:
         config = _wide_config(D, Dv, heavy)
+        if not options and D <= 192 and Dv <= 128:  # 1.02 and 1.04 (two runs); causal 0.98 and, in turns, 1.00 and 0.99
+            config = replace(config, turns=False, most=True, held=True)
         told += f", o of {config.slices} slices" * (config.slices > 1) + ", o over Q" * config.o_over_q
     elif heavy == ["bias"] and bias_in_boxes:
+        # 1.26 of what it is from memory; Q not in registers 1.21, not in turns 1.16, 112 keys 1.13
         config = Sm90Config(2, 128, q_stages=1, most=True, held=True, bias_stages=1)
     elif heavy:
         config = Sm90Config(2, keys_beside(heavy), turns=False)
         if heavy[0] in IN_TURNS and len(heavy) == 1:
             # softcap alone needs no more registers and is 2 to 5 % faster so; causal, it would spill
-            config = replace(config, turns=True, most=list(options) != ["softcap"])
+            config = replace(config, turns=True, most=list(options) != ["softcap"], held=heavy == ["alibi"])
         elif heavy == ["dropout"]:  # in turns 0.61 to 0.66 of the speed without options, else 0.68
             config = replace(config, most=True)
     elif max(D, Dv) > 64:  # 620 and 600, not in turns 627 and 602; S = 2048: 571 and 534, not in turns 555 and 527
-        config = Sm90Config(2, 128, held="sinks" not in options)  # registers are too few for them and another option
+        config = Sm90Config(2, 128, held=True)
     else:  # 506 and 461; two stages, in turns, 475 and 456
         config = Sm90Config(3, 128, stages=3, turns=False)
     yield config, f"{config.block_q} queries by {config.block_kv} keys{told}"

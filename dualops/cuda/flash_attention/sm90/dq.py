@@ -57,7 +57,7 @@ from .config import factors, padded
 from .dq_config import DqConfig
 from .output import rows_from_registers, rows_output
 from .visits import visits_of
-from .walk import SIZE, get, put, put_end
+from .walk import SIZE, get_of, put, put_end
 
 
 @builds
@@ -88,7 +88,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)
     visits = visits_of(config.block_q, BLOCK_KV, variant, score)
-    walk = walk_by_queries(config.block_q, visits.between, variant.varlen, chain)
+    walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of(variant)
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
     if thirds:
@@ -181,7 +181,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
             words = bias.words()
             row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
             turn.begin(warpgroup)
-            task, _ = get(slots.numbers, ticket.take(slots, piece))
+            task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
             while task.m0 >= 0:
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 row = i32(ROWS * warpgroup)
@@ -241,7 +241,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
-                    task, _ = get(slots.numbers, ticket.place(piece))  # anew, while it is there: it held registers
+                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew, while it is there: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
@@ -262,7 +262,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 if DQ_OVER_Q:
                     output.free()
                 piece = u32(piece + 1)
-                task, _ = get(slots.numbers, ticket.take(slots, piece))
+                task, _ = get(slots.numbers, ticket.take(slots, piece), extent)
                 if DQ_OVER_Q:
                     q_pipe.release(q_bars, piece - 1)  # lanes have met: none reads dq any more
             if not DQ_OVER_Q:

@@ -16,11 +16,12 @@ one thread of another warpgroup loads.
                                                   next piece begins
 
 Products run beside the threads: at 6 and 7 a warpgroup has that of 5 under way, and those of the other warpgroups,
-which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides.
-Which probabilities a dropout keeps is found after 8, when they are packed, and at 9 they grow by its share. Scores
-never leave registers: as accumulators lie, two and two packed, they are the left factor of the next product. Where
-there is room for it, Q is in registers, too, and is read from shared memory once (`held`). While consumers are at 9,
-the producer loads what comes next.
+which may take turns to start theirs. What options read is fetched a tile ahead, as is which keys a padding mask hides;
+a bias that comes as boxes lies beside K and V (`bias_stages`). Which probabilities a dropout keeps is found after 8,
+when they are packed, and at 9 they grow by its share; there a sink joins its rows. Scores never leave registers: as
+accumulators lie, two and two packed, they are the left factor of the next product. Where there is room for it, Q is in
+registers, too, and is read from shared memory once (`held`). While consumers are at 9, the producer loads what comes
+next.
 
 Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
 query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
@@ -39,9 +40,10 @@ split in registers; what the tensor cores add up of a tile is added to acc by th
 Scores that are a curve of their products, as softcap's are, are not made at 6: at 7 the maxima are those of products,
 and P is made of each product at once (`fragment_probabilities`).
 
-Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv)) bytes, where o is
-over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores and their P in half as many, Dv / 2 of
-acc, D / 4 of Q where it is held, and about 40; of float32 three times as many of P, and Dv / 2 more.
+Shared memory: `Sm90Config.tiles`, 2 * (BLOCK_Q * (q_stages * D + Dv) + stages * BLOCK_KV * (D + Dv) + bias_stages *
+BLOCK_Q * BLOCK_KV) bytes, where o is over Q BLOCK_Q * Dv less; Dv is that of a slice. Registers: BLOCK_KV / 2 scores
+and their P in half as many, Dv / 2 of acc, D / 4 of Q where it is held, and about 40; of float32 three times as many of
+P, and Dv / 2 more.
 """
 
 from __future__ import annotations
@@ -125,7 +127,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         turns(config.consumers if config.turns else 1),
         visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
     )
-    walk, get = walk_of(config, variant, chain, visits), get_of(config, variant)
+    walk = walk_of(config, variant, chain, visits)
+    get = get_of(variant, split=config.split, sliced=config.slices > 1)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
     piece_of = slices_of(config.slices, tiles.v.width)
@@ -225,7 +228,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 i = u32(shfl_idx_i32(i32(i), 0, FULL_WARP))
                 b, h, row = task.b, task.h, i32(ROWS * warpgroup)
                 m = i32(task.m0 + row)
-                rows.start(row_max, row_sum, num.minus_inf, num.zero)
+                sink = num.minus_inf
+                rows.start(row_max, row_sum, sink, num.zero)
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)

@@ -40,11 +40,12 @@ def get_one(numbers, at):
     return shfl_idx_i32(numbers[at], 0, FULL_WARP)
 
 
-def get_of(config: Sm90Config, variant: Variant) -> Callable[..., Any]:
+def get_of(variant: Variant, *, split: bool = False, sliced: bool = False) -> Callable[..., Any]:
     """The verb (numbers, at, extent) -> task and column, known to the assembler as the same for all lanes; m0 is below
-    0 where there is none. What all pieces of the kernel have alike is not read, and takes no register.
+    0 where there is none. What all pieces of a kernel have alike is not read, and takes no register. split, sliced:
+    whether keys and V's columns are.
     """
-    VARLEN, SPLIT, SLICED = variant.varlen, config.split, config.slices > 1
+    VARLEN, SPLIT, SLICED = variant.varlen, split, sliced
 
     @verb
     def get(numbers, at, extent):
@@ -105,13 +106,3 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(max(i32(end - first), i32(0))), part)
 
     return Walk(total=total, task=task)
-
-
-@verb
-def get(numbers, at):
-    """Task and column, known to the assembler as the same for all lanes; m0 is below 0 where there is none."""
-    b, h, h_kv, m0 = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2), get_one(numbers, at + 3)
-    Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
-    q_first, k_first, first = get_one(numbers, at + 7), get_one(numbers, at + 8), get_one(numbers, at + 9)
-    count, split, column = u32(get_one(numbers, at + 10)), get_one(numbers, at + 11), get_one(numbers, at + 12)
-    return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, split), column
