@@ -116,8 +116,8 @@ MOST_BYTES = 227 * 1024 - SLACK  # of Hopper's shared memory
 LIGHT_OPTIONS = ("band", "sinks")  # that need no registers for themselves
 LIGHT_ALONE = ["key_padding_mask"]  # whose bits there is room for where nothing else needs any
 # keys that there are registers for beside one of the others, and beside several; TFLOP/s of S = 4096 where one has been
-# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512; Q in registers 1.03 and 1.02 of it), dropout
-# 467, a bias from memory 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
+# tuned: softcap 494 (112 keys: 474), ALiBi 565 (112: 531, not in turns 512; since then Q is in registers, 1.03 and 1.02
+# of it), dropout 467, a bias from memory 417 to 468 (96: 401 to 431, 64: 364; 128 as 112); 660 without options
 KEYS_BESIDE = {"softcap": 128, "alibi": 128, "bias": 112, "dropout": 128}
 IN_TURNS = ("softcap", "alibi", "bias")
 KEYS_BESIDE_ONE, KEYS_BESIDE_SOME, KEYS_BESIDE_READING, KEYS_BESIDE_MANY = 96, 64, 48, 32

@@ -241,7 +241,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         gradient.d_scores(scores, d_probs, options, where, row_delta)
                         rows.pack(d_scores, scores)
                         i = k_pipe.next(i)
-                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew, while it is there: it held registers
+                    task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
                     dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
