@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Namespace, f32, i32, verb
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_f32
 from ..tile.rows import FULL_WARP, vote_any
@@ -20,7 +20,6 @@ from .fragment_scores import FragmentScores
 from .options import OptionChain
 
 GROUP = 8  # scores of which a loop is left to the compiler
-CHAINS = 3  # of numbers farthest below 0, that do not wait for one another
 
 
 class FragmentProbabilities(Namespace):
@@ -71,7 +70,7 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         @verb
         def some(least, scores, _, __):
             for e in range(FIRST, END, 2):
-                least[e // 2 % CHAINS] = largest_unsigned_word(least[e // 2 % CHAINS], scores[e], scores[e + 1])
+                least[e // 2 % 2] = largest_unsigned_word(least[e // 2 % 2], scores[e], scores[e + 1])
 
         return some
 
@@ -123,16 +122,14 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
 
     @verb
     def exponentials(scores, rows, factors, options, where):
-        nothing, new_max, least = softmax.pair(), rows[3], cuda.local.array(CHAINS, f32)
+        nothing, least, new_max, largest = softmax.pair(), softmax.pair(), rows[3], num.zero
         for h in range(2):
-            nothing[h] = num.minus_inf
+            nothing[h], least[h] = num.minus_inf, num.zero
         softmax.new_max(new_max, scores, nothing)
-        for n in range(CHAINS):
-            least[n] = num.zero
         measure(least, scores, 0, 0)
-        largest = num.maximum(
-            num.maximum(new_max[0], new_max[1]), abs(largest_unsigned_word(least[0], least[1], least[2]))
-        )
+        for h in range(2):
+            if score.there(where, h):  # what is beyond the last query may be another sequence's
+                largest = num.maximum(largest, num.maximum(new_max[h], abs(least[h])))
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)
 

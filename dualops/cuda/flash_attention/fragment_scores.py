@@ -50,6 +50,7 @@ class FragmentScores(Namespace):
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
+    there: Callable[..., Any]  # (where, h) -> whether my row h of two is a query's
     near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
     # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
     # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
@@ -120,6 +121,10 @@ def fragment_scores(
         if cuda.threadIdx.x % LANES == 0:
             share = num.exp2((found - num.base(found)) * multiplier)
         return found, share
+
+    @verb
+    def there(where, h):
+        return where.m0 + (my_row() + 8 * h) // heads < where.Sq
 
     @verb
     def before(column):
@@ -310,6 +315,7 @@ def fragment_scores(
         weigh=weigh,
         again=keeping.again,
         weight=keeping.weight,
+        there=there,
         near=change.near,
         bend=bend,
         pair=pair,
