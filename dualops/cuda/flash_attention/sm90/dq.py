@@ -88,7 +88,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)
     visits = visits_of(config.block_q, BLOCK_KV, variant, score)
-    walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of(variant)
+    walk, get = walk_by_queries(config.block_q, visits.between, variant.varlen, chain), get_of()
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, visits.keys, dsk.size, passes=variant.varlen, gradient=True)
     beside = config.consumers if DQ_OVER_Q else 0
     if thirds:

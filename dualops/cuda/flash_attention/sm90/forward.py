@@ -128,7 +128,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
     )
     walk = walk_of(config, variant, chain, visits)
-    get = get_of(variant, split=config.split, sliced=config.slices > 1)
+    get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
     piece_of = slices_of(config.slices, tiles.v.width)

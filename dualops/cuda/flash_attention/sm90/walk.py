@@ -40,12 +40,12 @@ def get_one(numbers, at):
     return shfl_idx_i32(numbers[at], 0, FULL_WARP)
 
 
-def get_of(variant: Variant, *, split: bool = False, sliced: bool = False) -> Callable[..., Any]:
+def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> Callable[..., Any]:
     """The verb (numbers, at, extent) -> task and column, known to the assembler as the same for all lanes; m0 is below
-    0 where there is none. What all pieces of a kernel have alike is not read, and takes no register. split, sliced:
-    whether keys and V's columns are.
+    0 where there is none. What all pieces of a kernel have alike need not be read, and takes no register then: lengths,
+    unless it is of varlen, parts of keys, unless these are split, columns, unless V's are sliced.
     """
-    VARLEN, SPLIT, SLICED = variant.varlen, split, sliced
+    VARLEN, SPLIT, SLICED = varlen, split, sliced
 
     @verb
     def get(numbers, at, extent):
