@@ -49,13 +49,14 @@ def get_of(*, varlen: bool = True, split: bool = True, sliced: bool = True) -> C
 
     @verb
     def get(numbers, at, extent):
-        b, h, h_kv = get_one(numbers, at), get_one(numbers, at + 1), get_one(numbers, at + 2)
-        m0, first, count = get_one(numbers, at + 3), get_one(numbers, at + 9), u32(get_one(numbers, at + 10))
+        b, h = get_one(numbers, at), get_one(numbers, at + 1)
+        h_kv, m0 = get_one(numbers, at + 2), get_one(numbers, at + 3)
         Sq, Sk, offset = extent.Sq, extent.Sk, i32(extent.aligned * (extent.Sk - extent.Sq))
         q_first, k_first, split, column = i32(0), i32(0), i32(0), i32(0)
         if VARLEN:
             Sq, Sk, offset = get_one(numbers, at + 4), get_one(numbers, at + 5), get_one(numbers, at + 6)
             q_first, k_first = get_one(numbers, at + 7), get_one(numbers, at + 8)
+        first, count = get_one(numbers, at + 9), u32(get_one(numbers, at + 10))
         if SPLIT:
             split = get_one(numbers, at + 11)
         if SLICED:
