@@ -17,9 +17,9 @@ the same products but the last: dq is a sum over the keys of many blocks.
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
 registers have room for a warpgroup's K, and where no option but a mask or sinks needs any, for its V, which are left
-factors of all tiles (`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left of it then is P.T *
-slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as boxes with dO
-(`bias_part`), and dq has one place less.
+factors of all tiles (`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left
+of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as
+boxes with dO (`bias_part`), and dq has one place less.
 
 The sum of a tile's dq has one order, whatever blocks run when: who comes as number r waits for r others
 (`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the last tile on,
