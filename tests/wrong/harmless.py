@@ -12,7 +12,7 @@ HARMLESS = {
     "last read and the release",
     r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
     r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence#2|dbias_sm90 keys stay: warpgroup_mma\.start > "
+    r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence|dbias_sm90 keys stay: warpgroup_mma\.start > "
     r"warpgroup_mma\.issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started "
     "just before it, behind a fence of its own, and no register was touched in between",
@@ -46,8 +46,6 @@ HARMLESS = {
     r"mbarrier_wait_cta#1): the next mbarrier)": "each block has a second tile there, which comes after the first",
     r"flash_attention_dkv_apart_sm90 register_mma\.add > wgmma_fence#[13]: left out": "K @ Q.T or V @ dO.T was started "
     "just before it, behind a fence of its own, and no register was touched in between",
-    r"flash_attention_fused_sm90 pipeline\.claim > mbarrier_wait_cta: the next mbarrier": "of two stages it waits "
-    "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
     r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
     r"retention_(sm90 pipeline\.release#1|step_gradient_sm90 pipeline\.release#[12]|met_sm90 pipeline\.release#[1-3]|"

@@ -40,7 +40,7 @@ ORDERS = (
     ("scattered", 0),
 )
 NOTED = 2  # orders in which the kernel as it is comes to all of its steps
-WRONG = (Rejected, Deadlock, IndexError, RuntimeError)  # what mutants are rejected with
+WRONG = (Rejected, Deadlock, IndexError, OverflowError, RuntimeError)  # what mutants are rejected with
 
 
 @dataclass(frozen=True)

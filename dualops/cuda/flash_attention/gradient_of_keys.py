@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..backend import Namespace, cuda, f32, i32, verb
+from ..tile.left_words import WORDS
 from ..tile.numbers import numbers
 from ..tile.softmax_rows import pairs_of
 from ..tile.unrolled import one_after_another
@@ -27,17 +28,16 @@ class GradientOfKeys(Namespace):
     probabilities: Callable[..., None]
     d_scores: Callable[..., None]  # (d_probs, probs, options, kept, slots, at): dP becomes dS
     pack: Callable[..., None]  # (packed, values)
+    # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as the
+    # left factor of a step of its own; where nothing is near and nothing weighs
+    steps: tuple[Callable[..., None], ...]
 
 
-def probabilities_of_keys(
-    chain: OptionChain, score: FragmentScores, columns: int, keep: Callable[..., None]
-) -> Callable[..., None]:
-    """The verb (target, scores, given, kept, slots, at): P of a tile [64, columns], by `keep`, a verb (target, scores,
-    n, probs, bent, options, kept): of two neighbouring columns, pair n of a thread's, P and P * slope.
-    """
-    num, NEAR = numbers(f32), chain.near_score is not None
+def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], near: bool) -> list[Callable[..., None]]:
+    """The verbs ((target, scores), given, (slots, at), kept), each for 16 columns."""
+    num = numbers(f32)
 
-    def pair_from(n: int, near: bool) -> Callable[..., None]:
+    def pair_from(n: int) -> Callable[..., None]:
         pair = score.pair(n // 2, n % 2, near)
 
         @verb
@@ -48,8 +48,8 @@ def probabilities_of_keys(
 
         return keep_pair
 
-    def probabilities_from(first: int, near: bool) -> Callable[..., None]:
-        keep_a, keep_b, keep_c, keep_d = (pair_from(first // 2 + n, near) for n in range(4))
+    def probabilities_from(first: int) -> Callable[..., None]:
+        keep_a, keep_b, keep_c, keep_d = (pair_from(first // 2 + n) for n in range(4))
 
         @verb
         def some(both, given, place, kept):
@@ -64,10 +64,17 @@ def probabilities_of_keys(
 
         return some
 
-    of_near, of_any = (
-        one_after_another([probabilities_from(first, near) for first in range(0, columns // 2, 8)])
-        for near in (True, False)
-    )
+    return [probabilities_from(first) for first in range(0, columns // 2, 8)]
+
+
+def probabilities_of_keys(
+    chain: OptionChain, score: FragmentScores, columns: int, keep: Callable[..., None]
+) -> Callable[..., None]:
+    """The verb (target, scores, given, kept, slots, at): P of a tile [64, columns], by `keep`, a verb (target, scores,
+    n, probs, bent, options, kept): of two neighbouring columns, pair n of a thread's, P and P * slope.
+    """
+    NEAR = chain.near_score is not None
+    of_near, of_any = (one_after_another(_sixteens(score, columns, keep, near)) for near in (True, False))
 
     @verb
     def probabilities(target, scores, given, kept, slots, at):
@@ -84,6 +91,7 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     options have slopes, `score.finish` leaves products.
     """
     num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
+    put_in_step = pairs_of(dtype, WORDS)
 
     @verb
     def keep_pair(packed, scores, n, probs, bent, options, kept):
@@ -94,6 +102,11 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
             put(packed, n, probs[0] * first, probs[1] * second)
         else:
             put(packed, n, probs[0], probs[1])
+
+    @verb
+    def keep_in_step(packed, scores, n, probs, bent, options, kept):
+        scores[2 * n], scores[2 * n + 1] = bent
+        put_in_step(packed, n % WORDS, probs[0], probs[1])
 
     def d_scores_from(first: int) -> Callable[..., None]:
         @verb
@@ -130,4 +143,5 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     def pack(packed, values):
         all_packs(packed, values, 0, 0)
 
-    return GradientOfKeys(probabilities=probabilities, d_scores=d_scores, pack=pack)
+    steps = tuple(_sixteens(score, columns, keep_in_step, False))
+    return GradientOfKeys(probabilities=probabilities, d_scores=d_scores, pack=pack, steps=steps)

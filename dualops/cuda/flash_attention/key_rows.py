@@ -1,10 +1,14 @@
-"""What the rows of a tile of keys are, and which tile of queries comes after another, or before it."""
+"""What the rows of a tile of keys are, which tile of queries comes after another, or before it, and how many blocks
+add to a tile's dq before one does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import i32, verb
+from ..backend import Namespace, i32, u32, verb
+from .options import OptionChain
 
 
 class KeyRows(NamedTuple):
@@ -35,3 +39,50 @@ def tile_before(task, h, m0, block_q, last):
     """The same of the tile before this one: of the same head, or the next one's `last`."""
     m0 = i32(m0 - block_q)
     return (i32(h), m0) if m0 >= task.first else (i32(h + 1), i32(last))
+
+
+class TileOrder(Namespace):
+    """In which order a block of keys takes the tiles of queries of each head that see some of them."""
+
+    start: Callable[..., Any]  # (task) -> first query of the first one
+    next: Callable[..., Any]  # (task, h, m0, start) -> head and first query of the one after this
+    rank: Callable[..., Any]  # (task, m0, options) -> how many blocks take this one before
+
+
+def from_the_last(block_kv: int, block_q: int) -> TileOrder:
+    """From the last tile on, by blocks of ascending keys: each follows the one before it a tile apart."""
+
+    @verb
+    def start(task):
+        return i32(u32(max(i32(task.end), i32(1)) - 1) // u32(block_q) * u32(block_q))
+
+    @verb
+    def next_of(task, h, m0, start):
+        return tile_before(task, h, m0, block_q, start)
+
+    @verb
+    def rank(task, m0, options):
+        return i32(u32(task.n0) // u32(block_kv))
+
+    return TileOrder(start=start, next=next_of, rank=rank)
+
+
+def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
+    """From the first tile on, by blocks of descending keys. Where a mask hides what comes later, a block's first tile
+    is seen from no later keys, or from one block's: so nobody waits before its first ones.
+    """
+
+    @verb
+    def start(task):
+        return i32(task.first)
+
+    @verb
+    def next_of(task, h, m0, start):
+        return tile_after(task, h, m0, block_q)
+
+    @verb
+    def rank(task, m0, options):
+        _, n_end = chain.key_range(options, m0, min(i32(m0 + block_q), task.Sq), task.offset, task.Sk)
+        return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
+
+    return TileOrder(start=start, next=next_of, rank=rank)

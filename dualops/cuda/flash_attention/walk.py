@@ -143,9 +143,12 @@ def range_of(block_kv: int) -> Range:
     return Range(between=between, keys=keys)
 
 
-def walk_by_queries(block_q: int, between: Callable[..., Any], varlen: bool, chain: OptionChain) -> Walk:
+def walk_by_queries(
+    block_q: int, between: Callable[..., Any], varlen: bool, chain: OptionChain, *, first_first: bool = False
+) -> Walk:
     """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
     in L2: of each section the last queries of all heads, then those before them. between: as `Range` has it.
+    first_first: the first queries come first.
     """
     span = spans(varlen)
 
@@ -163,7 +166,8 @@ def walk_by_queries(block_q: int, between: Callable[..., Any], varlen: bool, cha
         before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
         place, here = u32(number) - u32(before * blocks), min(u32(extent.heads) - before, section)
         head = i32(before + place % here)
-        m0 = i32((blocks - 1 - place // here) * block_q)
+        m_block = u32(place // here) if first_first else u32(blocks - 1 - place // here)
+        m0 = i32(m_block * u32(block_q))
         b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
         q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
         offset = i32(extent.aligned * (Sk - Sq))
@@ -175,9 +179,12 @@ def walk_by_queries(block_q: int, between: Callable[..., Any], varlen: bool, cha
     return Walk(total=total, task=task)
 
 
-def walk_by_keys(block_kv: int, block_q: int, varlen: bool, chain: OptionChain) -> Callable[..., KeysTask]:
+def walk_by_keys(
+    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False
+) -> Callable[..., KeysTask]:
     """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
-    first that most queries of a causal mask see, and heads, a section at a time, that find their queries in L2.
+    first that most queries of a causal mask see, or the last keys of all, and heads, a section at a time, that find
+    their queries in L2.
     """
     span = spans(varlen)
 
@@ -188,7 +195,10 @@ def walk_by_keys(block_kv: int, block_q: int, varlen: bool, chain: OptionChain) 
         section = min(u32(extent.section), all_heads)
         before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
         place, here = u32(number) - u32(before * blocks), min(all_heads - before, section)
-        head, n0 = u32(before + place % here), i32(place // here * u32(block_kv))
+        head, n_block = u32(before + place % here), u32(place // here)
+        if last_first:
+            n_block = u32(blocks - 1 - n_block)
+        n0 = i32(n_block * u32(block_kv))
         b, h_kv = i32(head // heads_kv), i32(head % heads_kv)
         q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
         offset = i32(extent.aligned * (Sk - Sq))

@@ -31,6 +31,7 @@ class LeftFactor(Namespace):
     take: Callable[..., None]  # (words, smem, a_at, part)
     start: Callable[..., None]  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
     wait_but_one: Callable[..., None]  # (acc)
+    wait_but: Callable[..., None]  # (acc, count): all but so many, a constant, that were started since
     wait: Callable[..., None]  # (acc)
 
 
@@ -76,5 +77,6 @@ def left_factor(
         take=take if held else take_nothing,
         start=start_held if held else start_shared,
         wait_but_one=shared.wait_but_one,
+        wait_but=shared.wait_but,
         wait=shared.wait,
     )

@@ -4,7 +4,7 @@
     acc = mma.fragment()
     mma.start(acc, smem, a_at, b_at, part)          acc = A @ B
     mma.add(acc, smem, a_at, b_at, part)            acc += A @ B; runs beside the threads
-    mma.wait_but_one(acc)                           all but the latest are over
+    mma.wait_but_one(acc)                           all but the latest is over; mma.wait_but(acc, N): the latest N
     mma.wait(acc)
 
 A descriptor is an address and constants. Of smem it is computed anew for each product; `from_base`, verbs take
@@ -45,6 +45,7 @@ class WarpgroupMma(Namespace):
     add: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc += A @ B
     wait: Callable[..., None]  # (acc)
     wait_but_one: Callable[..., None]  # (acc)
+    wait_but: Callable[..., None]  # (acc, count): a constant
 
 
 class RegisterMma(Namespace):
@@ -164,7 +165,19 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     def wait_but_one(acc):
         wait_group(acc, 1)
 
-    return WarpgroupMma(size=size, fragment=fragment, start=start, add=add, wait=wait, wait_but_one=wait_but_one)
+    @verb
+    def wait_but(acc, count):
+        wait_group(acc, count)
+
+    return WarpgroupMma(
+        size=size,
+        fragment=fragment,
+        start=start,
+        add=add,
+        wait=wait,
+        wait_but_one=wait_but_one,
+        wait_but=wait_but,
+    )
 
 
 @cache

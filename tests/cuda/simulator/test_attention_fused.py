@@ -109,8 +109,9 @@ def test_a_bias_in_boxes(over, causal):
     checked((2, 2, 90, 128), (1, 136), 64, bias=over, causal=causal)
 
 
-def test_heads_of_a_group():
-    checked((1, 4, 70, 128), (2, 140), 64, causal=True)
+@both_widths
+def test_heads_of_a_group(D):
+    checked((1, 4, 70, D), (2, 140), 64, causal=True)
 
 
 @both_widths

@@ -40,7 +40,8 @@ def build_dq_finish(config: FusedConfig, variant: Variant, stored: str) -> Kerne
     SIZE, PARTS, FRAGMENTS = D // 2, config.parts, D // BOX * FRAGMENT
     source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
     output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
-    walk = walk_by_queries(config.block_q, range_of(config.block_kv).between, variant.varlen, chain)
+    between = range_of(config.block_kv).between
+    walk = walk_by_queries(config.block_q, between, variant.varlen, chain, first_first=config.ascends)
 
     @verb
     def all_keys(task):

@@ -1,8 +1,8 @@
 """dq, dk and dv of attention on Hopper's tensor cores in one kernel. Dao 2023 (arXiv:2307.08691), Alg. 2, in order.
 
 A block takes 128 keys of one key head, 64 for each of two warpgroups that multiply, and all that looks at them, one
-tile of BLOCK_Q queries after another, the last first. Rows are keys, columns queries, as in `dkv`, which makes the same
-products but the last: dq is a sum over the keys of many blocks.
+tile of BLOCK_Q queries after another (`key_rows.TileOrder`). Rows are keys, columns queries, as in `dkv`, which makes
+the same products but the last: dq is a sum over the keys of many blocks.
 
     producers                                  consumers
     1  one thread loads K and V                3  wait for K and V
@@ -16,15 +16,18 @@ products but the last: dq is a sum over the keys of many blocks.
     8  a thread adds dq to its sum in memory   7  dk *= scale; dk is copied out of K's place, dv out of V's
 
 A tile is 64 queries, or 128 of heads of 64: either way it has a dq of 64 x 64 for each warpgroup. Of heads of 64,
-registers have room for a warpgroup's K, and without options for its V, which are left factors of all tiles
-(`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left of it then is P.T *
-slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as boxes with dO
-(`bias_part`), and dq has one place less.
+registers have room for a warpgroup's K, and where no option but a mask or sinks needs any, for its V, which are left
+factors of all tiles (`tile.left_factor`). At 4, S.T goes through the options, is -inf where a mask is, and what is left
+of it then is P.T * slope; which probabilities dropout keeps are bits, asked for while the products run. A bias comes as
+boxes with dO (`bias_part`), and dq has one place less.
 
-The sum of a tile's dq has one order, ascending keys, whatever blocks run when: who comes as number r waits for r others
-(`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, so that who is waited for began
-before who waits; all walk the queries the same way, so that they follow one another a tile apart. Fragments of dq lie
-in memory as registers have them; `dq_finish` makes rows of them.
+The sum of a tile's dq has one order, whatever blocks run when: who comes as number r waits for r others
+(`tile.ordered_sums`). Blocks draw their work, a head's first keys before the next ones, and walk from the last tile on,
+so that who is waited for began before who waits; they follow one another a tile apart. Or, under a causal mask, a
+head's last keys come first, and blocks walk from the first tile that sees theirs: so none waits where it begins, and
+the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 queries is multiplied as soon as it is
+there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as registers have
+them; `dq_finish` makes rows of them.
 
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
 dq_places * 32768 bytes, and stages * 256 * BLOCK_Q of a bias. Registers: 64 of S.T and dP.T (whose place dq takes),
@@ -55,7 +58,7 @@ from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
 from ..hidden_keys import hidden_keys
-from ..key_rows import key_rows_of, tile_before
+from ..key_rows import from_the_first, from_the_last, key_rows_of
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
@@ -63,6 +66,7 @@ from .bias_part import bias_part
 from .config import padded
 from .fused_config import CONSUMERS, DS_PLACES, FRAGMENT, FRAGMENT_BYTES, FusedConfig
 from .output import rows_output
+from .probs_product import probs_at_once, probs_by_steps
 
 
 @builds
@@ -75,7 +79,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     where the bias comes as boxes. heads: of all batches. section: heads of keys whose queries blocks share at a time.
     """
     D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=True)
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=config.most)
     in_boxes = in_words(variant.having) if config.bias_in_boxes else variant.having
     tile_chain = chain_of(in_boxes, variant.dtype, gradient=True)
     warps, tiles = 4 * CONSUMERS, config.tiles(D, Dv)
@@ -92,7 +96,10 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
-    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain)
+    stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
+    probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
+    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain, last_first=config.ascends)
+    order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
     put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
     Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
@@ -177,7 +184,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         if task.n0 >= task.Sk:
             return
         i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        start = i32(u32(max(i32(task.end), i32(1)) - 1) // u32(BLOCK_Q) * u32(BLOCK_Q))  # the last tile
+        start = order.start(task)
         h, m0 = i32(task.h_kv * group), start
         if warpgroup == CONSUMERS:
             role.produce()
@@ -193,7 +200,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     do_part.expect(do_full, i)
                     do_tile.load(smem, stage, do_map, Corner(m0, 0, (h, b)), do_full)
                     bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
-                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid // u32(32) == u32(1):
                 own = columns.own()
@@ -201,23 +208,24 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     columns.fetch(own, lse, delta, task, h, m0)
                     columns.put(slots, q_pipe.claim(q_bars, i), own)
                     do_part.hand(do_full, i)
-                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
             elif tid == u32(64):
-                rank = i32(u32(task.n0) // u32(BLOCK_KV))
                 while i != end:
                     tile = i32(i32(i32(task.b * H) + h) * q_tiles + i32(u32(m0) // u32(BLOCK_Q)))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
-                    ordered.add(sums, i64(tile) * PLACE, floats, at, flags, i64(tile) + 1, rank)
+                    ordered.add(
+                        sums, i64(tile) * PLACE, floats, at, flags, i64(tile) + 1, order.rank(task, m0, options)
+                    )
                     box.free(dq_bars, i)
-                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-            scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), pdo.left(), dsq.left()
+            scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), probs.left(), dsq.left()
             k_words, v_words = kq.words(), vdo.words()
             factors, words, seed = (scale, score.multiplier(scale)), bias.words(), score.seed(options)
             if end != u32(0):
@@ -245,9 +253,10 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                         held = bias.held(smem, stage, words)
                         score.finish_held(scores, held, options, scale, where, seen)
                         given, lse_at = (options, factors, where, held), i32(columns.lse(stage) + at)
-                        gradient.probabilities(packed, scores, given, kept, slots, lse_at)
-                        pdo.add(dv_acc, packed, smem, i32(do_at + DO_BYTES * part), adds)  # dv [64, Dv] += P.T @ dO
-                        vdo.wait_but_one(d_probs)
+                        # dv [64, Dv] += P.T @ dO
+                        factor = smem, i32(do_at + DO_BYTES * part), adds
+                        probs.add((dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
+                        vdo.wait_but(d_probs, probs.groups)
                         gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))
                         gradient.pack(packed_ds, d_probs)
                         put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
@@ -259,7 +268,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     dsk.start(d_probs, smem, mine[0], mine[1], 0)  # dq [64, 64] = dS @ K
                     dsq.add(dk_acc, packed_ds, smem, i32(q_at + Q_BYTES * LAST), adds)  # dk [64, D] += dS.T @ Q
                     adds = i32(1)
-                    h, m0 = tile_before(task, h, m0, BLOCK_Q, start)
+                    h, m0 = order.next(task, h, m0, start)
                     dsk.wait_but_one(d_probs)
                     put_part(floats, dq_bars, i, d_probs)
                     dsq.wait(dk_acc)

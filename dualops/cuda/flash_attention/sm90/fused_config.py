@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
@@ -46,7 +46,9 @@ class FusedTiles(NamedTuple):
 @dataclass(frozen=True)
 class FusedConfig:
     """A block has 128 keys, and block_q queries at a time in each of its stages; dq has so many places on its way.
-    k_held, v_held: K and V are in registers, as left factors. bias_in_boxes: each stage has the bias's tile.
+    k_held, v_held: K and V are in registers, as left factors. bias_in_boxes: each stage has the bias's tile. most: who
+    multiplies has 240 registers, not 232. by_steps: 16 queries' share of dv begins as soon as their P is there.
+    ascends: the last keys come first, and of their queries the first; else the first keys, and the last queries.
 
     A warpgroup makes 64 x 64 of a tile's dq: of heads of 128 half of the columns of 64 queries, of heads of 64 all
     columns of half of 128 queries.
@@ -58,6 +60,9 @@ class FusedConfig:
     k_held: bool = False
     v_held: bool = False
     bias_in_boxes: bool = False
+    most: bool = True
+    by_steps: bool = False
+    ascends: bool = False
 
     @property
     def block_kv(self) -> int:
@@ -100,10 +105,10 @@ class FusedConfig:
 
 
 def fused_configs(
-    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, group: Any = 1
 ) -> Iterator[tuple[FusedConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first. bias_in_boxes: there is a bias that can come so, for
-    which heads of 64, in tiles of two parts, have no room.
+    which heads of 64, in tiles of two parts, have no room. group: heads that share a key head.
     """
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
     with_bias = others == ["bias"] and bias_in_boxes and not narrow
@@ -112,11 +117,22 @@ def fused_configs(
         return
     told = ""
     if narrow:
-        # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill
-        config = FusedConfig(2 * ROWS, k_held=True, v_held=not options)
+        # both held, the gradient takes 0.89 of the time (S = 8192, H200, 2026-11-26); beside options V would spill.
+        # Causal, ascending takes 0.89 and 0.91 (S = 8192 and 2048, H100); but where a block walks the queries of
+        # several heads, the longest, which come last then, would keep a few multiprocessors busy for long
+        causal = "band" in options
+        config = FusedConfig(
+            2 * ROWS,
+            k_held=True,
+            v_held=not others,
+            most=bool(others) or not causal,
+            ascends=causal and group == 1,
+        )
         told = ", K and V in registers" if config.v_held else ", K in registers"
     elif with_bias:
         config, told = FusedConfig(dq_places=1, bias_in_boxes=True), ", the bias in boxes"
     else:
-        config = FusedConfig()
+        # by steps it takes 0.94 to 0.98 of the time, full and causal (S = 2048 to 16384, H100, 2026-11-26), but heads
+        # of 64 take 1.01 to 1.02
+        config = FusedConfig(by_steps=not others)
     yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"

@@ -29,7 +29,9 @@ from .fused_config import FusedConfig, fused_configs
 
 # measured, H200, 2026-11-25: the kernel takes 1.05 of the time with 64 MB instead of 16 (full, S = 2048 and 8192), 1.00
 # and 1.02 where it is causal; but where heads share a key head, fewer than 16 took up to 1.42 (S = 4096, causal)
-BYTES_IN_L2, BYTES_OF_GROUPS, LEAST_HEADS, MOST_HEADS = 16 << 20, 64 << 20, 2, 16
+# and causal, from the first keys on, 32 MB 0.98 of the time with 16 (S = 4096 and 8192, H100, 2026-11-26), as fewer
+# blocks of a head wait for one another; from the last keys on 16 are as good
+BYTES_IN_L2, BYTES_CAUSAL, BYTES_OF_GROUPS, LEAST_HEADS, MOST_HEADS = 16 << 20, 32 << 20, 64 << 20, 2, 16
 # of queries of a head: each is added to by one block after the other. That heads are few does not count, so that one
 # has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels
 LEAST_TILES = 4
@@ -58,7 +60,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
     names = [option.name for option, _ in having(p).variants]
-    for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None):
+    for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
         if fits and p.Sq > (LEAST_TILES - 1) * config.block_q:
             others, _ = next(simt.backward_configs(p))
@@ -72,14 +74,16 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             yield Choice("sm90", configs, told, steps, found, maps=maps)
 
 
-def section_of(problem: Problem) -> Any:
+def section_of(problem: Problem, config: FusedConfig) -> Any:
     """Heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a
     head's keys are not all under way at once, each a tile behind the one before. In a group those with few tiles of
     each head would wait, head by head, for those with many.
     """
     p = problem
     each = max(1, p.Sq) * (itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D)  # Q, dO and dq of a head
-    room = BYTES_IN_L2 if p.group == 1 else BYTES_OF_GROUPS
+    room = BYTES_CAUSAL if p.causal and not config.ascends else BYTES_IN_L2
+    if p.group > 1:
+        room = BYTES_OF_GROUPS
     return min(max(LEAST_HEADS, room // each), MOST_HEADS)
 
 
@@ -125,7 +129,7 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     arrays = [by_token(metas, name, False) for name in ("q", "k", "v", "do", "lse", "delta")]
     own = (by_token(metas, name, False) for name in ("dk", "dv"))
     loaded = (f"fused_{name}_map" for name in LOADED)
-    sums = ("sums", "flags", tiles, heads, section_of(p))
+    sums = ("sums", "flags", tiles, heads, section_of(p, config))
     bias_maps = ("fused_bias_map",) if config.bias else ()
     args = (*loaded, maps["dk"], maps["dv"], bias_maps, *sums, *own, *arrays)
     blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
