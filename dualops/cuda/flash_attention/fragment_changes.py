@@ -21,7 +21,7 @@ class FragmentChanges(Namespace):
     fetches: bool  # whether there is anything to fetch
     held: Callable[..., Any]  # () -> a local array for what options read that can be read before there are scores
     fetch: Callable[..., None]  # (held, options, where): reading begins
-    near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
+    near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
     near_quads: tuple[int, ...]  # of the quads of a thread
     through: Callable[..., None]  # (scores, options, scale, where)
     through_held: Callable[..., None]  # (scores, held, options, scale, where): the same, of what was fetched
@@ -77,19 +77,22 @@ def fragment_changes(
         @verb
         def greater(most, scores, scale, where):
             for e in range(4):
-                most[0] = max_or_nan(most[0], abs(scores[4 * j + e]))
+                most[e // 2] = max_or_nan(most[e // 2], abs(scores[4 * j + e]))
 
         return greater
 
     greatest = one_after_another([greater_of(j) for j in near_quads])
 
     @verb
-    def are_near(scores, options, scale):
+    def are_near(scores, options, scale, where):
         """Of the scores of a warp, none of which is a NaN then: neither is the mark of a mask."""
-        most = cuda.local.array(1, f32)
-        most[0] = num.zero
+        most, largest = cuda.local.array(2, f32), num.zero
+        most[0], most[1] = num.zero, num.zero
         greatest(most, scores, scale, i32(0))
-        return not vote_any(i32(not most[0] * scale <= chain.near_bound(options)), FULL_WARP)
+        for h in range(2):
+            if places.there(where, my_row() + 8 * h):
+                largest = max_or_nan(largest, most[h])
+        return not vote_any(i32(not largest * scale <= chain.near_bound(options)), FULL_WARP)
 
     def changed_held(first: int, end: int) -> Callable[..., None]:
         @verb
@@ -136,7 +139,7 @@ def fragment_changes(
 
     @verb
     def through(scores, options, scale, where):
-        if NEAR and are_near(scores, options, scale):
+        if NEAR and are_near(scores, options, scale, where):
             change_near(scores, options, scale, where)
         elif apart and chain.reads and places.inside(where):
             change_inside(scores, options, scale, where)

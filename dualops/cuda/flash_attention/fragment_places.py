@@ -43,6 +43,7 @@ class Places(Namespace):
     # what is beyond the last query or key, and is masked, stands at that one, or next to it: options read arrays there
     at: Callable[..., At]
     seen: Callable[..., Any]  # (options, where, row) -> first and end of the columns that ranges show to a row
+    there: Callable[..., Any]  # (where, row) -> whether a row is one: what is beyond may be another sequence's
     origin: Callable[..., Any]  # (where) -> the tile's first column
     within: Callable[..., Any]  # (options, where) -> whether ranges show all of the tile
 
@@ -78,6 +79,10 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         return chain.keys(options, i, i32(i + where.offset), where.Sk)
 
     @verb
+    def there(where, row):
+        return where.m0 + row // heads < where.Sq
+
+    @verb
     def origin(where):
         return where.n0
 
@@ -94,6 +99,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         at_inside=at_inside,
         at=at,
         seen=seen,
+        there=there,
         origin=origin,
         within=within,
     )
@@ -130,6 +136,10 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return chain.queries(options, j, i32(j - where.offset), where.Sq)
 
     @verb
+    def there(where, row):
+        return where.n0 + row < where.Sk
+
+    @verb
     def origin(where):
         return where.m0
 
@@ -146,6 +156,7 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         at_inside=at_inside,
         at=at,
         seen=seen,
+        there=there,
         origin=origin,
         within=within,
     )

@@ -50,8 +50,8 @@ class FragmentScores(Namespace):
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
-    there: Callable[..., Any]  # (where, h) -> whether my row h of two is a query's
-    near: Callable[..., Any]  # (scores, options, scale) -> whether `near_score` is for all products of its quads
+    there: Callable[..., Any]  # (where, h) -> whether my row h of two is one
+    near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
     # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
     # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
     # less by
@@ -124,7 +124,7 @@ def fragment_scores(
 
     @verb
     def there(where, h):
-        return where.m0 + (my_row() + 8 * h) // heads < where.Sq
+        return places.there(where, my_row() + 8 * h)
 
     @verb
     def before(column):
@@ -236,7 +236,7 @@ def fragment_scores(
 
     @verb
     def bend(scores, held, options, factors, where):
-        if NEAR and change.near(scores, options, factors[0]):
+        if NEAR and change.near(scores, options, factors[0], where):
             bend_near((scores, held), options, factors, where)
         else:
             bend_any((scores, held), options, factors, where)

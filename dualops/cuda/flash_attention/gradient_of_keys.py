@@ -78,7 +78,7 @@ def probabilities_of_keys(
 
     @verb
     def probabilities(target, scores, given, kept, slots, at):
-        if NEAR and score.near(scores, given[0], given[1][0]):
+        if NEAR and score.near(scores, given[0], given[1][0], given[2]):
             of_near((target, scores), given, (slots, at), kept)
         else:
             of_any((target, scores), given, (slots, at), kept)

@@ -108,6 +108,20 @@ def test_sequences_one_after_another(params):
     assert np.isfinite(found[0][:75].astype(np.float32)).all()
 
 
+def test_softcaps_of_a_sequence_alone_and_before_another():
+    """Whether products are small is asked once a warp, but not of rows that another sequence has there."""
+    q, k, v, do = (2 * x for x in arrays_for((75, 1, 64), (75, 1, 64), 64))
+    found = []
+    for ends, (q_all, k_all) in (([0, 75], (q, k)), ([0, 75, 95], (np.concatenate([x, 100 * x[:20]]) for x in (q, k)))):
+        v_all, do_all = (x if len(ends) == 2 else np.concatenate([x, x[:20]]) for x in (v, do))
+        cu, params = np.array(ends, np.int32), {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 75}
+        o, lse = reference.flash_attention_varlen(q_all, k_all, v_all, cu, cu, return_lse=True, **params)
+        gradients = gradient_varlen(q_all, k_all, v_all, o, lse, do_all, cu, cu, **params)
+        found.append([x[:75] for x in gradients])
+    alone, before = found
+    assert all((x == y).all() for x, y in zip(alone, before, strict=True))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("params", [{}, {"mask_mod": lambda b, h, i, j: j != 17}, {"softcap": 2.0}], ids=named)
 def test_what_a_mask_hides_stays_where_it_is(params, value):

@@ -89,14 +89,15 @@ def test_softcaps_behind_masks(params):
     checked(found, reference.flash_attention, q, k, v, softcap=2.0, **params)
 
 
-def test_softcaps_of_a_sequence_alone_and_before_another():
+@pytest.mark.parametrize("more", [{}, {"sinks": np.array([0.5], np.float32), "window": (90, 90)}], ids=list)
+def test_softcaps_of_a_sequence_alone_and_before_another(more):
     """Whether products are small is asked once a warp, but not of queries that another sequence has there."""
     q, k, v = 2 * numbers(75, 1, 64), numbers(128, 1, 64, seed=1), numbers(128, 1, 64, seed=2)
     alone, behind = [], [100 * q[:20], k, v]
     for others in ([], behind):
         tokens = [np.concatenate([own, *others[n : n + 1]]) for n, own in enumerate((q, k, v))]
         cu_q, cu_k = (np.array([0, n, len(x)][: 2 + bool(others)], np.int32) for n, x in zip((75, 128), tokens))
-        params = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, "kernel": "sm90"}
+        params = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, "kernel": "sm90", **more}
         alone.append(dualops.cuda.flash_attention_varlen(*tokens, cu_q, cu_k, return_lse=True, **params))
     (o, lse), (o_before, lse_before) = alone
     assert (o == o_before[:75]).all() and (lse == lse_before[:, :75]).all()
