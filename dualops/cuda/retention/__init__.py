@@ -4,6 +4,7 @@ passes.py          the operator and its gradient as passes of one kind
 decays.py          gamma, or log_decay, as a kernel asks for it; marks.py: the sums that this is made of
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
+sm80/              the same passes on tensor cores by mma.sync, 16 bits
 sm90/              in chunks on Hopper's tensor cores, bfloat16
 """
 
@@ -15,7 +16,7 @@ from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
-from . import naive, simt, sm90
+from . import naive, simt, sm80, sm90
 
 
 def retention(
@@ -143,8 +144,22 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
-BACKWARD = (sm90.backward_choices, simt.backward_choices, sm90.few_backward_choices, naive.backward_choices)
+FORWARD = (
+    sm90.forward_choices,
+    sm80.forward_choices,
+    simt.forward_choices,
+    sm90.few_choices,
+    sm80.few_choices,
+    naive.forward_choices,
+)
+BACKWARD = (
+    sm90.backward_choices,
+    sm80.backward_choices,
+    simt.backward_choices,
+    sm90.few_backward_choices,
+    sm80.few_backward_choices,
+    naive.backward_choices,
+)
 
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)

@@ -1,0 +1,144 @@
+"""Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
+
+rows.py      the rows of a pass, whose states are there
+states.py    what each chunk adds to a state
+pairs.py     what scores are multiplied by
+hidden.py    elements of a result that columns must not reach which are not seen
+config.py    tiles
+
+What else there is, the walk from chunk to chunk first of all, is as simt has it (`launches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...plans import Choice
+from ...step import Step
+from ...tile.warp_mma import MMA_TYPES
+from ...views import is_stored_whole, vector_of
+from ..arguments import NO_CHUNK
+from ..launches import (
+    How,
+    StatesKernel,
+    backward_steps,
+    backward_workspace,
+    forward_steps,
+    forward_workspace,
+    rows_arguments,
+    states_workspace,
+    step_gradient_bytes,
+    tiled_steps,
+)
+from ..passes import TILED, Pass
+from ..simt import backward_configs
+from ..simt_rows import RowsConfig
+from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
+from .rows import build_rows
+from .states import build_states
+
+CHUNK = 256  # of tokens: states are then a quarter of what is read and written
+FEW, NARROW = 32, 16  # tokens and widths with which simt is as fast
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for retention, where there is enough to multiply."""
+    return _choices(problem, results, device, backward=False, few=False)
+
+
+def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, where there is less."""
+    return _choices(problem, results, device, backward=False, few=True)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, where there is enough to multiply."""
+    return _choices(problem, results, device, backward=True, few=False)
+
+
+def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, where there is less."""
+    return _choices(problem, results, device, backward=True, few=True)
+
+
+def configs(D: int, Dv: int, exact: bool) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for rows of these widths, best first. exact: a state is a result."""
+    states = Sm80States(parts=2 if exact else 1)
+    told = f"chunks of {CHUNK} tokens"
+    if max(D, Dv) <= 2 * BOX:
+        yield Sm80Config(CHUNK, Sm80Rows(min_blocks=2), states), f"{told}, 64 x {columns_of(Dv)} results a block"
+    else:
+        yield Sm80Config(CHUNK, Sm80Rows(), states), f"{told}, wide heads"
+    few = Sm80Rows(block_kv=32)
+    yield Sm80Config(CHUNK, few, states), f"{told}, 32 columns of scores at a time: little shared memory"
+
+
+def _choices(
+    problem: Problem, results: Mapping[str, ArrayMeta], device: Device, *, backward: bool, few: bool
+) -> Iterator[Choice]:
+    p = problem
+    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or p.form == "recurrent":
+        return
+    if (min(p.Sq, p.Sk) <= FEW or max(p.D, p.Dv) <= NARROW) != few:
+        return
+    steps_too = "dlog_decay" in results
+    exact = steps_too or any(name in results for name in ("state", "dinitial_state"))
+    D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
+    rows_of_steps = (config.rows for config, _ in backward_configs(p))
+    fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
+    step_rows = next(fitting, None)
+    if step_rows is None:
+        return
+    for config, reason in configs(D, Dv, exact):
+        how = _how(p, results, config, step_rows, exact=steps_too)
+        shape = Shape(boxes_of(D), columns_of(Dv), 1, 1, False)
+        shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
+        shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
+        steps = partial(backward_steps if backward else forward_steps, p, results, how)
+        workspace = (backward_workspace if backward else forward_workspace)(p, results, how)
+        yield Choice("sm80", config, reason, steps, workspace, shared_bytes)
+
+
+def _how(
+    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig, *, exact: bool
+) -> How:
+    """How passes are done. exact: states that rows alone read are as exact as others."""
+    p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
+    states = partial(_states_kernel, p, results, config.states, exact)
+    steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
+    return How(chunk, steps, states, config.chunk, step_rows)
+
+
+def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
+    """What kernels of a pass are built for."""
+    p, call, metas = problem, each.call, problem.arrays
+    vector = min(vector_of(metas[name]) for name in TILED if name in metas)
+    floats = 4 if call.Dv % 4 == 0 else 2 if call.Dv % 2 == 0 else 1
+    whole = is_stored_whole(results[each.out.data])
+    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), vector, floats, whole)
+
+
+def _states_kernel(
+    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, exact: bool, each: Pass
+) -> StatesKernel:
+    """What finds what each chunk of a pass adds to the state."""
+    shape = _shape(problem, results, each)
+    parts = config.parts if exact or each.states.final.data else 1
+    variant = replace(each.variant, mask="", normalized=False, aligned=False)
+    own = shape._replace(boxes=0, whole=False)
+    build = partial(build_states, replace(config, parts=parts), variant, own)
+    return StatesKernel(build, BOX, shape.columns, config.shared_bytes(shape.columns))
+
+
+def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Step:
+    """The launch of a pass whose states are there."""
+    p, call, shape = problem, each.call, _shape(problem, results, each)
+    made = states_workspace(p, [each])
+    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, shape.columns)
+    kernel = build_rows(config, replace(each.variant, aligned=False), shape)
+    return Step(kernel, (blocks,), rows_arguments(each, made), config.shared_bytes(shape))

@@ -1,0 +1,125 @@
+"""What a warp's scores of a tile are multiplied by, on accumulators of tensor cores.
+
+    P_rc = scale * (q_r . k_c + terms) * what is left of c at r * weight_c         0 where a pair is not seen
+    sums_r += P_rc, or |P_rc|
+
+A thread has rows m and m + 8 and two neighbouring columns of each eight (`tile.fragment.accumulator`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...backend import Namespace, f32, i32, verb
+from ...tile.numbers import numbers
+from ...tile.storage import storage
+from ...tile.unrolled import one_after_another
+from ...views import start
+from ..arguments import ABS, Variant
+from ..decays import step_decays
+
+# log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `head_decay` says
+LEAST_KEPT = f32(math.log2(0.968))
+
+
+class Place(NamedTuple):
+    """Where a thread's scores stand."""
+
+    b: Any
+    h: Any
+    m: Any  # its upper row
+    n: Any  # its first column
+    rows: Any  # of the sequence
+    columns: Any
+    row0: Any  # the tokens that row and column 0 are
+    column0: Any
+
+
+class Pairs(Namespace):
+    """The verbs."""
+
+    # (scores, sums, place, mine, (weights, terms, mask), call): sums of both rows, where they are wanted
+    weigh: Callable[..., None]
+    # (place, mine, first, end): whether what rounding takes from P counts, where rows from `first` on, before `end`,
+    # see themselves
+    counts: Callable[..., Any]
+
+
+def pairs_of(variant: Variant, block_kv: int) -> Pairs:
+    """For tiles of so many columns."""
+    num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
+
+    @verb
+    def row_of(place, half, told, mine, call):
+        """Of a row: the last column that it sees, its mark and its term."""
+        _, terms, _ = told
+        m = place.m + 8 * half
+        last, mark, rest, term = i32(m + call.offset), num.zero, num.zero, num.zero
+        if variant.masked:
+            last = i32(place.columns - 1)
+        if m >= place.rows:
+            last = i32(-1)
+        if variant.stepwise:
+            mark, rest = steps.mark(mine, min(m, place.rows - 1) + call.later)
+        if variant.normalized and call.row_term != 0 and m < place.rows:
+            term = terms.data[start(terms, place.b, place.h, place.row0 + call.direction * m)]
+        return last, mark, rest, term
+
+    def quad(j: int) -> Callable[..., None]:
+        @verb
+        def weigh_quad(scores, sums, known, arguments):
+            (place, mine, upper, lower), ((weights, terms, mask), call) = known, arguments
+            for e in range(2):
+                n = place.n + (8 * j + e)
+                here = n < place.columns
+                weight, term, mark, rest = num.one, num.zero, num.zero, num.zero
+                if variant.stepwise:
+                    mark, rest = steps.mark(mine, min(n, place.columns - 1) + call.later)
+                if variant.normalized and call.column_weighted != 0 and here:
+                    token = place.column0 + call.direction * n
+                    weight = weights.data[start(weights, place.b, place.h, token)]
+                    if call.column_term != 0:
+                        term = terms.data[start(terms, place.b, place.h, token)]
+                for half in range(2):
+                    last, row_mark, row_rest, row_term = lower if half else upper
+                    m, seen = place.m + 8 * half, here & (n <= last)
+                    if variant.masked:
+                        factor = num.zero
+                        if seen:
+                            row, column = place.row0 + call.direction * m, place.column0 + call.direction * n
+                            at = place.h * mask.strides[0] + row * mask.strides[1] + column * mask.strides[2]
+                            factor = f32(mem.load(mask.data, at))
+                    elif variant.stepwise:
+                        factor = steps.fade(mine, mark, rest, row_mark, row_rest)
+                    else:
+                        factor = num.exp2(mine * f32(i32(m + call.offset - n)))
+                    score = scores[4 * j + 2 * half + e]
+                    if variant.normalized:
+                        score += row_term + term
+                    score *= call.scale * factor
+                    score = score if seen else num.zero
+                    if variant.normalized:
+                        sums[half] += abs(score) if call.normalize == ABS else score
+                        score *= weight if seen else num.one
+                    scores[4 * j + 2 * half + e] = score
+
+        return weigh_quad
+
+    weigh_all = one_after_another([quad(j) for j in range(block_kv // 8)])
+
+    @verb
+    def weigh(scores, sums, place, mine, told, call):
+        upper, lower = row_of(place, 0, told, mine, call), row_of(place, 1, told, mine, call)
+        weigh_all(scores, sums, (place, mine, upper, lower), (told, call))
+
+    @verb
+    def counts(place, mine, first, end):
+        if variant.masked:
+            return True
+        if variant.stepwise:
+            return end > first
+        return (mine < LEAST_KEPT) & (end > first)
+
+    return Pairs(weigh=weigh, counts=counts)
