@@ -1,31 +1,32 @@
 """Products of a strip, the 16 rows of a warp, whose one factor has 16 bits and whose other one is float32.
 
-    pv = strip_of_floats("float16", v_box, boxes)                acc [16, n] += P @ V, P as sums lie in registers
-    kv = strip_of_weighted("bfloat16", k_box, v_box, boxes, 2)   acc [16, n] += (weights * K).T @ V
-    qs = strip_by_floats("bfloat16", q_box, state_box, boxes)    acc [16, n] += Q @ state, which is float32 in memory
+    pv = strip_of_floats("float16", v_box, boxes)                   acc [16, n] += P @ V, P as sums lie in registers
+    kv = strip_of_weighted("bfloat16", k_box, v_box, boxes, True)   acc [16, n] += (weights * K).T @ V
+    qs = strip_by_floats("bfloat16", q_box, state_box, boxes)       acc [16, n] += Q @ state, float32 in memory
 
-tf32 holds either 16-bit type as it is, with float32's range, and of a float32 the upper 11 bits, or as two parts nearly
-all. A lane has columns 2 * t and 2 * t + 1 of each eight where tf32's left factor wants t and t + 4, and a word of a
-right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both fit as they
-are, and of a factor in float32 the lines lie so (`tile_copies.paired_line`).
+Beside bfloat16, which has float32's range, a float32 is rounded to it, or as three parts all of it (`thirds`). Beside
+float16 it is rounded to tf32's 11 bits, or as two parts nearly all of it: tf32 has that range too, and float16 is in it
+what it was. Of each eight a lane has columns 2 * t and 2 * t + 1 where tf32's left factor wants t and t + 4, and a word
+of a right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both fit as
+they are, and of a factor in float32 the lines lie so (`tile_copies.paired_line`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
-from ..ptx.convert import unpack_bf16x2, unpack_f16x2
+from ..ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_shared_v2_f32
-from ..ptx.mma import mma_m16n8k8_tf32
-from .softmax_rows import PAIRS
-from .strips import A_WORDS, ROWS, StripAb
-from .tf32 import rounded_word, words_of_parts
+from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
+from .strips import A_WORDS, ROWS, StripAb, strip_ab
+from .tf32 import rounded, rounded_word, words_of_parts
+from .thirds import PARTS, packed_parts, parts_of
 from .unrolled import one_after_another
-from .warp_mma import FactorSlice, fragments
+from .warp_mma import MMA_TYPES, FactorSlice, fragments
 
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
 STEP = 16  # of a sum, whose words a lane reads at once: two products
@@ -68,12 +69,62 @@ def place_of(word):
     return word // A_WORDS * A_WORDS + word % 2 * 2 + word % A_WORDS // 2
 
 
-def _step(dtype: str, b: FactorSlice, parts: int) -> Callable[..., None]:
-    """The verb (sums, first, left, at, smem, b_place, step): a box's products of a step; left[at:]: NUMBERS words of
-    upper parts, then those of lower ones, if there are two parts.
-    """
+class Step(NamedTuple):
+    """Products of 16 steps of the sum, of a left factor in float32."""
+
+    words: int  # of a lane
+    put: Callable[..., None]  # (left, at, values, first): NUMBERS of values as words of the left factor, left[at:]
+    multiply: Callable[..., None]  # (sums, first, left, at, smem, b_place, step): those of a box
+
+
+def _step_of(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    return _in_thirds(dtype, b, exact) if dtype == "bfloat16" else _in_tf32(dtype, b, exact)
+
+
+def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    """By bfloat16. Parts: the smallest first."""
+    mma, b_side, TILES = mma_m16n8k16(MMA_TYPES[dtype]), fragments(b, b.rows, left=False), b.rows // 8
+    COUNT = PARTS if exact else 1
+
+    @verb
+    def put_rounded(left, at, values, first):
+        for word in range(A_WORDS):
+            left[at + word] = pack_bf16x2(values[first + 2 * word], values[first + 2 * word + 1])
+
+    @verb
+    def put_parts(left, at, values, first):
+        for word in range(A_WORDS):
+            upper, middle, lower = parts_of(values[first + 2 * word])
+            next_upper, next_middle, next_lower = parts_of(values[first + 2 * word + 1])
+            left[at + word] = packed_parts(lower, next_lower)
+            left[at + A_WORDS + word] = packed_parts(middle, next_middle)
+            left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
+
+    @verb
+    def multiply(sums, first, left, at, smem, b_place, step):
+        right = b_side.make()
+        b_side.read(right, 0, smem, b_place, step)
+        for part in range(COUNT):
+            for j in range(TILES):
+                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
+
+    return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
+
+
+def _in_tf32(dtype: str, b: FactorSlice, exact: bool) -> Step:
+    """By tf32, two products of 8 steps each. Upper parts, then lower ones, which are multiplied first."""
     mma, unpack, b_side = mma_m16n8k8_tf32, UNPACKED[dtype], fragments(b, b.rows, left=False)
-    PARTS, WORDS = parts, b_side.words
+    WORDS, EXACT = b_side.words, exact
+
+    @verb
+    def put_rounded(left, at, values, first):
+        for word in range(NUMBERS):
+            left[at + word] = rounded_word(bits_of_f32(values[first + place_of(word)]))
+
+    @verb
+    def put_parts(left, at, values, first):
+        for word in range(NUMBERS):
+            left[at + word], left[at + NUMBERS + word] = words_of_parts(values[first + place_of(word)])
 
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
@@ -83,27 +134,30 @@ def _step(dtype: str, b: FactorSlice, parts: int) -> Callable[..., None]:
             j, half = word // 2, word % 2
             even, odd = unpack(packed[word])
             right[0], right[1] = bits_of_f32(even), bits_of_f32(odd)
-            if PARTS == 2:
+            if EXACT:
                 mma(sums, first + 4 * j, left, at + (NUMBERS + A_WORDS * half), right, 0)
             mma(sums, first + 4 * j, left, at + A_WORDS * half, right, 0)
 
-    return multiply
+    return Step(2 * NUMBERS if exact else NUMBERS, put_parts if exact else put_rounded, multiply)
 
 
 @cache
 def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
-    """As `strips.strip_ab` of a 16-bit type, but A is rounded to tf32, which has float32's range. b: its boxes."""
-    STEPS, SIZE, WORDS = b.depth // STEP, b.rows // 2 * boxes, b.depth // 2
-    b_side, multiply, BOX = fragments(b, b.rows, left=False), _step(dtype, b, 1), b.size
+    """As `strips.strip_ab`, but A is not rounded to fewer bits' range than float32 has. b: its boxes."""
+    if dtype == "bfloat16":
+        return strip_ab(dtype, b, boxes)
+    STEPS, SIZE, BOX = b.depth // STEP, b.rows // 2 * boxes, b.size
+    b_side, one = fragments(b, b.rows, left=False), _step_of(dtype, b, False)
+    WORDS, put_step, multiply = one.words, one.put, one.multiply
 
     @verb
     def left():
-        return cuda.local.array(WORDS, u32)
+        return cuda.local.array(WORDS * STEPS, u32)
 
     @verb
     def put(a, values):
-        for word in range(WORDS):
-            a[word] = rounded_word(bits_of_f32(values[place_of(word)]))
+        for step in range(STEPS):
+            put_step(a, WORDS * step, values, NUMBERS * step)
 
     def step_of(n: int) -> Callable[..., None]:
         NUMBER, BOX_NUMBER = n // boxes, n % boxes
@@ -111,7 +165,7 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
 
         @verb
         def add_step(sums, a, smem, b_place):
-            multiply(sums, FIRST, a, NUMBERS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
+            multiply(sums, FIRST, a, WORDS * NUMBER, smem, i32(b_place + BOX_NUMBER * BOX), NUMBER)
 
         return add_step
 
@@ -125,11 +179,11 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
 
 
 @cache
-def rounding_left(dtype: str, boxed: bool) -> Callable[..., Any]:
-    """The verb (a, b) -> what rounding takes from two neighbours of a left factor: to the dtype, or (boxed) to tf32;
-    nothing of what is not finite.
+def rounding_left(dtype: str) -> Callable[..., Any]:
+    """The verb (a, b) -> what `strip_of_floats` has taken from two neighbours of A by rounding; nothing of what is not
+    finite.
     """
-    pack, unpack, ZERO = PAIRS[dtype], UNPACKED[dtype], f32(0)
+    ZERO = f32(0)
 
     @verb
     def rest(less):
@@ -137,25 +191,25 @@ def rounding_left(dtype: str, boxed: bool) -> Callable[..., Any]:
 
     @verb
     def of_words(a, b):
-        low, high = unpack(pack(a, b))
+        low, high = unpack_bf16x2(pack_bf16x2(a, b))
         return rest(a - low), rest(b - high)
 
     @verb
     def of_tf32(a, b):
-        low, high = f32_of_bits(rounded_word(bits_of_f32(a))), f32_of_bits(rounded_word(bits_of_f32(b)))
-        return rest(a - low), rest(b - high)
+        return rest(a - rounded(a)), rest(b - rounded(b))
 
-    return of_tf32 if boxed else of_words
+    return of_words if dtype == "bfloat16" else of_tf32
 
 
 @cache
-def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, parts: int) -> WeightedStrip:
-    """x: its box; y: its boxes, of which there are so many. parts: of tf32, that a number of X times its weight is
-    multiplied as: one, or two, whose sum has nearly all digits of float32.
+def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> WeightedStrip:
+    """x: its box; y: its boxes, of which there are so many. exact: a number of X times its weight is multiplied as
+    parts, whose sum has all digits of float32, or nearly so; else it is rounded.
     """
     x_side, y_side = fragments(x, ROWS, left=True), fragments(y, y.rows, left=False)
-    unpack, multiply = UNPACKED[dtype], _step(dtype, y, parts)
-    STEPS, SIZE, BOX, OF_BOX, PARTS = y.depth // STEP, y.rows // 2 * boxes, y.size, y.rows // 2, parts
+    unpack, one = UNPACKED[dtype], _step_of(dtype, y, exact)
+    put, multiply, WORDS = one.put, one.multiply, one.words
+    STEPS, SIZE, BOX, OF_BOX = y.depth // STEP, y.rows // 2 * boxes, y.size, y.rows // 2
 
     @verb
     def place(column):
@@ -167,7 +221,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, pa
         @verb
         def add_step(sums, smem, places, weights):
             (x_place, y_place), (floats, weights_at) = places, weights
-            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(2 * NUMBERS, u32)
+            words, values, left = x_side.make(), cuda.local.array(NUMBERS, f32), cuda.local.array(WORDS, u32)
             x_side.read(words, 0, smem, x_place, n)
             mine = i32(weights_at + 2 * (cuda.threadIdx.x % 4))
             for half in range(2):  # eight steps each
@@ -176,12 +230,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, pa
                     word = 2 * half + row
                     even, odd = unpack(words[word])
                     values[2 * word], values[2 * word + 1] = even * here, odd * next_one
-            for word in range(NUMBERS):
-                value = values[place_of(word)]
-                if PARTS == 2:
-                    left[word], left[NUMBERS + word] = words_of_parts(value)
-                else:
-                    left[word] = rounded_word(bits_of_f32(value))
+            put(left, 0, values, 0)
             of_box(sums, left, smem, y_place)
 
         return add_step
@@ -206,23 +255,20 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, pa
 @cache
 def strip_by_floats(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int) -> StripByFloats:
     """a: its boxes; b: its boxes of float32 along "row", so many side by side, whose lines lie as `paired_line` says.
-    B is rounded to tf32.
+    B is rounded, to bfloat16 or to tf32.
     """
-    a_side, b_side, mma = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False), mma_m16n8k8_tf32
-    unpack, TILES, BOX, A_BOX = UNPACKED[dtype], b.rows // 8, b.size, a.size
-    STEPS, IN_BOX = b.depth // STEP, a.depth // STEP
+    a_side, b_side, TILES = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False), b.rows // 8
+    BOX, A_BOX, STEPS, IN_BOX = b.size, a.size, b.depth // STEP, a.depth // STEP
+    of_words = _words_by_floats(TILES) if dtype == "bfloat16" else _tf32_by_floats(dtype, TILES)
 
     def step_of(n: int) -> Callable[..., None]:
         def box_of(box: int) -> Callable[..., None]:
             @verb
             def add_box(sums, left, floats, b_place):
-                right = b_side.make()
+                right = b_side.make()  # two steps of tf32
                 for half in range(2):
-                    b_side.read(right, 0, floats, i32(b_place + box * BOX), 2 * n + half)
-                    for word in range(2 * TILES):
-                        right[word] = rounded_word(right[word])
-                    for j in range(TILES):
-                        mma(sums, 4 * (box * TILES + j), left, A_WORDS * half, right, 2 * j)
+                    b_side.read(right, half, floats, i32(b_place + box * BOX), 2 * n + half)
+                of_words(sums, 4 * TILES * box, left, right)
 
             return add_box
 
@@ -231,14 +277,10 @@ def strip_by_floats(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int) -> S
         @verb
         def add_step(sums, smem, place, factor):
             (a_place, first), (floats, b_place) = place, factor
-            words, left = a_side.make(), cuda.local.array(2 * A_WORDS, u32)
+            left = a_side.make()
             step = i32(u32(first) // u32(STEP) + u32(n))
             box = i32(u32(step) // u32(IN_BOX))
-            a_side.read(words, 0, smem, i32(a_place + box * A_BOX), i32(step - box * IN_BOX))
-            for half in range(2):
-                for row in range(2):
-                    even, odd = unpack(words[2 * half + row])
-                    left[A_WORDS * half + row], left[A_WORDS * half + 2 + row] = bits_of_f32(even), bits_of_f32(odd)
+            a_side.read(left, 0, smem, i32(a_place + box * A_BOX), i32(step - box * IN_BOX))
             of_boxes(sums, left, floats, b_place)
 
         return add_step
@@ -251,3 +293,39 @@ def strip_by_floats(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int) -> S
         add_all(sums, smem, place, (floats, i32(b_at + b_side.start(0))))
 
     return StripByFloats(add=add)
+
+
+def _words_by_floats(tiles: int) -> Callable[..., None]:
+    """The verb (sums, first, left, right): by bfloat16. right: two steps' words, of lines 2 * t and 2 * t + 1 each."""
+    mma, HALF = mma_m16n8k16(MMA_TYPES["bfloat16"]), 2 * tiles
+
+    @verb
+    def multiply(sums, first, left, right):
+        words = cuda.local.array(2, u32)
+        for j in range(tiles):
+            for half in range(2):
+                at = HALF * half + 2 * j
+                words[half] = pack_bf16x2(f32_of_bits(right[at]), f32_of_bits(right[at + 1]))
+            mma(sums, first + 4 * j, left, 0, words, 0)
+
+    return multiply
+
+
+def _tf32_by_floats(dtype: str, tiles: int) -> Callable[..., None]:
+    """The same by tf32."""
+    mma, unpack, HALF = mma_m16n8k8_tf32, UNPACKED[dtype], 2 * tiles
+
+    @verb
+    def multiply(sums, first, left, right):
+        own = cuda.local.array(2 * A_WORDS, u32)
+        for word in range(A_WORDS):
+            even, odd = unpack(left[word])
+            at = A_WORDS * (word // 2) + word % 2
+            own[at], own[at + 2] = bits_of_f32(even), bits_of_f32(odd)
+        for word in range(2 * HALF):
+            right[word] = rounded_word(right[word])
+        for half in range(2):
+            for j in range(tiles):
+                mma(sums, first + 4 * j, own, A_WORDS * half, right, HALF * half + 2 * j)
+
+    return multiply

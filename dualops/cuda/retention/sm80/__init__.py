@@ -66,16 +66,18 @@ def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], dev
     return _choices(problem, results, device, backward=True, few=True)
 
 
-def configs(D: int, Dv: int, exact: bool) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for rows of these widths, best first. exact: a state is a result."""
-    states = Sm80States(parts=2 if exact else 1)
+def configs(D: int, Dv: int, *, exact: bool = False, stepwise: bool = False) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for rows of these widths, best first. exact: a state is a result; stepwise: with log_decay, which wants
+    registers.
+    """
+    states = Sm80States(exact)
     told = f"chunks of {CHUNK} tokens"
     if max(D, Dv) <= 2 * BOX:
         yield Sm80Config(CHUNK, Sm80Rows(min_blocks=2), states), f"{told}, 64 x {columns_of(Dv)} results a block"
-    else:
+    elif not stepwise:
         yield Sm80Config(CHUNK, Sm80Rows(), states), f"{told}, wide heads"
     few = Sm80Rows(block_kv=32)
-    yield Sm80Config(CHUNK, few, states), f"{told}, 32 columns of scores at a time: little shared memory"
+    yield Sm80Config(CHUNK, few, states), f"{told}, 32 columns of scores at a time"
 
 
 def _choices(
@@ -94,7 +96,7 @@ def _choices(
     step_rows = next(fitting, None)
     if step_rows is None:
         return
-    for config, reason in configs(D, Dv, exact):
+    for config, reason in configs(D, Dv, exact=exact, stepwise="log_decay" in p.arrays):
         how = _how(p, results, config, step_rows, exact=steps_too)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, 1, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
@@ -116,7 +118,7 @@ def _how(
 
 def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
     """What kernels of a pass are built for."""
-    p, call, metas = problem, each.call, problem.arrays
+    call, metas = each.call, problem.arrays
     vector = min(vector_of(metas[name]) for name in TILED if name in metas)
     floats = 4 if call.Dv % 4 == 0 else 2 if call.Dv % 2 == 0 else 1
     whole = is_stored_whole(results[each.out.data])
@@ -128,10 +130,10 @@ def _states_kernel(
 ) -> StatesKernel:
     """What finds what each chunk of a pass adds to the state."""
     shape = _shape(problem, results, each)
-    parts = config.parts if exact or each.states.final.data else 1
+    exact = config.exact and (exact or bool(each.states.final.data))
     variant = replace(each.variant, mask="", normalized=False, aligned=False)
     own = shape._replace(boxes=0, whole=False)
-    build = partial(build_states, replace(config, parts=parts), variant, own)
+    build = partial(build_states, replace(config, exact=exact), variant, own)
     return StatesKernel(build, BOX, shape.columns, config.shared_bytes(shape.columns))
 
 

@@ -99,11 +99,11 @@ class StatesTiles(NamedTuple):
 class Sm80States:
     """A block has 64 rows of a state, 16 a warp, and all its columns, or 128 of them; `tokens` at a time.
 
-    parts: of tf32, that a key, once it has decayed, goes to the state as: one where the state is read by rows alone,
-    which are rounded as coarsely; two, nearly all digits of float32, where it is a result.
+    exact: a key, once it has decayed, goes to the state with all digits of float32, or nearly so, as where it is a
+    result; else, where rows alone read it, which are rounded as coarsely, it is rounded.
     """
 
-    parts: int = 1
+    exact: bool = False
     tokens: int = 64
     min_blocks: int = 2
     warps: int = BOX // ROWS

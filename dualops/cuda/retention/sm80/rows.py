@@ -15,10 +15,10 @@ filled beside that (cp.async).
     8      wait for the next one, all threads
     9  out = acc / n, 16 rows of a warp at a time through shared memory
 
-P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, whose
-range is float32's; of float16, which has less, to tf32, and V goes as such. So does the state, and Q beside it: of tf32
-each 16-bit number is one. Where what rounding takes from P counts, of tokens that a head forgets at once, 7 has a second
-part for the tile with the rows' own tokens (`pairs`). A P of 0 times a NaN in V is a NaN: `hidden` mends that.
+P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
+the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
+rounding takes from P counts, of tokens that a head forgets at once, 7 has a second part for the tile with the rows' own
+tokens (`pairs`). A P of 0 times a NaN in V is a NaN: `hidden` mends that.
 
 Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
 and the norm is one more row of the state.
@@ -36,7 +36,7 @@ from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
 from ...tile.shared import Lines
 from ...tile.storage import access, storage
-from ...tile.strips import strip_ab, strip_abt
+from ...tile.strips import strip_abt
 from ...tile.tile_copies import tile_copies
 from ...tile.warp_rows import COLUMNS, warp_output
 from ...views import number_type, start, strided
@@ -47,7 +47,7 @@ from .hidden import hidden_elements
 from .pairs import Place, pairs_of
 
 LANES = 4  # that share a row
-MOST_HELD = 2  # boxes of Q whose fragments stay in registers
+MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing else wants these
 
 
 @builds
@@ -55,15 +55,16 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     """retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
     dtype, BLOCK_Q, BLOCK_KV, BLOCK_V = variant.dtype, config.block_q, config.block_kv, shape.columns
     mem, num, lanes, tile = storage(dtype), numbers(f32), lane_reductions(f32, LANES), config.tiles(shape)
-    decays, pairs, as_words = decays_of(dtype, variant.stepwise), pairs_of(variant, BLOCK_KV), dtype == "bfloat16"
+    decays, pairs = decays_of(dtype, variant.stepwise), pairs_of(variant, BLOCK_KV)
     q_copies, k_copies, v_copies = (
         tile_copies(box, width, shape.vector, config.threads)
         for box, width in ((tile.q, BOX * shape.boxes), (tile.k, BOX * shape.boxes), (tile.v, BLOCK_V))
     )
     state_copies = tile_copies(tile.state, BLOCK_V, shape.floats, config.threads, paired=True)
-    qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=shape.boxes <= MOST_HELD)
-    pv = (strip_ab if as_words else strip_of_floats)(dtype, tile.v, tile.v_boxes)
-    q_state, rest = strip_by_floats(dtype, tile.q, tile.state, tile.state_boxes), rounding_left(dtype, not as_words)
+    plain = not (variant.normalized or variant.masked or variant.stepwise)
+    qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
+    pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
+    q_state = strip_by_floats(dtype, tile.q, tile.state, tile.state_boxes)
     hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
     STAGE_OF_FLOATS, FIRST_OF_FLOATS = tile.stage * ITEMSIZE // FLOAT_SIZE, tile.first * ITEMSIZE // FLOAT_SIZE
 

@@ -8,12 +8,12 @@ tokens each: one is multiplied, the other filled beside that (cp.async).
     1  weights of all tokens of the chunk to shared memory, the first tokens' K and V on their way
     2  for some tokens after the others:
     3      K and V of the next ones on their way
-    4      sums [16, BLOCK_V] = (weights * K).T @ V, tf32, and added to A by the threads
+    4      sums [16, BLOCK_V] = (weights * K).T @ V, and added to A by the threads
     5      wait for the next ones, all threads
     6  A, 16 rows of a warp at a time through shared memory
 
-V is in tf32 what it was. A key times its weight is rounded to 11 bits, or where the state is a result taken as two such
-parts. Tensor cores round toward zero: sums of a few tokens are added up by threads, which round to the nearest.
+A key times its weight is rounded, or where the state is a result taken in parts (`tile.float_strips`). Tensor cores
+round toward zero: sums of a few tokens are added up by threads, which round to the nearest.
 
 Shared memory: `Sm80States.tiles`, 4 * TOKENS * (64 + BLOCK_V) bytes and 1 KiB. Registers: BLOCK_V of both sums, and
 about 60.
@@ -46,7 +46,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
     tokens_of, tile, BLOCK_V = mirrored_chunk if mirrored else whole_chunk, config.tiles(shape.columns), shape.columns
     k_copies = tile_copies(tile.k, BOX, shape.vector, config.threads)
     v_copies = tile_copies(tile.v, BLOCK_V, shape.vector, config.threads)
-    kv = strip_of_weighted(variant.dtype, tile.k, tile.v, tile.v_boxes, config.parts)
+    kv = strip_of_weighted(variant.dtype, tile.k, tile.v, tile.v_boxes, config.exact)
     vec = access("float32", shape.floats == 4)
 
     @verb
