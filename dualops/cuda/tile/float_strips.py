@@ -1,14 +1,12 @@
-"""Products of a strip, the 16 rows of a warp, whose one factor has 16 bits and whose other one is float32.
+"""Products of a strip, the 16 rows of a warp, of a left factor that is float32 in registers and one of 16 bits.
 
     pv = strip_of_floats("float16", v_box, boxes)                   acc [16, n] += P @ V, P as sums lie in registers
     kv = strip_of_weighted("bfloat16", k_box, v_box, boxes, True)   acc [16, n] += (weights * K).T @ V
-    qs = strip_by_floats("bfloat16", q_box, state_box, boxes)       acc [16, n] += Q @ state, float32 in memory
 
 Beside bfloat16, which has float32's range, a float32 is rounded to it, or as three parts all of it (`thirds`). Beside
 float16 it is rounded to tf32's 11 bits, or as two parts nearly all of it: tf32 has that range too, and float16 is in it
 what it was. Of each eight a lane has columns 2 * t and 2 * t + 1 where tf32's left factor wants t and t + 4, and a word
-of a right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both fit as
-they are, and of a factor in float32 the lines lie so (`tile_copies.paired_line`).
+of a right factor in 16 bits holds lines 2 * t and 2 * t + 1: the steps of a sum have any order, so that both fit.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
-from ..ptx.arithmetic import bits_of_f32, f32_of_bits
+from ..ptx.arithmetic import bits_of_f32
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_shared_v2_f32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
@@ -40,13 +38,6 @@ class WeightedStrip(Namespace):
     fragment: Callable[..., Any]  # () -> zeros
     place: Callable[..., Any]  # (column) -> where this lane reads the 16 columns of X from `column` on
     # (sums, smem, (x_place, y_at), (floats, weights_at)): weights are float32 in shared memory, one of each line
-    add: Callable[..., None]
-
-
-class StripByFloats(Namespace):
-    """sums [16, columns] += A @ B, some steps of A's lines at a time. Lines of B run along its columns."""
-
-    # (sums, smem, (a_place, first), (floats, b_at)): first: A's step that meets B's first line, of 16 a multiple
     add: Callable[..., None]
 
 
@@ -250,82 +241,3 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
         add_all(sums, smem, (x_place, i32(y_at + y_side.start(0))), weights)
 
     return WeightedStrip(size=SIZE, fragment=_cleared(SIZE), place=place, add=add)
-
-
-@cache
-def strip_by_floats(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int) -> StripByFloats:
-    """a: its boxes; b: its boxes of float32 along "row", so many side by side, whose lines lie as `paired_line` says.
-    B is rounded, to bfloat16 or to tf32.
-    """
-    a_side, b_side, TILES = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False), b.rows // 8
-    BOX, A_BOX, STEPS, IN_BOX = b.size, a.size, b.depth // STEP, a.depth // STEP
-    of_words = _words_by_floats(TILES) if dtype == "bfloat16" else _tf32_by_floats(dtype, TILES)
-
-    def step_of(n: int) -> Callable[..., None]:
-        def box_of(box: int) -> Callable[..., None]:
-            @verb
-            def add_box(sums, left, floats, b_place):
-                right = b_side.make()  # two steps of tf32
-                for half in range(2):
-                    b_side.read(right, half, floats, i32(b_place + box * BOX), 2 * n + half)
-                of_words(sums, 4 * TILES * box, left, right)
-
-            return add_box
-
-        of_boxes = one_after_another([box_of(box) for box in range(boxes)])
-
-        @verb
-        def add_step(sums, smem, place, factor):
-            (a_place, first), (floats, b_place) = place, factor
-            left = a_side.make()
-            step = i32(u32(first) // u32(STEP) + u32(n))
-            box = i32(u32(step) // u32(IN_BOX))
-            a_side.read(left, 0, smem, i32(a_place + box * A_BOX), i32(step - box * IN_BOX))
-            of_boxes(sums, left, floats, b_place)
-
-        return add_step
-
-    add_all = one_after_another([step_of(n) for n in range(STEPS)])
-
-    @verb
-    def add(sums, smem, place, factor):
-        floats, b_at = factor
-        add_all(sums, smem, place, (floats, i32(b_at + b_side.start(0))))
-
-    return StripByFloats(add=add)
-
-
-def _words_by_floats(tiles: int) -> Callable[..., None]:
-    """The verb (sums, first, left, right): by bfloat16. right: two steps' words, of lines 2 * t and 2 * t + 1 each."""
-    mma, HALF = mma_m16n8k16(MMA_TYPES["bfloat16"]), 2 * tiles
-
-    @verb
-    def multiply(sums, first, left, right):
-        words = cuda.local.array(2, u32)
-        for j in range(tiles):
-            for half in range(2):
-                at = HALF * half + 2 * j
-                words[half] = pack_bf16x2(f32_of_bits(right[at]), f32_of_bits(right[at + 1]))
-            mma(sums, first + 4 * j, left, 0, words, 0)
-
-    return multiply
-
-
-def _tf32_by_floats(dtype: str, tiles: int) -> Callable[..., None]:
-    """The same by tf32."""
-    mma, unpack, HALF = mma_m16n8k8_tf32, UNPACKED[dtype], 2 * tiles
-
-    @verb
-    def multiply(sums, first, left, right):
-        own = cuda.local.array(2 * A_WORDS, u32)
-        for word in range(A_WORDS):
-            even, odd = unpack(left[word])
-            at = A_WORDS * (word // 2) + word % 2
-            own[at], own[at + 2] = bits_of_f32(even), bits_of_f32(odd)
-        for word in range(2 * HALF):
-            right[word] = rounded_word(right[word])
-        for half in range(2):
-            for j in range(tiles):
-                mma(sums, first + 4 * j, own, A_WORDS * half, right, HALF * half + 2 * j)
-
-    return multiply

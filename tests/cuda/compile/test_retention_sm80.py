@@ -15,8 +15,8 @@ VARIANTS = ({}, {"normalized": True}, {"stepwise": True}, {"normalized": True, "
 MASKED = ({"mask": "float32"}, {"normalized": True, "mask": "float32"})
 
 
-def shape(D: int, Dv: int, vector: int = 8, floats: int = 4) -> Shape:
-    return Shape(boxes_of(D), columns_of(Dv), vector, floats, vector == 8)
+def shape(D: int, Dv: int, vector: int = 8) -> Shape:
+    return Shape(boxes_of(D), columns_of(Dv), vector, vector == 8, vector == 8)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -31,7 +31,7 @@ def test_each_variant_of_rows(dtype, D, Dv, options, arch):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_that_lie_anywhere(dtype):
-    config, made = Sm80Rows(block_kv=32), shape(128, 128, 1, 1)
+    config, made = Sm80Rows(block_kv=32), shape(128, 128, 1)
     sound(build_rows(config, Variant(dtype, normalized=True, stepwise=True), made), "sm_90a", config.shared_bytes(made))
 
 

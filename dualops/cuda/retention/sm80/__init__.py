@@ -98,7 +98,7 @@ def _choices(
         return
     for config, reason in configs(D, Dv, exact=exact, stepwise="log_decay" in p.arrays):
         how = _how(p, results, config, step_rows, exact=steps_too)
-        shape = Shape(boxes_of(D), columns_of(Dv), 1, 1, False)
+        shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
         shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
         steps = partial(backward_steps if backward else forward_steps, p, results, how)
@@ -120,9 +120,8 @@ def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Sh
     """What kernels of a pass are built for."""
     call, metas = each.call, problem.arrays
     vector = min(vector_of(metas[name]) for name in TILED if name in metas)
-    floats = 4 if call.Dv % 4 == 0 else 2 if call.Dv % 2 == 0 else 1
     whole = is_stored_whole(results[each.out.data])
-    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), vector, floats, whole)
+    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), vector, bool(call.Dv % 4 == 0), whole)
 
 
 def _states_kernel(

@@ -10,7 +10,6 @@ from ...tile.warp_rows import WarpRowsLayout
 from ..arguments import LONGEST_CHUNK
 
 BOX = LINE_BYTES // 2  # elements of 16 bits that a line of a box has
-FLOATS = LINE_BYTES // 4  # and of float32
 ROWS = 16  # of a warp
 STAGES = 2
 SLICE = 32  # rows of a state in shared memory at a time
@@ -34,7 +33,7 @@ class Shape(NamedTuple):
     boxes: int  # of a row that scores are made of, D
     columns: int  # of a block's result
     vector: int  # elements of rows that are copied at once
-    floats: int  # of rows of a state
+    states: bool  # whether rows of states are whole 16-byte vectors
     whole: bool  # whether rows of results lie at multiples of 16 bytes, and fill such
 
 
@@ -44,9 +43,7 @@ class RowsTiles(NamedTuple):
     q: FactorSlice  # [BLOCK_Q, 64]
     k: FactorSlice  # [BLOCK_KV, 64]
     v: FactorSlice  # [BLOCK_KV, 64], lines along columns
-    state: FactorSlice  # [SLICE, 32] of float32
     v_boxes: int
-    state_boxes: int
     first: int  # stage
     v_at: int  # in a stage
     stage: int  # from one to the next
@@ -71,13 +68,12 @@ class Sm80Rows:
 
     def tiles(self, shape: Shape) -> RowsTiles:
         q, k = (FactorSlice("depth", rows, BOX) for rows in (self.block_q, self.block_kv))
-        v, state = FactorSlice("row", BOX, self.block_kv), FactorSlice("row", FLOATS, SLICE, FLOAT_SIZE)
-        v_boxes, state_boxes = shape.columns // BOX, shape.columns // FLOATS
+        v, v_boxes = FactorSlice("row", BOX, self.block_kv), shape.columns // BOX
         first, v_at = shape.boxes * q.size, shape.boxes * k.size
-        stage = max(v_at + v_boxes * v.size, FLOAT_SIZE // ITEMSIZE * state_boxes * state.size)
+        stage = max(v_at + v_boxes * v.size, FLOAT_SIZE // ITEMSIZE * SLICE * shape.columns)
         stored = FLOAT_SIZE * self.warps * WarpRowsLayout(shape.columns).size
         nbytes = max(ITEMSIZE * (first + STAGES * stage), stored)
-        return RowsTiles(q, k, v, state, v_boxes, state_boxes, first, v_at, stage, nbytes)
+        return RowsTiles(q, k, v, v_boxes, first, v_at, stage, nbytes)
 
     def shared_bytes(self, shape: Shape) -> int:
         return self.tiles(shape).nbytes

@@ -35,6 +35,7 @@ class Place(NamedTuple):
     columns: Any
     row0: Any  # the tokens that row and column 0 are
     column0: Any
+    whole: Any  # all of the block's rows see all columns of the tile
 
 
 class Pairs(Namespace):
@@ -50,6 +51,7 @@ class Pairs(Namespace):
 def pairs_of(variant: Variant, block_kv: int) -> Pairs:
     """For tiles of so many columns."""
     num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
+    QUADS, EIGHT = block_kv // 8, f32(8)
 
     @verb
     def row_of(place, half, told, mine, call):
@@ -107,7 +109,31 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
 
         return weigh_quad
 
-    weigh_all = one_after_another([quad(j) for j in range(block_kv // 8)])
+    @verb
+    def weigh_by_head(scores, sums, place, mine, told, call):
+        """Of gamma alone, from the nearest quad on, as the factor falls by gamma^8 from quad to quad."""
+        fade, last = num.exp2(mine * EIGHT), i32(place.columns - 1 - place.n)
+        for half in range(2):
+            for e in range(2):
+                apart = i32(place.m + 8 * half + call.offset - place.n - e)  # from the column of quad 0
+                if place.whole:
+                    factor = num.exp2(mine * f32(apart - 8 * (QUADS - 1))) * call.scale
+                    for j in range(QUADS):
+                        at = 4 * (QUADS - 1 - j) + 2 * half + e
+                        scores[at] *= factor
+                        factor *= fade
+                else:
+                    nearest = apart & 7 if apart < 8 * QUADS else apart - 8 * (QUADS - 1)
+                    factor = num.exp2(mine * f32(nearest)) * call.scale
+                    for j in range(QUADS):
+                        column = 8 * (QUADS - 1 - j)
+                        at = column // 2 + 2 * half + e
+                        seen = column <= apart
+                        score = scores[at] * factor
+                        scores[at] = score if seen & (column + e <= last) else num.zero
+                        factor = factor * fade if seen else factor
+
+    weigh_all = one_after_another([quad(j) for j in range(QUADS)])
 
     @verb
     def weigh(scores, sums, place, mine, told, call):
@@ -122,4 +148,5 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
             return end > first
         return (mine < LEAST_KEPT) & (end > first)
 
-    return Pairs(weigh=weigh, counts=counts)
+    by_head = not (variant.masked or variant.stepwise or variant.normalized)
+    return Pairs(weigh=weigh_by_head if by_head else weigh, counts=counts)

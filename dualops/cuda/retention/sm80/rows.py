@@ -2,8 +2,8 @@
 
 A block takes BLOCK_Q rows and BLOCK_V columns of the result, a warp 16 of the rows. In the chunk form rows see the
 columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk. Two
-stages of shared memory hold 32 rows of the state, or BLOCK_KV keys and their values: one is multiplied, the other
-filled beside that (cp.async).
+stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values: one is multiplied, the
+other filled beside that, by way of registers or by cp.async.
 
     1  Q and the first rows of the state, or keys and values, on their way
     2  for each 32 rows of the state: the next ones on their way; acc [16, BLOCK_V] += Q @ state
@@ -31,7 +31,8 @@ from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.float_strips import rounding_left, strip_by_floats, strip_of_floats
+from ...tile.float_strips import rounding_left, strip_of_floats
+from ...tile.float_tiles import float_tile
 from ...tile.numbers import numbers
 from ...tile.rows import lane_reductions
 from ...tile.shared import Lines
@@ -42,7 +43,7 @@ from ...tile.warp_rows import COLUMNS, warp_output
 from ...views import number_type, start, strided
 from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
 from ..decays import decays_of
-from .config import BOX, FLOAT_SIZE, ITEMSIZE, ROWS, SLICE, Shape, Sm80Rows
+from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .hidden import hidden_elements
 from .pairs import Place, pairs_of
 
@@ -60,18 +61,16 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         tile_copies(box, width, shape.vector, config.threads)
         for box, width in ((tile.q, BOX * shape.boxes), (tile.k, BOX * shape.boxes), (tile.v, BLOCK_V))
     )
-    state_copies = tile_copies(tile.state, BLOCK_V, shape.floats, config.threads, paired=True)
+    state_tile = float_tile(dtype, tile.q, SLICE, BLOCK_V, config.threads, shape.states)
     plain = not (variant.normalized or variant.masked or variant.stepwise)
     qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
     pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
-    q_state = strip_by_floats(dtype, tile.q, tile.state, tile.state_boxes)
     hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
-    STAGE_OF_FLOATS, FIRST_OF_FLOATS = tile.stage * ITEMSIZE // FLOAT_SIZE, tile.first * ITEMSIZE // FLOAT_SIZE
 
     @verb
-    def load_state(floats, stage, states, state, d, e0, call):
+    def fetch(values, states, state, d, e0, call):
         lines = Lines(states.data, state + i64(d) * call.Dv, call.Dv, i32(call.D - d))
-        state_copies.load_some(floats, i32(FIRST_OF_FLOATS + stage * STAGE_OF_FLOATS), lines, i32(call.Dv - e0))
+        state_tile.fetch(values, lines, i32(call.Dv - e0))
 
     @verb
     def load_pair(smem, stage, k, v, n0, place, e0, call):
@@ -124,7 +123,7 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         if not variant.masked:
             n_end = i32(min(i64(m0 + BLOCK_Q + call.offset), i64(columns)))
         row0, column0 = origin(call, first, rows), origin(call, first, columns)
-        place = Place(b, h, i32(m0 + my_rows + lane // 4), n_first, i32(rows), i32(columns), row0, column0)
+        place = Place(b, h, i32(m0 + my_rows + lane // 4), n_first, i32(rows), i32(columns), row0, column0, False)
         slot, slices = i64(-1), u32(0)
         if chunk >= call.first_chunk:
             slot, slices = i64(slot_of(call, first, b, chunk)), u32((call.D + (SLICE - 1)) // SLICE)
@@ -132,8 +131,10 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         i, end = u32(0), u32(slices + u32((max(i32(n_end - n_first), i32(0)) + (BLOCK_KV - 1)) // BLOCK_KV))
         q_lines = Lines(q.data, start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2], rows - m0)
         q_copies.load_some(smem, 0, q_lines, i32(call.D))
+        some = state_tile.values()
         if slices != u32(0):
-            load_state(floats, i32(0), states, state, i32(0), e0, call)
+            fetch(some, states, state, i32(0), e0, call)
+            state_tile.put(smem, floats, i32(tile.first), some)
         elif end != u32(0):
             load_pair(smem, i32(0), k, v, n_first, place, e0, call)
         cp_async_commit()
@@ -151,13 +152,14 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         while i != slices:
             stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
             if i + u32(1) != slices:
-                load_state(floats, coming, states, state, i32((i + u32(1)) * u32(SLICE)), e0, call)
-                cp_async_commit()
+                fetch(some, states, state, i32((i + u32(1)) * u32(SLICE)), e0, call)
             elif i + u32(1) != end:
                 load_pair(smem, coming, k, v, n_first, place, e0, call)
                 cp_async_commit()
-            at = i32(FIRST_OF_FLOATS + stage * STAGE_OF_FLOATS)
-            q_state.add(acc, smem, (q_place, i32(i * u32(SLICE))), (floats, at))  # acc [16, BLOCK_V] += Q @ state
+            at, first_column = i32(tile.first + stage * tile.stage), i32(i * u32(SLICE))
+            state_tile.add(acc, smem, floats, (q_place, first_column), at)  # acc [16, BLOCK_V] += Q @ state
+            if i + u32(1) != slices:
+                state_tile.put(smem, floats, i32(tile.first + coming * tile.stage), some)
             cp_async_wait_group(0)
             cuda.syncthreads()
             i = u32(i + u32(1))
@@ -196,7 +198,9 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
                 cp_async_commit()
             at = i32(tile.first + stage * tile.stage)
             qk.multiply(scores, q_frag, smem, q_place, at)  # scores [16, BLOCK_KV] = Q @ K.T
-            here = Place(b, h, place.m, i32(n0 + 2 * (lane % LANES)), place.rows, place.columns, row0, column0)
+            last = i32(n0 + (BLOCK_KV - 1))
+            whole = (last <= m0 + call.offset) & (last < place.columns)
+            here = Place(b, h, place.m, i32(n0 + 2 * (lane % LANES)), place.rows, place.columns, row0, column0, whole)
             pairs.weigh(scores, sums, here, mine, (weights, terms, mask), call)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(at + tile.v_at))  # acc [16, BLOCK_V] += P @ V

@@ -47,7 +47,7 @@ def build_states(config: Sm80States, variant: Variant, shape: Shape, *, mirrored
     k_copies = tile_copies(tile.k, BOX, shape.vector, config.threads)
     v_copies = tile_copies(tile.v, BLOCK_V, shape.vector, config.threads)
     kv = strip_of_weighted(variant.dtype, tile.k, tile.v, tile.v_boxes, config.exact)
-    vec = access("float32", shape.floats == 4)
+    vec = access("float32", shape.states)
 
     @verb
     def finish(values, results, d, e):
