@@ -182,6 +182,8 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     # what people run
     for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.BENCH}, narrow=True)
+    for columns, rows in ((262144, 2048), (1048576, 512)):
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.COMPARE}, narrow=True)
     add("rows32768x4096", (32768, 4096), single, {Tag.BENCH})
     add("residual32768x4096", (32768, 4096), bf16, {Tag.BENCH}, narrow=True, residual=True)
     add("rows8192x4096", (8192, 4096), single, {Tag.DEMO}, has=())

@@ -106,6 +106,7 @@ def _cases() -> tuple[Case, ...]:
     add("b2s4096d128", (2, 8, 4096, 128), 128, single, {Tag.BENCH})
     add("b2s8192d128", (2, 8, 8192, 128), 128, single, {Tag.BENCH})
     add("b8s2048d128_steps", (8, 16, 2048, 128), 128, half, {Tag.COMPARE}, steps=1)
+    add("b1s131072d128", (1, 8, 131072, 128), 128, half, {Tag.COMPARE})
     add("token_b64h32d128", (64, 32, 1, 128), 128, half, {Tag.COMPARE}, backward=False, form="recurrent", **decoding)
     add("s1024d128", (2, 16, 1024, 128), 128, ("float32", "bfloat16"), {Tag.DEMO})
     # the widths that kernels are made for

@@ -43,6 +43,7 @@ def _cases() -> tuple[Case, ...]:
     # what people run
     for columns, rows in ((1024, 32768), (4096, 32768), (16384, 32768), (65536, 8192), (262144, 2048)):
         add(f"rows{rows}x{columns}", (rows, columns), half, {Tag.BENCH})
+    add("rows512x1048576", (512, 1048576), half, {Tag.COMPARE})
     add("rows32768x4096", (32768, 4096), ("float32", "float16"), {Tag.BENCH})
     add("rows8192x4096", (8192, 4096), ("float32", "bfloat16"), {Tag.DEMO})
     # every length of row: a warp a row, a block a row, a cluster a row, two readings

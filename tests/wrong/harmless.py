@@ -16,7 +16,7 @@ HARMLESS = {
     r"warpgroup_mma\.issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
     r"warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started "
     "just before it, behind a fence of its own, and no register was touched in between",
-    r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 companion\.leave > bar_warp_sync|"
+    r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (step_feed\.release > )?companion\.leave > bar_warp_sync|"
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]): left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
     r"retention_(sm90 log_decay.*:|met_sm90) near_pairs\.add > mma_m16n8k16_f32_bf16#[12]: left out": "it is no step "
@@ -50,9 +50,9 @@ HARMLESS = {
     "for the tile before, which is released without it, and after the one that was in this stage",
     r"(flash_attention_(dq_)?sm90 ((boxes|thirds|a bias in boxes): pipeline\.release#4|.* over Q: pipeline\.release#5|"
     r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
-    r"retention_sm90 (pipeline\.release#1|log_decay.*: (pipeline\.release#2|companion\.hand))|"
-    r"retention_(step_gradient_sm90 (pipeline\.release#[123]|companion\.hand)|met_sm90 (pipeline\.release#[1-4]|"
-    r"companion\.hand))|retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
+    r"retention_(sm90 pipeline\.release#1|step_gradient_sm90 pipeline\.release#[12]|met_sm90 pipeline\.release#[1-3]|"
+    r"(met_|step_gradient_)?sm90 step_feed\.(put > companion\.hand|release( > pipeline\.release)?))|"
+    r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
     r"handover\.(free|hand)))): i \+ 1|softmax_cluster_rows _parts_in_cluster\.init > mbarrier_init: one mbarrier for "
     "all": "there is one stage, or one place, found by any number; or one row, which has the first of two mbarriers",
 }

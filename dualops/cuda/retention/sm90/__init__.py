@@ -2,9 +2,10 @@
 
 chunks.py      the kernel: one pass
 wide.py        the same where heads are wide
+walked.py      which chunks a block of either walks
 fragments.py   where accumulators stand; states from and to memory
 head_decay.py  what is left of one token at another, of gamma
-step_decay.py  the same of log_decay, by the tables of step_tables.py
+step_decay.py  the same of log_decay, by the tables of step_tables.py, which step_feed.py hands over
 hidden.py      elements of a result that tokens must not reach which are not seen
 launches.py    those of a pass
 config.py      tiles

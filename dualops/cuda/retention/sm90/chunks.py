@@ -40,11 +40,7 @@ fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.carried import carried
 from ...tile.companion import companion
@@ -67,19 +63,8 @@ from .head_decay import head_decay
 from .hidden import hidden_elements
 from .state_sums import state_sums
 from .step_decay import step_decay
-from .step_tables import step_tables
-
-
-@cache
-def last_chunk(chunk: int) -> Callable[..., Any]:
-    """A verb: (rows) -> the first token of the last chunk of so many."""
-    CHUNK = u32(chunk)
-
-    @verb
-    def last_of(rows):
-        return i32((u32(rows) - u32(1)) // CHUNK * CHUNK)
-
-    return last_of
+from .step_feed import step_feed
+from .walked import walked
 
 
 @builds
@@ -90,10 +75,10 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
     decay: gamma, or log_decay. Dv: in whole boxes. segment: numbers from one segment's state to the next; segments: of
     a sequence, the first ones. The last three: 1, or 0 where all heads share the array, whose map then has one.
     """
-    STEP, STEPWISE, last = -CHUNK if walk.back else CHUNK, config.stepwise, last_chunk(CHUNK)
+    STEP, STEPWISE, walk_of = -CHUNK if walk.back else CHUNK, config.stepwise, walked(CHUNK, walk.back)
     num, role, warps, tiles = numbers(f32), roles(CONSUMERS, most=not STEPWISE), 4 * CONSUMERS, config.tiles(Dv)
     decays = step_decay(Dv, tiles.decay_at, walk.back) if STEPWISE else head_decay(CHUNK, Dv, walk.back)
-    steps, steps_pipe, written = step_tables(tiles.decay_at, walk.back), pipeline(1, 0, warps), companion(1, 0)
+    steps = step_feed(tiles.decay_at, walk.back, warps)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile = box_tile(tiles.v, tiles.v_at, 2)
     q_pipe, k_pipe = pipeline(1, tiles.q.nbytes, warps), pipeline(config.stages, tiles.k.nbytes, warps)
@@ -138,21 +123,18 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
         warpgroup = my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
-        steps_bars, tables = steps_pipe.barriers(), (smem, steps.eights())
+        steps_bars, tables = steps.barriers(), (smem, steps.eights())
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             k_pipe.init(k_bars)
             v_part.init(v_full)
             if STEPWISE:
-                steps_pipe.init(steps_bars)
+                steps.init(steps_bars)
         prefetch_maps((q_map, k_map, v_map), 1)
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()
-        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
-        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
-        m0 = i32(last(call.rows) - before) if walk.back else before
+        i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -169,10 +151,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
             elif STEPWISE and u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()
                 while i != end:
-                    steps.fetch(own, decay, b, h, m0, call.rows)
-                    steps_pipe.claim(steps_bars, i)
-                    steps.put(tables, own, i32(call.rows - m0))
-                    written.hand(steps_bars.full, i)
+                    steps.put(tables, steps_bars, i, own, decay, (b, h, m0), call.rows)
                     m0 = i32(m0 + STEP)
                     i = k_pipe.next(i)
         else:
@@ -201,7 +180,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                     qk.start(scores, smem, q_at, k_at, warpgroup)  # scores = Q @ K.T
                     qk.wait(scores)
                     if STEPWISE:
-                        steps_pipe.wait(steps_bars, i)
+                        steps.wait(steps_bars, i)
                     decays.pairs(scores, row, mine, call.scale)
                     if decays.forgets(mine):
                         near.keep(near_words, scores)
@@ -215,7 +194,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 else:
                     v_part.wait(v_full, i)
                     if STEPWISE:
-                        steps_pipe.wait(steps_bars, i)
+                        steps.wait(steps_bars, i)
                 fade = decays.fade(mine, count)
                 kv.fade(state, fade)
                 if walk.looks:
@@ -233,8 +212,7 @@ def build_chunks(config: Sm90Config, Dv: int, walk: Walk) -> Kernel:
                 known = decays.again(mine), count, call.kept_scale
                 kv.add(state, room, smem, (k_at, v_at), known, fade)  # state += (decayed K).T @ V
                 if STEPWISE:
-                    written.leave()
-                    steps_pipe.release(steps_bars, i)
+                    steps.release(steps_bars, i)
                 k_pipe.release(k_bars, i)
                 if walk.looks:
                     both.gather()  # nobody reads the state of before

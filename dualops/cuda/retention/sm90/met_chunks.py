@@ -46,7 +46,6 @@ from ...tile.softmax_rows import softmax_rows
 from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, start, strided
 from ..arguments import call_type
-from .chunks import last_chunk
 from .config import BOX, CHUNK, CONSUMERS, DTYPE, Walk
 from .fragments import fragments_of
 from .hidden import hidden_elements
@@ -54,7 +53,8 @@ from .kept_states import kept_states
 from .state_sums import state_sums
 from .step_config import WARPS, StepsConfig
 from .step_decay import step_decay
-from .step_tables import step_tables
+from .step_feed import step_feed
+from .walked import walked
 
 
 @builds
@@ -67,10 +67,10 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
     state to the next; segments: of a sequence, the first ones. first_forth: the first chunk that has a state before it.
     The last four: 1, or 0 where all heads share the array, whose map then has one.
     """
-    STEP, last = -CHUNK if walk.back else CHUNK, last_chunk(CHUNK)
+    STEP, walk_of = -CHUNK if walk.back else CHUNK, walked(CHUNK, walk.back)
     num, role, tiles = numbers(f32), roles(CONSUMERS, most=width > BOX), config.met_tiles(width)
     decays = step_decay(width, tiles.decay_at, walk.back)
-    steps, steps_pipe, written = step_tables(tiles.decay_at, walk.back), pipeline(1, 0, WARPS), companion(1, 0)
+    steps = step_feed(tiles.decay_at, walk.back, WARPS)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.k, tiles.k_at, 2)
     v_tile, y_tile = box_tile(tiles.v, tiles.v_at, 2), box_tile(tiles.y, tiles.y_at, 2)
     q_pipe, k_part = pipeline(1, tiles.q.nbytes, WARPS), companion(config.stages, tiles.k.nbytes)
@@ -122,7 +122,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
         q_bars, k_full, v_bars = q_pipe.barriers(), k_part.barriers(), v_pipe.barriers()
-        y_bars, steps_bars = y_pipe.barriers(), steps_pipe.barriers()
+        y_bars, steps_bars = y_pipe.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         part, head = i32(cuda.blockIdx.x % segments), i32(cuda.blockIdx.x // segments)
         b, h = i32(head // call.H), i32(head % call.H)
@@ -131,15 +131,12 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
             k_part.init(k_full)
             v_pipe.init(v_bars)
             y_pipe.init(y_bars)
-            steps_pipe.init(steps_bars)
+            steps.init(steps_bars)
         prefetch_maps((q_map, k_map, v_map, y_map), 1)
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()  # dv's, which ends after this one
-        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
-        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
-        m0 = i32(last(call.rows) - before) if walk.back else before
+        i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if cuda.threadIdx.x % 128 == 0:
@@ -157,10 +154,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
                 own = steps.own()
                 while i != end:
-                    steps.fetch(own, decay, b, h, m0, call.rows)
-                    steps_pipe.claim(steps_bars, i)
-                    steps.put(tables, own, i32(call.rows - m0))
-                    written.hand(steps_bars.full, i)
+                    steps.put(tables, steps_bars, i, own, decay, (b, h, m0), call.rows)
                     m0 = i32(m0 + STEP)
                     i = q_pipe.next(i)
         else:
@@ -198,7 +192,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                 else:
                     kept.put(states, at, state)
                 qk.wait(scores)
-                steps_pipe.wait(steps_bars, i)
+                steps.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
                 near.keep(near_words, scores)
                 rows.pack(probs, scores)
@@ -228,7 +222,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                 half.hand(warpgroup)
                 if warpgroup == 1:  # the sums of both are there
                     token = i32(anew_i32(i32(cuda.threadIdx.x)) - 128)
-                    walked = i32(last(call.rows) - m0) if walk.back else m0  # tokens before it
+                    walked = i32(walk_of.last(call.rows) - m0) if walk.back else m0  # tokens before it
                     there = i32(u32(walked) // u32(CHUNK)) >= call.first_chunk  # a state before it
                     if token < count:
                         total = sums.total(smem, turn, token) * decays.of_row(mine, token, count) * call.state_scale
@@ -236,8 +230,7 @@ def build_met_chunks(config: StepsConfig, width: int, walk: Walk) -> Kernel:
                     if walk.back and token == 0:
                         total = of_warps.total(smem, turn) * decays.fade(mine, count)
                         both.data[start(both, b, h, chunk)] = total if there and chunk >= first_forth else num.zero
-                written.leave()
-                steps_pipe.release(steps_bars, i)
+                steps.release(steps_bars, i)
                 m0 = i32(m0 + STEP)
                 i = q_pipe.next(i)
             boxes.finish()

@@ -23,7 +23,6 @@ from __future__ import annotations
 from ...backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.column_sums import column_sums, warp_sums
-from ...tile.companion import companion
 from ...tile.meeting import meeting
 from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
@@ -37,7 +36,7 @@ from .fragments import my_row
 from .passed_over import passed_over
 from .step_config import WARPS, StepsConfig
 from .step_decay import step_decay
-from .step_tables import step_tables
+from .step_feed import step_feed
 
 
 @verb
@@ -56,8 +55,7 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
     """
     num, role, tiles = numbers(f32), roles(CONSUMERS), config.pair_tiles(D, Dv)
     decays = step_decay(Dv, tiles.decay_at, False, by_steps=True)
-    steps = step_tables(tiles.decay_at, False, states=False)
-    steps_pipe, written = pipeline(1, 0, WARPS), companion(1, 0)
+    steps = step_feed(tiles.decay_at, False, WARPS, states=False)
     q_tile, k_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.q, tiles.k_at, 2)
     do_tile, v_tile = box_tile(tiles.do, tiles.do_at, 2), box_tile(tiles.do, tiles.v_at, 2)
     q_pipe, do_pipe = pipeline(1, 2 * tiles.q.nbytes, WARPS), pipeline(1, 2 * tiles.do.nbytes, WARPS)
@@ -95,12 +93,12 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
         v_apart,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        q_bars, do_bars, steps_bars = q_pipe.barriers(), do_pipe.barriers(), steps_pipe.barriers()
+        q_bars, do_bars, steps_bars = q_pipe.barriers(), do_pipe.barriers(), steps.barriers()
         tables, warpgroup = (smem, steps.eights()), my_warpgroup()
         if cuda.threadIdx.x == 0:
             q_pipe.init(q_bars)
             do_pipe.init(do_bars)
-            steps_pipe.init(steps_bars)
+            steps.init(steps_bars)
         prefetch_maps((q_map, k_map, do_map, v_map), 1)
         q_pipe.start()
         first = i32(cuda.blockIdx.x * RUN)  # of my chunks
@@ -121,10 +119,7 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 own = steps.own()
                 while i != end:
                     b, h, m0 = place_of(i32(first + i32(i)), call)
-                    steps.fetch(own, decay, b, h, m0, call.rows)
-                    steps_pipe.claim(steps_bars, i)
-                    steps.put(tables, own, i32(call.rows - m0))
-                    written.hand(steps_bars.full, i)
+                    steps.put(tables, steps_bars, i, own, decay, (b, h, m0), call.rows)
                     i = q_pipe.next(i)
         else:
             role.consume()
@@ -152,10 +147,9 @@ def build_met_pairs(config: StepsConfig, D: int, Dv: int) -> Kernel:
                 of_warps.put(smem, turn, shfl_idx_f32(given_before, 31, FULL_WARP))
                 qk.wait_but_one(scores)
                 q_pipe.release(q_bars, i)
-                steps_pipe.wait(steps_bars, i)
+                steps.wait(steps_bars, i)
                 decays.pairs(scores, row, mine, call.scale)
-                written.leave()
-                steps_pipe.release(steps_bars, i)
+                steps.release(steps_bars, i)
                 dov.wait(slopes)
                 do_pipe.release(do_bars, i)
                 passed.add(by_column, scores, slopes, rows_taken, row, count)

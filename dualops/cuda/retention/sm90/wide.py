@@ -56,12 +56,12 @@ from ...tile.unrolled import one_after_another
 from ...tile.warpgroup import my_warpgroup, register_mma, warpgroup_mma
 from ...views import number_type, strided
 from ..arguments import call_type
-from .chunks import last_chunk
 from .config import BOX, CONSUMERS, DTYPE, Walk, WideConfig
 from .fragments import fragments_of
 from .head_decay import head_decay
 from .hidden import hidden_elements
 from .state_sums import state_of_values
+from .walked import walked
 
 
 @builds
@@ -89,7 +89,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
     v_part = companion(stages, tiles.v_tile.nbytes)
     qk, qs = warpgroup_mma(DTYPE, tiles.q, tiles.q), warpgroup_mma(DTYPE, tiles.q, tiles.state)
     pv, rows, near = register_mma(DTYPE, tiles.v), softmax_rows(DTYPE, CHUNK // 2, BOX // 2), near_pairs(tiles.v)
-    fragments, last = fragments_of(KEYS, transposed=True), last_chunk(CHUNK)
+    fragments, walk_of = fragments_of(KEYS, transposed=True), walked(CHUNK, walk.back)
     carry, boxes = carried(tiles.state, tiles.state_at), box_output(DTYPE, BOX, tiles.o_at, 1, 2)
 
     @verb
@@ -159,10 +159,7 @@ def build_wide(config: WideConfig, D: int, walk: Walk) -> Kernel:
         q_pipe.start()
         if walk.beside:
             let_next_grid_begin()
-        before = i32(part * call.state_chunk)  # tokens that other blocks walk first
-        length = max(min(i32(call.rows - before), i32(call.state_chunk)), i32(0))
-        i, end = u32(0), u32((length + (CHUNK - 1)) // CHUNK)
-        m0 = i32(last(call.rows) - before) if walk.back else before
+        i, (end, m0) = u32(0), walk_of.chunks(part, call)
         if warpgroup == CONSUMERS:
             role.produce()
             if u32(cuda.threadIdx.x) % u32(128) == u32(0):
