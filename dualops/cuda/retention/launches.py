@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ...spec.meta import Strided
+from ...spec.meta import Strided, compute_dtype
 from ..arrays import cdiv
 from ..backend import Kernel
 from ..step import Argument, Step
@@ -80,7 +80,7 @@ def states_steps(
     def walk(place: Strided, size: int, width: int, initial: Strided, final: Strided) -> None:
         begins, finishes = int(bool(initial.data)), int(bool(final.data))
         args = (place, initial, final, *known, size, width, begins, finishes, 0)
-        steps.append(Step(build_walk(p.dtype, **how), (heads * cdiv(size, THREADS),), args))
+        steps.append(Step(build_walk(compute_dtype(p.dtype), **how), (heads * cdiv(size, THREADS),), args))
 
     if each.has_states and heads:
         contribute(

@@ -66,7 +66,7 @@ def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], dev
     return _choices(problem, results, device, backward=True, few=True)
 
 
-def configs(D: int, Dv: int, *, exact: bool = False, stepwise: bool = False) -> Iterator[tuple[Sm80Config, str]]:
+def configs(D: int, Dv: int, exact: bool = False, stepwise: bool = False) -> Iterator[tuple[Sm80Config, str]]:
     """Tiles for rows of these widths, best first. exact: a state is a result; stepwise: with log_decay, which wants
     registers.
     """
@@ -96,7 +96,7 @@ def _choices(
     step_rows = next(fitting, None)
     if step_rows is None:
         return
-    for config, reason in configs(D, Dv, exact=exact, stepwise="log_decay" in p.arrays):
+    for config, reason in configs(D, Dv, exact, "log_decay" in p.arrays):
         how = _how(p, results, config, step_rows, exact=steps_too)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
