@@ -66,15 +66,15 @@ def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], dev
     return _choices(problem, results, device, backward=True, few=True)
 
 
-def configs(D: int, Dv: int, exact: bool = False, stepwise: bool = False) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for rows of these widths, best first. exact: a state is a result; stepwise: with log_decay, which wants
-    registers.
+def configs(D: int, Dv: int, exact: bool = False, rich: bool = False) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for rows of these widths, best first. exact: a state is a result; rich: with log_decay or a mask, which
+    want registers.
     """
     states = Sm80States(exact)
     told = f"chunks of {CHUNK} tokens"
     if max(D, Dv) <= 2 * BOX:
         yield Sm80Config(CHUNK, Sm80Rows(min_blocks=2), states), f"{told}, 64 x {columns_of(Dv)} results a block"
-    elif not stepwise:
+    elif not rich:
         yield Sm80Config(CHUNK, Sm80Rows(), states), f"{told}, wide heads"
     few = Sm80Rows(block_kv=32)
     yield Sm80Config(CHUNK, few, states), f"{told}, 32 columns of scores at a time"
@@ -96,7 +96,7 @@ def _choices(
     step_rows = next(fitting, None)
     if step_rows is None:
         return
-    for config, reason in configs(D, Dv, exact, "log_decay" in p.arrays):
+    for config, reason in configs(D, Dv, exact, "log_decay" in p.arrays or "mask" in p.arrays):
         how = _how(p, results, config, step_rows, exact=steps_too)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
@@ -141,5 +141,7 @@ def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80R
     p, call, shape = problem, each.call, _shape(problem, results, each)
     made = states_workspace(p, [each])
     blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, shape.columns)
-    kernel = build_rows(config, replace(each.variant, aligned=False), shape)
+    # under a mask, sums of rows or none are one kernel: without them the assembler finds no registers
+    normalized = each.variant.normalized or each.variant.masked
+    kernel = build_rows(config, replace(each.variant, aligned=False, normalized=normalized), shape)
     return Step(kernel, (blocks,), rows_arguments(each, made), config.shared_bytes(shape))
