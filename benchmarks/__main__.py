@@ -170,7 +170,7 @@ def plot(arguments: argparse.Namespace) -> int:
         markers = "<!-- scaling:begin -->", "<!-- scaling:end -->"
         arguments.page.write_text(drawing.fill(page, scaling_plot.table(lengths), *markers))
         print(arguments.page)
-    trained = arguments.training / f"{arguments.machine}.json"
+    trained = arguments.training / "llama.json"
     if trained.exists():
         target = arguments.docs / "llama_training.png"
         training_plot.picture(trained, target)

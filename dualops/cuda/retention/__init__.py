@@ -90,8 +90,10 @@ def retention_backward(
     `retention`, and must be what they were.
     Returns dq, dk, dv, then dinitial_state, dinitial_norm and dlog_decay of what was given, each in the dtype of its
     input.
-    Bit-equal from run to run, on every GPU of a kind: no atomics. Memory beside the results: as `retention`, and a
-    weight and a term for each query of a normalized call; for dlog_decay the states twice, on tensor cores once.
+    Bit-equal from run to run, on every GPU of a kind: no atomics. On sm90 few sequences are cut into segments, by B * H
+    and Sk alone, forward too: one of a batch, run alone, may have other last bits. Memory beside the results: as
+    `retention`, and a weight and a term for each query of a normalized call; for dlog_decay the states twice, on tensor
+    cores once.
     """
 
 
