@@ -36,7 +36,8 @@ class FloatTile(Namespace):
     """The verbs. smem: shared memory as elements of 16 bits."""
 
     size: int  # elements of 16 bits that it takes
-    values: Callable[..., Any]  # () -> a local array
+    numbers: int  # that a thread brings
+    values: Callable[..., Any]  # () -> a local array for them
     fetch: Callable[..., None]  # (values, lines, columns): `shared.Lines`, of each so many numbers; others are zeros
     put: Callable[..., None]  # (smem, floats, at, values): to element `at` of smem; floats: the same as float32
     # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column that meets line 0, a multiple of 16
@@ -142,6 +143,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     return FloatTile(
         size=boxes * box.size * ELEMENTS,
+        numbers=FOUR * COUNT,
         values=values,
         fetch=fetch,
         put=put_words if as_words else put_tf32,

@@ -19,7 +19,7 @@ from tests.cuda.configs import alone, changed
 
 STATES: dict[str, Any] = {"states": 1, "return_state": True}
 # as few tokens of a chunk as fill a block's rows, so that small problems have several
-SMALL = alone(sm80, Sm80Config(64, Sm80Rows(block_kv=32), Sm80States(True)))
+SMALL = alone(sm80, Sm80Config(64, Sm80Rows(block_kv=32), Sm80States()))
 
 
 def run(*arrays: Any, **params: Any) -> Any:

@@ -39,11 +39,12 @@ from ..passes import TILED, Pass
 from ..simt import backward_configs
 from ..simt_rows import RowsConfig
 from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
+from .pairs import NARROW
 from .rows import build_rows
 from .states import build_states
 
 CHUNK = 256  # of tokens: states are then a quarter of what is read and written
-FEW, NARROW = 32, 16  # tokens and widths with which simt is as fast
+FEW = 32  # tokens, with which simt is as fast, as with narrow heads
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -66,12 +67,9 @@ def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], dev
     return _choices(problem, results, device, backward=True, few=True)
 
 
-def configs(D: int, Dv: int, exact: bool = False, rich: bool = False) -> Iterator[tuple[Sm80Config, str]]:
-    """Tiles for rows of these widths, best first. exact: a state is a result; rich: with log_decay or a mask, which
-    want registers.
-    """
-    states = Sm80States(exact)
-    told = f"chunks of {CHUNK} tokens"
+def configs(D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for rows of these widths, best first. rich: with log_decay or a mask, which want registers."""
+    states, told = Sm80States(), f"chunks of {CHUNK} tokens"
     if max(D, Dv) <= 2 * BOX:
         yield Sm80Config(CHUNK, Sm80Rows(min_blocks=2), states), f"{told}, 64 x {columns_of(Dv)} results a block"
     elif not rich:
@@ -89,14 +87,13 @@ def _choices(
     if (min(p.Sq, p.Sk) <= FEW or max(p.D, p.Dv) <= NARROW) != few:
         return
     steps_too = "dlog_decay" in results
-    exact = steps_too or any(name in results for name in ("state", "dinitial_state"))
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
     rows_of_steps = (config.rows for config, _ in backward_configs(p))
     fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
     step_rows = next(fitting, None)
     if step_rows is None:
         return
-    for config, reason in configs(D, Dv, exact, "log_decay" in p.arrays or "mask" in p.arrays):
+    for config, reason in configs(D, Dv, "log_decay" in p.arrays or "mask" in p.arrays):
         how = _how(p, results, config, step_rows, exact=steps_too)
         shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
         shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
@@ -109,7 +106,7 @@ def _choices(
 def _how(
     problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig, *, exact: bool
 ) -> How:
-    """How passes are done. exact: states that rows alone read are as exact as others."""
+    """How passes are done. exact: all states are, as those that log_decay's gradient is made of."""
     p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
     states = partial(_states_kernel, p, results, config.states, exact)
     steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
@@ -127,9 +124,11 @@ def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Sh
 def _states_kernel(
     problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, exact: bool, each: Pass
 ) -> StatesKernel:
-    """What finds what each chunk of a pass adds to the state."""
+    """What finds what each chunk of a pass adds to the state: exactly where one is a result, or where so few numbers
+    are a result that errors are not lost in each other.
+    """
     shape = _shape(problem, results, each)
-    exact = config.exact and (exact or bool(each.states.final.data))
+    exact = exact or bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
     variant = replace(each.variant, mask="", normalized=False, aligned=False)
     own = shape._replace(boxes=0, whole=False)
     build = partial(build_states, replace(config, exact=exact), variant, own)

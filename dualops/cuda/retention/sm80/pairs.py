@@ -22,6 +22,8 @@ from ..decays import step_decays
 
 # log2 of a gamma below which what rounding takes from pairs of near tokens counts, as sm90's `head_decay` says
 LEAST_KEPT = f32(math.log2(0.968))
+FEW_SEEN = 64  # tokens: rows that see no more are the largest where results are normalized
+NARROW = 16  # columns of q or of v
 
 
 class Place(NamedTuple):
@@ -43,8 +45,8 @@ class Pairs(Namespace):
 
     # (scores, sums, place, mine, (weights, terms, mask), call): sums of both rows, where they are wanted
     weigh: Callable[..., None]
-    # (place, mine, first, end): whether what rounding takes from P counts, where rows from `first` on, before `end`,
-    # see themselves
+    # (mine, call, m0, n0): whether what rounding takes from P counts, of a block's rows from m0 and a tile's columns
+    # from n0 on: where so few tokens are seen, or so few numbers are a result, that errors are not lost in each other
     counts: Callable[..., Any]
 
 
@@ -141,12 +143,15 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
         weigh_all(scores, sums, (place, mine, upper, lower), (told, call))
 
     @verb
-    def counts(place, mine, first, end):
+    def counts(mine, call, m0, n0):
+        near = n0 + block_kv > m0 + call.offset  # rows see themselves
         if variant.masked:
-            return True
-        if variant.stepwise:
-            return end > first
-        return (mine < LEAST_KEPT) & (end > first)
+            counted = True
+        elif variant.stepwise:
+            counted = near
+        else:
+            counted = near & ((mine < LEAST_KEPT) | (m0 + call.offset < FEW_SEEN))
+        return counted | (min(call.D, call.Dv) <= NARROW)
 
     by_head = not (variant.masked or variant.stepwise or variant.normalized)
     return Pairs(weigh=weigh_by_head if by_head else weigh, counts=counts)

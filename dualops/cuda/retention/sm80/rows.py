@@ -17,8 +17,8 @@ other filled beside that, by way of registers or by cp.async.
 
 P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
 the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
-rounding takes from P counts, of tokens that a head forgets at once, 7 has a second part for the tile with the rows' own
-tokens (`pairs`). A P of 0 times a NaN in V is a NaN: `hidden` mends that.
+rounding takes counts, 7 has a second part (`pairs`), and of narrow heads 2. A P of 0 times a NaN in V is a NaN:
+`hidden` mends that.
 
 Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
 and the norm is one more row of the state.
@@ -45,7 +45,7 @@ from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of
 from ..decays import decays_of
 from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
 from .hidden import hidden_elements
-from .pairs import Place, pairs_of
+from .pairs import NARROW, Place, pairs_of
 
 LANES = 4  # that share a row
 MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing else wants these
@@ -68,9 +68,24 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
     hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
 
     @verb
-    def fetch(values, states, state, d, e0, call):
+    def leave_rest(values, count):
+        """Numbers become what rounding took from them."""
+        for e in range(0, count, 2):
+            values[e], values[e + 1] = rest(values[e], values[e + 1])
+
+    @verb
+    def first_of(number, call):
+        """The first row of slice number `number` of the state; of narrow heads each comes twice."""
+        return (u32(number) >> u32(1) if min(call.D, call.Dv) <= NARROW else u32(number)) * u32(SLICE)
+
+    @verb
+    def fetch(values, states, state, number, e0, call):
+        """A slice of the state; of narrow heads the second time what rounding took from it."""
+        d = i32(first_of(number, call))
         lines = Lines(states.data, state + i64(d) * call.Dv, call.Dv, i32(call.D - d))
         state_tile.fetch(values, lines, i32(call.Dv - e0))
+        if (min(call.D, call.Dv) <= NARROW) & (u32(number) % u32(2) == u32(1)):
+            leave_rest(values, state_tile.numbers)
 
     @verb
     def load_pair(smem, stage, k, v, n0, place, e0, call):
@@ -80,12 +95,6 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         v_lines = Lines(v.data, start(v, place.b, place.h, token) + e0, call.direction * v.strides[2], count)
         k_copies.load_some(smem, at, k_lines, i32(call.D))
         v_copies.load_some(smem, i32(at + tile.v_at), v_lines, i32(call.Dv - e0))
-
-    @verb
-    def leave_rest(scores):
-        """Scores become what rounding took from them."""
-        for e in range(0, qk.size, 2):
-            scores[e], scores[e + 1] = rest(scores[e], scores[e + 1])
 
     @verb
     def finish(values, results, m, n):
@@ -127,13 +136,15 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         slot, slices = i64(-1), u32(0)
         if chunk >= call.first_chunk:
             slot, slices = i64(slot_of(call, first, b, chunk)), u32((call.D + (SLICE - 1)) // SLICE)
+            if min(call.D, call.Dv) <= NARROW:
+                slices = u32(2 * slices)
         state = slot * states.strides[0] + h * states.strides[1] + e0
         i, end = u32(0), u32(slices + u32((max(i32(n_end - n_first), i32(0)) + (BLOCK_KV - 1)) // BLOCK_KV))
         q_lines = Lines(q.data, start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2], rows - m0)
         q_copies.load_some(smem, 0, q_lines, i32(call.D))
         some = state_tile.values()
         if slices != u32(0):
-            fetch(some, states, state, i32(0), e0, call)
+            fetch(some, states, state, u32(0), e0, call)
             state_tile.put(smem, floats, i32(tile.first), some)
         elif end != u32(0):
             load_pair(smem, i32(0), k, v, n_first, place, e0, call)
@@ -152,11 +163,11 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
         while i != slices:
             stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
             if i + u32(1) != slices:
-                fetch(some, states, state, i32((i + u32(1)) * u32(SLICE)), e0, call)
+                fetch(some, states, state, u32(i + u32(1)), e0, call)
             elif i + u32(1) != end:
                 load_pair(smem, coming, k, v, n_first, place, e0, call)
                 cp_async_commit()
-            at, first_column = i32(tile.first + stage * tile.stage), i32(i * u32(SLICE))
+            at, first_column = i32(tile.first + stage * tile.stage), i32(first_of(i, call))
             state_tile.add(acc, smem, floats, (q_place, first_column), at)  # acc [16, BLOCK_V] += Q @ state
             if i + u32(1) != slices:
                 state_tile.put(smem, floats, i32(tile.first + coming * tile.stage), some)
@@ -204,8 +215,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             pairs.weigh(scores, sums, here, mine, (weights, terms, mask), call)
             pv.put(probs, scores)
             pv.add(acc, probs, smem, i32(at + tile.v_at))  # acc [16, BLOCK_V] += P @ V
-            if pairs.counts(here, mine, i32(m0 + call.offset), i32(n0 + BLOCK_KV)):
-                leave_rest(scores)
+            if pairs.counts(mine, call, m0, n0):
+                leave_rest(scores, qk.size)
                 pv.put(probs, scores)
                 pv.add(acc, probs, smem, i32(at + tile.v_at))
             cp_async_wait_group(0)
