@@ -28,7 +28,7 @@ def shape(D: int, Dv: int, vector: int = 8) -> Shape:
 @pytest.mark.parametrize(("D", "Dv"), [(64, 64), (128, 128), (256, 128)])
 @pytest.mark.parametrize(("dtype", "arch"), [("bfloat16", "sm_80"), ("float16", "sm_90a")])
 def test_each_variant_of_rows(dtype, D, Dv, options, arch):
-    config = next(configs(D, Dv, "stepwise" in options or "mask" in options))[0].rows
+    config = next(configs(dtype, D, Dv, "stepwise" in options or "mask" in options))[0].rows
     made = shape(D, Dv)
     sound(build_rows(config, Variant(dtype, **options), made), arch, config.shared_bytes(made))
 
