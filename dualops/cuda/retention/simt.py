@@ -76,7 +76,7 @@ def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentCo
     if problem.form == "recurrent":
         yield from _recurrent_configs(problem, problem.D)
     else:
-        yield from _tiled_configs(problem)
+        yield from tiled_configs(problem)
 
 
 def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
@@ -84,7 +84,7 @@ def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentC
     if problem.form == "recurrent":
         yield from _recurrent_configs(problem, max(problem.D, problem.Dv))
     else:
-        yield from _tiled_configs(problem)
+        yield from tiled_configs(problem)
 
 
 def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:
@@ -100,7 +100,8 @@ def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConf
         yield RecurrentConfig(rows, columns), f"token after token, {told}"
 
 
-def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
+def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
+    """The same but for the recurrent form."""
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
     found = variant_of(p)

@@ -36,7 +36,7 @@ from ..launches import (
     tiled_steps,
 )
 from ..passes import TILED, Pass
-from ..simt import backward_configs
+from ..simt import tiled_configs
 from ..simt_rows import RowsConfig
 from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
 from .pairs import NARROW
@@ -90,7 +90,7 @@ def _choices(
         return
     steps_too = "dlog_decay" in results
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
-    rows_of_steps = (config.rows for config, _ in backward_configs(p))
+    rows_of_steps = (config.rows for config, _ in tiled_configs(p))
     fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
     step_rows = next(fitting, None)
     if step_rows is None:
