@@ -223,6 +223,8 @@ def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), i32(n0 + BLOCK_KV)
 
+        if end == u32(0):
+            cuda.syncthreads()  # results are stored where Q was read
         arrays = (q, k, v, states, norms, weights, terms)
         hidden.repair(acc, arrays, (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
         for half in range(2):
