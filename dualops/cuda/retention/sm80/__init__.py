@@ -88,6 +88,8 @@ def _choices(
         return
     if (min(p.Sq, p.Sk) <= FEW or max(p.D, p.Dv) <= NARROW) != few:
         return
+    if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, which wide heads have none left of
+        return
     steps_too = "dlog_decay" in results
     D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
     rows_of_steps = (config.rows for config, _ in tiled_configs(p))
@@ -115,12 +117,16 @@ def _how(
     return How(chunk, steps, states, config.chunk, step_rows)
 
 
+def _vector(problem: Problem) -> int:
+    """Elements that copies have."""
+    return min(vector_of(problem.arrays[name]) for name in TILED if name in problem.arrays)
+
+
 def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
     """What kernels of a pass are built for."""
-    call, metas = each.call, problem.arrays
-    vector = min(vector_of(metas[name]) for name in TILED if name in metas)
+    call = each.call
     whole = is_stored_whole(results[each.out.data])
-    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), vector, bool(call.Dv % 4 == 0), whole)
+    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
 
 
 def _states_kernel(
