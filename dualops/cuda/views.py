@@ -17,6 +17,7 @@ from .tile.storage import storage
 
 MOST = 2**31 - 2**10  # of tokens, as coordinates have 32 bits, of a tile that begins in them
 MULTIPLE = 16  # bytes
+SIZES = (16, 8, 4)  # bytes of a copy beside the threads
 _ELEMENTS = {"bool": u8, "int32": i32, "int64": i64}  # of what is no number of a problem
 
 
@@ -80,6 +81,27 @@ def how_stored(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> str:
     if found is None or found.shape[-1] * itemsize(metas[name].dtype) % MULTIPLE:
         return "elements"
     return "vectors" if varlen else "boxes"
+
+
+def is_stored_whole(meta: ArrayMeta) -> bool:
+    """Whether rows of a result lie at multiples of 16 bytes, and fill such."""
+    vector = vector_of(meta)
+    return vector * itemsize(meta.dtype) == SIZES[0] and meta.shape[-1] % vector == 0
+
+
+def vector_of(meta: ArrayMeta) -> int:
+    """For one of them, [B, H, S, D] or [total, H, D], whose last axis is contiguous.
+
+    An axis of one element has any stride, but that of tokens: a tile's rows beyond the last are asked for too, none of
+    their bytes, at addresses of whole vectors.
+    """
+    each, tokens = itemsize(meta.dtype), 2 if len(meta.shape) == 4 else 0
+    axes = enumerate(zip(meta.shape[:-1], meta.strides[:-1]))
+    steps = [stride * each for axis, (size, stride) in axes if size > 1 or axis == tokens]
+    for nbytes in SIZES:
+        if meta.pointer % nbytes == 0 and all(step % nbytes == 0 for step in steps):
+            return nbytes // each
+    return 1
 
 
 # --- verbs -----------------------------------------------------------------------------------------

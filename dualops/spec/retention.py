@@ -317,7 +317,7 @@ def _spec(
 
 SPEC = Spec(
     name="retention",
-    rungs=("naive", "simt", "sm90"),
+    rungs=("naive", "simt", "sm80", "sm90"),
     **_spec(
         ("B", "H", "Sq"),
         ("B", "H", "Sk"),
@@ -347,7 +347,7 @@ SPEC = Spec(
 )
 SPEC_VARLEN = Spec(
     name="retention_varlen",
-    rungs=("naive", "simt"),
+    rungs=("naive", "simt", "sm80"),
     **_spec(
         ("total", "H"),
         ("total", "H"),

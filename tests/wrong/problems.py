@@ -45,7 +45,9 @@ from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRows, RingConfig as NormRing, StagesConfig
 from dualops.cuda.norm.sums import SumsConfig
-from dualops.cuda.retention import marks as retention_marks, sm90 as retention
+from dualops.cuda.retention import marks as retention_marks, sm80 as retention_sm80, sm90 as retention
+from dualops.cuda.retention.sm80 import hidden as retention_sm80_hidden, pairs as retention_sm80_pairs
+from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
 from dualops.cuda.retention.sm90 import (
     chunks as retention_chunks,
     config as retention_config,
@@ -376,6 +378,16 @@ def _retention() -> Iterator[Problem]:
     )
 
 
+def _retention_sm80() -> Iterator[Problem]:
+    """Of rows four slices of a state, then two tiles; of a chunk's state four tiles of tokens."""
+    for kernel, chunk, Sq, D in (("retention_rows_sm80", 64, 100, 128), ("retention_states_sm80", 128, 129, 16)):
+        config = RetentionSm80Config(chunk, Sm80Rows(block_kv=32), Sm80States(tokens=32))
+        plain = (retention_sm80_pairs, {"FEW_SEEN": 0})  # what rounding takes is no step of the protocol
+        changes = alone(retention_sm80, config), (retention_sm80_hidden, {"start": _anew}), plain
+        case = Case("two chunks", "bfloat16", dict.fromkeys("qkv", (1, 1, Sq, D)), {"return_state": True})
+        yield Problem(kernel, "retention", False, "sm80", case, configs=changes)
+
+
 def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator[Problem]:
     """Four tiles of keys, or of the queries of two heads, which fill each stage twice; results in two boxes."""
     shapes = {"q": (1, 2, Sq, 128), "k": (1, 1, Sk, 128), "v": (1, 1, Sk, Dv)}
@@ -458,6 +470,7 @@ PROBLEMS = [
     *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 64),
     *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 128),
     *_retention(),
+    *_retention_sm80(),
     *_products_in_boxes(),
     *_of_cases(),
 ]

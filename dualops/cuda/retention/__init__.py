@@ -4,6 +4,7 @@ passes.py          the operator and its gradient as passes of one kind
 decays.py          gamma, or log_decay, as a kernel asks for it; marks.py: the sums that this is made of
 naive.py           the unfused idea: all scores, then products
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
+sm80/              the same passes on tensor cores by mma.sync, 16 bits
 sm90/              in chunks on Hopper's tensor cores, bfloat16
 """
 
@@ -15,7 +16,7 @@ from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
-from . import naive, simt, sm90
+from . import naive, simt, sm80, sm90
 
 
 def retention(
@@ -56,10 +57,10 @@ def retention(
     Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
     Others are one call each: lightning attention-2 (gamma=exp(-slopes), scale=1), simple GLA (log_decay=log_gates) and
     Mamba-2's SSD, retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast.
-    Beside its results the rung simt needs the states before the chunks, B * H * ceil(S / chunk) * D * Dv numbers, with
-    chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few, B * H * segments
-    * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes 2 * B * H * (S + 1) more where
-    there are states in the workspace, and for its gradient.
+    Beside their results the rungs simt and sm80 need the states before the chunks, B * H * ceil(S / chunk) * D * Dv
+    numbers, with chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few,
+    B * H * segments * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes
+    2 * B * H * (S + 1) more where there are states in the workspace, and for its gradient.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)
@@ -145,8 +146,22 @@ def retention_varlen_backward(
     """
 
 
-FORWARD = (sm90.forward_choices, simt.forward_choices, sm90.few_choices, naive.forward_choices)
-BACKWARD = (sm90.backward_choices, simt.backward_choices, sm90.few_backward_choices, naive.backward_choices)
+FORWARD = (
+    sm90.forward_choices,
+    sm80.forward_choices,
+    simt.forward_choices,
+    sm90.few_choices,
+    sm80.few_choices,
+    naive.forward_choices,
+)
+BACKWARD = (
+    sm90.backward_choices,
+    sm80.backward_choices,
+    simt.backward_choices,
+    sm90.few_backward_choices,
+    sm80.few_backward_choices,
+    naive.backward_choices,
+)
 
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)

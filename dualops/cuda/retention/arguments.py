@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
-from ..backend import Namespace, i32, i64, types, verb
+from ..backend import Namespace, i32, i64, types, u32, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import boundary
@@ -128,7 +128,7 @@ def origin(call, first, count):
 def slot_of(call, first, b, chunk):
     """Where the state before chunk number `chunk` of sequence b lies; `first`: its first token."""
     if call.varlen != 0:
-        return first // call.state_chunk + b + chunk
+        return i64(u32(first) // u32(call.state_chunk)) + b + chunk
     return b * call.slots + chunk
 
 

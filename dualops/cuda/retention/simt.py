@@ -13,21 +13,23 @@ from ..arrays import cdiv
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
-from ..views import whole
 from .arguments import NO_CHUNK
-from .marks import marks_steps, marks_workspace
-from .passes import Pass, backward_passes, forward_pass, variant_of
-from .simt_launches import (
-    states_steps,
+from .launches import (
+    How,
+    StatesKernel,
+    backward_steps,
+    backward_workspace,
+    forward_steps,
+    forward_workspace,
+    rows_arguments,
     states_workspace,
     step_gradient_bytes,
-    step_gradient_steps,
-    step_gradient_workspace,
+    tiled_steps,
 )
+from .passes import Pass, variant_of
 from .simt_recurrent import RecurrentConfig, build_recurrent
 from .simt_rows import RowsConfig, build_rows
-from .simt_states import StatesConfig
-from .weights import weights_steps, weights_workspace
+from .simt_states import StatesConfig, build_contributions
 
 
 class SimtConfig(NamedTuple):
@@ -51,7 +53,8 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     """Tiles for retention, best first."""
     p = problem
     for config, reason in forward_configs(p):
-        steps, workspace = partial(forward_steps, p, results, config), forward_workspace(p, results, config)
+        how = _how(p, results, config)
+        steps, workspace = partial(forward_steps, p, results, how), forward_workspace(p, results, how)
         yield Choice("simt", config, reason, steps, workspace, config.shared_bytes(p.dtype, p.D))
 
 
@@ -59,10 +62,12 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     """Tiles for its gradient, best first."""
     p = problem
     for config, reason in backward_configs(p):
-        steps, workspace = partial(backward_steps, p, results, config), backward_workspace(p, results, config)
+        how = _how(p, results, config)
+        steps, workspace = partial(backward_steps, p, results, how), backward_workspace(p, results, how)
         shared_bytes = config.shared_bytes(p.dtype, max(p.D, p.Dv))
         if "log_decay" in p.arrays:
-            shared_bytes = max(shared_bytes, step_gradient_bytes(p, _tiles(config)))
+            tile = config.states if isinstance(config, SimtConfig) else LEAST[1]
+            shared_bytes = max(shared_bytes, step_gradient_bytes(p, how.step_rows), tile.shared_bytes(p.dtype))
         yield Choice("simt", config, reason, steps, workspace, shared_bytes)
 
 
@@ -71,7 +76,7 @@ def forward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentCo
     if problem.form == "recurrent":
         yield from _recurrent_configs(problem, problem.D)
     else:
-        yield from _tiled_configs(problem)
+        yield from tiled_configs(problem)
 
 
 def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentConfig, str]]:
@@ -79,7 +84,7 @@ def backward_configs(problem: Problem) -> Iterator[tuple[SimtConfig | RecurrentC
     if problem.form == "recurrent":
         yield from _recurrent_configs(problem, max(problem.D, problem.Dv))
     else:
-        yield from _tiled_configs(problem)
+        yield from tiled_configs(problem)
 
 
 def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConfig, str]]:
@@ -95,7 +100,8 @@ def _recurrent_configs(problem: Problem, D: int) -> Iterator[tuple[RecurrentConf
         yield RecurrentConfig(rows, columns), f"token after token, {told}"
 
 
-def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
+def tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
+    """The same but for the recurrent form."""
     p = problem
     wide, tokens = max(p.D, p.Dv), min(p.Sq, p.Sk)
     found = variant_of(p)
@@ -127,95 +133,37 @@ def _tiled_configs(problem: Problem) -> Iterator[tuple[SimtConfig, str]]:
         yield SimtConfig(chunk, rows, states), what
 
 
-def forward_workspace(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
-) -> dict[str, ArrayMeta]:
-    """The states before the chunks, and the sums of log_decay."""
+def _how(problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig) -> How:
+    """How passes are done. log_decay's gradient goes by chunks whatever the form is."""
+    p = problem
     if isinstance(config, RecurrentConfig):
-        return {}
-    each = forward_pass(problem, results, _chunk(problem, config))
-    return marks_workspace(problem) | states_workspace(problem, [each])
+        (rows, tile), steps = LEAST, partial(_recurrent_steps, p, results, config)
+        return How(NO_CHUNK, steps, partial(states_kernel, p.dtype, tile), LEAST_CHUNK, rows, tiled=False)
+    chunk, states = config.chunk if p.form == "chunk" else NO_CHUNK, partial(states_kernel, p.dtype, config.states)
+    steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, config.rows))
+    return How(chunk, steps, states, config.chunk, config.rows)
 
 
-def forward_steps(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
-) -> Sequence[Step]:
-    p, each = problem, forward_pass(problem, results, _chunk(problem, config))
-    if isinstance(config, RecurrentConfig):
-        return _recurrent_steps(p, results, each, config)
-    return [*marks_steps(p, each.logs, each.ends, each.call), *_tiled_steps(p, results, each, config)]
+def states_kernel(dtype: str, tile: StatesConfig, each: Pass) -> StatesKernel:
+    """What finds what each chunk of a pass adds to the state."""
+    build = partial(build_contributions, tile, replace(each.variant, mask="", normalized=False))
+    return StatesKernel(build, tile.block_d, tile.block_v, tile.shared_bytes(dtype))
 
 
-def backward_workspace(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
-) -> dict[str, ArrayMeta]:
-    """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
-    its sums, and what its gradient is made of."""
-    p, extra = problem, weights_workspace(problem)
-    made = extra
-    if not isinstance(config, RecurrentConfig):
-        made = made | states_workspace(p, backward_passes(p, results, extra, _chunk(p, config)))
-    if "log_decay" in p.arrays:
-        more = step_gradient_workspace(p, _chunked_passes(p, results, config))
-        made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
-    return made
-
-
-def backward_steps(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
-) -> Sequence[Step]:
-    p, extra = problem, weights_workspace(problem)
-    passes = backward_passes(p, results, extra, _chunk(p, config))
-    steps = [*marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *weights_steps(p)]
-    for each in passes:
-        if isinstance(config, RecurrentConfig):
-            steps += _recurrent_steps(p, results, each, config)
-        else:
-            steps += _tiled_steps(p, results, each, config)
-        if each is passes[0] and "log_decay" in p.arrays:
-            kept = p.form == "chunk"  # dq has just had the states that are asked for
-            steps += step_gradient_steps(p, results, _chunked_passes(p, results, config), _tiles(config), kept=kept)
-    return steps
-
-
-def _chunk(problem: Problem, config: SimtConfig | RecurrentConfig) -> int:
-    """Rows that see one another."""
-    return config.chunk if problem.form == "chunk" and isinstance(config, SimtConfig) else NO_CHUNK
-
-
-def _tiles(config: SimtConfig | RecurrentConfig) -> tuple[RowsConfig, StatesConfig]:
-    """Those of log_decay's gradient, which goes by chunks whatever the form is."""
-    return (config.rows, config.states) if isinstance(config, SimtConfig) else LEAST
-
-
-def _chunked_passes(
-    problem: Problem, results: Mapping[str, ArrayMeta], config: SimtConfig | RecurrentConfig
-) -> tuple[Pass, Pass]:
-    """dq and dk by chunks."""
-    chunk = config.chunk if isinstance(config, SimtConfig) else LEAST_CHUNK
-    dq, _, dk = backward_passes(problem, results, weights_workspace(problem), chunk)
-    return dq, dk
-
-
-def _tiled_steps(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: SimtConfig) -> Sequence[Step]:
-    """The launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
-    p, call = problem, each.call
-    made = states_workspace(p, [each])
-    states, norms = whole(made, "states", 3), whole(made, "norms", 3)
-    steps = states_steps(p, each, config.states, (states, norms))
-    if results[each.out.data].size:
-        rows = config.rows
-        blocks = p.B * p.H * cdiv(call.rows, rows.block_q) * cdiv(call.Dv, rows.block_v)
-        args = (each.out, each.row_sum, each.q, each.k, each.v, states, norms, each.weights, each.terms, each.mask)
-        known = (each.decay, each.ends, call)
-        steps.append(
-            Step(build_rows(rows, each.variant), (blocks,), (*args, *known), rows.shared_bytes(p.dtype, call.D))
-        )
-    return steps
+def _rows_step(problem: Problem, config: RowsConfig, each: Pass) -> Step:
+    """The launch of a pass whose states are there."""
+    p, call, made = problem, each.call, states_workspace(problem, [each])
+    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, config.block_v)
+    return Step(
+        build_rows(config, each.variant),
+        (blocks,),
+        rows_arguments(each, made),
+        config.shared_bytes(p.dtype, call.D),
+    )
 
 
 def _recurrent_steps(
-    problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, config: RecurrentConfig
+    problem: Problem, results: Mapping[str, ArrayMeta], config: RecurrentConfig, each: Pass
 ) -> Sequence[Step]:
     """The launch of a pass. Without columns, or tokens, the states still go from begin to end."""
     p, states = problem, each.states

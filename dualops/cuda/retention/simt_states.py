@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, builds, cuda, i64, kernel, verb
+from ..backend import Kernel, builds, cuda, i32, i64, kernel, u32, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, mma_atb
 from ..tile.shared import Part, Shared, Tile
@@ -211,6 +211,14 @@ def build_norms(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -
     return retention_norms
 
 
+@verb
+def place_in(state, b, h, e, width):
+    """Where number e of a state lies whose rows have `width` of them."""
+    row = i64(u32(e) // u32(width))
+    step = state.strides
+    return b * step[0] + h * step[1] + row * step[2] + (e - row * width) * step[3]
+
+
 @builds
 def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) -> Kernel:
     """retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing): step 2, in
@@ -232,43 +240,49 @@ def build_walk(dtype: str, *, stepwise: bool = False, mirrored: bool = False) ->
         threads=THREADS,
     )
     def retention_walk(states, initial, final, decay, ends, call, size, width, begins, finishes, missing):
-        blocks = (size + THREADS - 1) // THREADS
-        head = i64(cuda.blockIdx.x) // blocks
-        e = i64(cuda.blockIdx.x) % blocks * THREADS + cuda.threadIdx.x
-        b, h = head // call.H, head % call.H
+        # in 32 bits: divisions of 64 took as long as all else
+        blocks = u32(size + (THREADS - 1)) // u32(THREADS)
+        head = u32(cuda.blockIdx.x) // blocks
+        e = i64(i32((u32(cuda.blockIdx.x) - head * blocks) * u32(THREADS)) + cuda.threadIdx.x)
+        b, h = i64(head // u32(call.H)), i64(head % u32(call.H))
         first, _, count = span(ends, call, b)
         if e >= size:
             return
-        row, column = e // width, e % width
+        tokens, each = i32(count), i32(call.state_chunk)
         mine = decays.of(decay, call, b, h, first, count)
         full = num.one
         if not stepwise:
-            full = decays.between(mine, 0, call.state_chunk)
+            full = decays.between(mine, 0, each)
+        less = i32(missing)
         if mirrored:
-            missing = fewer(call, count)
+            less = i32(fewer(call, tokens))
         state, lost = num.zero, num.zero
         if begins != 0:
-            step = initial.strides
-            state = initial.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]]
-        chunks = (missing + count + call.state_chunk - 1) // call.state_chunk
-        added = chunks if finishes != 0 else chunks - 1  # those whose contribution is there
-        place = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e
-        contributions, before = cuda.local.array(AHEAD, mem.number), i64(0)
-        for chunk in range(0, chunks, AHEAD):
+            state = initial.data[place_in(initial, b, h, e, width)]
+        chunks = i32(u32(less + tokens + (each - 1)) // u32(each))
+        added = chunks if finishes != 0 else i32(chunks - 1)  # those whose contribution is there
+        at, step = slot_of(call, first, b, 0) * states.strides[0] + h * states.strides[1] + e, states.strides[0]
+        contributions, before, chunk = cuda.local.array(AHEAD, mem.number), i32(0), i32(0)
+        while chunk < chunks:
+            there = at
             for i in range(AHEAD):
                 contributions[i] = num.zero
                 if chunk + i < added:
-                    contributions[i] = states.data[place + (chunk + i) * states.strides[0]]
+                    contributions[i] = states.data[there]
+                there += step
             for i in range(AHEAD):
                 if chunk + i < chunks:
-                    states.data[place + (chunk + i) * states.strides[0]] = state
-                    factor, end = full, min((chunk + i + 1) * call.state_chunk - missing, count)
-                    if stepwise | (end - before != call.state_chunk):
+                    states.data[at] = state
+                    factor, end = full, i32(min(i32(before + each), tokens))
+                    if chunk + i == 0:
+                        end = i32(min(i32(each - less), tokens))
+                    if stepwise | (end - before != each):
                         factor = decays.between(mine, before, end)
                     before = end
                     state, lost = num.add_compensated(state * factor, lost * factor, contributions[i])
+                at += step
+            chunk = i32(chunk + AHEAD)
         if finishes != 0:
-            step = final.strides
-            final.data[b * step[0] + h * step[1] + row * step[2] + column * step[3]] = state
+            final.data[place_in(final, b, h, e, width)] = state
 
     return retention_walk

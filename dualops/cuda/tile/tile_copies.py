@@ -27,9 +27,10 @@ def paired_line(line: Any) -> Any:
 
 
 class TileCopies(Namespace):
-    """The verb, by all threads of a block. What is copied beside them is in no group yet."""
+    """The verbs, by all threads of a block. What is copied beside them is in no group yet."""
 
     load: Callable[..., None]  # (smem, at, lines): to the place `at`; lines: `shared.Lines`
+    load_some: Callable[..., None]  # (smem, at, lines, columns): of each line so many elements, the others are zeros
 
 
 @cache
@@ -56,7 +57,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
     @verb
-    def load(smem, at, lines):
+    def load_some(smem, at, lines, columns):
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
         lies = u32(paired_line(line)) if paired else line
@@ -65,7 +66,7 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
         left = i32(i32(lines.count) - i32(line))
         words = cuda.local.array(WORDS, u32)
         for b in range(BOXES):
-            along = units.there(i32(width - b * PITCH) - i32(column))
+            along = units.there(i32(columns - b * PITCH) - i32(column))
             index = first + b * PITCH
             for i in range(COUNT):
                 there = along if i * LINES < left else NONE
@@ -75,4 +76,8 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
                 for i in range(COUNT):
                     units.end(words, i, smem, place_of(mine, i) + b * BOX)
 
-    return TileCopies(load=load)
+    @verb
+    def load(smem, at, lines):
+        load_some(smem, at, lines, width)
+
+    return TileCopies(load=load, load_some=load_some)

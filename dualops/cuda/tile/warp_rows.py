@@ -131,7 +131,8 @@ def warp_output(rows: int, width: int, finish: Callable[..., None]) -> WarpOutpu
                     lines.take(values, smem, row)
                     finish(values, results, m, n)
                 row = i32(row + lines.apart)
-            lines.release()
+            if M_TILES > 1:
+                lines.release()
             i = i32(i + 1)
 
     return WarpOutput(store=store)

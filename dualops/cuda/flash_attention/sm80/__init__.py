@@ -18,13 +18,13 @@ from ...device import Device
 from ...plans import Choice
 from ...step import Step
 from ...tile.warp_mma import MMA_TYPES
-from ...views import by_token
+from ...views import SIZES, by_token
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
 from .config import ROWS, Sm80Config, configs
 from .forward import build_forward
-from .reading import SIZES, vectors_of
+from .reading import vectors_of
 
 WIDEST = 256
 

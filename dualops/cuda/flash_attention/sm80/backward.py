@@ -17,7 +17,7 @@ from ...device import Device
 from ...plans import Choice
 from ...step import Step
 from ...tile.warp_mma import MMA_TYPES
-from ...views import by_token
+from ...views import by_token, is_stored_whole
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
 from ..options import having
@@ -26,7 +26,7 @@ from .dkv import build_dkv
 from .dkv_config import Sm80DkvConfig, dkv_configs
 from .dq import build_dq
 from .dq_config import Sm80DqConfig, dq_configs
-from .reading import gradient_vectors_of, is_stored_whole
+from .reading import gradient_vectors_of
 
 
 class BackwardConfigs(NamedTuple):

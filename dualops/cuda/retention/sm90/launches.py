@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....spec import ArrayMeta, Problem
-from ....spec.meta import Strided
+from ....spec.meta import Strided, compute_dtype
 from ...arrays import cdiv
 from ...step import Step
 from ...tile.products import THREADS
@@ -45,7 +45,7 @@ def between_segments(problem: Problem, each: Pass, config: Config) -> tuple[Stat
     flags = int(bool(ends.initial.data)), int(bool(ends.final.data))
     missing = -p.Sk % config.chunk if call.direction < 0 else 0  # of the last chunk, where those that go back begin
     walk = Step(
-        build_walk(p.dtype, **each.variant.options),
+        build_walk(compute_dtype(p.dtype), **each.variant.options),
         (p.B * p.H * cdiv(size, THREADS),),
         (states, ends.initial, ends.final, *known, size, call.Dv, *flags, missing),
     )

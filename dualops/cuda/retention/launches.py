@@ -1,0 +1,208 @@
+"""The launches of forward and of the gradient as passes by tiles: states between chunks, rows, log_decay's gradient.
+
+A rung says how it does a pass (`How`); the rest is the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ...spec import ArrayMeta, Problem
+from ...spec.meta import Strided, compute_dtype
+from ..arrays import cdiv
+from ..backend import Kernel
+from ..step import Argument, Step
+from ..tile.products import THREADS
+from ..views import by_token, whole
+from .arguments import OF_COLUMNS, is_varlen, slots_of, workspace
+from .decays import logs_of
+from .marks import marks_steps, marks_workspace
+from .passes import Pass, States, as_state, backward_passes, forward_pass
+from .simt_rows import RowsConfig
+from .simt_states import NORM_THREADS, build_norms, build_walk
+from .simt_steps import build_met, build_step_gradient, met_layout, steps_layout
+from .weights import weights_steps, weights_workspace
+
+BACK = "d"  # before the names of what is kept of a pass back
+
+
+class StatesKernel(NamedTuple):
+    """The kernel that finds what each chunk adds to a state, and a block's tile of one."""
+
+    build: Callable[..., Kernel]  # (**options): `mirrored`, a pass back has the chunks of the pass forth
+    block_d: int
+    block_v: int
+    shared_bytes: int
+
+
+class How(NamedTuple):
+    """How a rung does passes. log_decay's gradient goes by chunks whatever the form is, maybe by others."""
+
+    chunk: int  # rows that see one another
+    steps: Callable[[Pass], Sequence[Step]]  # a pass
+    states: Callable[[Pass], StatesKernel]
+    step_chunk: int
+    step_rows: RowsConfig
+    tiled: bool = True  # states lie in the workspace
+
+
+def states_workspace(problem: Problem, passes: Sequence[Pass], kind: str = "") -> dict[str, ArrayMeta]:
+    """Room for the states of the greediest pass; they have it one after another."""
+    p, made = problem, {}
+    for each in passes:
+        _, slots = slots_of(p, each.call.state_chunk)
+        if each.has_states:
+            made[f"{kind}states"] = workspace(p, (slots, p.H, p.D * p.Dv))
+        if each.has_norms:
+            made[f"{kind}norms"] = workspace(p, (slots, p.H, p.D))
+    return made
+
+
+def states_steps(
+    problem: Problem, each: Pass, adds: StatesKernel, places: tuple[Strided, Strided], *, mirrored: bool = False
+) -> list[Step]:
+    """What each chunk adds, and the walk from chunk to chunk, of states and norms: where these lie.
+
+    mirrored: a pass back has the chunks of the pass forth.
+    """
+    p, call, (states, norms) = problem, each.call, places
+    heads, known = p.B * p.H, (each.decay, each.ends, call)
+    way = {"mirrored": True} if mirrored else {}
+    how = {**each.variant.options, **way}
+    steps = []
+
+    def contribute(kernel: Kernel, chunks: int, tiles: int, *args: Argument, shared_bytes: int = 0) -> None:
+        if heads * chunks:
+            steps.append(Step(kernel, (heads * chunks * tiles,), (*args, *known, chunks), shared_bytes))
+
+    def walk(place: Strided, size: int, width: int, initial: Strided, final: Strided) -> None:
+        begins, finishes = int(bool(initial.data)), int(bool(final.data))
+        args = (place, initial, final, *known, size, width, begins, finishes, 0)
+        steps.append(Step(build_walk(compute_dtype(p.dtype), **how), (heads * cdiv(size, THREADS),), args))
+
+    if each.has_states and heads:
+        contribute(
+            adds.build(**way),
+            each.chunks(each.states.final),
+            cdiv(call.D, adds.block_d) * cdiv(call.Dv, adds.block_v),
+            *(states, each.k, each.v, each.weights),
+            shared_bytes=adds.shared_bytes,
+        )
+        walk(states, call.D * call.Dv, call.Dv, each.states.initial, each.states.final)
+    if each.has_norms and heads:
+        width, x = (call.Dv, each.v) if call.normed == OF_COLUMNS else (call.D, each.k)
+        kernel, chunks = build_norms(p.dtype, **how), each.chunks(each.states.final_norm)
+        contribute(kernel, chunks, cdiv(width, NORM_THREADS), norms, x, each.weights, each.terms)
+        walk(norms, width, width, as_state(each.states.initial_norm), as_state(each.states.final_norm))
+    return steps
+
+
+def rows_arguments(each: Pass, made: Mapping[str, ArrayMeta]) -> tuple[Argument, ...]:
+    """What a kernel of rows is told; made: where states and norms lie."""
+    states, norms = whole(made, "states", 3), whole(made, "norms", 3)
+    arrays = (each.out, each.row_sum, each.q, each.k, each.v, states, norms, each.weights, each.terms, each.mask)
+    return (*arrays, each.decay, each.ends, each.call)
+
+
+def tiled_steps(
+    problem: Problem,
+    results: Mapping[str, ArrayMeta],
+    states: Callable[[Pass], StatesKernel],
+    rows: Callable[[Pass], Step],
+    each: Pass,
+) -> Sequence[Step]:
+    """The launches of a pass: what each chunk adds, the walk from chunk to chunk, the rows."""
+    made = states_workspace(problem, [each])
+    steps = states_steps(problem, each, states(each), (whole(made, "states", 3), whole(made, "norms", 3)))
+    return [*steps, rows(each)] if results[each.out.data].size else steps
+
+
+def forward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
+    """The states before the chunks, and the sums of log_decay."""
+    if not how.tiled:
+        return {}
+    return marks_workspace(problem) | states_workspace(problem, [forward_pass(problem, results, how.chunk)])
+
+
+def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
+    each = forward_pass(problem, results, how.chunk)
+    marks = marks_steps(problem, each.logs, each.ends, each.call) if how.tiled else []
+    return [*marks, *how.steps(each)]
+
+
+def backward_workspace(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> dict[str, ArrayMeta]:
+    """The states before the chunks, of one pass after another, and a weight and a term for each query; with log_decay
+    its sums, and what its gradient is made of."""
+    p, extra = problem, weights_workspace(problem)
+    made = extra
+    if how.tiled:
+        made = made | states_workspace(p, backward_passes(p, results, extra, how.chunk))
+    if "log_decay" in p.arrays:
+        more = step_gradient_workspace(p, _chunked_passes(p, results, how))
+        made = {**made, **{name: max(meta, made.get(name, meta), key=lambda m: m.size) for name, meta in more.items()}}
+    return made
+
+
+def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> Sequence[Step]:
+    p, extra = problem, weights_workspace(problem)
+    passes = backward_passes(p, results, extra, how.chunk)
+    steps = [*marks_steps(p, passes[0].logs, passes[0].ends, passes[0].call), *weights_steps(p)]
+    for each in passes:
+        steps += how.steps(each)
+        if each is passes[0] and "log_decay" in p.arrays:
+            kept = p.form == "chunk"  # dq has just had the states that are asked for
+            steps += step_gradient_steps(p, results, _chunked_passes(p, results, how), how, kept=kept)
+    return steps
+
+
+# --- the gradient of log_decay -----------------------------------------------------------------------
+
+
+def step_gradient_workspace(problem: Problem, passes: tuple[Pass, Pass]) -> dict[str, ArrayMeta]:
+    """The sums of log_decay, the states of dq and of dk by chunks, and what each token has of them."""
+    p, (dq, dk) = problem, passes
+    shape = (p.H, p.total) if is_varlen(p) else (p.B, p.H, p.Sk)
+    made = marks_workspace(p) | states_workspace(p, [dq]) | states_workspace(p, [dk], BACK)
+    return made | {"taken": workspace(p, shape), "given": workspace(p, shape)}
+
+
+def step_gradient_bytes(problem: Problem, config: RowsConfig) -> int:
+    """Shared memory of the greediest of its own kernels."""
+    return max(layout.nbytes for layout in (met_layout(config, problem.dtype), steps_layout(config, problem.dtype)))
+
+
+def step_gradient_steps(
+    problem: Problem, results: Mapping[str, ArrayMeta], passes: tuple[Pass, Pass], how: How, *, kept: bool
+) -> list[Step]:
+    """Its launches; dq and dk by chunks. kept: the states of dq are there."""
+    p, (dq, dk), config = problem, passes, how.step_rows
+    if not results["dlog_decay"].size:
+        return []
+    dk = replace(dk, states=States(dk.states.initial, initial_norm=dk.states.initial_norm))
+    made = step_gradient_workspace(p, passes)
+    forth = whole(made, "states", 3), whole(made, "norms", 3)
+    back = whole(made, f"{BACK}states", 3), whole(made, f"{BACK}norms", 3)
+    taken, given = (by_token(made, name, is_varlen(p)) for name in ("taken", "given"))
+    q, k = (by_token(p.arrays, name, is_varlen(p)) for name in ("q", "k"))
+
+    steps = [] if kept else states_steps(p, dq, how.states(dq), forth)
+    steps += states_steps(p, dk, how.states(dk), back, mirrored=True)
+    chunks = p.B * p.H * dq.call.slots
+    blocks = chunks * cdiv(dq.call.state_chunk, config.block_q)
+    for each, y, met, places, way in ((dq, q, taken, forth, {}), (dk, k, given, back, {"mirrored": True})):
+        args = (met, each.q, y, *places, each.weights, each.terms, each.decay, each.ends, each.call)
+        layout = met_layout(config, p.dtype)
+        steps.append(Step(build_met(config, each.variant, **way), (blocks,), args, layout.nbytes))
+    args = (logs_of(results, "dlog_decay", is_varlen(p)), q, k, dq.q, dq.k, taken, given, *forth, *back)
+    known = (dq.weights, dq.terms, dq.decay, dq.ends, dq.call, dk.call.first_chunk)
+    layout = steps_layout(config, p.dtype)
+    steps.append(Step(build_step_gradient(config, dq.variant), (chunks,), (*args, *known), layout.nbytes))
+    return steps
+
+
+def _chunked_passes(problem: Problem, results: Mapping[str, ArrayMeta], how: How) -> tuple[Pass, Pass]:
+    """dq and dk by chunks."""
+    dq, _, dk = backward_passes(problem, results, weights_workspace(problem), how.step_chunk)
+    return dq, dk

@@ -1,0 +1,154 @@
+"""Retention by mma.sync, and its gradient: which problems the rung takes, its Configs and its launches.
+
+rows.py      the rows of a pass, whose states are there
+states.py    what each chunk adds to a state
+pairs.py     what scores are multiplied by
+hidden.py    elements of a result that columns must not reach which are not seen
+config.py    tiles
+
+What else there is, the walk from chunk to chunk first of all, is as simt has it (`launches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from ....spec import ArrayMeta, Problem
+from ...arrays import cdiv
+from ...device import Device
+from ...plans import Choice
+from ...step import Step
+from ...tile.warp_mma import MMA_TYPES
+from ...views import is_stored_whole, vector_of
+from ..arguments import NO_CHUNK
+from ..launches import (
+    How,
+    StatesKernel,
+    backward_steps,
+    backward_workspace,
+    forward_steps,
+    forward_workspace,
+    rows_arguments,
+    states_workspace,
+    step_gradient_bytes,
+    tiled_steps,
+)
+from ..passes import TILED, Pass
+from ..simt import tiled_configs
+from ..simt_rows import RowsConfig
+from .config import BOX, Shape, Sm80Config, Sm80Rows, Sm80States, boxes_of, columns_of
+from .pairs import NARROW
+from .rows import build_rows
+from .states import build_states
+
+CHUNK = 256  # of tokens: states are then a quarter of what is read and written
+FEW = 32  # tokens, with which simt is as fast, as with narrow heads
+
+
+def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for retention, where there is enough to multiply."""
+    return _choices(problem, results, device, backward=False, few=False)
+
+
+def few_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, where there is less."""
+    return _choices(problem, results, device, backward=False, few=True)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for its gradient, where there is enough to multiply."""
+    return _choices(problem, results, device, backward=True, few=False)
+
+
+def few_backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same, where there is less."""
+    return _choices(problem, results, device, backward=True, few=True)
+
+
+def configs(dtype: str, D: int, Dv: int, rich: bool) -> Iterator[tuple[Sm80Config, str]]:
+    """Tiles for rows of these widths, best first. rich: with log_decay or a mask, which want registers; so does tf32.
+
+    Forward and gradient of (8, 2048, 16, 128, 128) on an H100: 0.389 and 1.141 ms; 128 rows a block 0.410 and 1.208, 32
+    columns of scores 0.398 and 1.181, chunks of 128 tokens 0.532 and 1.586.
+    """
+    states, told, widest = Sm80States(), f"chunks of {CHUNK} tokens", max(D, Dv)
+    if not rich or widest <= (BOX if dtype == "float16" else 2 * BOX):
+        rows = Sm80Rows(min_blocks=2 if widest <= 2 * BOX else 1)
+        yield Sm80Config(CHUNK, rows, states), f"{told}, 64 x {columns_of(Dv)} results a block"
+    yield Sm80Config(CHUNK, Sm80Rows(block_kv=32), states), f"{told}, 32 columns of scores at a time"
+
+
+def _choices(
+    problem: Problem, results: Mapping[str, ArrayMeta], device: Device, *, backward: bool, few: bool
+) -> Iterator[Choice]:
+    p = problem
+    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or p.form == "recurrent":
+        return
+    if (min(p.Sq, p.Sk) <= FEW or max(p.D, p.Dv) <= NARROW) != few:
+        return
+    if _vector(p) == 1 and max(p.D, p.Dv) > BOX:  # such copies go through registers, which wide heads have none left of
+        return
+    steps_too = "dlog_decay" in results
+    D, Dv = (int(max(p.D, p.Dv)),) * 2 if backward else (int(p.D), int(p.Dv))
+    rows_of_steps = (config.rows for config, _ in tiled_configs(p))
+    fitting = (rows for rows in rows_of_steps if step_gradient_bytes(p, rows) <= device.shared_memory_per_block)
+    step_rows = next(fitting, None)
+    if step_rows is None:
+        return
+    for config, reason in configs(p.dtype, D, Dv, "log_decay" in p.arrays or "mask" in p.arrays):
+        how = _how(p, results, config, step_rows, exact=steps_too)
+        shape = Shape(boxes_of(D), columns_of(Dv), 1, False, False)
+        shared_bytes = config.rows.min_blocks * config.rows.shared_bytes(shape)
+        shared_bytes = max(shared_bytes, config.states.min_blocks * config.states.shared_bytes(shape.columns))
+        steps = partial(backward_steps if backward else forward_steps, p, results, how)
+        workspace = (backward_workspace if backward else forward_workspace)(p, results, how)
+        yield Choice("sm80", config, reason, steps, workspace, shared_bytes)
+
+
+def _how(
+    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Config, step_rows: RowsConfig, *, exact: bool
+) -> How:
+    """How passes are done. exact: all states are, as those that log_decay's gradient is made of."""
+    p, chunk = problem, config.chunk if problem.form == "chunk" else NO_CHUNK
+    states = partial(_states_kernel, p, results, config.states, exact)
+    steps = partial(tiled_steps, p, results, states, partial(_rows_step, p, results, config.rows))
+    return How(chunk, steps, states, config.chunk, step_rows)
+
+
+def _vector(problem: Problem) -> int:
+    """Elements that copies have."""
+    return min(vector_of(problem.arrays[name]) for name in TILED if name in problem.arrays)
+
+
+def _shape(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass) -> Shape:
+    """What kernels of a pass are built for."""
+    call = each.call
+    whole = is_stored_whole(results[each.out.data])
+    return Shape(boxes_of(int(call.D)), columns_of(int(call.Dv)), _vector(problem), bool(call.Dv % 4 == 0), whole)
+
+
+def _states_kernel(
+    problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80States, exact: bool, each: Pass
+) -> StatesKernel:
+    """What finds what each chunk of a pass adds to the state: exactly where one is a result, or where so few numbers
+    are a result that errors are not lost in each other.
+    """
+    shape = _shape(problem, results, each)
+    exact = exact or bool(each.states.final.data) or bool(min(each.call.D, each.call.Dv) <= NARROW)
+    variant = replace(each.variant, mask="", normalized=False, aligned=False)
+    own = shape._replace(boxes=0, whole=False)
+    build = partial(build_states, replace(config, exact=exact), variant, own)
+    return StatesKernel(build, BOX, shape.columns, config.shared_bytes(shape.columns))
+
+
+def _rows_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm80Rows, each: Pass) -> Step:
+    """The launch of a pass whose states are there."""
+    p, call, shape = problem, each.call, _shape(problem, results, each)
+    made = states_workspace(p, [each])
+    blocks = p.B * p.H * cdiv(call.rows, config.block_q) * cdiv(call.Dv, shape.columns)
+    # under a mask, sums of rows or none are one kernel: without them the assembler finds no registers
+    normalized = each.variant.normalized or each.variant.masked
+    kernel = build_rows(config, replace(each.variant, aligned=False, normalized=normalized), shape)
+    return Step(kernel, (blocks,), rows_arguments(each, made), config.shared_bytes(shape))

@@ -1,0 +1,247 @@
+"""Rows of retention by mma.sync, on Ampere and what came after it. Sun et al. 2023, arXiv:2307.08621, eq. 5 and 7.
+
+A block takes BLOCK_Q rows and BLOCK_V columns of the result, a warp 16 of the rows. In the chunk form rows see the
+columns of their own chunk one by one, and all before it through the state; in the parallel form all is one chunk. Two
+stages of shared memory hold 32 rows of the state, rounded, or BLOCK_KV keys and their values: one is multiplied, the
+other filled beside that, by way of registers or by cp.async.
+
+    1  Q and the first rows of the state, or keys and values, on their way
+    2  for each 32 rows of the state: the next ones on their way; acc [16, BLOCK_V] += Q @ state
+    3  acc *= state_scale * gamma^(r - first row of the chunk + later)
+    4  for each tile of the chunk, up to the last that is seen:
+    5      K and V of the next one on their way
+    6      P [16, BLOCK_KV] = scale * Q @ K.T * gamma^(r - c), or times the mask; 0 where a pair is not seen
+    7      acc += P @ V
+    8      wait for the next one, all threads
+    9  out = acc / n, 16 rows of a warp at a time through shared memory
+
+P never leaves registers: as accumulators lie, it is the left factor of 7. Of bfloat16 it is rounded to that, and so is
+the state; of float16, which has too small a range, both are rounded to tf32, and Q and V go as such. Where what
+rounding takes counts, 7 has a second part (`pairs`), and of narrow heads 2. A P of 0 times a NaN in V is a NaN:
+`hidden` mends that.
+
+Where results are normalized rows are summed up as they go; with terms, as `simt_rows` tells, each is added to a score,
+and the norm is one more row of the state.
+
+Shared memory: `Sm80Rows.tiles`, 2 * (BLOCK_Q * D + 2 * BLOCK_KV * (D + BLOCK_V)) bytes. Registers: BLOCK_V / 2 of acc,
+BLOCK_KV / 2 of scores and half of P, D / 4 of Q where it is held, and about 50.
+"""
+
+from __future__ import annotations
+
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
+from ...tile.async_copies import cp_async_commit, cp_async_wait_group
+from ...tile.float_strips import rounding_left, strip_of_floats
+from ...tile.float_tiles import float_tile
+from ...tile.numbers import numbers
+from ...tile.rows import lane_reductions
+from ...tile.shared import Lines
+from ...tile.storage import access, storage
+from ...tile.strips import strip_abt
+from ...tile.tile_copies import tile_copies
+from ...tile.warp_rows import COLUMNS, warp_output
+from ...views import number_type, start, strided
+from ..arguments import OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
+from ..decays import decays_of
+from .config import BOX, ROWS, SLICE, Shape, Sm80Rows
+from .hidden import hidden_elements
+from .pairs import NARROW, Place, pairs_of
+
+LANES = 4  # that share a row
+MOST_HELD = 2  # boxes of Q whose fragments stay in registers, where nothing else wants these
+
+
+@builds
+def build_rows(config: Sm80Rows, variant: Variant, shape: Shape) -> Kernel:
+    """retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call)."""
+    dtype, BLOCK_Q, BLOCK_KV, BLOCK_V = variant.dtype, config.block_q, config.block_kv, shape.columns
+    mem, num, lanes, tile = storage(dtype), numbers(f32), lane_reductions(f32, LANES), config.tiles(shape)
+    decays, pairs = decays_of(dtype, variant.stepwise), pairs_of(variant, BLOCK_KV)
+    q_copies, k_copies, v_copies = (
+        tile_copies(box, width, shape.vector, config.threads)
+        for box, width in ((tile.q, BOX * shape.boxes), (tile.k, BOX * shape.boxes), (tile.v, BLOCK_V))
+    )
+    state_tile = float_tile(dtype, tile.q, SLICE, BLOCK_V, config.threads, shape.states)
+    plain = not (variant.normalized or variant.masked or variant.stepwise)
+    qk = strip_abt(dtype, tile.q, tile.k, shape.boxes, held=plain and shape.boxes <= MOST_HELD)
+    pv, rest = strip_of_floats(dtype, tile.v, tile.v_boxes), rounding_left(dtype)
+    hidden, vec = hidden_elements(variant, pv.size), access(dtype, shape.whole)
+
+    @verb
+    def leave_rest(values, count):
+        """Numbers become what rounding took from them."""
+        for e in range(0, count, 2):
+            values[e], values[e + 1] = rest(values[e], values[e + 1])
+
+    @verb
+    def first_of(number, call):
+        """The first row of slice number `number` of the state; of narrow heads each comes twice."""
+        return (u32(number) >> u32(1) if min(call.D, call.Dv) <= NARROW else u32(number)) * u32(SLICE)
+
+    @verb
+    def fetch(values, states, state, number, e0, call):
+        """A slice of the state; of narrow heads the second time what rounding took from it."""
+        d = i32(first_of(number, call))
+        lines = Lines(states.data, state + i64(d) * call.Dv, call.Dv, i32(call.D - d))
+        state_tile.fetch(values, lines, i32(call.Dv - e0))
+        if (min(call.D, call.Dv) <= NARROW) & (u32(number) % u32(2) == u32(1)):
+            leave_rest(values, state_tile.numbers)
+
+    @verb
+    def load_pair(smem, stage, k, v, n0, place, e0, call):
+        token, count = place.column0 + call.direction * n0, i32(place.columns - n0)
+        at = i32(tile.first + stage * tile.stage)
+        k_lines = Lines(k.data, start(k, place.b, place.h, token), call.direction * k.strides[2], count)
+        v_lines = Lines(v.data, start(v, place.b, place.h, token) + e0, call.direction * v.strides[2], count)
+        k_copies.load_some(smem, at, k_lines, i32(call.D))
+        v_copies.load_some(smem, i32(at + tile.v_at), v_lines, i32(call.Dv - e0))
+
+    @verb
+    def finish(values, results, m, n):
+        out, first, step, Dv = results
+        for c in range(0, COLUMNS, vec.vector):
+            vec.store(out.data, first + i64(m) * step + n + c, n + c < Dv, values, c)
+
+    output = warp_output(ROWS, BLOCK_V, finish)
+
+    @kernel(
+        strided(dtype, 3),
+        number_type(dtype, 3),
+        *[strided(dtype, 3)] * 3,
+        *[number_type(dtype, 3)] * 4,
+        strided(variant.mask or dtype, 3),
+        decays.argument,
+        strided("int32", 1),
+        call_type(dtype),
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+    )
+    def retention_rows_sm80(out, row_sum, q, k, v, states, norms, weights, terms, mask, decay, ends, call):
+        smem, floats = cuda.shared.array(0, mem.element, alignment=128), cuda.shared.array(0, f32, alignment=128)
+        lane, my_rows = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x // 32 * ROWS)
+        q_blocks, v_blocks = (call.rows + (BLOCK_Q - 1)) // BLOCK_Q, (call.Dv + (BLOCK_V - 1)) // BLOCK_V
+        number, head = cuda.blockIdx.x // v_blocks, cuda.blockIdx.x // v_blocks // q_blocks
+        e0 = i32(cuda.blockIdx.x % v_blocks * BLOCK_V)
+        m0 = i32((q_blocks - 1 - number % q_blocks) * BLOCK_Q)  # the last first: in the parallel form the longest
+        b, h = i64(head // call.H), i64(head % call.H)
+        first, rows, columns = span(ends, call, b)
+        if m0 >= rows:
+            return
+        chunk = i32(m0 // call.chunk)
+        n_first, n_end = i32(chunk * call.chunk), i32(columns)
+        if not variant.masked:
+            n_end = i32(min(i64(m0 + BLOCK_Q + call.offset), i64(columns)))
+        row0, column0 = origin(call, first, rows), origin(call, first, columns)
+        place = Place(b, h, i32(m0 + my_rows + lane // 4), n_first, i32(rows), i32(columns), row0, column0, False)
+        slot, slices = i64(-1), u32(0)
+        if chunk >= call.first_chunk:
+            slot, slices = i64(slot_of(call, first, b, chunk)), u32((call.D + (SLICE - 1)) // SLICE)
+            if min(call.D, call.Dv) <= NARROW:
+                slices = u32(2 * slices)
+        state = slot * states.strides[0] + h * states.strides[1] + e0
+        i, end = u32(0), u32(slices + u32((max(i32(n_end - n_first), i32(0)) + (BLOCK_KV - 1)) // BLOCK_KV))
+        q_lines = Lines(q.data, start(q, b, h, row0 + call.direction * m0), call.direction * q.strides[2], rows - m0)
+        q_copies.load_some(smem, 0, q_lines, i32(call.D))
+        some = state_tile.values()
+        if slices != u32(0):
+            fetch(some, states, state, u32(0), e0, call)
+            state_tile.put(smem, floats, i32(tile.first), some)
+        elif end != u32(0):
+            load_pair(smem, i32(0), k, v, n_first, place, e0, call)
+        cp_async_commit()
+
+        mine = num.zero
+        if not variant.masked:
+            mine = decays.of(decay, call, b, h, first, rows)
+        scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
+        sums, factors = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        sums[0], sums[1] = num.zero, num.zero
+        cp_async_wait_group(0)
+        cuda.syncthreads()
+        q_place = qk.place(my_rows, 0)
+        q_frag = qk.hold(smem, q_place)
+        while i != slices:
+            stage, coming = i32(i % u32(2)), i32((i + u32(1)) % u32(2))
+            if i + u32(1) != slices:
+                fetch(some, states, state, u32(i + u32(1)), e0, call)
+            elif i + u32(1) != end:
+                load_pair(smem, coming, k, v, n_first, place, e0, call)
+                cp_async_commit()
+            at, first_column = i32(tile.first + stage * tile.stage), i32(first_of(i, call))
+            state_tile.add(acc, smem, floats, (q_place, first_column), at)  # acc [16, BLOCK_V] += Q @ state
+            if i + u32(1) != slices:
+                state_tile.put(smem, floats, i32(tile.first + coming * tile.stage), some)
+            cp_async_wait_group(0)
+            cuda.syncthreads()
+            i = u32(i + u32(1))
+
+        if slot >= 0:
+            for half in range(2):
+                # what a step is known of is known of rows that are there
+                m = i32(min(i64(place.m + 8 * half), i64(rows - 1)))
+                factors[half] = decays.between(mine, n_first, m + call.later) * call.state_scale
+                one = num.one
+                if variant.normalized:
+                    if call.row_term != 0:
+                        one = terms.data[start(terms, b, h, row0 + call.direction * m)]
+                    if call.normed == OF_ROWS:
+                        q_row = start(q, b, h, row0 + call.direction * m)
+                        norm = slot * norms.strides[0] + h * norms.strides[1]
+                        for d in range(lane % LANES, call.D, LANES):
+                            sums[half] += mem.load(q.data, q_row + d) * norms.data[norm + d]
+                        sums[half] *= factors[half]
+                    if call.normed == OF_COLUMNS:
+                        norm = slot * norms.strides[0] + h * norms.strides[1]
+                        for j in range(pv.size // 4):
+                            for e in range(2):
+                                column = e0 + 8 * j + 2 * (lane % LANES) + e
+                                if column < call.Dv:
+                                    acc[4 * j + 2 * half + e] += one * norms.data[norm + column]
+                for j in range(pv.size // 4):
+                    for e in range(2):
+                        acc[4 * j + 2 * half + e] *= factors[half]
+
+        n0 = n_first
+        while i != end:
+            stage = i32(i % u32(2))
+            if i + u32(1) != end:
+                load_pair(smem, i32(1 - stage), k, v, i32(n0 + BLOCK_KV), place, e0, call)
+                cp_async_commit()
+            at = i32(tile.first + stage * tile.stage)
+            qk.multiply(scores, q_frag, smem, q_place, at)  # scores [16, BLOCK_KV] = Q @ K.T
+            last = i32(n0 + (BLOCK_KV - 1))
+            whole = (last <= m0 + call.offset) & (last < place.columns)
+            here = Place(b, h, place.m, i32(n0 + 2 * (lane % LANES)), place.rows, place.columns, row0, column0, whole)
+            pairs.weigh(scores, sums, here, mine, (weights, terms, mask), call)
+            pv.put(probs, scores)
+            pv.add(acc, probs, smem, i32(at + tile.v_at))  # acc [16, BLOCK_V] += P @ V
+            if pairs.counts(mine, call, m0, n0):
+                leave_rest(scores, qk.size)
+                pv.put(probs, scores)
+                pv.add(acc, probs, smem, i32(at + tile.v_at))
+            cp_async_wait_group(0)
+            cuda.syncthreads()
+            i, n0 = u32(i + u32(1)), i32(n0 + BLOCK_KV)
+
+        if end == u32(0):
+            cuda.syncthreads()  # results are stored where Q was read
+        arrays = (q, k, v, states, norms, weights, terms)
+        hidden.repair(acc, arrays, (place, n_first, slot, i32(e0 + 2 * (lane % LANES))), mine, call)
+        for half in range(2):
+            m, inverse = i32(place.m + 8 * half), num.one
+            if variant.normalized and call.normalize != 0:
+                total = lanes.sum(sums[half])
+                size = abs(total)
+                if not size <= num.one:  # a NaN too
+                    inverse = num.one / size
+                if (call.sums != 0) & (m < rows) & (lane % LANES == 0) & (e0 == 0):
+                    row_sum.data[start(row_sum, b, h, row0 + call.direction * m)] = total
+            if variant.normalized and call.row_weighted != 0 and m < rows:
+                inverse = weights.data[start(weights, b, h, row0 + call.direction * m)]
+            for j in range(pv.size // 4):
+                for e in range(2):
+                    acc[4 * j + 2 * half + e] *= inverse
+        results = out, start(out, b, h, row0), call.direction * out.strides[2], i32(call.Dv)
+        output.store(floats, acc, i32(m0 + my_rows), e0, i32(rows), results)
+
+    return retention_rows_sm80

@@ -1,0 +1,136 @@
+"""Retention's sm80 rung and its gradient: chunks, states, decays, normalizers, what no token may reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda.retention import sm80
+from dualops.cuda.retention.sm80.config import Sm80Config, Sm80Rows, Sm80States
+from dualops.spec import Case, compare, retention as SPEC
+from dualops.spec.meta import numpy_dtype
+from dualops.spec.retention_cases import options_of
+from tests.checks import check
+from tests.cuda.configs import alone, changed
+
+STATES: dict[str, Any] = {"states": 1, "return_state": True}
+# as few tokens of a chunk as fill a block's rows, so that small problems have several
+SMALL = alone(sm80, Sm80Config(64, Sm80Rows(block_kv=32), Sm80States()))
+
+
+def run(*arrays: Any, **params: Any) -> Any:
+    return dualops.cuda.retention(*arrays, kernel="sm80", **params)
+
+
+def gradient(*arrays: Any, **params: Any) -> Any:
+    return dualops.cuda.retention_backward(*arrays, kernel="sm80", **params)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "q", "Dv", "options"),
+    [
+        ("bfloat16", (1, 2, 70, 72), 8, {**STATES, "gamma": 1}),
+        ("float16", (1, 1, 40, 8), 130, {**STATES, "normalize": "signed"}),  # two slices of columns
+        ("bfloat16", (1, 1, 70, 33), 7, {**STATES, "steps": 1}),
+        ("float16", (1, 1, 40, 16), 8, {"form": "parallel", "normalize": "abs", "scale": -0.7, "Sk": 67}),
+    ],
+)
+def test_lengths_states_and_decays(dtype, q, Dv, options):
+    """Under the accuracy rule; two heads with a gamma have 1 and 0.01."""
+    shapes, params = options_of(q, Dv, **options)
+    with changed("retention", SMALL):
+        check(SPEC, Case("sm80", dtype, shapes, params), run, ways=("given",))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "q", "Dv", "options"),
+    [
+        ("bfloat16", (1, 1, 70, 8), 24, {**STATES, "normalize": "signed"}),
+        ("float16", (1, 1, 40, 16), 8, {**STATES, "steps": 1}),
+        ("bfloat16", (1, 1, 40, 16), 8, {"form": "parallel", "mask": 1, "normalize": "signed", "Sk": 67}),
+    ],
+)
+def test_gradients(dtype, q, Dv, options):
+    shapes, params = options_of(q, Dv, **options)
+    with changed("retention", SMALL):
+        check(SPEC, Case("sm80", dtype, shapes, params), gradient, backward=True, ways=("given",))
+
+
+def numbers(*shape: int, seed: int, dtype: str = "bfloat16") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def held(found: np.ndarray, truth: np.ndarray, baseline: np.ndarray) -> None:
+    """By the spec's rule of accuracy; what is not finite in truth is not here."""
+    there = np.isfinite(truth)
+    assert np.array_equal(np.isfinite(found.astype(np.float64)), there) and 0 < there.sum() < there.size
+    result = compare(found[there], truth[there], baseline[there], dtype="bfloat16", floor=SPEC.floor)
+    assert result.passed, result.message
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_token_reaches_one_before_it(value, steps):
+    arrays = [numbers(1, 1, 100, 8, seed=seed) for seed in range(3)]
+    arrays[2][0, 0, 30, 5] = arrays[1][0, 0, 93] = value
+    given = {"log_decay": -np.random.default_rng(3).random((1, 1, 100), np.float32)} if steps else {}
+    wide = {name: logs.astype(np.float64) for name, logs in given.items()}
+    with changed("retention", SMALL):
+        found = run(*arrays, **given)
+    held(
+        found,
+        reference.retention(*(x.astype(np.float64) for x in arrays), **wide),
+        reference.retention(*arrays, **given),
+    )
+
+
+def test_no_gradient_reaches_a_token_that_is_not_seen():
+    """To dk and dv none comes from a token before, to dq none from one behind."""
+    q, k, v, do = (numbers(1, 1, 100, 8, seed=seed) for seed in range(4))
+    q[0, 0, 30, 5] = do[0, 0, 20, 3] = v[0, 0, 93, 1] = np.nan
+    truths = reference.retention_backward(*(x.astype(np.float64) for x in (q, k, v, do)))
+    with changed("retention", SMALL):
+        found = gradient(q, k, v, do)
+    for each in zip(found, truths, reference.retention_backward(q, k, v, do), strict=True):
+        held(*each)
+
+
+def test_a_head_that_forgets_at_once():
+    """Of this draw dq and dk are beyond the rule where nothing is added of what rounding takes from P."""
+    arrays, logs = [numbers(1, 1, 64, 16, seed=100 + n) for n in range(4)], np.full((1, 1, 64), -4.0, np.float32)
+    found, baseline = gradient(*arrays, log_decay=logs), reference.retention_backward(*arrays, log_decay=logs)
+    truths = reference.retention_backward(*(x.astype(np.float64) for x in arrays), log_decay=logs.astype(np.float64))
+    for each in zip(found, truths, baseline, strict=True):
+        result = compare(*each, dtype="bfloat16", floor=SPEC.floor)
+        assert result.passed, result.message
+
+
+def test_scores_and_states_beyond_float16():
+    """What is divided at the end is as large as float32 holds."""
+    q, k, v = (
+        numbers(1, 1, 70, 16, seed=seed, dtype="float16") * np.float16(scale)
+        for seed, scale in ((0, 99), (1, 99), (2, 1))
+    )
+    truth = reference.retention(*(x.astype(np.float64) for x in (q, k, v)), scale=1.0, normalize="signed")
+    baseline = reference.retention(q, k, v, scale=1.0, normalize="signed")
+    with changed("retention", SMALL):
+        found = run(q, k, v, scale=1.0, normalize="signed")
+    result = compare(found, truth, baseline, dtype="float16", floor=SPEC.floor)
+    assert result.passed, result.message
+
+
+def test_who_takes_what():
+    """Tokens or widths that are few go by simt unless the rung is asked for; the recurrent form and float32 always."""
+
+    def rung(S: int, D: int, dtype: str = "float16", **params: Any) -> str:
+        x = np.empty((1, 2, S, D), numpy_dtype(dtype))
+        return dualops.cuda.plan("retention", x, x, x, **params).choice.rung
+
+    assert [rung(64, 64), rung(32, 64), rung(64, 16), rung(64, 64, "float32")] == ["sm80", "simt", "simt", "simt"]
+    assert rung(64, 64, form="recurrent") == "simt" and rung(32, 64, kernel="sm80") == "sm80"
+    with pytest.raises(NotImplementedError, match="sm80"):
+        rung(64, 64, "float32", kernel="sm80")
