@@ -97,7 +97,7 @@ def test_softcaps_of_a_sequence_alone_and_before_another(more):
     for others in ([], behind):
         tokens = [np.concatenate([own, *others[n : n + 1]]) for n, own in enumerate((q, k, v))]
         cu_q, cu_k = (np.array([0, n, len(x)][: 2 + bool(others)], np.int32) for n, x in zip((75, 128), tokens))
-        params = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, "kernel": "sm90", **more}
+        params: dict[str, Any] = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, "kernel": "sm90", **more}
         alone.append(dualops.cuda.flash_attention_varlen(*tokens, cu_q, cu_k, return_lse=True, **params))
     (o, lse), (o_before, lse_before) = alone
     assert (o == o_before[:75]).all() and (lse == lse_before[:, :75]).all()
