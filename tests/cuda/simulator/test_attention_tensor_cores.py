@@ -94,11 +94,12 @@ def test_softcaps_of_a_sequence_alone_and_before_another(more):
     """Whether products are small is asked once a warp, but not of queries that another sequence has there."""
     q, k, v = 2 * numbers(75, 1, 64), numbers(128, 1, 64, seed=1), numbers(128, 1, 64, seed=2)
     alone, behind = [], [100 * q[:20], k, v]
+    varlen: Any = partial(dualops.cuda.flash_attention_varlen, kernel="sm90")
     for others in ([], behind):
         tokens = [np.concatenate([own, *others[n : n + 1]]) for n, own in enumerate((q, k, v))]
         cu_q, cu_k = (np.array([0, n, len(x)][: 2 + bool(others)], np.int32) for n, x in zip((75, 128), tokens))
-        params: dict[str, Any] = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, "kernel": "sm90", **more}
-        alone.append(dualops.cuda.flash_attention_varlen(*tokens, cu_q, cu_k, return_lse=True, **params))
+        params: dict[str, Any] = {"softcap": 100.0, "max_seqlen_q": 75, "max_seqlen_k": 128, **more}
+        alone.append(varlen(*tokens, cu_q, cu_k, return_lse=True, **params))
     (o, lse), (o_before, lse_before) = alone
     assert (o == o_before[:75]).all() and (lse == lse_before[:, :75]).all()
 
