@@ -36,12 +36,15 @@ def fragment_changes(
     chain: OptionChain,
     places: Places,
     groups: list[tuple[int, int]],
+    there: Callable[..., Any],
     *,
     apart: bool,
     fetches: bool,
     word: Callable[..., Any] | None = None,
 ) -> FragmentChanges:
-    """groups: first and end of the quads whose loop is left to the compiler. apart, word: as in `fragment_scores`."""
+    """groups: first and end of the quads whose loop is left to the compiler. there: as `FragmentScores` has it. apart,
+    word: as in `fragment_scores`.
+    """
     quads, num, word, DOWN = groups[-1][1], numbers(f32), word or _own_word, 8 if places.steady else 0
 
     def changed(
@@ -90,7 +93,7 @@ def fragment_changes(
         most[0], most[1] = num.zero, num.zero
         greatest(most, scores, scale, i32(0))
         for h in range(2):
-            if places.there(where, my_row() + 8 * h):
+            if there(where, h):
                 largest = max_or_nan(largest, most[h])
         return not vote_any(i32(not largest * scale <= chain.near_bound(options)), FULL_WARP)
 

@@ -50,7 +50,7 @@ class FragmentScores(Namespace):
     weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
-    there: Callable[..., Any]  # (where, h) -> whether my row h of two is one
+    there: Callable[..., Any]  # (where, h) -> whether my row h of two is not another sequence's
     near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
     # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
     # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
@@ -80,6 +80,7 @@ def fragment_scores(
     transposed: bool = False,
     word: Callable[..., Any] | None = None,
     parts: int = 1,
+    others: bool = False,
 ) -> FragmentScores:
     """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
@@ -87,13 +88,19 @@ def fragment_scores(
     which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`), which `bend` then
     takes on. products: it leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries,
     which `weigh` is not for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s
-    array, 2 * j + h of quad j and row h. parts: as `fragment_kept` has it.
+    array, 2 * j + h of quad j and row h. parts: as `fragment_kept` has it. others: rows beyond the last may be another
+    sequence's; else they are zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
     groups = [(first, min(first + GROUP, quads)) for first in range(0, quads, GROUP)]
     fetches = chain.fetches and changes and (word is not None or not transposed)  # what is fetched are two keys' words
-    change = fragment_changes(chain, places, groups, apart=apart, fetches=fetches, word=word)
+
+    @verb
+    def there(where, h):
+        return places.there(where, my_row() + 8 * h) if others else True
+
+    change = fragment_changes(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
     keeping = fragment_kept(chain, places, quads, transposed=transposed, parts=parts)
     keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
@@ -121,10 +128,6 @@ def fragment_scores(
         if cuda.threadIdx.x % LANES == 0:
             share = num.exp2((found - num.base(found)) * multiplier)
         return found, share
-
-    @verb
-    def there(where, h):
-        return places.there(where, my_row() + 8 * h)
 
     @verb
     def before(column):

@@ -81,7 +81,9 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     dtype, thirds = factors(variant.dtype), config.thirds
     kq, vdo = warpgroup_mma(dtype, tiles.k, tiles.q, thirds), warpgroup_mma(dtype, tiles.v, tiles.do, thirds)
     pdo, dsq = register_mma(dtype, tiles.do_steps, thirds), register_mma(dtype, tiles.q_steps, thirds)
-    score = fragment_scores(tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word)
+    score = fragment_scores(
+        tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
+    )
     columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)

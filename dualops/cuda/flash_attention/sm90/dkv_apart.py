@@ -79,7 +79,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     do_part = companion(config.stages, tiles.do.nbytes, writers=1)  # with lse and delta
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
-    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True)
+    score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
     columns = columns_of(config)
     box = handover(tiles.p_at, kq.size, config.places, config.exact)
     gradient = gradient_apart(chain, score, variant.dtype, BLOCK_Q, box)

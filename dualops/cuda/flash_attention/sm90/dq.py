@@ -84,7 +84,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     dsk = register_mma(dtype, tiles.k_right, thirds)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
     bias = bias_stages(config, variant, tiles)
-    score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word)
+    score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word, others=variant.varlen)
     gradient = gradient_of_queries(tile_chain, score, rows, qk.size, dsk.size)
     turn = turns(config.consumers if config.turns else 1)
     visits = visits_of(config.block_q, BLOCK_KV, variant, score)

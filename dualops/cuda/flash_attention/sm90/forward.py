@@ -119,6 +119,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         products=are_curves(chain),
         word=bias.word,
         parts=PARTS if config.thirds else 1,
+        others=variant.varlen,
     )
     FETCHES, words_of_options = (False, bias.words) if config.bias_stages else (score.fetches, score.held)
     probability = fragment_probabilities(chain, rows, score)
