@@ -76,26 +76,26 @@ def fragment_changes(
         ]
     )
 
-    def greater_of(j: int) -> Callable[..., None]:
+    def greater_of(j: int, h: int) -> Callable[..., None]:
         @verb
         def greater(most, scores, scale, where):
-            for e in range(4):
-                most[e // 2] = max_or_nan(most[e // 2], abs(scores[4 * j + e]))
+            for e in range(2):
+                most[0] = max_or_nan(most[0], abs(scores[4 * j + 2 * h + e]))
 
         return greater
 
-    greatest = one_after_another([greater_of(j) for j in near_quads])
+    greatest_upper, greatest_lower = (one_after_another([greater_of(j, h) for j in near_quads]) for h in range(2))
 
     @verb
     def are_near(scores, options, scale, where):
         """Of the scores of a warp, none of which is a NaN then: neither is the mark of a mask."""
-        most, largest = cuda.local.array(2, f32), num.zero
-        most[0], most[1] = num.zero, num.zero
-        greatest(most, scores, scale, i32(0))
-        for h in range(2):
-            if there(where, h):
-                largest = max_or_nan(largest, most[h])
-        return not vote_any(i32(not largest * scale <= chain.near_bound(options)), FULL_WARP)
+        most = cuda.local.array(1, f32)
+        most[0] = num.zero
+        if there(where, 0):
+            greatest_upper(most, scores, scale, i32(0))
+        if there(where, 1):
+            greatest_lower(most, scores, scale, i32(0))
+        return not vote_any(i32(not most[0] * scale <= chain.near_bound(options)), FULL_WARP)
 
     def changed_held(first: int, end: int) -> Callable[..., None]:
         @verb

@@ -22,6 +22,7 @@ CASES: list[Any] = [
     (128, 128, 128, ("causal",), "vectors"),
     (128, 96, 40, ("window", "sinks"), "vectors"),
     (128, 128, 128, ("softcap", "causal"), "boxes"),
+    (112, 128, 128, ("softcap",), "vectors"),
     (128, 128, 128, ("alibi_slopes",), "boxes"),
     (128, 128, 128, ("score_mod",), "vectors"),
     (128, 128, 128, ("mask_mod",), "boxes"),
@@ -41,7 +42,7 @@ def test_each_config(keys, D, Dv, options, stored):
     """As boxes, and of varlen as vectors or elements."""
     found = variant_of(D, Dv, *options, varlen=stored != "boxes")
     D, Dv = padded(D), padded(Dv)
-    ((config, _),) = dq_configs(D, Dv, names(found))
+    ((config, _),) = dq_configs(D, Dv, names(found), varlen=found.varlen)
     assert config.block_kv == keys
     sound(build_dq(config, found, stored), ARCH, config.shared_bytes(D, Dv))
 

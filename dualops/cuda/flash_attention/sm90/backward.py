@@ -62,7 +62,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
     names, in_boxes = [option.name for option, _ in having(p).variants], boxed_bias(p) is not None
-    for config, reason in dq_configs(D, Dv, names, in_boxes):
+    for config, reason in dq_configs(D, Dv, names, in_boxes, varlen):
         if config.shared_bytes(D, Dv) + SLACK > room:
             continue
         for dkv_config, told in dkv_choices(p, results, device):

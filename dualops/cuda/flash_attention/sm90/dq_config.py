@@ -74,7 +74,7 @@ class DqConfig:
         return self.tiles(D, Dv).nbytes
 
 
-MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_SOME = 128, 112, 96
+MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, KEYS_BESIDE_SOME = 128, 112, 112, 96
 KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
 KEYS_BESIDE_BOXES_AND_MORE = 80
 
@@ -104,11 +104,14 @@ def wide_keys(D: int, Dv: int, options: Sequence[str]) -> int:
     return {256: 64, 192: 80}.get(Dv, 96)
 
 
-def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False) -> Iterator[tuple[DqConfig, str]]:
+def dq_configs(
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, varlen: bool = False
+) -> Iterator[tuple[DqConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first: as many keys as registers are left for, of those
     that divide a block mask's tiles where there is one. bias_in_boxes: there is a bias that can come so, which needs
-    room in shared memory and no registers of those that multiply. Beside a list of tiles, dropout or rows of more boxes
-    the kernel spills a register for it.
+    room in shared memory and no registers of those that multiply. varlen: rows beyond a sequence's last may be another
+    one's, which softcap has to ask (`FragmentScores.there`), and which takes registers. Beside a list of tiles, dropout
+    or rows of more boxes the kernel spills a register for it.
 
     TFLOP/s of its three products, S = 4096, on an H200, 2026-11-25: D = Dv = 256 686, in turns 626; 192 causal 687, in
     turns 725.
@@ -127,5 +130,6 @@ def dq_configs(D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = Fa
         most = keys_beside([name for name in heavy if name != BLOCK_MASK]) == MOST_KEYS
         config = DqConfig(2, 128 if most else 64, turns=not heavy)
     else:
-        config = DqConfig(2, keys_beside(heavy), turns=not heavy)
+        keys = KEYS_BESIDE_ASKING if varlen and heavy == ["softcap"] else keys_beside(heavy)
+        config = DqConfig(2, keys, turns=not heavy)
     yield config, f"{config.block_q} queries by {config.block_kv} keys for dq{told}"
