@@ -1,9 +1,9 @@
 """Rows of float32 numbers as the right factor of a warp's products with 16-bit rows, brought by threads.
 
-    tile = float_tile("bfloat16", LINES, COLUMNS, threads, aligned)
-    tile.fetch(values, lines, columns)             on their way to registers, while something else is multiplied
-    tile.put(smem, at, values)                     rounded, to where products read them
-    tile.add(sums, smem, (a_place, first), at)     sums [16, COLUMNS] += A [16, LINES] @ it
+    tile = float_tile("bfloat16", a_boxes, LINES, COLUMNS, threads, aligned)
+    tile.fetch(values, lines, columns)                     on their way to registers, while something else is multiplied
+    tile.put(smem, floats, at, values)                     rounded, to where products read them
+    tile.add(sums, smem, floats, (a_place, first), at)     sums [16, COLUMNS] += A [16, LINES] @ it
 
 Beside bfloat16, which has float32's range, numbers are rounded to that. Beside float16 they are rounded to tf32, which
 has that range too, and in which float16 is what it was: of each eight a lane has columns 2 * t and 2 * t + 1 of A where
@@ -35,7 +35,6 @@ STEP = 16  # of a sum, whose words of A a lane reads at once
 class FloatTile(Namespace):
     """The verbs. smem: shared memory as elements of 16 bits."""
 
-    size: int  # elements of 16 bits that it takes
     numbers: int  # that a thread brings
     values: Callable[..., Any]  # () -> a local array for them
     fetch: Callable[..., None]  # (values, lines, columns): `shared.Lines`, of each so many numbers; others are zeros
@@ -55,7 +54,6 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
     COUNT = lines // LINES
     if threads % LINE or LINES & (LINES - 1) or lines != COUNT * LINES:
         raise ValueError(f"{threads} threads can't share {lines} lines of {columns} numbers")
-    ELEMENTS = box.itemsize // 2
 
     @verb
     def values():
@@ -142,7 +140,6 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
         add_all(sums, smem, place, (floats, i32(at // 2 + b_side.start(0))))
 
     return FloatTile(
-        size=boxes * box.size * ELEMENTS,
         numbers=FOUR * COUNT,
         values=values,
         fetch=fetch,
