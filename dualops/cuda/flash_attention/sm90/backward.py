@@ -28,6 +28,7 @@ from ...words import build_writer
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
+from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
 from ..walk import section_of
 from .config import BOX, SLACK, padded
@@ -78,16 +79,17 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """delta, and of the pieces of work, how many were drawn."""
+    """delta; of the pieces of work, how many were drawn; a block mask the other way round."""
     counter = ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)
-    return {**simt.backward_workspace(problem), "counter": counter}
+    return {**simt.backward_workspace(problem), "counter": counter, **workspace_by_keys(problem)}
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
     elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
     delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere)
     metas = {**problem.arrays, **results, **workspace(problem)}
-    steps = [delta, *dq_steps(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
+    of_dkv = [*steps_by_keys(problem), dkv_step(problem, metas, configs.dkv)]
+    steps = [delta, *dq_steps(problem, metas, configs.dq), *of_dkv, *others]
     return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
 
 
