@@ -94,9 +94,7 @@ def steps_by_keys(problem: Problem) -> Sequence[Step]:
         return []
     p, (B, heads, kv_tiles, tiles), found = problem, extent_of(problem), having(problem)
     of_ranges = [i for i, (option, _) in enumerate(found.variants) if option.name in RANGES]
-    ranges = Having(
-        tuple(found.variants[i] for i in of_ranges), types.Tuple([found.argtypes[i] for i in of_ranges])
-    )
+    ranges = Having(tuple(found.variants[i] for i in of_ranges), types.Tuple([found.argtypes[i] for i in of_ranges]))
     given, rows = arguments(p), B * heads * kv_tiles
     by_keys, lists = whole(workspace_by_keys(p), NAME, 4), BLOCKS.args(p).lists
     offset = 0 if p.causal == "top_left" else p.Sk - p.Sq

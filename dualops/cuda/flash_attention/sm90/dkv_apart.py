@@ -203,7 +203,9 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                         kq.wait_but_one(scores)
                     else:
                         kq.wait(scores)
-                    hand_probs(smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where)
+                    hand_probs(
+                        smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where
+                    )
                     kq.wait(scores)  # for dv: P.T is not rounded before
                     do_part.leave()
                     q_pipe.release(q_bars, i - 1)
