@@ -1,8 +1,8 @@
 """A block mask's lists the other way round, for dk and dv: which tiles of queries see some keys of a tile.
 
-    states, a thread for two tiles                     lists, as `blocks` makes them
+    states, a thread for two tiles                     lists, made of them as in `blocks`
     1  look for the tile of keys in the list of the    3  for each tile of queries that is not empty, in order:
-       tile of queries, by halves                         append 2 * number + whether all pairs are seen; the count
+       tile of queries, by halves                         append 2 * number + whether all are seen; then the count
     2  none, some or all of their pairs are seen
 
     lists [B or 1, Hkv or 1, tiles of keys, 1 + group * tiles of queries]
@@ -14,7 +14,7 @@ TILE * TILE pairs of each head, or of a group's heads where all heads have the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem

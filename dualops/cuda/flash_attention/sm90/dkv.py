@@ -18,8 +18,8 @@ Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6
 registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
 their other axis.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
 more where a bias comes as boxes, beside Q and dO (`bias_part`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that

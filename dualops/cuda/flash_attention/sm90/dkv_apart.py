@@ -23,8 +23,8 @@ tile of 48 queries is 1,536 clocks of tensor cores, beside 1,280 of what they re
 P, as 16 bits (`tile.handover`). Not as bfloat16: with P rounded so before dS is, dk has 1.2 times the baseline's error,
 and a single number of it more than twice.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
 the latter if P is exact.

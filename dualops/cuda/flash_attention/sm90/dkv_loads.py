@@ -36,10 +36,10 @@ def loads_of(
     visits: QueryVisits,
     varlen: bool,
 ) -> Callable[..., None]:
-    """The verb (smem, maps, barriers, statistics, more, task, first, end), by the warpgroup that loads, of `end` tiles from
-    head and query `first` on. maps: of q, do, k and v; barriers: those of `once`, `pipe` and `part`, which has dO and
-    the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's maps, heads
-    that share the keys, and options.
+    """The verb (smem, maps, barriers, statistics, more, task, first, end), by the warpgroup that loads, of `end` tiles
+    from the first one on, whose head and query are `first`. maps: of q, do, k and v; barriers: those of `once`, `pipe`
+    and `part`, which has dO and the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's
+    maps, how many heads share the keys, and options.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
 

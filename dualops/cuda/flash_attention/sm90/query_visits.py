@@ -1,7 +1,8 @@
 """Which tiles of queries a block of keys visits, from the first to the last, one head of the group after the other: all
-of a range, or those that a block mask lists (`..blocks_by_keys`), of TILE queries each, as one or more tiles of BLOCK_Q.
+of a range, or those that a block mask lists by tiles of keys (`..blocks_by_keys`), of TILE queries each, as one or more
+tiles of BLOCK_Q.
 
-Loading warps and consumers read the list for themselves: number i of a block's tiles is a part of entry i // PARTS.
+Who loads and who multiplies read the list for themselves: a block's tile number i is a part of entry i // PARTS.
 """
 
 from __future__ import annotations
