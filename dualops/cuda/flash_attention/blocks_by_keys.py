@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.attention import BLOCKS
-from ...spec.attention.blocks import EMPTY, FULL, MIXED, TILE, Args, tiles_of
+from ...spec.attention.blocks import EMPTY, FULL, MIXED, TILE, Args, args as given_lists, tiles_of
 from ...spec.meta import Strided, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, types
@@ -96,7 +96,7 @@ def steps_by_keys(problem: Problem) -> Sequence[Step]:
     of_ranges = [i for i, (option, _) in enumerate(found.variants) if option.name in RANGES]
     ranges = Having(tuple(found.variants[i] for i in of_ranges), types.Tuple([found.argtypes[i] for i in of_ranges]))
     given, rows = arguments(p), B * heads * kv_tiles
-    by_keys, lists = whole(workspace_by_keys(p), NAME, 4), BLOCKS.args(p).lists
+    by_keys, lists = whole(workspace_by_keys(p), NAME, 4), given_lists(p).lists
     offset = 0 if p.causal == "top_left" else p.Sk - p.Sq
     args = (by_keys, lists, rows * tiles, heads, p.group, p.Sq, p.Sk, offset, tuple(given[i] for i in of_ranges))
     states = Step(build_states_by_keys(ranges), (cdiv(rows * tiles, THREADS),), args)
