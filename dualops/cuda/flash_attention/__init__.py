@@ -4,7 +4,7 @@ naive.py   the unfused idea: all scores, softmax, product, each a kernel
 simt.py    fused and tiled, on CUDA cores: any GPU, dtype and width
 sm80       the same on tensor cores, by a warp's products: 16-bit dtypes and their gradient, and float32 in two parts
 sm90       the same on Hopper's tensor cores, fed by copies of boxes: 16 bits, float32 in three parts, and gradients
-blocks.py  which tiles of keys a mask_mod shows, made once
+blocks.py  which tiles of keys a mask_mod shows, made once;  blocks_by_keys.py: the same by tiles of keys, for dk and dv
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def flash_attention(
     block_mask: what `block_mask(mask_mod, ...)` made of it for so many queries and keys; or the `lists` of one, of
         which nothing but the shape is checked. Results are those without it. On sm90, where Sq is above 64, tiles of
         128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
-        it cuts, forward and for dq; elsewhere, and for dk and dv, it is asked everywhere
+        it cuts, and so in the gradient, of any Sq; elsewhere it is asked everywhere
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
     dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16.
         seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs); the mask is that
@@ -182,7 +182,8 @@ def flash_attention_backward(
     registers, where D + Dv is above 192 with one; there too rows are made again. Elsewhere simt serves.
     Beside its results simt needs delta, as large as lse, and so does sm80; sm90 that and a counter of 8 bytes, and
     where one kernel makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it), of float32 6 bytes
-    for each number of q, k, v and do, and of a bias that has one row, or is small beside what it was added to, parts of
+    for each number of q, k, v and do, of a block mask 4 bytes for 128 * 128 pairs of each head that has its own, or of
+    a group's where all have one, and of a bias that has one row, or is small beside what it was added to, parts of
     dbias in float32; naive twice B * H * Sq * Sk scores.
     out: arrays for all results. kernel, stream and errors as for `flash_attention`.
     """

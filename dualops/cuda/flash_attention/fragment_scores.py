@@ -244,14 +244,15 @@ def fragment_scores(
         else:
             bend_any((scores, held), options, factors, where)
 
-    ALL = u64((1 << 4 * quads) - 1)
+    bits = u32 if transposed and quads <= 8 else u64  # registers are few where rows are keys
+    ALL = bits((1 << 4 * quads) - 1)
 
     @verb
     def picks(options, where, all_seen):
         """Asked before the scores are there, so that registers are left for whatever a user's function needs."""
         row, first, found, j = my_row(), places.first(where), ALL, i32(0)
         if all_seen == 0:
-            found = u64(0)
+            found = bits(0)
             while j < quads:
                 quad = u32(0)
                 for h in range(2):
@@ -260,7 +261,7 @@ def fragment_scores(
                         distance = places.ahead(where, this, first)
                         if chain.pick(options, places.at(where, this, first, i32(8 * j + e), distance)):
                             quad |= u32(1 << (2 * h + e))
-                found |= u64(u64(quad) << u64(4 * j))
+                found = bits(found | bits(bits(quad) << bits(4 * j)))
                 j = opaque_i32(j + 1)
         return found
 
@@ -272,7 +273,7 @@ def fragment_scores(
             hide(scores, options, scale, where)
         if found != ALL:
             for j in range(quads):
-                quad = u32(u32(found >> u64(32 * (j // 8))) >> u32(4 * (j % 8)))
+                quad = u32(u32(found >> bits(32 * (j // 8))) >> u32(4 * (j % 8)))
                 for e in range(4):
                     if (quad & u32(1 << e)) == u32(0):
                         scores[4 * j + e] = masked()

@@ -120,6 +120,19 @@ def _there(task, row):
 ROWS_OF_A_HEAD = Rows(query=_query, head=_head, there=_there)  # row r is query m0 + r
 
 
+@verb
+def place_in_list(numbers, row, count, tile):
+    """Of a block mask's row, which begins there: the place of the first tile from this one on, or the list's end."""
+    low, high = i32(0), count
+    while low < high:
+        middle = i32((low + high) // 2)
+        if numbers[row + 1 + middle] // 2 < tile:
+            low = i32(middle + 1)
+        else:
+            high = middle
+    return low
+
+
 class Range(Namespace):
     """Tiles of keys that follow one another."""
 

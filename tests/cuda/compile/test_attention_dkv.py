@@ -9,7 +9,7 @@ import pytest
 from dualops.cuda.flash_attention.sm90.config import padded
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvConfig, dkv_configs
-from dualops.spec.attention.cases import EVERYTHING
+from dualops.spec.attention.cases import EVERYTHING, documents, woven
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound
 
@@ -61,6 +61,17 @@ def test_a_bias_in_boxes(queries, D, options):
     ((config, _),) = dkv_configs(D, D, names(found), True)
     assert config.block_q == queries
     assert isinstance(config, DkvConfig) and config.bias_in_boxes
+    sound(build_dkv(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, D))
+
+
+@pytest.mark.parametrize(
+    ("queries", "D", "options", "mask_mod"),
+    [(64, 128, ("causal",), documents), (32, 64, ("score_mod",), woven)],
+)
+def test_block_masks(queries, D, options, mask_mod):
+    found = variant_of(D, D, *options, blocks_of=mask_mod)
+    ((config, _),) = dkv_configs(D, D, names(found))
+    assert config.block_q == queries
     sound(build_dkv(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, D))
 
 

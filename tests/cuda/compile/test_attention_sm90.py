@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dualops.cuda.flash_attention.blocks import build_lists, build_states
+from dualops.cuda.flash_attention.blocks_by_keys import build_states_by_keys
 from dualops.cuda.flash_attention.sm90.config import configs, short_config
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.spec.attention import UserFunction
@@ -115,5 +116,6 @@ def test_an_array_that_is_read_is_there_once():
 
 @pytest.mark.parametrize("arch", ["sm_80", ARCH])
 def test_what_makes_block_masks(arch):
-    for made in (build_lists(), build_states(UserFunction(read_documents, ("b", "h", "i", "j")))):
+    asks = build_states(UserFunction(read_documents, ("b", "h", "i", "j")))
+    for made in (asks, build_states_by_keys(variant_of(64, 64, "causal").having), build_lists()):
         sound(made, arch)

@@ -11,7 +11,7 @@ from dualops.cuda.flash_attention.sm90.dkv_apart import build_dkv_apart
 from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, dkv_configs
 from dualops.cuda.flash_attention.sm90.dq import build_dq
 from dualops.cuda.flash_attention.sm90.dq_config import dq_configs
-from dualops.spec.attention.cases import EVERYTHING
+from dualops.spec.attention.cases import EVERYTHING, documents, woven
 from tests.cuda.compile.attention import names, variant_of
 from tests.cuda.compile.ptx import sound
 
@@ -38,6 +38,17 @@ def test_each_config_of_dk_and_dv(queries, D, Dv, options, stored):
     ((config, _),) = dkv_configs(padded(D), padded(Dv), names(found))
     assert isinstance(config, DkvApartConfig) and config.block_q == queries
     sound(build_dkv_apart(config, found, stored, stored), ARCH, config.shared_bytes(padded(D), padded(Dv)))
+
+
+@pytest.mark.parametrize(
+    ("queries", "D", "Dv", "options", "mask_mod"),
+    [(64, 192, 128, ("causal",), woven), (32, 256, 256, ("dropout_p",), documents)],
+)
+def test_block_masks(queries, D, Dv, options, mask_mod):
+    found = variant_of(D, Dv, *options, blocks_of=mask_mod)
+    ((config, _),) = dkv_configs(D, Dv, names(found))
+    assert config.block_q == queries
+    sound(build_dkv_apart(config, found, "boxes", "boxes"), ARCH, config.shared_bytes(D, Dv))
 
 
 def test_options_that_registers_do_not_do_for():

@@ -10,7 +10,7 @@ from typing import Any
 import dualops.cuda
 from dualops.cuda.flash_attention.sm90 import backward, dkv_launch
 from dualops.spec import OPERATORS, Case
-from dualops.spec.attention.cases import paired
+from dualops.spec.attention.cases import lists_shape, paired
 from tests.checks import check
 from tests.cuda.configs import Change, changed
 
@@ -34,10 +34,18 @@ def checked(
     config: Any = None,
     dtype: str = "bfloat16",
     special: bool = False,
+    blocks: tuple[int, int] | None = None,
     **params: Any,
 ) -> None:
-    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; params as `paired` takes them."""
+    """The gradient of a call against truth. q: B, H, Sq, D; k: heads and tokens; blocks: batches and heads of a block
+    mask, where there is one; params as `paired` takes them, or given.
+    """
+    mask_mod = params.pop("mask_mod", None)
     shapes, params = paired(params, q, k, Dv)
+    if mask_mod is not None:
+        params["mask_mod"] = mask_mod
+    if blocks is not None:
+        shapes["block_mask"] = lists_shape(*blocks, q[2], k[1])
     with served(config):
         run: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
         case = Case("dkv", dtype, shapes, params)

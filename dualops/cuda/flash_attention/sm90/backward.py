@@ -2,7 +2,7 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles;  bias_stages.py: those of the bias, where they come as boxes
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
-         launch;  dkv_loads.py: what they load
+         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit
 dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
          dbias_loads.py: what it loads;  dbias_sums.py: where its sums go;  dbias_launch.py: what it takes, its launches
 float32_backward.py: float32, by these kernels but dbias's
@@ -28,6 +28,7 @@ from ...words import build_writer
 from .. import simt
 from ..arguments import is_varlen, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
+from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
 from ..walk import section_of
 from .config import BOX, SLACK, padded
@@ -78,16 +79,17 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """delta, and of the pieces of work, how many were drawn."""
+    """delta; of the pieces of work, how many were drawn; a block mask the other way round."""
     counter = ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)
-    return {**simt.backward_workspace(problem), "counter": counter}
+    return {**simt.backward_workspace(problem), "counter": counter, **workspace_by_keys(problem)}
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: BackwardConfigs) -> Sequence[Step]:
     elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
     delta, *others = simt.backward_steps(problem, results, configs.others, elsewhere)
     metas = {**problem.arrays, **results, **workspace(problem)}
-    steps = [delta, *dq_steps(problem, metas, configs.dq), dkv_step(problem, metas, configs.dkv), *others]
+    of_dkv = [*steps_by_keys(problem), dkv_step(problem, metas, configs.dkv)]
+    steps = [delta, *dq_steps(problem, metas, configs.dq), *of_dkv, *others]
     return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
 
 

@@ -18,8 +18,8 @@ Products run beside the threads: at 5 a warpgroup has dP.T under way, at 7 its 6
 registers: as accumulators lie, two and two packed, they are the left factors of 6 and 8, which read dO and Q along
 their other axis.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvConfig.tiles`, 2 * (D + Dv) * (BLOCK_KV + stages * BLOCK_Q) bytes; 2 * stages * BLOCK_Q * BLOCK_KV
 more where a bias comes as boxes, beside Q and dO (`bias_part`). Registers: BLOCK_Q of S.T and dP.T, a quarter of that
@@ -48,7 +48,7 @@ from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
 from ..hidden_keys import hidden_keys
-from ..key_rows import key_rows_of, tile_after
+from ..key_rows import key_rows_of
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
@@ -57,6 +57,7 @@ from .config import factors, padded
 from .dkv_config import DkvConfig
 from .dkv_loads import LoadedTiles, loads_of
 from .output import rows_from_registers, rows_output
+from .query_visits import query_visits_of
 
 
 @builds
@@ -88,7 +89,8 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
-    load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen)
+    visits = query_visits_of(BLOCK_Q, variant, score)
+    load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, visits, variant.varlen)
     task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
     if thirds:
         dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
@@ -149,12 +151,12 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         bias.prefetch(bias_maps)
         q_pipe.start()
-        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        h, m0 = i32(task.h_kv * group), i32(task.first)
+        i, end = u32(0), visits.count(task, group, options)
+        h, m0, full = visits.first(task, group, options)
         if warpgroup == config.consumers:
             role.produce()
             maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), (bias_maps, options), task, h, end)
+            load(smem, maps, bars, (lse, delta, slots), (bias_maps, group, options), task, (h, m0), end)
         else:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -173,12 +175,13 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     do_part.wait(do_full, i)
                     vdo.start(d_probs, smem, v_at, do_tile.at(stage), warpgroup)  # dP.T = V @ dO.T
                     kept, seen = score.keeps(options, where, seed), score.sees(score.ask(options, where))
+                    picks = visits.picks(options, where, full)
                     kq.wait_but_one(scores)
                     if i != u32(0):
                         do_part.leave()
                         q_pipe.release(q_bars, i - 1)
                     held = bias.held(smem, stage, words)
-                    score.finish_held(scores, held, options, scale, where, seen)
+                    visits.finish_held(scores, held, options, scale, where, seen, picks)
                     given = options, factors, where, held
                     gradient.probabilities(packed, scores, given, kept, slots, columns.lse(stage))
                     pdo.add(dv_sums, packed, smem, do_tile.at(stage), adds)  # dv [64, Dv] += P.T @ dO
@@ -195,7 +198,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
                     dsq.add(dk_sums, packed, smem, q_tile.at(stage), adds)  # dk [64, D] += dS.T @ Q
                     dsq.finish(dk_acc, dk_sums)
                     adds = i32(1)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
                     i = q_pipe.next(i)
                 dsq.wait(dk_sums)
             else:

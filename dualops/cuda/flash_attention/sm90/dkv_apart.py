@@ -23,8 +23,8 @@ tile of 48 queries is 1,536 clocks of tensor cores, beside 1,280 of what they re
 P, as 16 bits (`tile.handover`). Not as bfloat16: with P rounded so before dS is, dk has 1.2 times the baseline's error,
 and a single number of it more than twice.
 
-A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut. A P.T of 0 times a NaN in
-Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
+A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
+times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
 Shared memory: `DkvApartConfig.tiles`, 2 * (D + Dv) * (64 + stages * BLOCK_Q) + places * 128 * BLOCK_Q bytes, twice
 the latter if P is exact.
@@ -51,7 +51,7 @@ from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_apart import gradient_apart
 from ..hidden_keys import hidden_keys
-from ..key_rows import key_rows_of, tile_after
+from ..key_rows import key_rows_of
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
@@ -60,6 +60,7 @@ from .config import padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig
 from .dkv_loads import LoadedTiles, loads_of
 from .output import rows_output
+from .query_visits import query_visits_of
 
 
 @builds
@@ -86,8 +87,9 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     both, ZERO, ONE = meeting(CONSUMERS_APART), i32(0), i32(1)
     hidden_dk, hidden_dv = hidden_keys(chain, variant, dsq.size, 0), hidden_keys(chain, variant, 0, pdo.size)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
+    visits = query_visits_of(BLOCK_Q, variant, score)
     load = loads_of(
-        loaded, bias_part(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, BLOCK_Q, variant.varlen
+        loaded, bias_part(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
     )
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
@@ -95,10 +97,10 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     BENDS, BESIDE = chain.bends, config.beside
 
     @verb
-    def hand_probs(smem, bars, i, scores, bent, statistics, factors, options, where):
+    def hand_probs(smem, bars, i, scores, picks, bent, statistics, factors, options, where):
         """S.T becomes P.T, of which P.T * slope is handed over, and then weight * P.T."""
         slots, at = statistics
-        score.finish(scores, options, factors[0], where)
+        visits.finish(scores, options, factors[0], where, picks)
         gradient.probabilities(scores, bent, (options, factors, where, 0), slots, at)
         place = box.claim(bars, i)
         if BENDS:
@@ -165,12 +167,12 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
             box.init(p_bars)
         prefetch_maps((q_map, do_map, k_map, v_map), 1)
         q_pipe.start()
-        i, end = u32(0), u32(u32(group) * (u32(task.end - task.first + (BLOCK_Q - 1)) // u32(BLOCK_Q)))
-        h, m0 = i32(task.h_kv * group), i32(task.first)
+        i, end = u32(0), visits.count(task, group, options)
+        h, m0, full = visits.first(task, group, options)
         if warpgroup == CONSUMERS_APART:
             role.produce()
             maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_full)
-            load(smem, maps, bars, (lse, delta, slots), ((), options), task, h, end)
+            load(smem, maps, bars, (lse, delta, slots), ((), group, options), task, (h, m0), end)
         elif warpgroup == 0:
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
@@ -183,28 +185,32 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                 k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
                 kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)
                 do_part.wait(do_full, i)
-                kq.wait(scores)
                 where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), factors, options, where)
+                picks = visits.picks(options, where, full)
+                kq.wait(scores)
+                hand_probs(smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where)
                 gradient.pack(packed, scores)
-                h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
                 i = q_pipe.next(i)
                 while i != end:
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
                     kq.start(scores, smem, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                     pdo.add(dv_acc, packed, smem, do_tile.at(before), ONE)  # dv [64, Dv] += P.T @ dO, the tile before
                     do_part.wait(do_full, i)
+                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+                    picks = visits.picks(options, where, full)
                     if BESIDE:
                         kq.wait_but_one(scores)
                     else:
                         kq.wait(scores)
-                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    hand_probs(smem, p_bars, i, scores, bent, (slots, columns.lse(stage)), factors, options, where)
+                    hand_probs(
+                        smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where
+                    )
                     kq.wait(scores)  # for dv: P.T is not rounded before
                     do_part.leave()
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, scores)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
                     i = q_pipe.next(i)
                 pdo.add(dv_acc, packed, smem, do_tile.at(q_pipe.stage(i - 1)), ONE)
                 pdo.wait(dv_acc)
@@ -230,7 +236,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                 do_part.leave()
                 box.free(p_bars, i)
                 gradient.pack(packed, d_probs)
-                h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
                 i = q_pipe.next(i)
                 while i != end:
                     stage, before = q_pipe.wait(q_bars, i), q_pipe.stage(i - 1)
@@ -248,7 +254,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
                     box.free(p_bars, i)
                     q_pipe.release(q_bars, i - 1)
                     gradient.pack(packed, d_probs)
-                    h, m0 = tile_after(task, h, m0, BLOCK_Q)
+                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
                     i = q_pipe.next(i)
                 dsq.add(dk_acc, packed, smem, q_tile.at(q_pipe.stage(i - 1)), ONE)
                 dsq.wait(dk_acc)

@@ -156,7 +156,7 @@ def dkv_configs(
                 config = replace(config, block_q=QUERIES_BESIDE_BOXES, beside=max(D, Dv) <= 64)
             config, told = replace(config, bias_in_boxes=True), ", the bias in boxes"
     elif not are_many(heavy):
-        config = _apart_config(D + Dv, heavy)
+        config = _apart_of_list(D + Dv, heavy) if BLOCK_MASK in options else _apart_config(D + Dv, heavy)
     else:
         return
     yield config, f"{config.block_kv} keys by {config.block_q} queries{told}"
@@ -180,3 +180,12 @@ def _apart_config(width: int, heavy: Sequence[str]) -> DkvApartConfig:
     if len(heavy) == 1 and not exact:
         return DkvApartConfig(48, 3, beside=heavy[0] in BESIDE_APART)
     return DkvApartConfig(32, 3 if exact else 4, beside=False, exact=exact)
+
+
+def _apart_of_list(width: int, heavy: Sequence[str]) -> DkvApartConfig:
+    """The same of queries that divide a block mask's tiles, where mask_mod is asked in few of them."""
+    others = [name for name in heavy if name != "mask_mod"]
+    if others or width > 384:
+        exact = any(name in BENDING for name in others)
+        return DkvApartConfig(32, 3 if exact else 4, beside=not others, exact=exact)
+    return DkvApartConfig(64, 3)

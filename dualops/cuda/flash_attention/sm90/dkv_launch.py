@@ -11,8 +11,9 @@ from ...maps import Mapped
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
+from ..blocks_by_keys import sizes_by_keys
 from ..options import having
 from ..walk import section_of_queries
 from .config import BOX, padded
@@ -67,6 +68,6 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
     heads = p.B * p.H
-    args = (*maps, *bias_maps, heads, section_of_queries(p), *arrays, *sizes(p))
+    args = (*maps, *bias_maps, heads, section_of_queries(p), *arrays, *sizes_by_keys(p))
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))

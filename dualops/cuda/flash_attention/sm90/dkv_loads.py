@@ -13,8 +13,8 @@ from ...tile.companion import Companion
 from ...tile.once import Once
 from ...tile.pipeline import Pipeline
 from ..columns import Columns
-from ..key_rows import tile_after
 from .bias_part import BiasPart
+from .query_visits import QueryVisits
 
 
 class LoadedTiles(NamedTuple):
@@ -33,22 +33,24 @@ def loads_of(
     pipe: Pipeline,
     part: Companion,
     columns: Columns,
-    block_q: int,
+    visits: QueryVisits,
     varlen: bool,
 ) -> Callable[..., None]:
-    """The verb (smem, maps, barriers, statistics, more, task, h, end), by the warpgroup that loads, of `end` tiles from
-    the first one of head h on. maps: of q, do, k and v; barriers: those of `once`, `pipe` and `part`, which has dO and
-    the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's maps, and options.
+    """The verb (smem, maps, barriers, statistics, more, task, first, end), by the warpgroup that loads, of `end` tiles
+    from the first one on, whose head and query are `first`. maps: of q, do, k and v; barriers: those of `once`, `pipe`
+    and `part`, which has dO and the bias; statistics: lse, delta, and their slots in shared memory; more: the bias's
+    maps, how many heads share the keys, and options.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
 
     @verb
-    def load(smem, maps, barriers, statistics, more, task, h, end):
+    def load(smem, maps, barriers, statistics, more, task, first, end):
         q_map, do_map, k_map, v_map = maps
         kv_full, q_bars, do_full = barriers
         lse, delta, slots = statistics
-        bias_maps, options = more
-        i, m0, tid, b = u32(0), i32(task.first), u32(cuda.threadIdx.x) % u32(128), i32(0) if varlen else task.b
+        bias_maps, group, options = more
+        h, first_query = first
+        i, m0, tid, b = u32(0), i32(first_query), u32(cuda.threadIdx.x) % u32(128), i32(0) if varlen else task.b
         if tid == u32(0) and end != u32(0):
             token = i32(task.k_first + task.n0)
             once.expect(kv_full)
@@ -61,7 +63,7 @@ def loads_of(
                 part.expect(do_full, i)
                 do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
                 bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
-                h, m0 = tile_after(task, h, m0, block_q)
+                h, m0, _ = visits.after(h, m0, i, end, task, group, options)
                 i = pipe.next(i)
         elif tid // u32(32) == u32(1):
             own = columns.own()
@@ -69,7 +71,7 @@ def loads_of(
                 columns.fetch(own, lse, delta, task, h, m0)
                 columns.put(slots, pipe.claim(q_bars, i), own)
                 part.hand(do_full, i)
-                h, m0 = tile_after(task, h, m0, block_q)
+                h, m0, _ = visits.after(h, m0, i, end, task, group, options)
                 i = pipe.next(i)
 
     return load

@@ -14,7 +14,7 @@ from ....spec.attention.blocks import TILE
 from ...backend import Namespace, i32, i64, verb
 from ..arguments import Variant
 from ..fragment_scores import FragmentScores
-from ..walk import range_of
+from ..walk import place_in_list, range_of
 from .config import BLOCK_MASK
 
 
@@ -80,24 +80,12 @@ def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str
         return i64(b) * steps[0] + i64(h) * steps[1] + i64(m0 // TILE) * steps[2]
 
     @verb
-    def place_of(row, count, tile, options):
-        """Of the first tile from this one on, or the list's end."""
-        low, high = i32(0), count
-        while low < high:
-            middle = i32((low + high) // 2)
-            if options[INDEX].lists.data[row + 1 + middle] // 2 < tile:
-                low = i32(middle + 1)
-            else:
-                high = middle
-        return low
-
-    @verb
     def between(b, h, m0, n_first, n_end, options):
-        start = row(b, h, m0, options)
-        first, end = i32(0), i32(options[INDEX].lists.data[start])
+        start, entries = row(b, h, m0, options), options[INDEX].lists.data
+        first, end = i32(0), i32(entries[start])
         if has_ranges:
-            end = place_of(start, end, i32((n_end + (TILE - 1)) // TILE), options)
-            first = min(place_of(start, end, i32(n_first // TILE), options), end)
+            end = place_in_list(entries, start, end, i32((n_end + (TILE - 1)) // TILE))
+            first = min(place_in_list(entries, start, end, i32(n_first // TILE)), end)
         return i32(first * PARTS), i32((end - first) * PARTS)
 
     @verb
