@@ -58,14 +58,14 @@ def build_forward(config: ClusterAheadConfig, variant: Variant) -> Kernel:
 
     @verb
     def send_next(smem, i, x, x_row, columns):
-        """The first part of row number i, to shared memory, as soon as nobody reads the one before it."""
+        """The first part of the row behind number i, to shared memory, as soon as nobody reads what was there."""
         if cuda.threadIdx.x == 0:
             filling = pipe.acquire(smem, i, 1, min(columns.width, pipe.columns))
             pipe.copy(filling, 0, 0, x.data, x_row + columns.begin)
 
     @verb
     def take(held, smem, i, present):
-        """What waits there, to registers."""
+        """The same to registers, when it is there."""
         stage = pipe.wait(smem, i)
         index = pipe.begin(stage) + i32(cuda.threadIdx.x * mem.vector)
         for v in range(STAGED):
@@ -136,16 +136,13 @@ def build_forward(config: ClusterAheadConfig, variant: Variant) -> Kernel:
         row, step = i32(cuda.blockIdx.x // config.cluster), i32(cuda.gridDim.x // config.cluster)
         axes.locate(coming, i64(row), sizes)
         for v in range(VECTORS):
-            regs.load(
-                held, v, x.data, axes.start(coming, x) + n + v * STEP, (v >= STAGED) & (present > i32(v)), num.zero
-            )
+            regs.load(held, v, x.data, axes.start(coming, x) + n + v * STEP, present > i32(v), num.zero)
         merging.fill(listed, N, share)
         if tid == 0:
             pipe.init(smem)
             group.init(sent)
             weights.init(waiting)
         start_cluster()
-        send_next(smem, i32(0), x, axes.start(coming, x), columns)
         if tid == 0:
             weights.copy(waiting, w, b, columns)
 
@@ -154,9 +151,10 @@ def build_forward(config: ClusterAheadConfig, variant: Variant) -> Kernel:
         while row < M:
             axes.locate(coming, i64(row + step), sizes)
             more, x_row = row + step < M, axes.start(coming, x)
-            take(held, smem, i, present)
+            if i > 0:
+                take(held, smem, i32(i - 1), present)
             if more:
-                send_next(smem, i32(i + 1), x, x_row, columns)
+                send_next(smem, i, x, x_row, columns)
             send(sent, i, moments_of(held, present), merging.my_inverse(listed))
 
             present = i32(anew_i32(present))

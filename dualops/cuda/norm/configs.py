@@ -87,15 +87,13 @@ LEAST_VECTORS = 8  # rows of which a block holds
 # Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
 # roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets what such rows took before, in the
 # same run: layer_norm of 256 KiB 0.92 (0.86), 512: 0.93 (0.92), 1 MiB 0.93 (0.66), 2: 0.86 (0.62), 2 without weights
-# 0.96 (0.83); rms_norm of 2 MiB 0.94 (0.69). Less good: two rows in registers, the next one's sums sent before a row's
-# are waited for, 0.94 at 512 KiB, but 0.87 at 1 MiB; of 2 MiB a row in registers alone, 13 of 16 vectors of w and b in
-# shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to 0.67; b of four vectors under way 0.81
-# for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
+# 0.96 (0.83); rms_norm of 2 MiB, of which 11 vectors were staged, 0.94 (0.69). Less good: two rows in registers, the
+# next one's sums sent before a row's are waited for, 0.94 at 512 KiB, but 0.87 at 1 MiB; of 2 MiB a row in registers
+# alone, 13 of 16 vectors of w and b in shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to
+# 0.67; b of four vectors under way 0.81 for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
 MOST_HELD = 16  # vectors of a thread
 MOST_SHARED = 8  # beside which b and all of the next row wait in shared memory
-# vectors of the next row beside more of these: with b from L2, of 2 MiB, 0.86, 11 of them 0.83; without b, 16 of them
-# 0.94 in place of 0.96
-STAGED = {True: 7, False: 11}
+MOST_STAGED = 7  # vectors of the next row beside more of these; 11 of them: 0.83 of 2 MiB
 LEAST_AHEAD_BYTES = {2: 128 << 10, 4: 512 << 10}  # of a row of layer_norm, more than so many, by bytes of a number
 LARGE_BLOCKS = 512 << 10  # bytes of a row, more of which take blocks of twice the threads, one an SM
 FORWARD_RING = (
@@ -207,12 +205,10 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
 def ahead_config(N: int, variant: Variant, device: Device) -> ClusterAheadConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and for what is not faster so.
 
-    rms_norm of 1 MiB and less is as fast in cluster_rows.py; with statistics registers would spill.
+    rms_norm of 1 MiB and less is as fast in cluster_rows.py.
     """
     dtype, narrow = variant.dtype, {None, variant.dtype}
     if variant.added or not {variant.w, variant.b} <= narrow or itemsize(dtype) not in LEAST_AHEAD_BYTES:
-        return None
-    if not variant.centred and variant.statistics:
         return None
     least = LEAST_AHEAD_BYTES[itemsize(dtype)] if variant.centred else 1 << 20
     nbytes = N * itemsize(dtype)
@@ -226,7 +222,7 @@ def ahead_config(N: int, variant: Variant, device: Device) -> ClusterAheadConfig
     if vectors > MOST_HELD:
         return None
     shared = vectors <= MOST_SHARED
-    staged = vectors if shared else min(vectors, STAGED[variant.b is not None])
+    staged = vectors if shared else MOST_STAGED
     return ClusterAheadConfig(threads, vectors, cluster, staged, shared, min_blocks=1 if large else 2)
 
 
