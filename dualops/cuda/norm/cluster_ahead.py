@@ -1,16 +1,17 @@
 """Norms of rows of up to 2 MiB on sm_90: a row waits in the registers of a cluster, and the next one in shared memory.
 
-Clusters stay, and take one row after another. w waits in shared memory, and of b and of the next row what there is room
-for beside it; b comes from L2 else, two vectors ahead, and the rest of the next row to registers as they become free.
+Clusters stay, and take one row after another. w waits in shared memory, and beside it what there is room for of b and
+of the next row. Else b comes from L2, two vectors ahead, and the next row to registers as they become free.
 
-    1  a thread takes its part of a row from shared memory, and the part of the row behind it is copied there
-       (cp.async.bulk): it has all of the time that a row takes
+    1  the row before has been written: what waits of this one comes to registers, and what will wait of the next one is
+       copied to its place (cp.async.bulk), for which it has all the time that a row takes
     2  of every few vectors: h * h, or the sum of h and of (h - their mean)^2; warps merge their threads' and send
        theirs to every block of the cluster, and merge all of them                            (st.async, one mbarrier)
     3  y = (h - mean) * rstd * (w + offset) + b
 
-So memory is busy while a block computes or waits for the others of its cluster, of which an SM has but one. Where b
-comes from L2, results are the first to leave it, which is 2.5 % faster at 2 MiB.
+So memory is busy while a block computes or waits for its cluster, though an SM has no other one. Where rows of 2 MiB
+wait in shared memory instead (ring_stages.py), w and b cost a quarter of the time. Where not all of a row waits there,
+results are the first to leave L2, which is 2.5 % faster.
 
 Ba, Kiros & Hinton 2016, arXiv:1607.06450; Zhang & Sennrich 2019, arXiv:1910.07467; Chan et al. 1979. Shared memory: w,
 and b and the next row as the Config says. Registers: 4 a vector, 8 for b, and about 50.
