@@ -199,6 +199,8 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x50257", (3, 50257), FLOATS, edge)
     add("rows3x65536", (3, 65536), FLOATS, {Tag.TEST}, narrow=True, residual=True)
     add("rows2x150001", (2, 150001), both, {Tag.TEST}, asked=True)
+    add("rows3x150000", (3, 150000), both, {Tag.TEST}, narrow=True)
+    add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
     add("row", (257,), FLOATS, edge, asked=True, residual=True)
     add("batch3x5x130", (3, 5, 130), FLOATS, edge, narrow=True, residual=True, asked=True)
@@ -225,6 +227,8 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("columns65536", (1024, 65536), bf16, build)
     add("columns4097", (1024, 4097), ("float16",), build, residual=True)
     add("columns262144", (16, 262144), bf16, build, narrow=True, residual=True)
+    add("columns524288", (1, 524288), bf16, build, narrow=True, asked=True)
+    add("columns1000000", (1, 1000000), bf16, build, narrow=True)
     add("columns1048576", (1, 1048576), bf16, build)
     return cases
 

@@ -10,7 +10,7 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS, Choice
 from dualops.cuda.norm import clusters_of
-from dualops.cuda.norm.staging import ClusterRowsConfig
+from dualops.cuda.norm.staging import ClusterAheadConfig, ClusterRowsConfig
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
@@ -19,9 +19,11 @@ KIB = (128, 256, 512, 1024, 2048)
 VECTORS = {"softmax": (), "rms_norm": ("w",), "layer_norm": ("w", "b")}
 
 
-def chosen(operator: str, backward: bool, kib: int, dtype: str) -> Choice:
-    N = kib * 1024 // itemsize(dtype)
-    case = Case("long", dtype, {"x": (264, N), **dict.fromkeys(VECTORS[operator], (N,))})
+def chosen(operator: str, backward: bool, kib: int, dtype: str, narrow: bool = False) -> Choice:
+    """Of weights of float32, or if narrow of dtype."""
+    N, vectors = kib * 1024 // itemsize(dtype), VECTORS[operator]
+    dtypes = dict.fromkeys(vectors, dtype) if narrow else {}
+    case = Case("long", dtype, {"x": (264, N), **dict.fromkeys(vectors, (N,))}, dtypes=dtypes)
     problem, operation = absent_problem(OPERATORS[operator], case, backward), OPERATIONS[operator][backward]
     return operation.choose(problem, problem.outputs(operation.outputs), known("sm_90a"))
 
@@ -42,7 +44,7 @@ def test_clusters_by_bytes_of_a_row(dtype):
     rings, clusters = [(4, 1), (8, 1), (16, 1), (8, 1), (16, 1)], [(4, 3), (8, 3), (16, 3), (16, 2), (16, 1)]
     assert of("rms_norm") == (rings if wide else clusters)
     assert of("rms_norm", True) == [(8, 1), (16, 1), (16, 1), 0, 0]
-    assert of("layer_norm") == [(8, 2), (8, 1), (16, 1), (8, 1), (16, 2)]
+    assert of("layer_norm") == [(8, 2), (8, 1), (16, 1), *([(8, 1), (16, 2)] if wide else [(16, 1), (16, 1)])]
     assert of("layer_norm", True) == [(8, 1), (16, 1), 0, 0, 0]
 
 
@@ -62,7 +64,37 @@ def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
 
 @pytest.mark.parametrize(("kib", "kept"), [(1024, 13), (2048, 6), (4096, 12)])
 def test_two_blocks_an_sm_keep_less_of_what_l2_holds(kib, kept):
-    assert chosen("layer_norm", False, kib, "float32").config.kept == kept
+    assert chosen("layer_norm", False, kib, "bfloat16").config.kept == kept
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "kib", "expected"),
+    [
+        ("layer_norm", "bfloat16", 136, (256, 5, 8, 5, True, 2)),
+        ("layer_norm", "float16", 256, (256, 8, 8, 8, True, 2)),
+        ("layer_norm", "bfloat16", 512, (256, 8, 16, 8, True, 2)),
+        ("layer_norm", "bfloat16", 520, (512, 5, 16, 5, True, 1)),
+        ("layer_norm", "float32", 1024, (512, 8, 16, 8, True, 1)),
+        ("layer_norm", "float32", 1032, (512, 9, 16, 7, False, 1)),
+        ("rms_norm", "bfloat16", 2048, (512, 16, 16, 7, False, 1)),
+    ],
+)
+def test_rows_whose_next_one_waits_beside_them(operator, dtype, kib, expected):
+    assert chosen(operator, False, kib, dtype, narrow=True).config == ClusterAheadConfig(*expected)
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "kib"),
+    [
+        ("layer_norm", "bfloat16", 128),
+        ("layer_norm", "float32", 512),
+        ("layer_norm", "bfloat16", 2056),
+        ("rms_norm", "bfloat16", 1024),
+        ("layer_norm", "float64", 1024),
+    ],
+)
+def test_shorter_and_longer_rows_and_float64_are_walked_otherwise(operator, dtype, kib):
+    assert not isinstance(chosen(operator, False, kib, dtype, narrow=True).config, ClusterAheadConfig)
 
 
 def test_16_bit_rows_with_two_gradients_of_weights_do_not_overlap_where_512_threads_do():

@@ -43,7 +43,12 @@ from dualops.cuda.matmul.sm90 import config as sm90_config
 from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
-from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRows, RingConfig as NormRing, StagesConfig
+from dualops.cuda.norm.staging import (
+    ClusterAheadConfig as NormClusterAhead,
+    ClusterRowsConfig as NormClusterRows,
+    RingConfig as NormRing,
+    StagesConfig,
+)
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import marks as retention_marks, sm80 as retention_sm80, sm90 as retention
 from dualops.cuda.retention.sm80 import hidden as retention_sm80_hidden, pairs as retention_sm80_pairs
@@ -199,6 +204,15 @@ def _norm_clusters() -> Iterator[Problem]:
     for residual in (False, True):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", "rms_norm", 5, columns, "float32", residual)
         yield Problem("norm_cluster_rows", "rms_norm", False, "sm90", case, configs=((norm, instead),))
+
+
+def _norm_ahead() -> Iterator[Problem]:
+    """Five rows of three vectors a thread, of which two wait in shared memory, for a cluster of two blocks."""
+    config = NormClusterAhead(64, 3, 2, staged=2, b_shared=False)
+    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
+    case = _norm_case("cluster of 2", "layer_norm", 5, columns, "float32", False)
+    instead = {"ahead_config": lambda *_: config}
+    yield Problem("norm_cluster_ahead", "layer_norm", False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_stages() -> Iterator[Problem]:
@@ -464,6 +478,7 @@ PROBLEMS = [
     *_norm_rings(),
     *_norm_stages(),
     *_norm_clusters(),
+    *_norm_ahead(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),

@@ -2,6 +2,8 @@
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
 cluster_rows.py  rms_norm of long rows forward, kept in the registers of a cluster of blocks, on sm_90
+cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 128 KiB on, of
+              rms_norm from 1 MiB on, to 2 MiB, with weights of x's dtype
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
 ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written: of rms_norm with
               weights wider than x, and of layer_norm
@@ -26,12 +28,12 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
-from . import cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
+from . import cluster_ahead, cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
 from .arguments import Call
-from .configs import cluster_config, ring_config, rows_config, stages_config, sums_config
+from .configs import ahead_config, cluster_config, ring_config, rows_config, stages_config, sums_config
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
-from .staging import ClusterRowsConfig, RingConfig, StagesConfig
+from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import LANES, build_sums
 
 # Rows of a cluster whose registers keep one, if there are so many; with a residual. rms_norm of 128 KiB: 0.957 of the
@@ -67,6 +69,15 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
         blocks = config.cluster * clusters_of(call.M, ROWS[call.variant.added], config, device)
         make = partial(_ring_step, cluster_rows.build_forward, config, call, blocks, resident=False)
         yield Choice("sm90", config, "rows wait in the registers of a cluster", make)
+
+
+def forward_ahead(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows in the registers of a cluster that stays, the next one in its shared memory."""
+    call = Call(problem, results, backward=False)
+    config = ahead_config(call.N, call.variant, device) if call.aligned else None
+    if config is not None:
+        make = partial(_ring_step, cluster_ahead.build_forward, config, call, call.M * config.cluster)
+        yield Choice("sm90", config, "rows wait in the registers of a cluster, the next one beside them", make)
 
 
 def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
@@ -135,7 +146,7 @@ def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: D
     yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
 
 
-FORWARD = (forward_rows, forward_cluster, forward_ring, forward_stages, forward_long_rows, forward_naive)
+FORWARD = (forward_rows, forward_ahead, forward_cluster, forward_ring, forward_stages, forward_long_rows, forward_naive)
 BACKWARD = (backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
@@ -167,7 +178,7 @@ def _step(
 
 def _ring_step(
     build: Callable[..., Kernel],
-    config: RingConfig | ClusterRowsConfig,
+    config: RingConfig | ClusterRowsConfig | ClusterAheadConfig,
     call: Call,
     blocks: int,
     *more: int,

@@ -11,7 +11,7 @@ from ...spec.meta import compute_dtype, itemsize
 from ..device import Device
 from ..tile.storage import storage
 from .rows import RowsConfig
-from .staging import ClusterRowsConfig, RingConfig, StagesConfig
+from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -84,6 +84,18 @@ CLUSTER_THREADS = 256  # of a block
 # 512 (a ring 0.91, 0.93); layer_norm 0.91 at 128 KiB, which spills, 0.71 at 512 (0.88, 0.87).
 CLUSTER_BLOCKS = {False: {12: 3, 16: 2}, True: {4: 4, 5: 3, 8: 2}}
 LEAST_VECTORS = 8  # rows of which a block holds
+# Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
+# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets what such rows took before, in the
+# same run: layer_norm of 256 KiB 0.92 (0.86), 512: 0.93 (0.92), 1 MiB 0.93 (0.66), 2: 0.86 (0.62), 2 without weights
+# 0.96 (0.83); rms_norm of 2 MiB, of which 11 vectors were staged, 0.94 (0.69). Less good: two rows in registers, the
+# next one's sums sent before a row's are waited for, 0.94 at 512 KiB, but 0.87 at 1 MiB; of 2 MiB a row in registers
+# alone, 13 of 16 vectors of w and b in shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to
+# 0.67; b of four vectors under way 0.81 for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
+MOST_HELD = 16  # vectors of a thread
+MOST_SHARED = 8  # beside which b and all of the next row wait in shared memory
+MOST_STAGED = 7  # vectors of the next row beside more of these; 11 of them: 0.83 of 2 MiB
+LEAST_AHEAD_BYTES = {2: 128 << 10, 4: 512 << 10}  # of a row of layer_norm, more than so many, by bytes of a number
+LARGE_BLOCKS = 512 << 10  # bytes of a row, more of which take blocks of twice the threads, one an SM
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
     RingConfig(16, 1, 16, 0, min_blocks=2),
@@ -188,6 +200,30 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
             resident = next(blocks[most] for most in sorted(blocks) if vectors <= most)
             return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - (variant.dtype == "float64"))
     return None
+
+
+def ahead_config(N: int, variant: Variant, device: Device) -> ClusterAheadConfig | None:
+    """The smallest cluster that holds a row of N elements; None where none does, and for what is not faster so.
+
+    rms_norm of 1 MiB and less is as fast in cluster_rows.py.
+    """
+    dtype, narrow = variant.dtype, {None, variant.dtype}
+    if variant.added or not {variant.w, variant.b} <= narrow or itemsize(dtype) not in LEAST_AHEAD_BYTES:
+        return None
+    least = LEAST_AHEAD_BYTES[itemsize(dtype)] if variant.centred else 1 << 20
+    nbytes = N * itemsize(dtype)
+    if not device.has_bulk_copies or device.max_cluster < 16 or nbytes <= least:
+        return None
+    large = nbytes > LARGE_BLOCKS
+    threads = CLUSTER_THREADS << large
+    step = threads * storage(dtype).vector
+    cluster = 8 if 8 * MOST_SHARED * step >= N and not large else 16
+    vectors = -(-N // (cluster * step))
+    if vectors > MOST_HELD:
+        return None
+    shared = vectors <= MOST_SHARED
+    staged = vectors if shared else MOST_STAGED
+    return ClusterAheadConfig(threads, vectors, cluster, staged, shared, min_blocks=1 if large else 2)
 
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, verb
+from ..backend import Namespace, cuda, i32, u32, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .staging import RingConfig, StagesConfig
+from .staging import ClusterAheadConfig, RingConfig, StagesConfig
 from .variant import Variant
 
 
@@ -34,15 +34,7 @@ def merged_means(config: RingConfig | StagesConfig, variant: Variant) -> MergedM
     """The verbs, for warps that sent sums of their columns as second numbers; without a mean they do nothing."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
-    WARP_COLUMNS = min(config.row_threads, 32) * mem.vector
-    LANE_PARTS = -(-PARTS // 32)
-
-    @verb
-    def columns_of(part, N, share):
-        rank, warp = part // WARPS, part % WARPS
-        width = max(min(share, N - rank * share), 0)
-        whole, rest = width // (WARPS * WARP_COLUMNS), width % (WARPS * WARP_COLUMNS)
-        return mem.number(i32(whole * WARP_COLUMNS + max(min(rest - warp * WARP_COLUMNS, WARP_COLUMNS), 0)))
+    LANE_PARTS, columns_of = -(-PARTS // 32), _columns_of_warps(config, variant)
 
     @verb
     def columns(N, share):
@@ -67,3 +59,82 @@ def merged_means(config: RingConfig | StagesConfig, variant: Variant) -> MergedM
         return lanes.sum(total)
 
     return MergedMeans(columns=columns, between=between)
+
+
+class ListedColumns(NamedTuple):
+    """How many columns the warps of a cluster have of a row, and one over that: in shared memory."""
+
+    columns: Any
+    inverse: Any
+
+
+class ListedMeans(Namespace):
+    """The verbs of `merged_means` where registers have no room for what they need to know of each warp."""
+
+    smem: Callable[..., ListedColumns]  # (): the shared arrays; once in a kernel, by all threads
+    fill: Callable[..., None]  # (listed, N, share): by all threads, before `start_cluster`
+    my_inverse: Callable[..., Any]  # (listed): one over the columns of my warp
+    merge: Callable[..., Any]  # (sent, found, listed, inverse_N) -> the row's mean, and the sum of squares about it
+
+
+def listed_means(config: ClusterAheadConfig, variant: Variant) -> ListedMeans:
+    """The verbs, for warps that sent the sum of squares about their mean, and that of their columns."""
+    number, num = storage(variant.dtype).number, numbers(storage(variant.dtype).number)
+    lanes, WARPS, PARTS = lane_reductions(number, 32), config.row_warps, config.row_warps * config.cluster
+    LISTED, columns_of = PARTS if variant.centred else 1, _columns_of_warps(config, variant)
+    LANE_PARTS = -(-PARTS // 32)
+
+    @verb
+    def smem():
+        return ListedColumns(cuda.shared.array(LISTED, number), cuda.shared.array(LISTED, number))
+
+    @verb
+    def fill(listed, N, share):
+        if variant.centred:
+            for part in range(cuda.threadIdx.x, PARTS, config.threads):
+                listed.columns[part] = columns_of(part, N, share)
+                listed.inverse[part] = num.one / max(listed.columns[part], num.one)
+
+    @verb
+    def my_inverse(listed):
+        return listed.inverse[cluster_ctarank() * WARPS + cuda.threadIdx.x // 32] if variant.centred else num.one
+
+    @verb
+    def merge(sent, found, listed, inverse_N):
+        lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
+        squares, total = num.zero, num.zero
+        for k in range(LANE_PARTS):
+            part = u32(k * 32 + lane)
+            if part < PARTS:
+                squares += sent.pairs[u32(first + 2 * part)]
+                if variant.centred:
+                    total += sent.pairs[u32(first + 2 * part + 1)]
+        squares, row_mean = lanes.sum(squares), num.zero
+        if variant.centred:
+            row_mean, between = lanes.sum(total) * inverse_N, num.zero
+            for k in range(LANE_PARTS):
+                part = u32(k * 32 + lane)
+                if part < PARTS:
+                    apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
+                    between += listed.columns[part] * apart * apart
+            squares += lanes.sum(between)
+        return row_mean, squares
+
+    return ListedMeans(smem=smem, fill=fill, my_inverse=my_inverse, merge=merge)
+
+
+def _columns_of_warps(
+    config: RingConfig | StagesConfig | ClusterAheadConfig, variant: Variant
+) -> Callable[[Any, Any, Any], Any]:
+    """The verb (part, N, share): how many columns a warp of the cluster has of a row."""
+    mem, WARPS = storage(variant.dtype), config.row_warps
+    WARP_COLUMNS = min(config.row_threads, 32) * mem.vector
+
+    @verb
+    def columns_of(part, N, share):
+        rank, warp = part // WARPS, part % WARPS
+        width = max(min(share, N - rank * share), 0)
+        whole, rest = width // (WARPS * WARP_COLUMNS), width % (WARPS * WARP_COLUMNS)
+        return mem.number(i32(whole * WARP_COLUMNS + max(min(rest - warp * WARP_COLUMNS, WARP_COLUMNS), 0)))
+
+    return columns_of

@@ -15,7 +15,7 @@ from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig, StagesConfig
+from dualops.cuda.norm.staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -141,6 +141,36 @@ def test_cluster_rows(monkeypatch, config, dtype, clusters):
         hold("rms_norm", False, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
         hold("rms_norm", False, "sm90", 5, longest - vector, dtype, padded(True))
+
+
+@every_norm
+@pytest.mark.parametrize(
+    ("config", "dtype", "M", "without"),
+    [
+        (ClusterAheadConfig(64, 3, 2, staged=3, b_shared=True), "bfloat16", 5, ""),
+        (ClusterAheadConfig(32, 4, 4, staged=1, b_shared=False), "float16", 4, ""),
+        (ClusterAheadConfig(96, 2, 3, staged=2, b_shared=False), "float32", 3, "b"),
+        (ClusterAheadConfig(32, 5, 2, staged=2, b_shared=False), "bfloat16", 1, "wb"),
+    ],
+    ids=str,
+)
+def test_cluster_ahead(monkeypatch, name, config, dtype, M, without):
+    """A cluster takes all rows: whole ones, and such as leave threads nothing at the end, or in all but one vector."""
+    monkeypatch.setattr(norm, "ahead_config", lambda *_: config)
+    longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
+    asked = {"return_rstd" if name == "rms_norm" else "return_stats": True}
+    dtypes = {each: dtype for each in NORMS[name] if each not in without}
+    run = Direction(OPERATORS[name], False).function("sm90")
+
+    def hold_to(N: int, **options: Any) -> None:
+        case = Case("config", dtype, {"x": (M, N), **dict.fromkeys(dtypes, (N,))}, asked, dtypes=dtypes, seed=N)
+        check(OPERATORS[name], case, run, ways=("given",), **options)
+
+    with simulator.order("forward"):
+        hold_to(longest)
+        hold_to(longest // config.vectors + 3 * vector)
+    with simulator.order("reversed"):
+        hold_to(longest - vector, layouts={"x": padded(True)}, special=True)
 
 
 @every_norm
