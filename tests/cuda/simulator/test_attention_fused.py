@@ -117,10 +117,10 @@ def test_heads_of_a_group(D):
 
 
 @both_widths
-@pytest.mark.parametrize("mask", ["causal", "mask_mod"])
-def test_what_a_mask_hides_stays_where_it_is(D, mask):
+@pytest.mark.parametrize("params", [{"causal": True}, {"mask_mod": True}], ids=str)
+def test_what_a_mask_hides_stays_where_it_is(D, params):
     """NaN and infinities among the values."""
-    checked((1, 1, 20, D), (1, 135), 64, special=True, **{mask: True})
+    checked((1, 1, 20, D), (1, 135), 64, special=True, **params)
 
 
 @both_widths
