@@ -13,6 +13,7 @@ from functools import cache
 
 from ..backend import Namespace, cuda, i32, u32, verb
 from ..ptx.memory import st_shared_b32
+from ..ptx.stmatrix import stmatrix
 from .strips import A_WORDS, APART, ROWS
 from .unrolled import one_after_another
 from .warp_mma import FactorSlice, fragments, swizzled
@@ -26,7 +27,7 @@ class StripWords(Namespace):
 
 
 @cache
-def strip_words(box: FactorSlice, strips: int) -> StripWords:
+def strip_words(box: FactorSlice, strips: int, matrices: bool = False) -> StripWords:
     """Of numbers of 16 bits; at: where the box begins."""
     side, STEPS, PITCH, SHIFT, FLIPS = fragments(box, ROWS, left=True), box.depth // box.step, box.pitch, box.shift, box.flips
     STRIP, EIGHT = APART * PITCH, box.matrix
@@ -50,6 +51,15 @@ def strip_words(box: FactorSlice, strips: int) -> StripWords:
         plain = line * u32(PITCH) + u32(2) * (tid % u32(4))
         put_all(packed, smem, i32(at + i32(swizzled(plain, SHIFT, FLIPS))), 0)
 
+    store = stmatrix(4)
+
+    @verb
+    def put_matrices(smem, at, packed):
+        mine = i32(at + side.start(i32(cuda.threadIdx.x % 128 // 32 * ROWS)))
+        for strip in range(strips):
+            for step in range(STEPS):
+                store(smem, i32((mine ^ (16 * step)) + strip * STRIP), packed, A_WORDS * (strip * STEPS + step))
+
     @verb
     def take(packed, smem, at):
         mine = i32(at + side.start(i32(cuda.threadIdx.x % 128 // 32 * ROWS)))
@@ -57,4 +67,4 @@ def strip_words(box: FactorSlice, strips: int) -> StripWords:
             for step in range(STEPS):
                 side.read(packed, strip * STEPS + step, smem, i32(mine + strip * STRIP), step)
 
-    return StripWords(put=put, take=take)
+    return StripWords(put=put_matrices if matrices else put, take=take)

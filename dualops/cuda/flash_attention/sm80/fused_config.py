@@ -13,6 +13,7 @@ from ..columns import lane_columns
 from .config import ROWS, pitch
 from .dq_config import ITEMSIZE
 
+PART = 32
 HALVES = 2  # of a tile's queries, and of a head's columns
 
 
@@ -22,8 +23,10 @@ class Sm80FusedTiles(NamedTuple):
     k: FactorSlice
     v: FactorSlice
     k_right: FactorSlice  # K as the right factor of dS
-    q: FactorSlice  # a part
+    q: FactorSlice  # a half
     do: FactorSlice
+    q_part: FactorSlice
+    do_part: FactorSlice
     q_steps: FactorSlice  # as steps of a sum
     do_steps: FactorSlice
     words: FactorSlice  # P.T or dS.T of a part, whose lines are keys
@@ -47,6 +50,13 @@ class Sm80FusedConfig:
 
     part: int = 32
     stages: int = 3
+    held: bool = False
+    ascends: bool = False
+    matrices: bool = False
+    order: bool = True
+    poll: str = "top"
+    soon: bool = True
+    heads: int = 16
 
     @property
     def block_q(self) -> int:
@@ -59,6 +69,10 @@ class Sm80FusedConfig:
     @property
     def threads(self) -> int:
         return 256
+
+    @property
+    def parts(self) -> int:
+        return self.part // PART
 
     @property
     def places(self) -> int:
@@ -74,10 +88,11 @@ class Sm80FusedConfig:
         along, along_v = D // HALVES, Dv // HALVES
         k, v = (FactorSlice("depth", self.block_kv, width) for width in (along, along_v))
         q, do = (FactorSlice("depth", self.part, width) for width in (along, along_v))
-        q_steps, do_steps = (FactorSlice("row", width, self.part) for width in (along, along_v))
+        q_part, do_part = (FactorSlice("depth", PART, width) for width in (along, along_v))
+        q_steps, do_steps = (FactorSlice("row", width, PART) for width in (along, along_v))
         k_right = FactorSlice("row", along, self.block_kv)
-        words, ds = FactorSlice("depth", self.block_kv, self.part), FactorSlice("row", self.part, self.block_kv)
-        q_size, do_size, words_size = (HALVES * HALVES * q.size, HALVES * HALVES * do.size, HALVES * words.size)
+        words, ds = FactorSlice("depth", self.block_kv, PART), FactorSlice("row", PART, self.block_kv)
+        q_size, do_size, words_size = (HALVES * HALVES * q.size, HALVES * HALVES * do.size, HALVES * self.parts * words.size)
         v_at = HALVES * k.size
         q_at = v_at + HALVES * v.size
         do_at = q_at + self.stages * q_size
@@ -86,7 +101,7 @@ class Sm80FusedConfig:
         end = ds_at + self.places * words_size
         nbytes = max(ITEMSIZE * end, self.exchange_bytes(D, Dv))
         starts = v_at, q_at, do_at, p_at, ds_at, q_size, do_size, words_size
-        return Sm80FusedTiles(k, v, k_right, q, do, q_steps, do_steps, words, ds, *starts, nbytes)
+        return Sm80FusedTiles(k, v, k_right, q, do, q_part, do_part, q_steps, do_steps, words, ds, *starts, nbytes)
 
     def rows_bytes(self, D: int, Dv: int) -> int:
         """What rows of dk and dv take on their way to memory."""
@@ -112,4 +127,4 @@ def fused_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[Sm8
         yield Sm80FusedConfig(32, 3), "128 keys by 64 queries"
         yield Sm80FusedConfig(32, 2), "128 keys by 64 queries, two stages"
     else:
-        yield Sm80FusedConfig(64, 2), "128 keys by 128 queries"
+        yield Sm80FusedConfig(64, 2, held=True), "128 keys by 128 queries"

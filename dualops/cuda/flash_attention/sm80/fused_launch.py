@@ -77,7 +77,7 @@ def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: Fus
     own = (by_token(metas, name, False) for name in ("dk", "dv"))
     fused = build_fused(config, found, gradient_vectors_of(metas), *whole)
     blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
-    section = min(HEADS, heads)
+    section = min(config.heads, heads)
     finish = build_dq_finish(config, found, is_stored_whole(metas["dq"]))
     rows = 4 * 4 * WarpRowsLayout(pitch(int(p.D), ITEMSIZE)).size
     return [
