@@ -1,4 +1,4 @@
-"""Warps that have halves of the columns of the same two strips change them for all columns of one."""
+"""Two warps that have halves of the columns of the same two strips change them: each has all columns of one then."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from ...tile.numbers import numbers
 
 
 class Halves(Namespace):
-    """The verb, by all threads of two warps; mine: 0 or 1, which half, and which strip then."""
+    """The verb, by all threads of a block: those of warps w and w + 4 are two. mine: 0 of the first, 1 of the second."""
 
-    swap: Callable[..., None]  # (floats, acc, mine)
+    swap: Callable[..., None]  # (floats, acc, mine): floats is shared memory, which nobody reads after all have met
 
 
 @cache
 def halves_of(size: int, at: int, threads: int) -> Halves:
-    """acc: so many numbers, of two strips; at: the byte in shared memory from which on there is room for half of them
-    of all threads.
-    """
+    """acc: so many numbers, of two strips; at: the byte from which on there is room for half of them of all threads."""
     num, FIRST, HALF, STEP = numbers(f32), at // 4, size // 2, 4 * threads
 
     @verb
     def swap(floats, acc, mine):
         tid = i32(cuda.threadIdx.x)
         to, own = i32(FIRST + 4 * (tid ^ 128)), i32(FIRST + 4 * tid)
-        cuda.syncthreads()
-        if mine == 0:
+        if mine == 0:  # constants are what registers can be named by
             for e in range(0, HALF, 4):
                 num.store_vector(floats, i32(to + e // 4 * STEP), acc, HALF + e)
         else:
@@ -40,5 +37,6 @@ def halves_of(size: int, at: int, threads: int) -> Halves:
         else:
             for e in range(0, HALF, 4):
                 num.load_four(acc, e, floats, i32(own + e // 4 * STEP))
+        cuda.syncthreads()
 
     return Halves(swap=swap)

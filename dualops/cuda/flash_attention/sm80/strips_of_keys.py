@@ -10,9 +10,9 @@ from ...tile.unrolled import one_after_another
 from ..fragment_scores import FragmentScores
 from ..gradient_of_keys import GradientOfKeys
 from ..tiles import Where
+from .fused_config import STRIPS
 from .scores_of_strips import part_of
 
-STRIPS = 2
 
 
 class StripsOfKeys(Namespace):
