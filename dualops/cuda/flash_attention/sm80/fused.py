@@ -114,6 +114,11 @@ def build_fused(
             q_copies.load(smem, q_at, lines(q, task.b, h, task.q_first + first, task.Sq - first))
             do_copies.load(smem, do_at, lines(do, task.b, h, task.q_first + first, task.Sq - first))
 
+    @verb
+    def number_of(b, h, m0, H, q_tiles):
+        """Of a tile of queries."""
+        return i32(i32(i32(b * H) + h) * q_tiles + i32(u32(m0) // u32(BLOCK_Q)))
+
     @kernel(
         pointer(f32),
         pointer(i64),
@@ -146,7 +151,7 @@ def build_fused(
         lengths,
         options,
     ):
-        smem, slots, drawn = cuda.shared.array(0, mem.element, alignment=128), columns.slots(), cuda.shared.array(1, i32)
+        smem, slots, drawn = cuda.shared.array(0, mem.element, alignment=128), columns.slots(), cuda.shared.array(3, i32)
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(flags)
         cuda.syncthreads()
@@ -175,21 +180,18 @@ def build_fused(
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
         factors, seed = (scale, score.multiplier(scale)), score.seed(options)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
-        told, count = i32(0), i32(0)
         cp_async_wait_group(0)
         cuda.syncthreads()
         k_place, v_place = kq.place(my_rows, 0), vdo.place(my_rows, tile.v_at)
         k_frag, v_frag = kq.hold(smem, k_place), vdo.hold(smem, v_place)
         while i != end:
-            stage, coming = i32(i % u32(STAGES)), i32((i + u32(AHEAD)) % u32(STAGES))
-            place, more = i32(i % u32(PLACES)), i + u32(AHEAD) < end
+            stage, place = i32(i % u32(STAGES)), i32(i % u32(PLACES))
             # of a tile the boxes that my columns are in, and those of my queries
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
             p_at, ds_at = i32(tile.p_at + place * tile.words_size), i32(tile.ds_at + place * tile.words_size)
             rank = order.rank(task, m0, options)
-            index = i32(i32(i32(b * H) + h) * q_tiles + i32(u32(m0) // u32(BLOCK_Q)))
             if cuda.threadIdx.x == WAITS:
-                all_added(flags, i64(index) + 1, rank)
+                all_added(flags, i64(number_of(b, h, m0, H, q_tiles)) + 1, rank)
             for part in range(PARTS):
                 which = i32(PARTS * mine + part)
                 where = Where(b, h, i32(m0 + PART * which), n0, task.Sq, task.Sk, task.offset)
@@ -198,21 +200,27 @@ def build_fused(
                 given, at = (options, factors, scale, where), i32(PART // 4 * which)
                 # opaque: places of all steps would be kept in registers, of which there are none left
                 kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_mine)  # S.T = K @ Q.T
+                vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_mine)  # dP.T = V @ dO.T
                 gradient.probabilities(packed, scores, given, seed, slots, i32(columns.lse(stage) + at))
                 words.put(smem, i32(p_at + WORDS * which), packed)
                 pdo.add(dv_acc, packed, smem, i32(do_mine + DO_BOX * mine))  # dv += P.T @ dO, of my queries
-                vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_mine)  # dP.T = V @ dO.T
                 gradient.d_scores(packed, d_probs, scores, given, seed, slots, i32(columns.delta(stage) + at))
                 words.put(smem, i32(ds_at + WORDS * which), packed)
                 dsq.add(dk_acc, packed, smem, i32(q_mine + Q_BOX * mine))  # dk += dS.T @ Q, of my queries
             cp_async_wait_group(0)
             cuda.syncthreads()
+            number, rank = number_of(b, h, opaque_i32(m0), H, q_tiles), order.rank(task, opaque_i32(m0), options)
             if not MEETS_TWICE:
-                if cuda.threadIdx.x == TELLS and i != u32(0):
-                    pass_on(flags, i64(told) + 1, count)
-            told, count = index, i32(rank + 1)
+                if cuda.threadIdx.x == TELLS:
+                    if i != u32(0):
+                        pass_on(flags, i64(drawn[1]) + 1, drawn[2])
+                    drawn[1] = number
+                    drawn[2] = i32(rank + 1)
+            coming, more = i32((i + u32(AHEAD)) % u32(STAGES)), i + u32(AHEAD) < end
             if MEETS_TWICE:
                 h_next, m_next = order.next(task, h, m0, start)
+            for e in range(len(own)):  # else registers would keep what the last tile had
+                own[e] = f32(0)
             if more:
                 load(smem, coming, q, do, task, h_next, m_next)
                 cp_async_commit()
@@ -228,9 +236,9 @@ def build_fused(
                 dsq.add(dk_acc, packed, smem, i32(q_other + Q_BOX * mine))
             dq_acc = dsk.multiply(smem, ds_at, 0)  # dq [BLOCK_Q, D] = dS @ K
             if rank == 0:
-                dsk.store(sums, i64(index) * TILE, dq_acc)
+                dsk.store(sums, i64(number) * TILE, dq_acc)
             else:
-                dsk.add(sums, i64(index) * TILE, dq_acc)
+                dsk.add(sums, i64(number) * TILE, dq_acc)
             if more:
                 if brings:
                     columns.put(slots, coming, own)
@@ -239,7 +247,7 @@ def build_fused(
                 cp_async_wait_group(0)
                 cuda.syncthreads()
                 if cuda.threadIdx.x == TELLS:
-                    pass_on(flags, i64(told) + 1, count)
+                    pass_on(flags, i64(number) + 1, i32(rank + 1))
             else:
                 h_next, m_next = order.next(task, h_next, m_next, start)
                 h, m0 = order.next(task, h, m0, start)
@@ -249,7 +257,7 @@ def build_fused(
         cuda.syncthreads()
         if not MEETS_TWICE:
             if cuda.threadIdx.x == TELLS and end != u32(0):
-                pass_on(flags, i64(told) + 1, count)
+                pass_on(flags, i64(drawn[1]) + 1, drawn[2])
         dk_halves.swap(floats, dk_acc, mine)
         dv_halves.swap(floats, dv_acc, mine)
         task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # anew: no register kept it until now
