@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...tile.softmax_rows import LANES
-from ...tile.warp_mma import FactorSlice
+from ...tile.warp_mma import LINE_BYTES, FactorSlice
 from ...tile.warp_rows import WarpRowsLayout
 from ..columns import lane_columns
 from .config import ROWS, pitch
@@ -16,7 +16,7 @@ from .dq_config import ITEMSIZE
 HALVES = 2  # of a tile's queries and of a head's columns: two warps that share keys have one each
 STRIPS = 2  # of a warp's keys
 PART = 32  # queries whose scores are made at a time
-NUMBER_BYTES = 16  # of what a block has drawn
+NUMBER_BYTES = 12  # of what a block has drawn, and has to tell
 
 
 class Sm80FusedTiles(NamedTuple):
@@ -82,8 +82,9 @@ class Sm80FusedConfig:
 
     @property
     def statistics_bytes(self) -> int:
-        """What lse and delta take beside the tiles, and the number of a block's work."""
-        return 4 * self.stages * 2 * LANES * lane_columns(self.block_q) + NUMBER_BYTES
+        """What lse and delta take beside the tiles, and a block's numbers; tiles lie behind that."""
+        used = 4 * self.stages * 2 * LANES * lane_columns(self.block_q) + NUMBER_BYTES
+        return -(-used // LINE_BYTES) * LINE_BYTES
 
     def tiles(self, D: int, Dv: int) -> Sm80FusedTiles:
         """For heads of these widths."""
