@@ -1,5 +1,5 @@
-"""Blocks that add to sums in turns, watched: the simulator runs one block after another, and would not see one that adds
-before its turn, or tells the next one too early.
+"""Blocks that add to sums in turns, watched: the simulator runs one block after another, and would not see one that
+adds before its turn, or tells the next one too early.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Two strips of 16 rows of a warp, APART, whose fragments stay in registers, by boxes of which a part is read at a time.
+"""Two strips of 16 rows of a warp, APART, whose fragments stay in registers, by parts of boxes.
 
-    kq = held_strips("bfloat16", k_box, q_part, boxes, q_box.size)      scores [2 strips, part of queries] = K @ Q.T
+kq = held_strips("bfloat16", k_box, q_part, boxes, q_box.size)      scores [2 strips, part of queries] = K @ Q.T
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ STRIPS = 2
 @cache
 def held_strips(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, b_box: int) -> StripAbt:
     """As `strip_abt` has it. b: the lines of a box that are read at a time; b_box: from a box to the next."""
-    a_side, b_side, mma = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False), mma_m16n8k16(MMA_TYPES[dtype])
+    a_side, b_side, mma = (
+        fragments(a, ROWS, left=True),
+        fragments(b, b.rows, left=False),
+        mma_m16n8k16(MMA_TYPES[dtype]),
+    )
     STEPS, TILES, A_BOX, STRIP = a.depth // a.step, b.rows // 8, a.size, APART * a.line
     SIZE, COUNT, ZERO = 4 * TILES * STRIPS, boxes * (a.depth // a.step), f32(0)
     WORDS = A_WORDS * STRIPS * COUNT
@@ -38,7 +42,9 @@ def held_strips(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, b_box: i
         frag = cuda.local.array(WORDS, u32)
         for n in range(COUNT):
             for strip in range(STRIPS):
-                a_side.read(frag, STRIPS * n + strip, smem, i32(place + (n // STEPS * A_BOX + strip * STRIP)), n % STEPS)
+                a_side.read(
+                    frag, STRIPS * n + strip, smem, i32(place + (n // STEPS * A_BOX + strip * STRIP)), n % STEPS
+                )
         return frag
 
     def step(n: int) -> Callable[..., None]:

@@ -29,7 +29,13 @@ class StripWords(Namespace):
 @cache
 def strip_words(box: FactorSlice, strips: int, matrices: bool = False) -> StripWords:
     """Of numbers of 16 bits; at: where the box begins."""
-    side, STEPS, PITCH, SHIFT, FLIPS = fragments(box, ROWS, left=True), box.depth // box.step, box.pitch, box.shift, box.flips
+    side, STEPS, PITCH, SHIFT, FLIPS = (
+        fragments(box, ROWS, left=True),
+        box.depth // box.step,
+        box.pitch,
+        box.shift,
+        box.flips,
+    )
     STRIP, EIGHT = APART * PITCH, box.matrix
 
     def put_word(n: int) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..backend import Namespace, cuda, i32, i64, u32, verb
 from ..ptx.memory import red_add_f32
 from .unrolled import one_after_another
 from .warp_mma import FactorSlice, fragments, warp_products
@@ -32,7 +32,11 @@ class TileSums(Namespace):
 @cache
 def tile_sums(dtype: str, a: FactorSlice, b: FactorSlice, parts: int, boxes: int) -> TileSums:
     """a: a part of the rows, of which there are so many; b: a box of the columns, likewise."""
-    a_side, b_side, products = fragments(a, SIDE, left=True), fragments(b, SIDE, left=False), warp_products(dtype, SIDE, SIDE)
+    a_side, b_side, products = (
+        fragments(a, SIDE, left=True),
+        fragments(b, SIDE, left=False),
+        warp_products(dtype, SIDE, SIDE),
+    )
     DOWN, IN_PART, IN_BOX = parts * a.rows // SIDE, a.rows // SIDE, b.rows // SIDE
     PART, BOX, STRIP, SIZE = a.size, b.size, boxes * b.rows // 8 * QUAD, SIDE * SIDE // 32
 
@@ -79,9 +83,7 @@ def tile_sums(dtype: str, a: FactorSlice, b: FactorSlice, parts: int, boxes: int
     def put(sums, at, value):
         sums[at] = value
 
-    put_all, add_all = (
-        one_after_another([of_number(e, change) for e in range(SIZE)]) for change in (put, red_add_f32)
-    )
+    put_all, add_all = (one_after_another([of_number(e, change) for e in range(SIZE)]) for change in (put, red_add_f32))
 
     @verb
     def store(sums, at, acc):

@@ -2,6 +2,7 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
+fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
 

@@ -6,9 +6,9 @@ and dP each makes those of half of the queries, of dk and dv half of the columns
 
     1  K, V, and the first tiles of queries that see some of the keys, on their way
     2  for each query head of the group, for each tile of queries that see some of the keys, 32 of my queries at a time:
-    3      S.T [32, 32] = K @ Q.T, through the options; P.T = exp2(S.T - lse), 0 where a mask is; to shared memory
-    4      dv [32, Dv / 2] += P.T @ dO
-    5      dP.T [32, 32] = V @ dO.T; dS.T = P.T * (dP.T - delta); to shared memory
+    3      S.T [32, 32] = K @ Q.T, dP.T [32, 32] = V @ dO.T
+    4      P.T = exp2(S.T - lse), 0 where a mask is; to shared memory; dv [32, Dv / 2] += P.T @ dO
+    5      dS.T = P.T * (dP.T - delta); to shared memory
     6      dk [32, D / 2] += dS.T @ Q
     7      all threads meet; a later tile's Q, dO, lse and delta on their way
     8      dv and dk likewise, of the other warp's queries, with what it has put into shared memory
@@ -24,9 +24,9 @@ first tile on that sees theirs, so that none waits where it begins (`Sm80FusedCo
 Why so: a multiprocessor's tensor cores make 16 x 8 x 16 in 1.6 clocks by mma.sync (Hopper), and its shared memory reads
 128 bytes in a clock, 256 of a right factor and 512 of a left one for that. A warp of 16 keys by 32 queries (`dkv`)
 reads, in clocks for each such product, 3 for S and dP, whose left factor is read anew for each tile, and 2 for dk and
-dv. By 32 x 32, S and dP take (64 + 64) / 64 = 2; dk and dv (64 + 16 + 16) / 64 = 1.5, as half of P and dS is in registers
-where it is needed, half is written and read; dq 2: in all 9 for five products, where two kernels take 16 for seven. Of
-heads of 64, K and V stay in registers, and S and dP take 1: 8 in all.
+dv. By 32 x 32, S and dP take (64 + 64) / 64 = 2; dk and dv (64 + 16 + 16) / 64 = 1.5, as half of P and dS is where it
+is needed, in registers, and half is written and read; dq 2: in all 9 for five products, where two kernels take 16 for
+seven. Of heads of 64, K and V stay in registers, and S and dP take 1: 8 in all.
 
 Shared memory: `Sm80FusedConfig.tiles`, (256 + stages * 2 * BLOCK_Q) * (D + Dv) + places * 512 * BLOCK_Q bytes: 224
 KiB of D = 128 with three stages, and two places for P and dS, where all meet once a tile; 160 KiB with two stages and
@@ -151,7 +151,10 @@ def build_fused(
         lengths,
         options,
     ):
-        smem, slots, drawn = cuda.shared.array(0, mem.element, alignment=128), columns.slots(), cuda.shared.array(3, i32)
+        smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
+        drawn = cuda.shared.array(
+            3, i32
+        )  # my number; of the sum that is to be told of its own, and how many have added
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(flags)
         cuda.syncthreads()
@@ -186,18 +189,16 @@ def build_fused(
         k_frag, v_frag = kq.hold(smem, k_place), vdo.hold(smem, v_place)
         while i != end:
             stage, place = i32(i % u32(STAGES)), i32(i % u32(PLACES))
-            # of a tile the boxes that my columns are in, and those of my queries
             q_at, do_at = i32(tile.q_at + stage * tile.q_size), i32(tile.do_at + stage * tile.do_size)
             p_at, ds_at = i32(tile.p_at + place * tile.words_size), i32(tile.ds_at + place * tile.words_size)
-            rank = order.rank(task, m0, options)
             if cuda.threadIdx.x == WAITS:
-                all_added(flags, i64(number_of(b, h, m0, H, q_tiles)) + 1, rank)
+                all_added(flags, i64(number_of(b, h, m0, H, q_tiles)) + 1, order.rank(task, m0, options))
             for part in range(PARTS):
                 which = i32(PARTS * mine + part)
                 where = Where(b, h, i32(m0 + PART * which), n0, task.Sq, task.Sk, task.offset)
                 q_mine = i32(q_at + HALVES * Q_BOX * mine + Q_PART * part)
                 do_mine = i32(do_at + HALVES * DO_BOX * mine + DO_PART * part)
-                given, at = (options, factors, scale, where), i32(PART // 4 * which)
+                given, at = (options, factors, where), i32(PART // 4 * which)
                 # opaque: places of all steps would be kept in registers, of which there are none left
                 kq.multiply(scores, k_frag, smem, opaque_i32(k_place), q_mine)  # S.T = K @ Q.T
                 vdo.multiply(d_probs, v_frag, smem, opaque_i32(v_place), do_mine)  # dP.T = V @ dO.T
@@ -210,12 +211,10 @@ def build_fused(
             cp_async_wait_group(0)
             cuda.syncthreads()
             number, rank = number_of(b, h, opaque_i32(m0), H, q_tiles), order.rank(task, opaque_i32(m0), options)
-            if not MEETS_TWICE:
-                if cuda.threadIdx.x == TELLS:
-                    if i != u32(0):
-                        pass_on(flags, i64(drawn[1]) + 1, drawn[2])
-                    drawn[1] = number
-                    drawn[2] = i32(rank + 1)
+            if not MEETS_TWICE and cuda.threadIdx.x == TELLS:
+                if i != u32(0):
+                    pass_on(flags, i64(drawn[1]) + 1, drawn[2])
+                drawn[1], drawn[2] = number, i32(rank + 1)
             coming, more = i32((i + u32(AHEAD)) % u32(STAGES)), i + u32(AHEAD) < end
             if MEETS_TWICE:
                 h_next, m_next = order.next(task, h, m0, start)
@@ -239,9 +238,8 @@ def build_fused(
                 dsk.store(sums, i64(number) * TILE, dq_acc)
             else:
                 dsk.add(sums, i64(number) * TILE, dq_acc)
-            if more:
-                if brings:
-                    columns.put(slots, coming, own)
+            if more and brings:
+                columns.put(slots, coming, own)
             if MEETS_TWICE:
                 h, m0 = h_next, m_next
                 cp_async_wait_group(0)
@@ -255,9 +253,8 @@ def build_fused(
 
         floats, row = cuda.shared.array(0, f32, alignment=128), i32(APART * mine)
         cuda.syncthreads()
-        if not MEETS_TWICE:
-            if cuda.threadIdx.x == TELLS and end != u32(0):
-                pass_on(flags, i64(drawn[1]) + 1, drawn[2])
+        if not MEETS_TWICE and cuda.threadIdx.x == TELLS and end != u32(0):
+            pass_on(flags, i64(drawn[1]) + 1, drawn[2])
         dk_halves.swap(floats, dk_acc, mine)
         dv_halves.swap(floats, dv_acc, mine)
         task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # anew: no register kept it until now

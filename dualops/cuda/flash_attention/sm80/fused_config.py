@@ -129,7 +129,7 @@ def fused_configs(D: int, Dv: int, options: Sequence[str], group: Any = 1) -> It
     stages 0.78 and 0.79, 0.79 and 0.86; D=64 0.75 and 0.83, 0.76 and 0.84. Ascending, causal heads of 64 take 0.88 and
     0.80 of their time, and of 128 1.19 and 0.89: these do not ascend.
     """
-    if D != Dv or D not in WIDTHS or any(name not in SERVED for name in options):
+    if Dv != D or D not in WIDTHS or any(name not in SERVED for name in options):
         return
     if D == 64:
         yield Sm80FusedConfig(64, 2, held=True, ascends="band" in options and group == 1), "128 keys by 128 queries"

@@ -10,7 +10,7 @@ from ...tile.numbers import numbers
 
 
 class Halves(Namespace):
-    """The verb, by all threads of a block: those of warps w and w + 4 are two. mine: 0 of the first, 1 of the second."""
+    """The verb, by all threads of a block: warps w and w + 4 are two. mine: 0 of the first, 1 of the other."""
 
     swap: Callable[..., None]  # (floats, acc, mine): floats is shared memory, which nobody reads after all have met
 

@@ -14,11 +14,10 @@ from .fused_config import STRIPS
 from .scores_of_strips import part_of
 
 
-
 class StripsOfKeys(Namespace):
     """The verbs."""
 
-    # (packed, scores, (options, factors, scale, where), seed, slots, at): products become P * slope, P is packed
+    # (packed, scores, (options, factors, where), seed, slots, at): products become P * slope, P is packed
     probabilities: Callable[..., None]
     d_scores: Callable[..., None]  # (packed, d_probs, probs, given, seed, slots, at): dS, packed
 
@@ -33,12 +32,12 @@ def strips_of_keys(score: FragmentScores, gradient: GradientOfKeys, size: int) -
         @verb
         def one(both, given, seed, place):
             packed, scores = both
-            options, factors, scale, where = given
+            options, factors, where = given
             slots, at = place
             part, words = take(scores), cuda.local.array(WORDS, u32)
             here = Where(where.b, where.h, where.m0, i32(where.n0 + FURTHER), where.Sq, where.Sk, where.offset)
             kept = score.keeps(options, here, seed)
-            score.finish(part, options, scale, here)
+            score.finish(part, options, factors[0], here)
             gradient.probabilities(words, part, (options, factors, here, 0), kept, slots, at)
             for e in range(size):
                 scores[FIRST + e] = part[e]
@@ -53,7 +52,7 @@ def strips_of_keys(score: FragmentScores, gradient: GradientOfKeys, size: int) -
         @verb
         def one(all_three, given, seed, place):
             packed, d_probs, scores = all_three
-            options, factors, scale, where = given
+            options, _, where = given
             slots, at = place
             part, probs, words = take(d_probs), take(scores), cuda.local.array(WORDS, u32)
             kept = score.keeps(options, where, seed)
