@@ -78,5 +78,6 @@ Retention = suite(
     "retention",
     sample=one_batch,
     peers={name: partial(fla, name=name, function=function) for name, function in FUNCTIONS.items()},
+    rungs=("sm80",),
 )
 RetentionVarlen = suite("retention_varlen", sample=one_batch, peers={"fla chunk": fla_varlen})

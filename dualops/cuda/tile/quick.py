@@ -111,7 +111,7 @@ def near_tanh_slope(x, rate):
 
 @verb
 def quick_tanh(x):
-    """tanh(x) to 3e-6 of itself."""
+    """tanh(x) to 3e-6 of itself. No branch: where its slope is wanted too, compilers see that both have the same tanh."""
     square = x * x
-    small = x + x * square * (THIRD + square * REST)
-    return small if abs(x) < SMALL else bounded_quick_tanh(x, ONE, ONE)
+    small, other = x + x * square * (THIRD + square * REST), bounded_quick_tanh(x, ONE, ONE)
+    return small if abs(x) < SMALL else other

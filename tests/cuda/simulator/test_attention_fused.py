@@ -96,6 +96,8 @@ def test_masks_and_sinks(Sq, Sk, D, params):
         {"softcap": 50.0},
         {"dropout_p": 0.3, "sinks": True},
         {"key_padding_mask": True},
+        {"mask_mod": True},
+        {"score_mod": True, "causal": True},
     ],
     ids=str,
 )
@@ -115,9 +117,10 @@ def test_heads_of_a_group(D):
 
 
 @both_widths
-def test_what_a_mask_hides_stays_where_it_is(D):
+@pytest.mark.parametrize("mask", ["causal", "mask_mod"])
+def test_what_a_mask_hides_stays_where_it_is(D, mask):
     """NaN and infinities among the values."""
-    checked((1, 1, 20, D), (1, 135), 64, special=True, causal=True)
+    checked((1, 1, 20, D), (1, 135), 64, special=True, **{mask: True})
 
 
 @both_widths

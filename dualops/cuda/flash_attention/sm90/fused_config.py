@@ -17,8 +17,10 @@ CONSUMERS = 2
 FRAGMENT_BYTES = 4 * ROWS * BOX  # of dq that a warpgroup makes at a time, in float32
 FRAGMENT = ROWS * BOX  # numbers
 DS_PLACES = 2  # so that warpgroups meet once a tile
-# options that need no registers beside the rest; and of which there are registers for one
-SERVED, ONE_SERVED = ("band", "sinks"), ("alibi", "key_padding_mask", "softcap", "dropout")
+# options that need no registers beside the rest; and of which there are registers for one. What a user's function needs
+# nobody knows: of a score_mod that reads the score, its square and all numbers of its place 64 bytes spill
+SERVED = ("band", "sinks")
+ONE_SERVED = ("alibi", "key_padding_mask", "softcap", "score_mod", "mask_mod", "dropout")
 
 
 class FusedTiles(NamedTuple):
@@ -113,6 +115,8 @@ def fused_configs(
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
     with_bias = others == ["bias"] and bias_in_boxes and not narrow
     served = not others or with_bias or (len(others) == 1 and others[0] in ONE_SERVED)
+    if not narrow and others == ["mask_mod"] and "band" in options:
+        served = False  # a register would spill
     if not served or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
         return
     told = ""
