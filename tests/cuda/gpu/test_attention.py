@@ -145,7 +145,7 @@ def test_a_gradient_repeats_its_bits_beside_other_work(rung, D, causal, captured
     q, k, v, do = (torch.randn(1, 6, 1100, D, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     o, lse = dualops.cuda.flash_attention(q, k, v, causal=causal, return_lse=True)
     found = tuple(torch.full_like(x, float("nan")) for x in (q, k, v))
-    params = {"causal": causal, "out": found, "kernel": rung}
+    params: dict[str, Any] = {"causal": causal, "out": found, "kernel": rung}
     gradient = partial(dualops.cuda.flash_attention_backward, q, k, v, o, lse, do, **params)
     gradient()
     first, different = [x.clone() for x in found], torch.zeros((), device="cuda", dtype=torch.int64)
