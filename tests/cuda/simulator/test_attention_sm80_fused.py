@@ -38,7 +38,7 @@ def fused(config: Sm80FusedConfig | None = None, *others: Change) -> AbstractCon
     ("q", "k", "config", "dtype", "params"),
     [
         ((1, 1, 70, 128), (1, 130), None, "float16", {"causal": True}),
-        ((1, 1, 40, 128), (1, 40), Sm80FusedConfig(stages=2), "bfloat16", {}),
+        ((1, 1, 40, 128), (1, 40), Sm80FusedConfig(stages=2, ascends=True), "bfloat16", {}),
         ((1, 2, 20, 64), (1, 40), None, "bfloat16", {"sinks": True}),
         ((1, 1, 300, 64), (1, 70), None, "bfloat16", {"causal": True}),
     ],

@@ -29,8 +29,8 @@ is needed, in registers, and half is written and read; dq 2: in all 9 for five p
 seven. Of heads of 64, K and V stay in registers, and S and dP take 1: 8 in all.
 
 Shared memory: `Sm80FusedConfig.tiles`, (256 + stages * 2 * BLOCK_Q) * (D + Dv) + places * 512 * BLOCK_Q bytes: 224
-KiB of D = 128 with three stages, and two places for P and dS, where all meet once a tile; 160 KiB with two stages and
-one, where they meet twice. Registers: D / 2 + Dv / 2 of dk and dv, 32 of S.T, 32 of dP.T (or dq), 16 packed, of heads
+KiB of D = 128 with three stages, and two places for P and dS, where all meet once a tile; 160 KiB of D = 64 with two
+stages and one place, where they meet twice. Registers: D / 2 + Dv / 2 of dk and dv, 32 of S.T, 32 of dP.T (or dq), 16 packed, of heads
 of 64 64 of K and V, and about 40.
 """
 

@@ -126,13 +126,12 @@ def fused_configs(D: int, Dv: int, options: Sequence[str], group: Any = 1) -> It
     """Tiles for heads of these widths, best first; none for others. group: heads that share a key head.
 
     Of the time of two kernels, on an H100, full and causal, D=128, S=8192 0.67 and 0.66, S=2048 0.69 and 0.77; with two
-    stages 0.78 and 0.79, 0.79 and 0.86; D=64 0.75 and 0.83, 0.76 and 0.84. Ascending, causal heads of 64 take 0.88 and
-    0.80 of their time, and of 128 1.19 and 0.89: these do not ascend.
+    stages, of which an A100 has room for no more, 0.78 and 0.79, 0.79 and 0.86. D=64 0.75 and 0.83, 0.76 and 0.84.
+    Ascending, causal heads of 64 take 0.88 and 0.80 of their time, and of 128 1.19 and 0.89: these do not ascend.
     """
     if Dv != D or D not in WIDTHS or any(name not in SERVED for name in options):
         return
     if D == 64:
         yield Sm80FusedConfig(64, 2, held=True, ascends="band" in options and group == 1), "128 keys by 128 queries"
-        return
-    yield Sm80FusedConfig(), "128 keys by 64 queries"
-    yield Sm80FusedConfig(stages=2), "128 keys by 64 queries in two stages"
+    else:
+        yield Sm80FusedConfig(), "128 keys by 64 queries"

@@ -42,9 +42,11 @@ class FusedConfigs(NamedTuple):
 
 
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Tiles for its gradient, best first: where each key is seen from some query on to the last."""
+    """Tiles for its gradient, best first: where each key is seen from some query on to the last. On Hopper, where it is
+    measured; of other GPUs' assemblers some take a register more than there are.
+    """
     p = problem
-    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or is_varlen(p) or p.window is not None:
+    if p.dtype not in MMA_TYPES or not device.has_wgmma or is_varlen(p) or p.window is not None:
         return
     if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
         return
