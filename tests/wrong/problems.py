@@ -23,6 +23,7 @@ from dualops.cuda.flash_attention.sm80 import (
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
 from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
+from dualops.cuda.flash_attention.sm80.fused_config import Sm80FusedConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_walk as attention_bias_walk,
@@ -402,12 +403,13 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
 
 
 def _attention_fused_sm80() -> Iterator[Problem]:
-    """Of three stages five tiles, and of two, whose blocks meet twice, three; for two blocks, which add in turns."""
+    """Of three stages five tiles, and of two, whose blocks meet twice, four; for two blocks, which add in turns."""
     small: Change = (attention_sm80_fused_launch, {"LEAST_TILES": 1})
-    for name, Sq, D in (("once", 260, 128), ("twice", 260, 64)):
-        shapes = {"q": (1, 1, Sq, D), "k": (1, 1, 130, D), "v": (1, 1, 130, D)}
+    for name, Sq, config in (("once", 260, Sm80FusedConfig()), ("twice", 200, Sm80FusedConfig(stages=2))):
+        shapes = {"q": (1, 1, Sq, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 128)}
         case = Case(name, "bfloat16", shapes, {"return_lse": True})
-        configs = (small, *in_turns(), *NONE_ANEW)
+        chosen = (attention_sm80_fused_launch, {"fused_configs": lambda *_, config=config: iter([(config, "alone")])})
+        configs = (small, chosen, *in_turns(), *NONE_ANEW)
         yield Problem("flash_attention_fused_sm80", "flash_attention", True, "sm80", case, configs=configs)
     yield Problem("flash_attention_dq_finish_sm80", "flash_attention", True, "sm80", case, configs=(small, *NONE_ANEW))
 

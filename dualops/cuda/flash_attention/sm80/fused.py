@@ -30,8 +30,8 @@ seven. Of heads of 64, K and V stay in registers, and S and dP take 1: 8 in all.
 
 Shared memory: `Sm80FusedConfig.tiles`, (256 + stages * 2 * BLOCK_Q) * (D + Dv) + places * 512 * BLOCK_Q bytes: 224
 KiB of D = 128 with three stages, and two places for P and dS, where all meet once a tile; 160 KiB of D = 64 with two
-stages and one place, where they meet twice. Registers: D / 2 + Dv / 2 of dk and dv, 32 of S.T, 32 of dP.T (or dq), 16 packed, of heads
-of 64 64 of K and V, and about 40.
+stages and one place, where they meet twice. Registers: D / 2 + Dv / 2 of dk and dv, 32 of S.T, 32 of dP.T (or dq), 16
+packed, of heads of 64 64 of K and V, and about 40.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ def build_fused(
                 gradient.d_scores(packed, d_probs, scores, given, seed, slots, i32(columns.delta(stage) + at))
                 words.put(smem, i32(ds_at + WORDS * which), packed)
                 dsq.add(dk_acc, packed, smem, i32(q_mine + Q_BOX * mine))  # dk += dS.T @ Q, of my queries
-            cp_async_wait_group(0)
+            if not MEETS_TWICE:
+                cp_async_wait_group(0)
             cuda.syncthreads()
             number, rank = number_of(b, h, opaque_i32(m0), H, q_tiles), order.rank(task, opaque_i32(m0), options)
             if not MEETS_TWICE and cuda.threadIdx.x == TELLS:
@@ -252,10 +253,12 @@ def build_fused(
             i = u32(i + u32(1))
 
         floats, row = cuda.shared.array(0, f32, alignment=128), i32(APART * mine)
-        cuda.syncthreads()
-        if not MEETS_TWICE and cuda.threadIdx.x == TELLS and end != u32(0):
-            pass_on(flags, i64(drawn[1]) + 1, drawn[2])
+        if not MEETS_TWICE:
+            cuda.syncthreads()
+            if cuda.threadIdx.x == TELLS and end != u32(0):
+                pass_on(flags, i64(drawn[1]) + 1, drawn[2])
         dk_halves.swap(floats, dk_acc, mine)
+        cuda.syncthreads()
         dv_halves.swap(floats, dv_acc, mine)
         task = task_of(opaque_i32(drawn[0]), extent, lengths, options)  # anew: no register kept it until now
         hidden.repair(dk_acc, dv_acc, (q, k, v, do, lse, delta), task, row, group, scale, options)

@@ -12,7 +12,7 @@ from ...tile.numbers import numbers
 class Halves(Namespace):
     """The verb, by all threads of a block: warps w and w + 4 are two. mine: 0 of the first, 1 of the other."""
 
-    swap: Callable[..., None]  # (floats, acc, mine): floats is shared memory, which nobody reads after all have met
+    swap: Callable[..., None]  # (floats, acc, mine): floats is shared memory that nobody reads any more
 
 
 @cache
@@ -37,6 +37,5 @@ def halves_of(size: int, at: int, threads: int) -> Halves:
         else:
             for e in range(0, HALF, 4):
                 num.load_four(acc, e, floats, i32(own + e // 4 * STEP))
-        cuda.syncthreads()
 
     return Halves(swap=swap)
