@@ -229,7 +229,21 @@ def _cases() -> tuple[Case, ...]:
     add("d128", (1, 2, 256, 128), (1, 256), ("bfloat16",), build, causal=True, return_lse=True)
     # the gradient in one kernel
     add("d128groups", (2, 4, 300, 128), (2, 330), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
+    add("d64long", (1, 2, 450, 64), (2, 470), ("bfloat16",), {Tag.TEST, Tag.EDGE}, causal=True, return_lse=True)
+    add("d64groups", (2, 4, 390, 64), (2, 300), ("float16",), {Tag.TEST}, causal=True, return_lse=True)
     add("d96v72", (1, 2, 260, 96), (2, 200), ("float16",), {Tag.TEST, Tag.EDGE}, Dv=72, return_lse=True)
+    add("own_score", (1, 2, 260, 128), (1, 300), ("bfloat16",), {Tag.TEST}, score_mod=tanh_softcap, return_lse=True)
+    add(
+        "own_score_d64",
+        (1, 2, 400, 64),
+        (2, 390),
+        ("float16",),
+        {Tag.TEST},
+        score_mod=bent,
+        causal=True,
+        return_lse=True,
+    )
+    add("own_mask", (1, 2, 260, 128), (1, 300), ("float16",), {Tag.TEST}, mask_mod=woven, return_lse=True)
     add("d512", (1, 2, 256, 512), (1, 256), ("float64",), build, causal=True)
     add("d64short", (1, 16, 16, 64), (2, 1024), ("float16",), build, causal=True, backward=False)
     shapes, params = paired(EVERYTHING, (1, 2, 256, 64), (1, 256), 64)
