@@ -2,7 +2,7 @@
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
 cluster_rows.py  rms_norm of long rows forward, kept in the registers of a cluster of blocks, on sm_90
-cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 128 KiB on, of
+cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 512 KiB on, of
               rms_norm from 1 MiB on, to 2 MiB, with weights of x's dtype
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
 ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written: of rms_norm with

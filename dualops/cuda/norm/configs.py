@@ -85,17 +85,17 @@ CLUSTER_THREADS = 256  # of a block
 CLUSTER_BLOCKS = {False: {12: 3, 16: 2}, True: {4: 4, 5: 3, 8: 2}}
 LEAST_VECTORS = 8  # rows of which a block holds
 # Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
-# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets what such rows took before, in the
-# same run: layer_norm of 256 KiB 0.92 (0.86), 512: 0.93 (0.92), 1 MiB 0.93 (0.66), 2: 0.86 (0.62), 2 without weights
-# 0.96 (0.83); rms_norm of 2 MiB, of which 11 vectors were staged, 0.94 (0.69). Less good: two rows in registers, the
-# next one's sums sent before a row's are waited for, 0.94 at 512 KiB, but 0.87 at 1 MiB; of 2 MiB a row in registers
-# alone, 13 of 16 vectors of w and b in shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to
-# 0.67; b of four vectors under way 0.81 for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
+# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets those of before: layer_norm of 1 MiB
+# 0.83 (0.66), 2: 0.86 (0.62), 2 without weights, all of 11 vectors staged, 0.96 (0.83); rms_norm of 2 MiB 0.95
+# (0.69). Of 512 KiB, in blocks of 256 threads, layer_norm 0.84 (0.92). Less good: two rows in registers, the next one's
+# sums sent before a row's are waited for, 0.87 at 1 MiB; of 2 MiB a row in registers alone, 13 of 16 vectors of w and b
+# in shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to 0.67; b of four vectors under way
+# 0.81 for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
+AHEAD_THREADS, AHEAD_BLOCKS = 512, 16  # of a block, one an SM; blocks of a cluster
 MOST_HELD = 16  # vectors of a thread
 MOST_SHARED = 8  # beside which b and all of the next row wait in shared memory
 MOST_STAGED = 7  # vectors of the next row beside more of these; 11 of them: 0.83 of 2 MiB
-LEAST_AHEAD_BYTES = {2: 128 << 10, 4: 512 << 10}  # of a row of layer_norm, more than so many, by bytes of a number
-LARGE_BLOCKS = 512 << 10  # bytes of a row, more of which take blocks of twice the threads, one an SM
+LEAST_AHEAD = {True: 512 << 10, False: 1 << 20}  # bytes of a row, more than so many, of layer_norm and of rms_norm
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
     RingConfig(16, 1, 16, 0, min_blocks=2),
@@ -165,7 +165,7 @@ CENTRED_STAGES = (
 )
 SIMULATED_STAGES = (StagesConfig(64, 1, 0, 2, 3),)
 MOST_STAGES = 16
-LEAST_AHEAD = 4  # stages of forward that overlaps: a row that is written, the next, and two that come
+LEAST_STAGES_AHEAD = 4  # stages of forward that overlaps: a row that is written, the next, and two that come
 STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
 BARRIERS = 1 << 10  # for barriers alone
 MOST_NUMBERS = 128 << 10  # bytes of registers that a block's numbers of a row stay below: half of an SM's
@@ -203,27 +203,17 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
 
 
 def ahead_config(N: int, variant: Variant, device: Device) -> ClusterAheadConfig | None:
-    """The smallest cluster that holds a row of N elements; None where none does, and for what is not faster so.
-
-    rms_norm of 1 MiB and less is as fast in cluster_rows.py.
-    """
-    dtype, narrow = variant.dtype, {None, variant.dtype}
-    if variant.added or not {variant.w, variant.b} <= narrow or itemsize(dtype) not in LEAST_AHEAD_BYTES:
+    """Clusters that hold a row of N elements; None where none does, and for what is not faster so."""
+    dtype = variant.dtype
+    if variant.added or not {variant.w, variant.b} <= {None, dtype} or itemsize(dtype) > 4:
         return None
-    least = LEAST_AHEAD_BYTES[itemsize(dtype)] if variant.centred else 1 << 20
-    nbytes = N * itemsize(dtype)
-    if not device.has_bulk_copies or device.max_cluster < 16 or nbytes <= least:
+    if not device.has_bulk_copies or device.max_cluster < AHEAD_BLOCKS:
         return None
-    large = nbytes > LARGE_BLOCKS
-    threads = CLUSTER_THREADS << large
-    step = threads * storage(dtype).vector
-    cluster = 8 if 8 * MOST_SHARED * step >= N and not large else 16
-    vectors = -(-N // (cluster * step))
-    if vectors > MOST_HELD:
+    vectors = -(-N // (AHEAD_BLOCKS * AHEAD_THREADS * storage(dtype).vector))
+    if N * itemsize(dtype) <= LEAST_AHEAD[variant.centred] or vectors > MOST_HELD:
         return None
     shared = vectors <= MOST_SHARED
-    staged = vectors if shared else MOST_STAGED
-    return ClusterAheadConfig(threads, vectors, cluster, staged, shared, min_blocks=1 if large else 2)
+    return ClusterAheadConfig(AHEAD_THREADS, vectors, AHEAD_BLOCKS, vectors if shared else MOST_STAGED, shared)
 
 
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
@@ -243,7 +233,7 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
             continue
         config = replace(config, w_shared=config.w_shared or both)  # dw and db leave w no registers
         config = with_stages(config, variant, device)
-        if config.stages >= (LEAST_AHEAD if config.overlap and not variant.backward else 2):
+        if config.stages >= (LEAST_STAGES_AHEAD if config.overlap and not variant.backward else 2):
             return config
     return None
 
