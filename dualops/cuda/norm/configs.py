@@ -85,12 +85,12 @@ CLUSTER_THREADS = 256  # of a block
 CLUSTER_BLOCKS = {False: {12: 3, 16: 2}, True: {4: 4, 5: 3, 8: 2}}
 LEAST_VECTORS = 8  # rows of which a block holds
 # Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
-# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets those of before: layer_norm of 1 MiB
-# 0.83 (0.66), 2: 0.86 (0.62), 2 without weights, all of 11 vectors staged, 0.96 (0.83); rms_norm of 2 MiB 0.95
-# (0.69). Of 512 KiB, in blocks of 256 threads, layer_norm 0.84 (0.92). Less good: two rows in registers, the next one's
-# sums sent before a row's are waited for, 0.87 at 1 MiB; of 2 MiB a row in registers alone, 13 of 16 vectors of w and b
-# in shared memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to 0.67; b of four vectors under way
-# 0.81 for 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
+# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets of before: layer_norm of 1 MiB 0.83
+# (0.66), 2: 0.86 (0.62), 2 without weights, 11 vectors staged, 0.96 (0.83); rms_norm of 2 MiB 0.95 (0.69). Of 512
+# KiB, in blocks of 256 threads, layer_norm 0.84 (0.92). Less good: two rows in registers, the next one's sums sent
+# before a row's are waited for, 0.87 at 1 MiB; of 2 MiB a row in registers alone, 13 of 16 vectors of w and b in shared
+# memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to 0.67; b of four vectors under way 0.81 for
+# 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
 AHEAD_THREADS, AHEAD_BLOCKS = 512, 16  # of a block, one an SM; blocks of a cluster
 MOST_HELD = 16  # vectors of a thread
 MOST_SHARED = 8  # beside which b and all of the next row wait in shared memory
