@@ -185,9 +185,10 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
 def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
 
-    Of rms_norm whose weights are no wider than x: ring_ahead.py reads wider ones less often.
+    Of rms_norm whose weights are no wider than x: ring_ahead.py reads wider ones less often. On Hopper alone: built for
+    Blackwell, loops over a thread's vectors stay loops, and rows would lie in local memory.
     """
-    if variant.centred or variant.w not in (None, variant.dtype) or not device.has_bulk_copies:
+    if variant.centred or variant.w not in (None, variant.dtype) or not device.has_wgmma:
         return None
     step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.added]
     if step * LEAST_VECTORS >= N:

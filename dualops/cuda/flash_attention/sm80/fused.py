@@ -152,9 +152,8 @@ def build_fused(
         options,
     ):
         smem, slots = cuda.shared.array(0, mem.element, alignment=128), columns.slots()
-        drawn = cuda.shared.array(
-            3, i32
-        )  # my number; of the sum that is to be told of its own, and how many have added
+        # my number; of the sum that is to be told of its own, and how many have added
+        drawn = cuda.shared.array(3, i32)
         if cuda.threadIdx.x == 0:
             drawn[0] = draw(flags)
         cuda.syncthreads()
