@@ -105,8 +105,8 @@ def _calls(group: str, operator: str, direction: str, peer_results: Path) -> Ite
             if not ours or name in WITHOUT[direction]:
                 continue
             (case,) = [each for each in OPERATORS[operator].cases if (each.name, each.dtype) == (name, dtype)]
-            if () in case.shapes.values():  # a number on the device, as a seed may be, has no estimates
-                continue
+            if () in case.shapes.values() or any(map(callable, case.params.values())):
+                continue  # a number on the device, as a seed may be, and functions of users have no estimates
             try:
                 found = rankings(_text(operator, case.shapes, case.params), H200, backward=direction == "backward")
             except NotImplementedError:  # of options that have no estimates
