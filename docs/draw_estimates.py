@@ -99,6 +99,7 @@ def _products() -> Iterator[Pair]:
 def _calls(group: str, operator: str, direction: str, peer_results: Path) -> Iterator[Pair]:
     """Of calls, in the Config that they take."""
     for run in json.loads((peer_results / f"{operator}.json").read_text())["runs"]:
+        gpu = architecture("h100" if "H100" in run["gpu"] else "h200")
         for one in run["measurements"]:
             name, _, dtype = one["case"].rpartition("-")
             ours = (one["name"], one["direction"], dtype) == ("dualops", direction, "bfloat16")
@@ -108,7 +109,7 @@ def _calls(group: str, operator: str, direction: str, peer_results: Path) -> Ite
             if () in case.shapes.values() or any(map(callable, case.params.values())):
                 continue  # a number on the device, as a seed may be, and functions of users have no estimates
             try:
-                found = rankings(_text(operator, case.shapes, case.params), H200, backward=direction == "backward")
+                found = rankings(_text(operator, case.shapes, case.params), gpu, backward=direction == "backward")
             except NotImplementedError:  # of options that have no estimates
                 continue
             found = [each for each in found if each.title.startswith(direction)]
@@ -170,7 +171,7 @@ def draw_estimates() -> Figure:
                 x, y = [pair.measured for pair in mine], [pair.estimated for pair in mine]
                 label = f"{group}{', fitted to' * fitted}"
                 axes.scatter(x, y, 26, "none" if fitted else color, edgecolors=color, label=label)
-    axes.set(xlabel="measured on an H200, TFLOP/s", ylabel="estimated, TFLOP/s", xlim=(0, most), ylim=(0, most))
+    axes.set(xlabel="measured, TFLOP/s", ylabel="estimated, TFLOP/s", xlim=(0, most), ylim=(0, most))
     axes.legend(frameon=False)
     return figure
 

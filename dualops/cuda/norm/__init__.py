@@ -1,7 +1,7 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
 rows.py       rows kept in registers: a few lanes, warps or a block a row
-cluster_rows.py  rms_norm of long rows forward, kept in the registers of a cluster of blocks, on sm_90
+cluster_rows.py   rms_norm of long rows forward, kept in the registers of a cluster of blocks, on sm_90
 cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 512 KiB on, of
               rms_norm from 1 MiB on, to 2 MiB, with weights of x's dtype
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90

@@ -125,9 +125,9 @@ WIDTHS = (64, 128)  # of heads
 def fused_configs(D: int, Dv: int, options: Sequence[str], group: Any = 1) -> Iterator[tuple[Sm80FusedConfig, str]]:
     """Tiles for heads of these widths, best first; none for others. group: heads that share a key head.
 
-    Of the time of two kernels, on an H100, full and causal, D=128, S=8192 0.67 and 0.66, S=2048 0.69 and 0.77; with two
-    stages, of which an A100 has room for no more, 0.78 and 0.79, 0.79 and 0.86. D=64 0.75 and 0.83, 0.76 and 0.84.
-    Ascending, causal heads of 64 take 0.88 and 0.80 of their time, and of 128 1.19 and 0.89: these do not ascend.
+    Of the time of two kernels, on an H100, full and causal, S=8192 and 2048: D=128 0.64 to 0.79, D=64 0.75 to 0.84. A
+    draft of D=128 in two stages, of which an A100 has room for no more, took 1.12 to 1.20 of that in three. Ascending,
+    causal heads of 64 take 0.88 and 0.80 of their time, and of 128 1.19 and 0.89: these do not ascend.
     """
     if Dv != D or D not in WIDTHS or any(name not in SERVED for name in options):
         return
