@@ -142,5 +142,5 @@ def told(drawn: Iterable[tuple[Panel, Rates]], peers: Mapping[str, Peers]) -> st
     for panel, found in drawn:
         for words in found:
             run = peers[panel.operator].runs[Key(panel.operator, panel.cases[words], panel.direction)]
-            runs[f"{panel.operator}: one {run.device}, {run.day}, commit {run.commit[:8]}"] = None
+            runs[f"{panel.operator}: one {run.device}, {run.day}, commit {run.short}"] = None
     return f"{DTYPE}; attention: {TOKENS} tokens, {HEADS} heads of {WIDTH}\n" + "; ".join(runs)

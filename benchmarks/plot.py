@@ -72,7 +72,7 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
     runs: dict[str, dict[str, set[str]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
-        told = f"{run.day}, one {run.device}, commit `{run.commit[:8]}`"
+        told = f"{run.day}, one {run.device}, commit `{run.short}`"
         runs.setdefault(told, {}).setdefault(key.operator, set()).add(key.case)
     of_each = Counter(operator for operator, _ in {(key.operator, key.case) for key in used})
 
@@ -125,16 +125,16 @@ def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
         by_asv = newest.get(key)
         run = peers[key.operator].runs[key] if measured else None
         if by_asv and not (run and run.day > f"{by_asv.measured:%Y-%m-%d}"):
-            seconds, commit = by_asv.seconds[key], by_asv.commit
+            seconds, commit = by_asv.seconds[key], by_asv.commit[:8]
         elif measured and run:
-            seconds, commit = measured.seconds, run.commit
+            seconds, commit = measured.seconds, run.short
         else:
             continue
         if measured:
             used.append(key)
             share, peer = f"{measured.share:.0%}" if measured.share else "–", measured.peer or "–"
             ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
-        rate, at = f"{work.rate(seconds):.2f} {work.unit}", f"`{commit[:8]}`"
+        rate, at = f"{work.rate(seconds):.2f} {work.unit}", f"`{commit}`"
         rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, at))
     commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
     measured_at = [

@@ -38,6 +38,11 @@ class PeerRun(NamedTuple):
     day: str
     device: str
 
+    @property
+    def short(self) -> str:
+        """The commit's first digits, with + where files differed from it."""
+        return self.commit[:8] + "+" * self.commit.endswith("+")
+
 
 class Peers(NamedTuple):
     """What `python -m benchmarks run OPERATOR --peers --json` recorded of an operator."""

@@ -14,6 +14,7 @@ DIRECTIONS = ("forward", "backward")
 # Flops a byte from which a case is quoted in TFLOP/s. Row operators have a handful and attention over more than a few
 # keys has hundreds; an H200 balances at 12 in float32 and near 200 in bfloat16.
 INTENSE = 32
+ROWS = 512  # of pairs that are looked at together
 
 
 def bind(operator: spec.Spec, case: spec.Case, direction: str = "forward", device: str = "cuda:0") -> spec.Problem:
@@ -68,7 +69,7 @@ class Work(NamedTuple):
         if cost is None:
             raise NotImplementedError(f"{operator.name} has no {direction}")
         problem = bind(operator, case, direction)
-        flops = sum(cost.flops(one) for one in sequences(operator, case, problem))
+        flops = round(sum(cost.flops(one) for one in sequences(operator, case, problem)) * shown(problem))
         return cls(flops, cost.bytes_read(problem), cost.bytes_written(problem))
 
     @property
@@ -93,6 +94,25 @@ def sequences(operator: spec.Spec, case: spec.Case, problem: spec.Problem) -> li
         spec.Problem(operator, p.dtype, {**p.dims, "B": 1, "Sq": Sq, "Sk": Sk}, p.params, p.arrays)
         for Sq, Sk in _lengths(operator, case)
     ]
+
+
+def shown(problem: spec.Problem) -> float:
+    """Of the pairs that causal mask and window leave, the share that a mask_mod shows, as it tells of the first head.
+
+    A function of a case does to arrays what it does to their elements.
+    """
+    p = problem
+    if p.params.get("mask_mod") is None:
+        return 1.0
+    left, right = spec.attention.band(p)
+    j, pairs, seen = np.arange(p.Sk), 0, 0
+    for m in range(0, p.Sq, ROWS):
+        i = np.arange(m, min(m + ROWS, p.Sq))[:, None]
+        at = i + (0 if p.causal == "top_left" else p.Sk - p.Sq)
+        inside = (j >= at - left) & (j <= at + right)
+        pairs += int(inside.sum())
+        seen += int((inside & p.mask_mod.function(0, 0, i, j)).sum())
+    return seen / max(pairs, 1)
 
 
 _drawn: dict[str, list[tuple[int, int]]] = {}

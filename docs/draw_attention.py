@@ -100,7 +100,7 @@ def draw_online_softmax() -> Figure:
 # --- which tiles are visited ---------------------------------------------------------------------
 
 SKIPPED, BOUNDARY, FULL = range(3)
-KINDS = ("skipped: never visited", "boundary: the mask is asked for each score", "full: all is seen, no mask is asked")
+KINDS = ("skipped: never visited", "boundary: cut by the mask, which is applied", "full: all is seen, no mask is asked")
 KIND_COLOURS = (GREY, ORANGE, BLUE)
 
 

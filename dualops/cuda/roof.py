@@ -20,6 +20,8 @@ from .tile.storage import access
 
 BURST = 20  # launches back to back, so that the host's time for a launch is hidden
 MIXES = ((1, 0), (1, 1), (2, 1), (3, 2))
+# for each write: beside more, what is written counts as read; of 4097 for one a few blocks would have all to move
+MOST_READS = 8
 BLOCKINGS = tuple(product((128, 256, 512), (1, 2, 4)))  # threads, vectors of a thread
 
 
@@ -91,8 +93,7 @@ class Stream:
     """
 
     def __init__(self, bytes_read: int, bytes_written: int, threads: int, vectors: int):
-        ratio = Fraction(bytes_read, bytes_written).limit_denominator(4) if bytes_written else Fraction(1, 1)
-        reads, writes = (ratio.numerator, ratio.denominator) if bytes_written else (1, 0)
+        reads, writes = _mix(bytes_read, bytes_written)
         total, parts = bytes_read + bytes_written, reads + writes
         part = _whole(total, parts)
         self.scale = total / (part * parts)
@@ -122,6 +123,14 @@ class Stream:
         end.record()
         end.synchronize()
         return cuda.event_elapsed_time(begin, end) * 1e-3 / BURST
+
+
+def _mix(bytes_read: int, bytes_written: int) -> tuple[int, int]:
+    """Parts that are read and written: the nearest ratio of small numbers."""
+    if bytes_read > MOST_READS * bytes_written:
+        return 1, 0
+    ratio = Fraction(bytes_read, bytes_written).limit_denominator(4)
+    return ratio.numerator, ratio.denominator
 
 
 def _whole(total: int, parts: int) -> int:

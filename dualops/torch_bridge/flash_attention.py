@@ -75,7 +75,8 @@ def flash_attention(
     seed: int | Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """softmax(scale * q @ k.T + mask) @ v; o and lse are differentiable once, by q, k, v, bias and sinks.
+    """softmax(scale * q @ k.T + mask) @ v; o and lse are differentiable once, by q, k, v, bias and sinks. Dao 2023,
+    arXiv:2307.08691.
 
     q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
     device or the CPU, any strides with a contiguous last axis, H a multiple of Hkv, D and Dv at most 512. The position
@@ -92,7 +93,8 @@ def flash_attention(
     mask_mod: (b, h, i, j) -> whether query i sees key j
     block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one: tiles that nobody sees are skipped
     sinks [H]: one more logit in the softmax, without a value
-    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p; backward draws the same ones again
+    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16;
+        backward draws the same ones again
 
     sinks and alibi_slopes are of q's dtype, or float32. seed is an integer of 64 bits or an int64 tensor without axes.
     One on the CPU is as good as an integer; one on q's device is read there by the kernel, so a captured CUDA graph can

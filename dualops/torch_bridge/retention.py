@@ -48,6 +48,7 @@ def retention(
     return_state: bool = False,
 ) -> Any:
     """Retention of RetNet, o_i = sum_j s_ij v_j / n_i with s_ij = scale * (q_i . k_j) * gamma^(i - j) for j <= i.
+    Sun et al. 2023, arXiv:2307.08621.
 
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv] of one dtype (float64, float32, float16, bfloat16) on a CUDA
     device or the CPU, any strides with a contiguous last axis, D at most 256, Dv at most 512. Results and states are

@@ -63,6 +63,7 @@ def rms_norm(
     return_rstd: bool = False,
 ) -> Any:
     """h * rstd * (w + offset), with h = x + residual and rstd = 1 / sqrt(mean(h^2) + eps) of each row.
+    Zhang and Sennrich 2019, arXiv:1910.07467.
 
     x [..., N] of float64, float32, float16 or bfloat16 on a CUDA device or the CPU, any strides with a contiguous last
     axis; residual of its shape and dtype, None for 0. w [N] of x's dtype or float32 (float64 for float64); None is 1,

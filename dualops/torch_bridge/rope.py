@@ -34,7 +34,8 @@ def rope(
     interleaved: bool = False,
     inplace: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """q and k with their first R dimensions rotated, pair by pair; differentiable once, by q and k.
+    """q and k with their first R dimensions rotated, pair by pair; differentiable once, by q and k. Su et al. 2021,
+    arXiv:2104.09864.
 
     q [B, H, S, D], k [B, Hkv, S, D] of one dtype (float64, float32, float16, bfloat16) on a CUDA device or the CPU, any
     strides with a contiguous last axis: the transposed views that projections leave are as good as any. cos, sin of

@@ -12,7 +12,7 @@ _operator = register(SPEC, reference.softmax, reference.softmax_backward, autoca
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) / sum(exp(x)) along `axis`, differentiable once.
+    """exp(x) / sum(exp(x)) along `axis`, differentiable once. Milakov and Gimelshein 2018, arXiv:1805.02867.
 
     x: a tensor of any shape with at least one axis and of any strides, float64, float32, float16 or bfloat16, on a CUDA
     device or the CPU. axis: from -x.ndim to x.ndim - 1.

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks import roofline
+from benchmarks.tree import spec
 from benchmarks.work import Work
 from dualops.cuda import roof as memory
+from dualops.spec.attention.cases import documents
 
 
 class Moving:
@@ -54,3 +56,19 @@ def test_the_rate_is_that_of_a_product_that_fills_the_gpu(monkeypatch: pytest.Mo
     assert roofline.matmul_rate("float32") == 4096**3
     assert roofline.matmul_rate("float16") == 8192**3 / 2
     roofline.matmul_rate.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("params", "pairs"),
+    [
+        ({}, 4096**2),
+        ({"mask_mod": documents}, 4 * 1000**2 + 96**2),
+        ({"mask_mod": documents, "causal": True}, 4 * 1000 * 1001 // 2 + 96 * 97 // 2),
+        ({"mask_mod": documents, "window": (0, 0)}, 4096),
+    ],
+)
+def test_pairs_that_a_mask_hides_are_no_work(params: dict[str, Any], pairs: int) -> None:
+    operator = spec.OPERATORS["flash_attention"]
+    shapes = dict.fromkeys("qkv", (2, 3, 4096, 64))
+    work = Work.of(operator, spec.Case("any", "bfloat16", shapes, params), "forward")
+    assert work.flops == 2 * 2 * 3 * pairs * (64 + 64)

@@ -55,6 +55,15 @@ def test_what_is_no_whole_number_of_blocks_is_scaled(launched: list[Any]) -> Non
     assert roof.Stream(2 * block, 0, 128, 1).scale == 1.0
 
 
+def test_beside_much_that_is_read_what_is_written_counts_as_read(launched: list[Any]) -> None:
+    roof.Stream(4096 * MB, MB, 128, 1)()
+    (kernel, grid, _), _, _ = launched[0]
+    assert kernel == (128, 1, 1, 0)
+    assert grid == (4097 * MB // (128 * 16),)
+    roof.Stream(8 * MB, MB, 128, 1)()
+    assert launched[1][0][0] == (128, 1, 8, 1)
+
+
 @pytest.mark.parametrize(
     ("enough", "tried", "best"), [(0.0, 9, (1.0, 256, 2)), (5.0, 5, (1.0, 256, 2)), (9.0, 1, (9.0, 128, 1))]
 )

@@ -4,7 +4,7 @@ naive.py   a thread an element of the result; every operand comes from memory, a
 simt.py    tiles in shared memory and in registers: limited by what CUDA cores multiply
 sm80.py    tensor cores, fed by a ring of stages: limited by what mma.sync multiplies
 sm90       the same on Hopper: products of a warpgroup out of shared memory, which copies of boxes fill; persistent
-           blocks of warpgroups with different work, in clusters that share what they load
+           blocks of warpgroups with different work; clusters split long sums, and share no tiles
 
 Tensor cores multiply bfloat16 and float16, and float32 in a precision that the caller asks for: sm90 on compute
 capability 9.0, with up to two batch axes, sm80 on 8.0 and later with any layout; simt does what is left.

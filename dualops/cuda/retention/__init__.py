@@ -44,14 +44,15 @@ def retention(
 
     q [B, H, Sq, D], k [B, H, Sk, D], v [B, H, Sk, Dv]: float64, float32, float16 or bfloat16, any strides with a
     contiguous last axis; D up to 256, Dv up to 512. Query i stands at position i + Sk - Sq.
-    gamma [H] in float32 (float64 for float64): None is 1 - 2^(-5 - h). mask [H, Sq, Sk]: in place of the decay.
+    gamma [H], above 0 and at most 1, in float32 (float64 for float64): None is 1 - 2^(-5 - h). mask [H, Sq, Sk], of q's
+    dtype or gamma's: in place of the decay.
     log_decay [B, H, S], dtype as gamma: in place of gamma the natural logarithm of each head's and step's decay, finite
     and at most 0; gamma^(i - j) is then the product of the decays of the steps after j, up to i, and Sq is Sk. On a GPU
     the values of gamma and log_decay are not looked at.
     scale: None is 1 / sqrt(D). form: "chunk" (time and memory as S), "parallel" (the only one for Sq != Sk, a mask and
     "abs") or "recurrent" (token after token, for one or a few); they agree. normalize: n is 1; with "signed"
     max(1, |sum_j s_ij|), with "abs" max(1, sum_j |s_ij|).
-    initial_state [B, H, D, Dv] in float32: what stood before token 0, as the state of an earlier call, with its
+    initial_state [B, H, D, Dv], dtype as gamma: what stood before token 0, as the state of an earlier call, with its
     initial_norm [B, H, D] if "signed". return_state: also return these two. return_row_sum: also return what the
     gradient of a normalized call needs.
     Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
@@ -61,6 +62,11 @@ def retention(
     numbers, with chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few,
     B * H * segments * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes
     2 * B * H * (S + 1) more where there are states in the workspace, and for its gradient.
+
+    out: an array for o, or a tuple for all results, sharing no memory with the inputs. kernel: a rung instead of the
+    best. stream: a stream object or handle instead of the library's current one. Raises TypeError and ValueError for a
+    wrong call, NotImplementedError where this device or rung can't do it. No gradient is recorded: `torch_bridge` has
+    the operator with autograd.
     """
     arrays = (q, k, v, gamma, log_decay, mask, initial_state, initial_norm)
     params = (scale, form, normalize, return_state, return_row_sum)
