@@ -177,6 +177,8 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             cp_async_wait_group(0)
             cuda.syncthreads()
             i, n0 = u32(i + u32(1)), n1
+        if count == u32(0):
+            cuda.syncthreads()  # rows of o go where others read Q
 
         # anew: no register kept them until now
         task, row = walk.task(anew_i32(cuda.blockIdx.x), extent, lengths, options), row_of(anew_i32(cuda.threadIdx.x))
