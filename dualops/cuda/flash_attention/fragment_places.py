@@ -44,6 +44,7 @@ class Places(Namespace):
     at: Callable[..., At]
     seen: Callable[..., Any]  # (options, where, row) -> first and end of the columns that ranges show to a row
     there: Callable[..., Any]  # (where, row) -> whether a row is one: what is beyond may be another sequence's
+    passes: Callable[..., Any]  # (where) -> whether some rows of the tile are none
     origin: Callable[..., Any]  # (where) -> the tile's first column
     within: Callable[..., Any]  # (options, where) -> whether ranges show all of the tile
 
@@ -83,6 +84,10 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         return where.m0 + row // heads < where.Sq
 
     @verb
+    def passes(where):
+        return where.m0 + (rows + heads - 1) // heads > where.Sq
+
+    @verb
     def origin(where):
         return where.n0
 
@@ -100,6 +105,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         at=at,
         seen=seen,
         there=there,
+        passes=passes,
         origin=origin,
         within=within,
     )
@@ -140,6 +146,10 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         return where.n0 + row < where.Sk
 
     @verb
+    def passes(where):
+        return where.n0 + rows > where.Sk
+
+    @verb
     def origin(where):
         return where.m0
 
@@ -157,6 +167,7 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         at=at,
         seen=seen,
         there=there,
+        passes=passes,
         origin=origin,
         within=within,
     )

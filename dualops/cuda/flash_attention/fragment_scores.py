@@ -51,6 +51,7 @@ class FragmentScores(Namespace):
     again: Callable[..., Any]  # these two: as `FragmentKept` has them
     weight: Callable[..., Any]
     there: Callable[..., Any]  # (where, h) -> whether my row h of two is not another sequence's
+    passes: Callable[..., Any]  # (where) -> whether some rows of the tile may be another sequence's
     near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
     # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
     # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
@@ -99,6 +100,10 @@ def fragment_scores(
     @verb
     def there(where, h):
         return places.there(where, my_row() + 8 * h) if others else True
+
+    @verb
+    def passes(where):
+        return places.passes(where) if others else False
 
     change = fragment_changes(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
     keeping = fragment_kept(chain, places, quads, transposed=transposed, parts=parts)
@@ -320,6 +325,7 @@ def fragment_scores(
         again=keeping.again,
         weight=keeping.weight,
         there=there,
+        passes=passes,
         near=change.near,
         bend=bend,
         pair=pair,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.left_words import WORDS
 from ..tile.numbers import numbers
+from ..tile.products import opaque_f32
 from ..tile.softmax_rows import pairs_of
 from ..tile.unrolled import one_after_another
 from .fragment_scores import FragmentScores
@@ -27,6 +28,8 @@ class GradientOfKeys(Namespace):
     # `PairProbabilities` has it. kept: as `FragmentKept` has it
     probabilities: Callable[..., None]
     d_scores: Callable[..., None]  # (d_probs, probs, options, kept, slots, at): dP becomes dS
+    # (d_scores, where): 0 in rows that may be another sequence's keys, which sums over a tile's keys would take in
+    forget_others: Callable[..., None]
     pack: Callable[..., None]  # (packed, values)
     # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as the
     # left factor of a step of its own; where nothing is near and nothing weighs
@@ -143,5 +146,25 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
     def pack(packed, values):
         all_packs(packed, values, 0, 0)
 
+    def forget_row(h: int) -> Callable[..., None]:
+        @verb
+        def forget(d_scores, where, _, __):
+            if not score.there(where, h):
+                zero = opaque_f32(num.zero)  # or else it would be a choice for each number of all tiles
+                for n in range(columns // 8):
+                    d_scores[4 * n + 2 * h] = zero
+                    d_scores[4 * n + 2 * h + 1] = zero
+
+        return forget
+
+    forget_both = one_after_another([forget_row(h) for h in range(2)])
+
+    @verb
+    def forget_others(d_scores, where):
+        if score.passes(where):
+            forget_both(d_scores, where, 0, 0)
+
     steps = tuple(_sixteens(score, columns, keep_in_step, False))
-    return GradientOfKeys(probabilities=probabilities, d_scores=d_scores, pack=pack, steps=steps)
+    return GradientOfKeys(
+        probabilities=probabilities, d_scores=d_scores, forget_others=forget_others, pack=pack, steps=steps
+    )

@@ -1,5 +1,5 @@
-"""What the rows of a tile of keys are, which tile of queries comes after another, or before it, and how many blocks
-add to a tile's dq before one does.
+"""What the rows of a tile of keys are, which tile of queries comes after another, or before it, how many blocks add to
+a tile's dq before one does, and where that lies among the sums of all tiles.
 """
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, i32, u32, verb
+from ..backend import Namespace, i32, i64, u32, verb
 from .options import OptionChain
+from .packed import packed_tiles
 
 
 class KeyRows(NamedTuple):
@@ -86,3 +87,21 @@ def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder
         return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
 
     return TileOrder(start=start, next=next_of, rank=rank)
+
+
+def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:
+    """The verb (task, H, h, tile, q_tiles) -> which of the tiles' sums is that of this tile of head h's queries.
+
+    q_tiles: a head's, of a batch or, of varlen, of all sequences (`packed_count`).
+    """
+    tiles = packed_tiles(block_q)
+
+    @verb
+    def of_batch(task, H, h, tile, q_tiles):
+        return i64(task.b * H + h) * q_tiles + tile
+
+    @verb
+    def of_sequence(task, H, h, tile, q_tiles):
+        return i64(h) * q_tiles + i32(tiles.after(task.q_first, task.b) + tile)
+
+    return of_sequence if varlen else of_batch

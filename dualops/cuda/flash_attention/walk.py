@@ -13,6 +13,7 @@ from ...spec.meta import itemsize
 from ..backend import Namespace, i32, u32, verb
 from .arguments import spans
 from .options import OptionChain
+from .packed import packed_pieces
 
 KEYS_IN_L2 = 32 << 20  # bytes of K and V that blocks share at a time, of H200's 50 MiB
 # groups of heads, where pieces are all alike, so that none must come first: of S = 8192 and 16384, D = 128, the kernel
@@ -48,7 +49,7 @@ class Extent(NamedTuple):
     Sq: Any
     Sk: Any
     aligned: Any
-    section: Any  # heads, or for tiles of keys heads of keys
+    section: Any  # heads, or for tiles of keys heads of keys; of packed tiles queries, of as many heads as have these
 
 
 class Task(NamedTuple):
@@ -156,14 +157,40 @@ def range_of(block_kv: int) -> Range:
     return Range(between=between, keys=keys)
 
 
+def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
+    """The verb (number, extent, each, lengths) -> heads of a batch, head, counted through all batches, its tile of that
+    number, and how many tiles a head has, as many as of the longest sequence. side, each: as `packed_pieces` has them.
+    extent.section: heads that follow one another, tile by tile.
+    """
+
+    @verb
+    def piece(number, extent, each, lengths):
+        blocks = u32(((extent.Sk if side else extent.Sq) + (block - 1)) // block)
+        heads = u32(extent.H) // u32(extent.group) if side else u32(extent.H)
+        all_heads = u32(extent.heads) // u32(extent.group) if side else u32(extent.heads)
+        section = min(u32(extent.section), all_heads)
+        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
+        place, here = u32(number) - u32(before * blocks), min(all_heads - before, section)
+        return heads, u32(before + place % here), u32(place // here), blocks
+
+    return piece
+
+
 def walk_by_queries(
-    block_q: int, between: Callable[..., Any], varlen: bool, chain: OptionChain, *, first_first: bool = False
+    block_q: int,
+    between: Callable[..., Any],
+    varlen: bool,
+    chain: OptionChain,
+    *,
+    first_first: bool = False,
+    packed: bool = False,
 ) -> Walk:
     """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
     in L2: of each section the last queries of all heads, then those before them. between: as `Range` has it.
-    first_first: the first queries come first.
+    first_first: the first queries come first. packed: sequences come one after another (`packed_pieces`), and there are
+    no more pieces than for all tokens.
     """
-    span = spans(varlen)
+    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_q, 0)
 
     @verb
     def q_blocks(extent):
@@ -175,11 +202,9 @@ def walk_by_queries(
 
     @verb
     def task(number, extent, lengths, options):
-        blocks, section = q_blocks(extent), min(u32(extent.section), u32(extent.heads))
-        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
-        place, here = u32(number) - u32(before * blocks), min(u32(extent.heads) - before, section)
-        head = i32(before + place % here)
-        m_block = u32(place // here) if first_first else u32(blocks - 1 - place // here)
+        _, head, m_block, blocks = pieces(number, extent, extent.group, lengths)
+        if not first_first:
+            m_block = u32(blocks - 1 - m_block)
         m0 = i32(m_block * u32(block_q))
         b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
         q_first, k_first, Sq, Sk = span.of_batch(lengths, b, extent.Sq, extent.Sk)
@@ -193,22 +218,17 @@ def walk_by_queries(
 
 
 def walk_by_keys(
-    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False
+    block_kv: int, block_q: int, varlen: bool, chain: OptionChain, *, last_first: bool = False, packed: bool = False
 ) -> Callable[..., KeysTask]:
     """The verb (number, extent, lengths, options) -> the task of that number. They are numbered so that those come
     first that most queries of a causal mask see, or the last keys of all, and heads, a section at a time, that find
-    their queries in L2.
+    their queries in L2. packed: as `walk_by_queries` has it.
     """
-    span = spans(varlen)
+    span, pieces = spans(varlen), (packed_pieces if packed else pieces_of_longest)(block_kv, 1)
 
     @verb
     def task(number, extent, lengths, options):
-        blocks = u32((extent.Sk + (block_kv - 1)) // block_kv)
-        heads_kv, all_heads = u32(extent.H) // u32(extent.group), u32(extent.heads) // u32(extent.group)
-        section = min(u32(extent.section), all_heads)
-        before = u32(u32(number) // u32(section * blocks) * section)  # heads of earlier sections
-        place, here = u32(number) - u32(before * blocks), min(all_heads - before, section)
-        head, n_block = u32(before + place % here), u32(place // here)
+        heads_kv, head, n_block, blocks = pieces(number, extent, i32(1), lengths)
         if last_first:
             n_block = u32(blocks - 1 - n_block)
         n0 = i32(n_block * u32(block_kv))

@@ -302,6 +302,10 @@ def _varlen_cases() -> tuple[Case, ...]:
         score_mod=bent,
         mask_mod=woven,
     )
+    # longer than those that have two kernels for their gradient, of heads of 128 and of 64
+    add("varlen_longer", 5, (700, 4), (800, 2), 128, test, causal=True, sinks=True)
+    add("varlen_longer_d64", 3, (700, 2), (650, 2), 64, test)
+    add("varlen_longer_d64_causal", 3, (650, 2), (700, 1), 64, test, causal=True)
     add("varlen_d256", 4, (300, 2), (310, 1), 256, test, causal=True, sinks=True)
     add("varlen_few_queries", 4, (11, 8), (3000, 2), 128, test, causal=True, window=(900, 0), sinks=True)
     add("varlen_no_tokens", 2, (0, 2), (9, 1), 16, {Tag.TEST, Tag.EDGE, Tag.SIM})
@@ -321,6 +325,7 @@ def _varlen_cases() -> tuple[Case, ...]:
         dropout_p=0.3,
     )
     add("varlen_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
+    add("varlen_d64_longer", 2, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
     return tuple(cases)
 
 

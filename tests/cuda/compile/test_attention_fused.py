@@ -50,6 +50,13 @@ def test_each_variant(D, Dv, options, stored):
     sound(build_dq_finish(config, found, stored), ARCH, 2 * ROWS * padded(D))
 
 
+def test_sequences_one_after_another():
+    found = variant_of(128, 128, "causal", "sinks", varlen=True)
+    ((config, _),) = fused_configs(128, 128, names(found), varlen=True)
+    sound(build_fused(config, found, "vectors", "vectors"), ARCH, config.shared_bytes(128, 128))
+    assert not [*fused_configs(128, 128, ["score_mod"], varlen=True)]
+
+
 @pytest.mark.parametrize(("Dv", "options"), [(128, ("bias",)), (72, ("causal", "sinks", "bias"))])
 def test_a_bias_in_boxes(Dv, options):
     found = variant_of(128, Dv, *options)

@@ -24,13 +24,13 @@ from tests.cuda.simulator.attention import an_infinite_key_is_capped, numbers
 gradient: Any = partial(dualops.cuda.flash_attention_backward, kernel="sm90")
 
 
-def fused(config: FusedConfig | None = None) -> AbstractContextManager[None]:
+def fused(config: FusedConfig | None = None, operator: str = "flash_attention") -> AbstractContextManager[None]:
     """Inside the with statement problems as small as a test's are done so, by this Config if one is given."""
     instead: dict[str, Any] = {"LEAST_TILES": 1}
     if config is not None:
         instead["fused_configs"] = lambda *_: iter([(config, "alone")])
     alone = {"dq_configs": lambda *_: iter(())}
-    return changed("flash_attention", (fused_launch, instead), (sm90_backward, alone))
+    return changed(operator, (fused_launch, instead), (sm90_backward, alone))
 
 
 def checked(

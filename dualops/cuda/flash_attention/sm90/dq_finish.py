@@ -2,7 +2,7 @@
 
 A block takes 64 queries of a tile of one head. A thread reads the numbers that a product would have left in its
 registers; from there dq goes the way of `dq`: rows that are not finite are made anew, all are scaled, rounded and
-stored. A tile that no block adds to is zero.
+stored. A tile that no block adds to is zero. Of varlen a number of a tile may be nobody's (`packed`).
 
 Blocks need not wait until the fused kernel has ended: they begin where it leaves room, in the order in which it ends
 its tiles, and wait for all that is added to theirs. The last one ends when it has ended.
@@ -21,6 +21,7 @@ from ...tile.warpgroup import ROWS
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..gradient_of_queries import rows_of_queries
 from ..hidden import hidden_rows
+from ..key_rows import place_of_sum
 from ..options import chain_of
 from ..walk import ROWS_OF_A_HEAD, Extent, range_of, walk_by_queries
 from .config import BOX, padded
@@ -41,7 +42,9 @@ def build_dq_finish(config: FusedConfig, variant: Variant, stored: str) -> Kerne
     source, rows = access("float32", True, once=True), rows_of_queries(SIZE)
     output = rows_output(stored, variant.dtype, variant.D, D, 0, 1)
     between = range_of(config.block_kv).between
-    walk = walk_by_queries(config.block_q, between, variant.varlen, chain, first_first=config.ascends)
+    BLOCK_Q, VARLEN = config.block_q, variant.varlen
+    walk = walk_by_queries(BLOCK_Q, between, VARLEN, chain, first_first=config.ascends, packed=VARLEN)
+    place_of = place_of_sum(BLOCK_Q, VARLEN)
 
     @verb
     def all_keys(task):
@@ -83,20 +86,21 @@ def build_dq_finish(config: FusedConfig, variant: Variant, stored: str) -> Kerne
         options,
     ):
         smem = cuda.shared.array(0, u8, alignment=1024)
-        extent = Extent(heads, H, group, Sq, Sk, aligned, section * group)
+        extent = Extent(heads, H, group, Sq, Sk, aligned, section if VARLEN else section * group)
         task, part = walk.task(cuda.blockIdx.x // PARTS, extent, lengths, options), i32(cuda.blockIdx.x % PARTS)
-        row = i32(ROWS * part)
-        lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
-        head, tile = i64(task.b * H + task.h), i32(task.m0 // config.block_q)
-        at = ((head * q_tiles + tile) * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
-        all_added(flags, 1 + head * q_tiles + tile, task.count)
-        for n in range(0, SIZE, 4):
-            source.load(acc, n, sums, at + 128 * n, task.count != 0, num.zero)
-        rows.read(lse_pair, lse, task, row)
-        hidden.repair(acc, (lse_pair[0], lse_pair[1]), (q, k, v, do, delta), task, row, i32(0), scale, options)
-        rows.scale(acc, scale, lse_pair)
-        output.store(smem, dq_map, dq, acc, task, row, i32(0))
-        output.finish()
+        if not VARLEN or task.m0 < task.Sq:
+            row = i32(ROWS * part)
+            lse_pair, acc = rows.pair(), cuda.local.array(SIZE, f32)
+            tile = place_of(task, H, task.h, i32(task.m0 // BLOCK_Q), q_tiles)
+            at = (tile * PARTS + part) * FRAGMENTS + 4 * cuda.threadIdx.x
+            all_added(flags, 1 + tile, task.count)
+            for n in range(0, SIZE, 4):
+                source.load(acc, n, sums, at + 128 * n, task.count != 0, num.zero)
+            rows.read(lse_pair, lse, task, row)
+            hidden.repair(acc, (lse_pair[0], lse_pair[1]), (q, k, v, do, delta), task, row, i32(0), scale, options)
+            rows.scale(acc, scale, lse_pair)
+            output.store(smem, dq_map, dq, acc, task, row, i32(0))
+            output.finish()
         if cuda.blockIdx.x == cuda.gridDim.x - 1:
             wait_for_grid_before()
 

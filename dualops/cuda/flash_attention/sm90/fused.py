@@ -29,6 +29,10 @@ the longest walks come last (`FusedConfig.ascends`). With `by_steps`, P.T of 16 
 there, beside the exponentials of the next ones (`probs_product`). Fragments of dq lie in memory as registers have
 them; `dq_finish` makes rows of them.
 
+Of sequences that lie one after another, rows behind the last key are the next one's keys: they have dS = 0, or dq would
+have a share of them. Tiles are numbered by where their tokens lie (`packed`), dq's sums as well. So blocks and sums are
+as many as there are tokens, and a sequence has the bits that it has alone.
+
 Shared memory: `FusedConfig.tiles`, 2 * 128 * (D + Dv) + stages * 2 * BLOCK_Q * (D + Dv) + 512 * BLOCK_Q +
 dq_places * 32768 bytes, and stages * 256 * BLOCK_Q of a bias. Registers: 64 of S.T and dP.T (whose place dq takes),
 half of that for P.T and dS.T packed, D / 2 + Dv / 2 of dk and dv, D / 4 of a held K, Dv / 4 of a held V, and about 16.
@@ -58,7 +62,7 @@ from ..columns import columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_of_keys import gradient_of_keys
 from ..hidden_keys import hidden_keys
-from ..key_rows import from_the_first, from_the_last, key_rows_of
+from ..key_rows import from_the_first, from_the_last, key_rows_of, place_of_sum
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent, walk_by_keys
@@ -76,7 +80,8 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
 
     sums: dq in float32, `tiles` tiles of each head, each fragment after fragment. flags: zeros; a counter, then one a
     tile. dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps: one,
-    where the bias comes as boxes. heads: of all batches. section: heads of keys whose queries blocks share at a time.
+    where the bias comes as boxes. heads: of all batches. section: heads of keys whose queries blocks share at a time;
+    of varlen, how many queries these are.
     """
     D, Dv, BLOCK_Q, BLOCK_KV, num = padded(variant.D), padded(variant.Dv), config.block_q, config.block_kv, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS, most=config.most)
@@ -92,19 +97,21 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     vdo = left_factor(variant.dtype, tiles.v, tiles.part_do, held=config.v_held)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
-    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word)
+    VARLEN = variant.varlen
+    score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
     columns = columns_of(config)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
     probs = stepwise if config.by_steps else probs_at_once(gradient, pdo)
-    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, variant.varlen, chain, last_first=config.ascends)
+    task_of = walk_by_keys(BLOCK_KV, BLOCK_Q, VARLEN, chain, last_first=config.ascends, packed=VARLEN)
     order = from_the_first(BLOCK_KV, BLOCK_Q, chain) if config.ascends else from_the_last(BLOCK_KV, BLOCK_Q)
     put_scores, both = put_matrices(variant.dtype, ROWS, anew=chain.scores or chain.weighs), meeting(CONSUMERS)
     PARTS, LAST = config.parts, config.parts - 1
     Q_BYTES, DO_BYTES, STATISTICS = tiles.part_q.nbytes, tiles.part_do.nbytes, 2 * ROWS // 8  # from a part to the next
     DS_AT, DS_BYTES = tiles.ds_at, tiles.ds.nbytes
     box, ordered = outbox(config.dq_places, warps), ordered_sums(CONSUMERS * FRAGMENT_BYTES)
+    place_of = place_of_sum(BLOCK_Q, VARLEN)
     DQ_AT, PLACE, SIZE = tiles.dq_at // 4, CONSUMERS * FRAGMENT, dsk.size
     # of the product that makes dq a warpgroup has other queries, or other columns
     MY_QUERIES, MY_COLUMNS = (DS_BYTES, 0) if config.parts > 1 else (0, tiles.k_columns.nbytes)
@@ -188,17 +195,17 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
         h, m0 = i32(task.h_kv * group), start
         if warpgroup == CONSUMERS:
             role.produce()
-            tid, b = u32(cuda.threadIdx.x) % u32(128), task.b
+            tid, b = u32(cuda.threadIdx.x) % u32(128), i32(0) if VARLEN else task.b
             if tid == u32(0) and end != u32(0):
-                token = i32(task.n0)
+                token = i32(task.k_first + task.n0)
                 kv_once.expect(kv_full)
                 k_tile.load(smem, 0, k_map, Corner(token, 0, (task.h_kv, b)), kv_full)
                 v_tile.load(smem, 0, v_map, Corner(token, 0, (task.h_kv, b)), kv_full)
                 while i != end:
-                    stage = q_pipe.acquire(q_bars, i)
-                    q_tile.load(smem, stage, q_map, Corner(m0, 0, (h, b)), q_bars.full)
+                    token, stage = i32(task.q_first + m0), q_pipe.acquire(q_bars, i)
+                    q_tile.load(smem, stage, q_map, Corner(token, 0, (h, b)), q_bars.full)
                     do_part.expect(do_full, i)
-                    do_tile.load(smem, stage, do_map, Corner(m0, 0, (h, b)), do_full)
+                    do_tile.load(smem, stage, do_map, Corner(token, 0, (h, b)), do_full)
                     bias.bring(smem, stage, bias_maps, options, task, h, m0, do_full)
                     h, m0 = order.next(task, h, m0, start)
                     i = q_pipe.next(i)
@@ -212,7 +219,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                     i = q_pipe.next(i)
             elif tid == u32(64):
                 while i != end:
-                    tile = i32(i32(i32(task.b * H) + h) * q_tiles + i32(u32(m0) // u32(BLOCK_Q)))
+                    tile = i32(place_of(task, H, h, i32(u32(m0) // u32(BLOCK_Q)), q_tiles))
                     at = i32(DQ_AT + box.take(dq_bars, i) * PLACE)
                     ordered.add(
                         sums, i64(tile) * PLACE, floats, at, flags, i64(tile) + 1, order.rank(task, m0, options)
@@ -258,6 +265,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
                         probs.add((dv_acc, packed, scores), factor, given, kept, (slots, lse_at))
                         vdo.wait_but(d_probs, probs.groups)
                         gradient.d_scores(d_probs, scores, options, kept, slots, i32(columns.delta(stage) + at))
+                        gradient.forget_others(d_probs, where)
                         gradient.pack(packed_ds, d_probs)
                         put_scores(smem, i32(ds_at + DS_BYTES * part + warpgroup * (DS_BYTES // CONSUMERS)), d_probs)
                         if part < LAST:

@@ -107,16 +107,18 @@ class FusedConfig:
 
 
 def fused_configs(
-    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, group: Any = 1
+    D: int, Dv: int, options: Sequence[str], bias_in_boxes: bool = False, group: Any = 1, varlen: bool = False
 ) -> Iterator[tuple[FusedConfig, str]]:
     """Tiles for heads of these widths, in whole boxes, best first. bias_in_boxes: there is a bias that can come so, for
-    which heads of 64, in tiles of two parts, have no room. group: heads that share a key head.
+    which heads of 64, in tiles of two parts, have no room. group: heads that share a key head. varlen: lengths are in
+    registers.
     """
     narrow, others = D == Dv == BOX, [name for name in options if name not in SERVED]
     with_bias = others == ["bias"] and bias_in_boxes and not narrow
     served = not others or with_bias or (len(others) == 1 and others[0] in ONE_SERVED)
-    if not narrow and others == ["mask_mod"] and "band" in options:
-        served = False  # a register would spill
+    spills = {"mask_mod": "band" in options, "score_mod": varlen}  # a register or more of wider heads
+    if not narrow and len(others) == 1 and spills.get(others[0], False):
+        served = False
     if not served or not (narrow or (D == 2 * BOX and Dv <= 2 * BOX)):
         return
     told = ""

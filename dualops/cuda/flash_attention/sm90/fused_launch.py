@@ -20,6 +20,7 @@ from .. import simt
 from ..arguments import is_varlen, sizes, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
+from ..packed import LEAST_HEADS, MOST_HEADS, packed_count
 from .config import BOX, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -31,9 +32,10 @@ from .fused_config import FusedConfig, fused_configs
 # and 1.02 where it is causal; but where heads share a key head, fewer than 16 took up to 1.42 (S = 4096, causal)
 # and causal, from the first keys on, 32 MB 0.98 of the time with 16 (S = 4096 and 8192, H100, 2026-11-26), as fewer
 # blocks of a head wait for one another; from the last keys on 16 are as good
-BYTES_IN_L2, BYTES_CAUSAL, BYTES_OF_GROUPS, LEAST_HEADS, MOST_HEADS = 16 << 20, 32 << 20, 64 << 20, 2, 16
-# of queries of a head: each is added to by one block after the other. That heads are few does not count, so that one
-# has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels
+BYTES_IN_L2, BYTES_CAUSAL, BYTES_OF_GROUPS = 16 << 20, 32 << 20, 64 << 20
+# of queries of a head, of varlen of the longest sequence's: each is added to by one block after the other. That heads
+# are few does not count, so that one has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two
+# kernels
 LEAST_TILES = 4
 # queries, up to which rows of dq are made beside the end of the kernel: the gradient takes 0.98 of the time so at
 # S = 2048, B = 8, but 1.01 at S = 8192, B = 2 (H200, 2026-11-25)
@@ -52,15 +54,15 @@ class FusedConfigs(NamedTuple):
 def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first: where each key is seen from some query on to the last."""
     p = problem
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or is_varlen(p) or p.window is not None:
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.window is not None:
         return
     if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
         return
-    if any(boxed(p.arrays, name, False) is None for name in LOADED):
+    if any(boxed(p.arrays, name, is_varlen(p)) is None for name in LOADED):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))
     names = [option.name for option, _ in having(p).variants]
-    for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group):
+    for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
         if fits and p.Sq > (LEAST_TILES - 1) * config.block_q:
             others, _ = next(simt.backward_configs(p))
@@ -77,25 +79,39 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
 def section_of(problem: Problem, config: FusedConfig) -> Any:
     """Heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a
     head's keys are not all under way at once, each a tile behind the one before. In a group those with few tiles of
-    each head would wait, head by head, for those with many.
+    each head would wait, head by head, for those with many. Of varlen queries, those of such heads, as sequences have
+    their own lengths.
     """
     p = problem
-    each = max(1, p.Sq) * (itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D)  # Q, dO and dq of a head
+    each = itemsize(p.dtype) * (p.D + p.Dv) + 4 * p.D  # Q, dO and dq of a query
     room = BYTES_CAUSAL if p.causal and not config.ascends else BYTES_IN_L2
     if p.group > 1:
         room = BYTES_OF_GROUPS
-    return min(max(LEAST_HEADS, room // each), MOST_HEADS)
+    if is_varlen(p):
+        return room // each
+    return min(max(LEAST_HEADS, room // (max(1, p.Sq) * each)), MOST_HEADS)
 
 
-def tiles_of(problem: Problem, config: FusedConfig) -> Any:
-    """Tiles of queries of a head."""
-    return cdiv(problem.Sq, config.block_q)
+class Tiles(NamedTuple):
+    """How many there are."""
+
+    of_head: Any  # of queries: of a head of a batch, or, of varlen, of all sequences
+    queries: Any  # of all heads
+    keys: Any  # of all heads of keys
+
+
+def tiles_of(problem: Problem, config: FusedConfig) -> Tiles:
+    p, heads_kv = problem, problem.H // problem.group
+    if is_varlen(p):
+        of_head = packed_count(p.total_q, config.block_q, p.B)
+        return Tiles(of_head, p.H * of_head, heads_kv * packed_count(p.total_k, config.block_kv, p.B))
+    of_head = cdiv(p.Sq, config.block_q)
+    return Tiles(of_head, p.B * p.H * of_head, p.B * heads_kv * cdiv(p.Sk, config.block_kv))
 
 
 def workspace(problem: Problem, config: FusedConfig) -> dict[str, ArrayMeta]:
     """delta; dq in float32, in whole tiles; a counter, and a flag a tile."""
-    p, place = problem, problem.arrays["q"].device
-    tiles = p.B * p.H * tiles_of(p, config)
+    p, place, tiles = problem, problem.arrays["q"].device, tiles_of(problem, config).queries
     size = tiles * (config.block_q * padded(p.D))
     sums = ArrayMeta((size,), "float32", (1,), place, 0)
     return {**simt.backward_workspace(p), "sums": sums, "flags": ArrayMeta((1 + tiles,), "int64", (1,), place, 0)}
@@ -103,9 +119,10 @@ def workspace(problem: Problem, config: FusedConfig) -> dict[str, ArrayMeta]:
 
 def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedConfig) -> dict[str, Mapped]:
     """The tensor maps of the launches, by names that are their own. metas: of the problem's arrays and the results."""
+    varlen = is_varlen(problem)
     lines = {"q": config.block_q, "do": config.block_q, "k": config.block_kv, "v": config.block_kv}
-    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, False) == "boxes"}
-    found = [each for name in lines if (each := boxed(metas, name, False))]
+    lines |= {name: ROWS for name in RESULTS if how_stored(metas, name, varlen) == "boxes"}
+    found = [each for name in lines if (each := boxed(metas, name, varlen))]
     maps = {
         f"fused_{each.name}_map": Mapped(
             each.name, problem.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX)
@@ -117,30 +134,30 @@ def fused_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: FusedCo
 
 def fused_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: FusedConfigs) -> Sequence[Step]:
     """delta, zeros for the flags, the kernel, and what makes rows of dq."""
-    p, config, found = problem, configs.fused, variant(problem)
+    p, config, found, varlen = problem, configs.fused, variant(problem), is_varlen(problem)
     elsewhere = ("dq", "dk", "dbias") if configs.dbias else ("dq", "dk")
     delta, *others = simt.backward_steps(p, results, configs.others, elsewhere)
     metas = {**p.arrays, **results, **workspace(p, config)}
     heads, tiles, D = p.B * p.H, tiles_of(p, config), padded(p.D)
-    stored = {name: how_stored(metas, name, False) for name in RESULTS}
+    stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
     maps = {name: f"fused_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS}
-    count = 1 + heads * tiles
+    count = 1 + tiles.queries
     clear = Step(build_clear(), (cdiv(count, CLEARED),), ("flags", count))
-    arrays = [by_token(metas, name, False) for name in ("q", "k", "v", "do", "lse", "delta")]
-    own = (by_token(metas, name, False) for name in ("dk", "dv"))
+    arrays = [by_token(metas, name, varlen) for name in ("q", "k", "v", "do", "lse", "delta")]
+    own = (by_token(metas, name, varlen) for name in ("dk", "dv"))
     loaded = (f"fused_{name}_map" for name in LOADED)
-    sums = ("sums", "flags", tiles, heads, section_of(p, config))
+    sums = ("sums", "flags", tiles.of_head, heads, section_of(p, config))
     bias_maps = ("fused_bias_map",) if config.bias else ()
     args = (*loaded, maps["dk"], maps["dv"], bias_maps, *sums, *own, *arrays)
-    blocks, shared_bytes = heads // p.group * cdiv(p.Sk, config.block_kv), config.shared_bytes(D, padded(p.Dv))
+    shared_bytes = config.shared_bytes(D, padded(p.Dv))
     fused = build_fused(config, found, stored["dk"], stored["dv"])
-    rest = (maps["dq"], *sums, by_token(metas, "dq", False), *arrays, *sizes(p))
+    rest = (maps["dq"], *sums, by_token(metas, "dq", varlen), *arrays, *sizes(p))
     finish = build_dq_finish(config, found, stored["dq"])
     return [
         delta,
         clear,
-        Step(fused, (blocks,), (*args, *sizes(p)), shared_bytes),
-        Step(finish, (heads * tiles * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
+        Step(fused, (tiles.keys,), (*args, *sizes(p)), shared_bytes),
+        Step(finish, (tiles.queries * config.parts,), rest, 2 * ROWS * D, overlaps=p.Sq <= MOST_BESIDE),
         *others,
         *(dbias_steps(p, results, configs.dbias) if configs.dbias else ()),
     ]

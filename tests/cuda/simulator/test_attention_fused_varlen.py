@@ -1,0 +1,125 @@
+"""The gradient of sequences that lie one after another by the kernel that makes dq, dk and dv."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dualops.cuda
+from dualops import reference
+from dualops.cuda import simulator
+from dualops.cuda.flash_attention.packed import packed_count, packed_pieces
+from dualops.cuda.flash_attention.sm90 import fused_launch
+from dualops.cuda.flash_attention.walk import Extent
+from dualops.spec import OPERATORS, Case
+from dualops.spec.lengths import random_ends
+from dualops.spec.meta import Strided
+from tests.checks import check
+from tests.cuda.simulator.attention import numbers, widened
+from tests.cuda.simulator.test_attention_dq import held
+from tests.cuda.simulator.test_attention_fused import fused, gradient
+
+gradient_varlen: Any = partial(dualops.cuda.flash_attention_varlen_backward, kernel="sm90")
+VARLEN = "flash_attention_varlen"
+
+
+def arrays_for(D: int, H: int, Hkv: int, ends_q: tuple[int, ...], ends_k: tuple[int, ...]) -> list[np.ndarray]:
+    """q, k, v, do and where sequences end, of heads of this width."""
+    q, do = (numbers(ends_q[-1], H, D, seed=seed) for seed in (0, 3))
+    k, v = (numbers(ends_k[-1], Hkv, D, seed=seed) for seed in (1, 2))
+    return [q, k, v, do, *(np.array(ends, np.int32) for ends in (ends_q, ends_k))]
+
+
+def by_fused(*arrays: np.ndarray, **params: Any) -> Any:
+    """Its gradients, and the arrays and parameters that they are of. arrays: as `arrays_for` makes them."""
+    q, k, v, do, ends_q, ends_k = arrays
+    params |= {f"max_seqlen_{side}": int(np.diff(ends).max()) for side, ends in (("q", ends_q), ("k", ends_k))}
+    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **params)
+    given = q, k, v, o, lse, do, ends_q, ends_k
+    with fused(operator=VARLEN):
+        return gradient_varlen(*given, **params), given, params
+
+
+@pytest.mark.parametrize(
+    ("D", "dtype", "params"),
+    [
+        (128, "float16", {"causal": "top_left", "sinks": (2,)}),
+        (128, "bfloat16", {"softcap": 2.0}),
+        (64, "bfloat16", {"causal": True, "alibi_slopes": (2,)}),
+    ],
+    ids=str,
+)
+def test_sequences(D, dtype, params):
+    shapes = {"q": (120, 2, D), "k": (150, 1, D), "v": (150, 1, 40), "cu_seqlens_q": (5,), "cu_seqlens_k": (5,)}
+    shapes |= {name: shape for name, shape in params.items() if isinstance(shape, tuple)}
+    params = {name: value for name, value in params.items() if name not in shapes}
+    case = Case("fused", dtype, shapes, {"max_seqlen_q": 70, "max_seqlen_k": 80, "return_lse": True, **params})
+    with fused(operator=VARLEN):
+        check(OPERATORS[VARLEN], case, gradient_varlen, backward=True, ways=("given",))
+
+
+@pytest.mark.parametrize(("D", "Hkv", "params"), [(128, 1, {}), (64, 2, {"causal": True})], ids=str)
+def test_a_sequence_alone_and_among_others(D, Hkv, params):
+    """The same bits, whatever the order of blocks: one with more tiles than one, some without queries or keys."""
+    ends_q, ends_k = (0, 5, 5, 75, 77, 90), (0, 30, 47, 47, 60, 210)
+    arrays = arrays_for(D, 2, Hkv, ends_q, ends_k)
+    with simulator.order("shuffled"):
+        (dq, dk, dv), (q, k, v, o, lse, do, *_), _ = by_fused(*arrays, **params)
+    of_q, of_k = ([slice(*pair) for pair in pairwise(ends)] for ends in (ends_q, ends_k))
+    assert not dq[of_q[2]].any() and not dk[of_k[1]].any() and not dv[of_k[1]].any()
+    for i, j in ((of_q[0], of_k[0]), (of_q[4], of_k[4])):
+        batch = [x[part].transpose(1, 0, 2)[None] for x, part in ((q, i), (k, j), (v, j), (o, i))]
+        with fused():
+            alone = gradient(*batch, lse[None, :, i], do[i].transpose(1, 0, 2)[None], **params)
+        for found, expected in zip((dq[i], dk[j], dv[j]), alone):
+            assert np.array_equal(found, expected[0].transpose(1, 0, 2))
+
+
+def test_a_nan_of_the_next_sequence():
+    *arrays, ends_q, ends_k = arrays_for(64, 1, 1, (0, 5, 5, 75, 77), (0, 30, 47, 47, 60))
+    for x in arrays[1:3]:
+        x[47] = np.nan
+    (dq, *others), given, params = by_fused(*arrays, ends_q, ends_k)
+    truths = reference.flash_attention_varlen_backward(*map(widened, given), **params)
+    held((dq, *others), truths, reference.flash_attention_varlen_backward(*given, **params), "bfloat16")
+    assert np.isfinite(dq[:75].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("section", [0, 100, 1000])
+def test_numbers_of_tiles(section):
+    """Each tile has one, and of a head those of later tiles are greater."""
+    rng, block, H, group = np.random.default_rng(section), 8, 6, 2
+    ends = [random_ends(total, 5, 40, rng) for total in (90, 110)]
+    lengths = tuple(Strided(each, (1,)) for each in ends)
+    for side, (name, each, heads) in enumerate((("q", group, H), ("k", 1, H // group))):
+        pieces, extent = packed_pieces(block, side), Extent(5 * H, H, group, 40, 40, 1, section)
+        found = [pieces(n, extent, each, lengths) for n in range(heads * packed_count(ends[side][-1], block, 5))]
+        assert all(of_batch == heads and tile < count for of_batch, _, tile, count in found), name
+        numbered = [(int(head), int(tile)) for _, head, tile, _ in found]
+        assert len({*numbered}) == len(numbered)
+        for (b, size), h in product(enumerate(np.diff(ends[side])), range(heads)):
+            tiles = [tile for head, tile in numbered if head == b * heads + h]
+            assert tiles == sorted(tiles) and len(tiles) >= -(-size // block), name
+
+
+@pytest.mark.parametrize(
+    ("longest", "params", "whole"),
+    [
+        (2048, {}, True),
+        (2048, {"causal": True}, True),
+        (2048, {"causal": True, "window": (100, None)}, False),
+        (2048, {"softcap": 20.0}, True),
+        (100, {"causal": True}, False),
+    ],
+)
+def test_who_is_served(longest, params, whole):
+    q, lse = np.empty((4096, 2, 128), np.float16), np.empty((2, 4096), np.float32)
+    ends = np.array([*range(0, 4096, longest), 4096], np.int32)
+    longest = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    given = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "o": q, "lse": lse, "do": q}
+    plan = dualops.cuda.plan(VARLEN, q, q, q, **given, backward=True, **longest, **params)
+    assert isinstance(plan.choice.config, fused_launch.FusedConfigs) == whole
