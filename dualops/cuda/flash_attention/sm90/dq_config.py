@@ -49,10 +49,15 @@ class DqConfig:
     zeroed: bool = False
     thirds: bool = False
     bias_stages: int = 0
+    v_fewer: int = 0
 
     @property
     def block_q(self) -> int:
         return ROWS * self.consumers
+
+    @property
+    def v_stages(self) -> int:
+        return self.stages - self.v_fewer
 
     def tiles(self, D: int, Dv: int) -> DqTiles:
         """For heads of these widths, in whole boxes. Raises ValueError for a dq that Q has no place for."""
@@ -64,7 +69,7 @@ class DqConfig:
         do_at = self.q_stages * q.nbytes
         k_at = do_at + self.q_stages * do.nbytes
         v_at = k_at + self.stages * k.nbytes
-        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.stages * v.nbytes
+        bias, bias_at = bias_operand(ROWS, self.block_kv), v_at + self.v_stages * v.nbytes
         end = bias_at + self.bias_stages * self.consumers * bias.nbytes
         dq_at, nbytes = (0, end) if self.dq_over_q or self.thirds else (end, end + q.nbytes)
         k_right = Operand(self.block_kv, D, 2, 128, "mn")

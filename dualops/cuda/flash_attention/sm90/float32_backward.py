@@ -18,14 +18,14 @@ from .. import simt
 from ..options import having
 from . import backward
 from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
-from .dkv_config import DkvConfig
+from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
 from .dq_config import DqConfig
 from .float32 import LEAST_QUERIES
 from .in_thirds import thirds_maps, thirds_of, thirds_steps
 
 SPLIT = ("q", "k", "v", "do")
 LEAST_KEYS = 65
-MOST_WIDTH = 64  # of a head: beside dk and dv of wider ones no registers are left for parts
+NARROW, MOST_WIDTH = 64, 128  # of a head: beside dk and dv of wider than narrow ones no registers are left for parts
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -36,17 +36,16 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     if not results["dq"].size or p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS:
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    (dq, dkv), reason = thirds_configs([option.name for option, _ in having(p).variants])
-    if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
-        return
-    others, _ = next(simt.backward_configs(p))
-    configs = backward.BackwardConfigs(dq, dkv, others)
-    maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
-    workspace, steps = {**thirds_of(p, SPLIT), **backward.workspace(p)}, partial(backward_steps, p, results, configs)
-    yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
+    for (dq, dkv), reason in thirds_configs(D, Dv, [option.name for option, _ in having(p).variants]):
+        if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) <= device.shared_memory_per_block:
+            others, _ = next(simt.backward_configs(p))
+            configs = backward.BackwardConfigs(dq, dkv, others)
+            maps = {**_maps(p, "dq", dq.block_q, dq.block_kv), **_maps(p, "dkv", dkv.block_q, dkv.block_kv)}
+            found, steps = thirds_of(p, SPLIT) | backward.workspace(p), partial(backward_steps, p, results, configs)
+            yield Choice("sm90", configs, reason, steps, found, maps=maps)
 
 
-def thirds_configs(options: Sequence[str]) -> tuple[tuple[DqConfig, DkvConfig], str]:
+def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> Iterator[tuple[tuple[DqConfig, AnyDkvConfig], str]]:
     """Tiles for heads of 64 columns, for dq and for dk and dv: as many keys, and queries, as registers are left for.
 
     ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
@@ -54,13 +53,22 @@ def thirds_configs(options: Sequence[str]) -> tuple[tuple[DqConfig, DkvConfig], 
     nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13.
     """
     heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
+    if max(D, Dv) > NARROW:
+        if are_many(heavy):
+            return
+        few = heavy or BLOCK_MASK in options
+        keys, queries = (32, 32) if few else (48, 48)
+        dq = DqConfig(1, keys, turns=False, thirds=True, v_fewer=0 if few else 1)
+        dkv = DkvThirdsConfig(queries)
+        yield (dq, dkv), f"{dq} {dkv}"
+        return
     keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
     dq, dkv = (
         DqConfig(2, keys, turns=False, thirds=True),
         DkvConfig(2, queries, beside=not options or queries < 64, thirds=True),
     )
     told = ", options need registers" if heavy else ""
-    return (dq, dkv), (
+    yield (dq, dkv), (
         f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
         f"each{told}"
     )
