@@ -88,31 +88,6 @@ def _of_memory(smem, at, bits):
     return descriptor(shared_address(smem, at), bits)
 
 
-@verb
-def _on(first, advance, bits):
-    return first + u64(advance)
-
-
-@verb
-def _word_of_base(base, at, bits):
-    return u32(base + u32(bits & LOW) + (u32(anew_i32(at)) >> u32(4)))
-
-
-@verb
-def _on_from_word(word, advance, bits):
-    return u64(bits >> 32) << u64(32) | u64(u32(word + u32(advance)))
-
-
-@verb
-def itself(smem):
-    """In the place of `base_of`."""
-    return smem
-
-
-# how descriptors are found: the verbs (smem or base, at, bits) -> first and (first, advance, bits) -> descriptor
-FINDING = {"memory": (_of_memory, _on), "base": (_of_base, _on), "words": (_word_of_base, _on_from_word)}
-
-
 def parts_multiplied(steps: int) -> list[tuple[int, int]]:
     """Of lines of parts, which steps of a meet which of b: of each four steps two are upper parts, two lower ones."""
     upper = [step for step in range(steps) if step % 4 < 2]
@@ -127,7 +102,7 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
 
 
 @cache
-def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool | str = False) -> WarpgroupMma:
+def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> WarpgroupMma:
     """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
     parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
@@ -142,7 +117,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     multiplied = parts_multiplied if dtype == "float32" else thirds_multiplied
     pairs = multiplied(b.steps) if parts else [(step, step) for step in range(b.steps)]
     a_bits, b_bits, steps = a.bits, b.bits, len(pairs)
-    first_of, on = FINDING[from_base or "memory"] if isinstance(from_base, str) else FINDING["base" if from_base else "memory"]
+    first_of = _of_base if from_base else _of_memory
     part_step = a.rows(ROWS) if (a.lines if a.major == "k" else a.width) > ROWS else 0
 
     @verb
@@ -158,7 +133,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
         def multiply_some(acc, a_first, b_first, adds):
             for step in range(COUNT):
                 add = i32(adds or first + step > 0)
-                multiply(acc, on(a_first, a_advance[step], a_bits), on(b_first, b_advance[step], b_bits), add)
+                multiply(acc, a_first + u64(a_advance[step]), b_first + u64(b_advance[step]), add)
 
         return multiply_some
 
@@ -169,9 +144,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
         wgmma_fence()
         if steps > KEPT_STEPS:
             part = anew_i32(part)
-        a_first = first_of(smem, a_at, a_bits)
-        if part_step:
-            a_first += u64(u32(part) * u32(part_step))
+        a_first = first_of(smem, a_at, a_bits) + u64(u32(part) * u32(part_step))
         b_first = first_of(smem, b_at, b_bits)
         multiply_all(acc, a_first, b_first, adds)
         wgmma_commit()
@@ -209,7 +182,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 
 @cache
 def register_mma(
-    dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool | str = False
+    dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False
 ) -> RegisterMma:
     """Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
     (`thirds`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of them.
@@ -224,8 +197,7 @@ def register_mma(
         for of_a, of_b in met
         for place, step in enumerate(steps)
     ]
-    b_bits, ZERO = b.bits, f32(0)
-    first_of, on = FINDING[from_base or "memory"] if isinstance(from_base, str) else FINDING["base" if from_base else "memory"]
+    b_bits, ZERO, first_of = b.bits, f32(0), _of_base if from_base else _of_memory
 
     @verb
     def fragment():
@@ -242,7 +214,7 @@ def register_mma(
         @verb
         def multiply_some(sums, a, b_first, adds):
             for step in range(COUNT):
-                multiply(sums, a, a_places[step], on(b_first, b_places[step], b_bits), i32(adds or first + step > 0))
+                multiply(sums, a, a_places[step], b_first + u64(b_places[step]), i32(adds or first + step > 0))
 
         return multiply_some
 

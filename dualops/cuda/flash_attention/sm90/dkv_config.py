@@ -135,8 +135,8 @@ class DkvApartConfig:
 
 @dataclass(frozen=True)
 class DkvThirdsConfig:
-    """As `DkvApartConfig`, of numbers in thirds (`Sm90Config`), P as float32. dO has fewer stages than Q has: it is
-    read no more when the products for dv and dP are over, Q not before that for dk is.
+    """As `DkvApartConfig`, of numbers in thirds (`Sm90Config`), P as float32. Q has more stages than dO: the last
+    product of a tile needs it.
     """
 
     block_q: int
@@ -147,10 +147,6 @@ class DkvThirdsConfig:
     @property
     def block_kv(self) -> int:
         return ROWS
-
-    @property
-    def thirds(self) -> bool:
-        return True
 
     @property
     def slack(self) -> int:

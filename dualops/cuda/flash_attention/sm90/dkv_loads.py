@@ -71,9 +71,7 @@ def loads_of(
     return load
 
 
-def statistics_of(
-    pipe: Pipeline, part: Companion, columns: Columns, visits: QueryVisits
-) -> Callable[..., None]:
+def statistics_of(pipe: Pipeline, part: Companion, columns: Columns, visits: QueryVisits) -> Callable[..., None]:
     """The verb (barriers, statistics, more, task, first, end), by a warp: lse and delta of these tiles. barriers: those
     of `pipe` and `part`; more: group and options.
     """

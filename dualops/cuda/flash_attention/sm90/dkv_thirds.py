@@ -1,45 +1,41 @@
 """dk and dv of float32's wide heads on Hopper's tensor cores. Dao 2023 (arXiv:2307.08691), Alg. 2, without its atomics.
 
-As `dkv_apart`: of 64 keys one warpgroup has dv, the other dk, and P goes from the one to the other. Each number is three
-of bfloat16, each product six (`tile.thirds`), so that a tile of 48 queries has 36 KiB of Q and as many of dO:
+Each number is three of bfloat16, each product six (`tile.thirds`). What products bring is added up by threads, as
+tensor cores round toward zero: beside dk or dv of 128 columns, and as many numbers that are added to it, a warpgroup
+has no registers for the other one. So of a block's 64 keys one has dv, the other dk, as in `dkv_apart`:
 
     producer                     warpgroup 0, whose dv is             warpgroup 1, whose dk is
     1  one thread loads          3  wait for K and V                  3  the same
        K and V                   for each tile:                       for each tile:
-    2  for each query head of    4  sums [64, Dv] = P.T @ dO of the   4  sums [64, D] = dS.T @ Q of the
-       the group, for each          tile before                          tile before
-       tile of queries that      5  behind it S.T [64, BLOCK_Q] =     5  behind it dP.T [64, BLOCK_Q] =
-       see some of the keys:        K @ Q.T                              V @ dO.T
-       it loads Q and dO, and    6  when 4 is over, beside 5:         6  when 4 is over, beside 5:
-       a warp brings lse and        dv += sums                           dk += sums
-       delta                     7  when 5 is over: S.T through the   7  when 5 is over: it gets P.T * slope;
-                                    options; P.T = exp2(S.T - lse),      dS.T = P.T * slope *
-                                    0 where a mask is; P.T * slope       (weight * dP.T - delta), in thirds
-                                    is handed over; weight * P.T in
-                                    thirds
+    2  for each query head of    4  S.T [64, BLOCK_Q] = K @ Q.T       4  dP.T [64, BLOCK_Q] = V @ dO.T
+       the group, for each       5  S.T through the options; P.T =    5  it gets P.T * slope;
+       tile of queries that         exp2(S.T - lse), 0 where a           dS.T = P.T * slope *
+       see some of the keys:        mask is; P.T * slope is handed       (weight * dP.T - delta)
+       it loads Q and dO, and       over
+       a warp brings lse and     6  sums = weight * P.T @ dO          6  sums = dS.T @ Q
+       delta                     7  dv [64, Dv] += sums               7  dk [64, D] += sums
                                  8  dv goes to memory                 8  dk *= scale, and goes to memory
 
-At 7 the other warpgroup multiplies, as it is half a tile behind or ahead. What products bring is added up by threads, as
-tensor cores round toward zero. dO has one stage: it is free when 4 of warpgroup 0 and 5 of warpgroup 1 are over, while Q
-waits for 4 of warpgroup 1.
+A warpgroup waits for each of its products, and meanwhile the other one has some under way: warpgroup 1 is behind, as it
+needs P. A tile of 48 queries has 36 KiB of Q and as many of dO, so that there is room for three, and Q has two stages:
+it is needed until the last product, dO until 4 of the one and 6 of the other are over.
 
 A tile that sees no key is not loaded, and masks are looked at in tiles alone that they cut (`query_visits`). A P.T of 0
 times a NaN in Q or dO is a NaN, also where a mask hides it: a row that is not finite is made anew (`hidden_keys`).
 
-Shared memory: `DkvThirdsConfig.tiles`, 6 * (D + Dv) * 64 + 6 * BLOCK_Q * (stages * D + do_stages * Dv) + 256 * BLOCK_Q
-bytes. Registers: BLOCK_Q / 2 of S.T or dP.T, BLOCK_Q * 3 / 4 of that in thirds, twice the larger of D / 2 and Dv / 2, and
-about 30; BLOCK_Q / 2 more where options have slopes.
+Shared memory: `DkvThirdsConfig.tiles`, 6 * (64 * (D + Dv) + BLOCK_Q * (stages * D + do_stages * Dv)) + 256 * BLOCK_Q
+bytes. Registers: BLOCK_Q / 2 of S.T or dP.T, BLOCK_Q * 3 / 4 of that in thirds, twice the larger of D / 2 and Dv / 2,
+and about 30; BLOCK_Q / 2 more where options have slopes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.handover import handover
-from ...tile.numbers import numbers
 from ...tile.once import Once, copied_once
 from ...tile.pipeline import Pipeline, pipeline
 from ...tile.products import opaque_i32
@@ -62,16 +58,14 @@ from .output import rows_from_registers
 from .probs_apart import probs_apart
 from .query_visits import QueryVisits, query_visits_of
 
-WORDS = "words"
-
 
 @builds
 def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv_thirds_sm90(q_map, do_map, k_map, v_map, heads, section, dk, dv, q, k, v, do, lse, delta, H,
     group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them.
     """
-    D, Dv, BLOCK_Q, num = padded(variant.D), padded(variant.Dv), config.block_q, numbers(f32)
-    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART, most=True)
+    D, Dv, BLOCK_Q = padded(variant.D), padded(variant.Dv), config.block_q
+    chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(CONSUMERS_APART)
     warps, tiles, dtype = 4 * CONSUMERS_APART, config.tiles(D, Dv), factors(variant.dtype)
     k_tile, v_tile = box_tile(tiles.k, 0, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_tile, do_tile = box_tile(tiles.q, tiles.q_at, 2), box_tile(tiles.do, tiles.do_at, 2)
@@ -79,10 +73,10 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
     q_pipe = pipeline(config.stages, tiles.q.nbytes, warps)
     do_pipe = pipeline(config.do_stages, tiles.do.nbytes, warps)
     statistics = companion(config.stages, 0)  # lse and delta, beside Q
-    kq = warpgroup_mma(dtype, tiles.k, tiles.q, True, from_base=WORDS)
-    vdo = warpgroup_mma(dtype, tiles.v, tiles.do, True, from_base=WORDS)
-    pdo = register_mma(dtype, tiles.do_steps, True, from_base=WORDS)
-    dsq = register_mma(dtype, tiles.q_steps, True, from_base=WORDS)
+    kq = warpgroup_mma(dtype, tiles.k, tiles.q, True, from_base=True)
+    vdo = warpgroup_mma(dtype, tiles.v, tiles.do, True, from_base=True)
+    pdo = register_mma(dtype, tiles.do_steps, True, from_base=True)
+    dsq = register_mma(dtype, tiles.q_steps, True, from_base=True)
     score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
     columns = columns_of(config)
     box = handover(tiles.p_at, kq.size, config.places, exact=True)
@@ -160,39 +154,22 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
             sums = pdo.sums(dv_acc)
             if end != u32(0):
                 kv_once.wait(kv_full)
-                k_at, stage = k_tile.at(0), q_pipe.wait(q_bars, i)
-                kq.start(scores, base, k_at, q_tile.at(stage), ZERO)
+            while i != end:
+                stage = q_pipe.wait(q_bars, i)
+                kq.start(scores, base, k_tile.at(0), q_tile.at(stage), ZERO)  # S.T = K @ Q.T
                 statistics.wait(known, i)
                 where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                picks = visits.picks(options, where, full)
+                picks, place = visits.picks(options, where, full), (slots, columns.lse(stage))
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
                 kq.wait(scores)
-                hand_probs(smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where)
+                hand_probs(smem, p_bars, i, scores, picks, bent, place, factors, options, where)
                 statistics.leave()
                 q_pipe.release(q_bars, i)
                 gradient.pack(packed, scores)
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
+                pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO
+                do_pipe.release(do_bars, i)
                 i = q_pipe.next(i)
-                while i != end:
-                    pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i - 1)), ZERO)  # the tile before
-                    stage = q_pipe.wait(q_bars, i)
-                    kq.start(scores, base, k_at, q_tile.at(stage), ZERO)  # S.T = K @ Q.T
-                    pdo.wait_but_one(sums)
-                    do_pipe.release(do_bars, i - 1)
-                    pdo.collect(dv_acc, sums)  # dv [64, Dv] += P.T @ dO, the tile before
-                    statistics.wait(known, i)
-                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    picks = visits.picks(options, where, full)
-                    kq.wait(scores)
-                    hand_probs(
-                        smem, p_bars, i, scores, picks, bent, (slots, columns.lse(stage)), factors, options, where
-                    )
-                    statistics.leave()
-                    q_pipe.release(q_bars, i)
-                    gradient.pack(packed, scores)
-                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
-                    i = q_pipe.next(i)
-                pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i - 1)), ZERO)
-                pdo.finish(dv_acc, sums)
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
             hidden_dv.repair(dv_acc, dv_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
             dv_output.store(smem, 0, dv, dv_acc, key_rows_of(task), ZERO, ZERO)
@@ -203,38 +180,20 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
             sums = dsq.sums(dk_acc)
             if end != u32(0):
                 kv_once.wait(kv_full)
-                v_at = v_tile.at(0)
-                vdo.start(d_probs, base, v_at, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
-                statistics.wait(known, i)
-                where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
+            while i != end:
+                vdo.start(d_probs, base, v_tile.at(0), do_tile.at(do_pipe.wait(do_bars, i)), ZERO)  # dP.T = V @ dO.T
+                where, stage = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset), q_pipe.stage(i)
+                h, m0, full = visits.after(h, m0, i, end, task, group, options)
                 vdo.wait(d_probs)
                 do_pipe.release(do_bars, i)
-                delta_at = columns.delta(q_pipe.stage(i))
-                take_probs(smem, p_bars, i, d_probs, (slots, delta_at), options, where)
+                take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
                 statistics.leave()
                 box.free(p_bars, i)
                 gradient.pack(packed, d_probs)
-                h, m0, full = visits.after(h, m0, i, end, task, group, options)
+                dsq.add(sums, packed, base, q_tile.at(stage), ZERO)  # there, as P was made of it
+                dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q
+                q_pipe.release(q_bars, i)
                 i = q_pipe.next(i)
-                while i != end:
-                    dsq.add(sums, packed, base, q_tile.at(q_pipe.wait(q_bars, i - 1)), ZERO)  # the tile before
-                    vdo.start(d_probs, base, v_at, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)  # dP.T = V @ dO.T
-                    dsq.wait_but_one(sums)
-                    q_pipe.release(q_bars, i - 1)
-                    dsq.collect(dk_acc, sums)  # dk [64, D] += dS.T @ Q, the tile before
-                    statistics.wait(known, i)
-                    where = Where(task.b, h, m0, task.n0, task.Sq, task.Sk, task.offset)
-                    vdo.wait(d_probs)
-                    do_pipe.release(do_bars, i)
-                    delta_at = columns.delta(q_pipe.stage(i))
-                    take_probs(smem, p_bars, i, d_probs, (slots, delta_at), options, where)
-                    statistics.leave()
-                    box.free(p_bars, i)
-                    gradient.pack(packed, d_probs)
-                    h, m0, full = visits.after(h, m0, i, end, task, group, options)
-                    i = q_pipe.next(i)
-                dsq.add(sums, packed, base, q_tile.at(q_pipe.wait(q_bars, i - 1)), ZERO)
-                dsq.finish(dk_acc, sums)
             task = task_of(opaque_i32(cuda.blockIdx.x), extent, lengths, options)  # anew: no register kept it until now
             hidden_dk.repair(dk_acc, dk_acc, (q, k, v, do, lse, delta), task, ZERO, group, scale, options)
             for e in range(dsq.size):

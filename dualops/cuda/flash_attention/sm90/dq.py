@@ -43,7 +43,7 @@ from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.tickets import tickets
 from ...tile.turns import turns
-from ...tile.warpgroup import ROWS, base_of, itself, my_warpgroup, register_mma, warpgroup_mma
+from ...tile.warpgroup import ROWS, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
 from ..bias_words import in_words
 from ..fragment_scores import fragment_scores
@@ -53,7 +53,7 @@ from ..options import chain_of
 from ..tiles import Where
 from ..walk import ROWS_OF_A_HEAD, Extent, walk_by_queries
 from .bias_stages import bias_stages
-from .config import BOX, factors, padded
+from .config import factors, padded
 from .dq_config import DqConfig
 from .output import rows_from_registers, rows_output
 from .visits import visits_of
@@ -78,13 +78,10 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
     q_tile, do_tile = box_tile(tiles.q, 0, 2), box_tile(tiles.do, tiles.do_at, 2)
     k_tile, v_tile = box_tile(tiles.k, tiles.k_at, 2), box_tile(tiles.v, tiles.v_at, 2)
     q_pipe = pipeline(config.q_stages, tiles.q.nbytes + tiles.do.nbytes, warps)
-    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.v_stages, tiles.v.nbytes, warps)
+    k_pipe, v_pipe = pipeline(config.stages, tiles.k.nbytes, warps), pipeline(config.stages, tiles.v.nbytes, warps)
     dtype, thirds = factors(variant.dtype), config.thirds
-    many = thirds and max(D, Dv) > BOX  # steps: descriptors of all would take registers
-    qk = warpgroup_mma(dtype, tiles.q, tiles.k, thirds, from_base=many and 'words')
-    dov = warpgroup_mma(dtype, tiles.do, tiles.v, thirds, from_base=many and 'words')
-    dsk = register_mma(dtype, tiles.k_right, thirds, from_base=many and 'words')
-    memory_of = base_of if many else itself
+    qk, dov = warpgroup_mma(dtype, tiles.q, tiles.k, thirds), warpgroup_mma(dtype, tiles.do, tiles.v, thirds)
+    dsk = register_mma(dtype, tiles.k_right, thirds)
     rows = softmax_rows(variant.dtype, qk.size, dsk.size)
     bias = bias_stages(config, variant, tiles)
     score = fragment_scores(tile_chain, ROWS, BLOCK_KV, bent=chain.scores, word=bias.word, others=variant.varlen)
@@ -180,7 +177,6 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                 ticket.hand(slots, piece)
         else:
             role.consume()
-            memory = memory_of(smem)
             scores, d_probs, acc, d_scores = qk.fragment(), dov.fragment(), dsk.fragment(), dsk.left()
             words = bias.words()
             row_lse, row_base, row_delta = gradient.pair(), gradient.pair(), gradient.pair()
@@ -203,9 +199,9 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     where = Where(task.b, task.h, m, tile.n0, task.Sq, task.Sk, task.offset)
                     picks = visits.picks(options, where, tile)
                     stage = k_pipe.wait(k_bars, i)
-                    qk.start(scores, memory, q_at, k_tile.at(stage), warpgroup)
+                    qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)
                     stage = v_pipe.wait(v_bars, i)
-                    dov.start(d_probs, memory, do_at, v_tile.at(stage), warpgroup)
+                    dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)
                     seen = score.sees(score.ask(options, where))
                     qk.wait_but_one(scores)
                     tile = visits.before(tile, task, options)
@@ -224,13 +220,13 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                         picks = visits.picks(options, where, tile)
                         stage, before = k_pipe.wait(k_bars, i), k_pipe.stage(i - 1)
                         turn.take(warpgroup)
-                        dsk.add(sums, d_scores, memory, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
-                        qk.start(scores, memory, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
+                        dsk.add(sums, d_scores, smem, k_tile.at(before), adds)  # acc [64, D] += dS @ K, the tile before
+                        qk.start(scores, smem, q_at, k_tile.at(stage), warpgroup)  # scores = Q @ K.T
                         stage = v_pipe.wait(v_bars, i)
                         dsk.wait_but_one(sums)
                         k_pipe.release(k_bars, i - 1)
                         dsk.collect(acc, sums)
-                        dov.start(d_probs, memory, do_at, v_tile.at(stage), warpgroup)  # dP = dO @ V.T
+                        dov.start(d_probs, smem, do_at, v_tile.at(stage), warpgroup)  # dP = dO @ V.T
                         turn.give(warpgroup)
                         adds = i32(1)
                         seen = score.sees(score.ask(options, where))
@@ -248,7 +244,7 @@ def build_dq(config: DqConfig, variant: Variant, stored: str) -> Kernel:
                     task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew: it held registers
                     if not DQ_OVER_Q:
                         q_pipe.release(q_bars, piece)
-                    dsk.add(sums, d_scores, memory, k_tile.at(k_pipe.stage(i - 1)), adds)
+                    dsk.add(sums, d_scores, smem, k_tile.at(k_pipe.stage(i - 1)), adds)
                     dsk.wait(sums)
                     k_pipe.release(k_bars, i - 1)
                     dsk.collect(acc, sums)
