@@ -2,10 +2,11 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles;  bias_stages.py: those of the bias, where they come as boxes
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
-         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit
+         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit;  probs_apart.py: P
+         from one warpgroup to another
 dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
          dbias_loads.py: what it loads;  dbias_sums.py: where its sums go;  dbias_launch.py: what it takes, its launches
-float32_backward.py: float32, by these kernels but dbias's
+float32_backward.py: float32, by these kernels but dbias's;  dq_thirds.py, dkv_thirds.py: those of its wider heads
 fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """

@@ -187,8 +187,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
                 vdo.wait(d_probs)
                 do_pipe.release(do_bars, i)
                 take_probs(smem, p_bars, i, d_probs, (slots, columns.delta(stage)), options, where)
-                statistics.leave()
-                box.free(p_bars, i)
+                box.leave(p_bars, i)
                 gradient.pack(packed, d_probs)
                 dsq.add(sums, packed, base, q_tile.at(stage), ZERO)  # there, as P was made of it
                 dsq.finish(dk_acc, sums)  # dk [64, D] += dS.T @ Q

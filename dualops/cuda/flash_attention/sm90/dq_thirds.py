@@ -193,9 +193,9 @@ def build_dq_thirds(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     dov.wait(d_probs)
                     v_pipe.release(v_bars, i)
                     d_scores(d_probs, smem, box.take(p_bars, i), options, where, row_delta)
+                    box.leave(p_bars, i)
                     rows.pack(packed, d_probs)
                     dsk.add(sums, packed, base, k_tile.at(k_pipe.stage(i)), ZERO)  # there, as P was made of it
-                    box.free(p_bars, i)
                     dsk.finish(acc, sums)  # acc [64, D] += dS @ K
                     k_pipe.release(k_bars, i)
                     i = k_pipe.next(i)
