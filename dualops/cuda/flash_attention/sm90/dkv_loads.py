@@ -42,12 +42,12 @@ def loads_of(
     maps, how many heads share the keys, and options.
     """
     k_tile, v_tile, q_tile, do_tile = tiles
-    bring = statistics_of(pipe, part, columns, visits)
 
     @verb
     def load(smem, maps, barriers, statistics, more, task, first, end):
         q_map, do_map, k_map, v_map = maps
         kv_full, q_bars, do_full = barriers
+        lse, delta, slots = statistics
         bias_maps, group, options = more
         h, first_query = first
         i, m0, tid, b = u32(0), i32(first_query), u32(cuda.threadIdx.x) % u32(128), i32(0) if varlen else task.b
@@ -66,28 +66,12 @@ def loads_of(
                 h, m0, _ = visits.after(h, m0, i, end, task, group, options)
                 i = pipe.next(i)
         elif tid // u32(32) == u32(1):
-            bring((q_bars, do_full), statistics, (group, options), task, (h, m0), end)
+            own = columns.own()
+            while i != end:
+                columns.fetch(own, lse, delta, task, h, m0)
+                columns.put(slots, pipe.claim(q_bars, i), own)
+                part.hand(do_full, i)
+                h, m0, _ = visits.after(h, m0, i, end, task, group, options)
+                i = pipe.next(i)
 
     return load
-
-
-def statistics_of(pipe: Pipeline, part: Companion, columns: Columns, visits: QueryVisits) -> Callable[..., None]:
-    """The verb (barriers, statistics, more, task, first, end), by a warp: lse and delta of these tiles. barriers: those
-    of `pipe` and `part`; more: group and options.
-    """
-
-    @verb
-    def bring(barriers, statistics, more, task, first, end):
-        q_bars, full = barriers
-        lse, delta, slots = statistics
-        group, options = more
-        h, m0 = first
-        i, own = u32(0), columns.own()
-        while i != end:
-            columns.fetch(own, lse, delta, task, h, m0)
-            columns.put(slots, pipe.claim(q_bars, i), own)
-            part.hand(full, i)
-            h, m0, _ = visits.after(h, m0, i, end, task, group, options)
-            i = pipe.next(i)
-
-    return bring

@@ -34,7 +34,7 @@ from collections.abc import Callable
 
 from ...backend import Kernel, builds, cuda, i32, kernel, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
-from ...tile.companion import companion
+from ...tile.companion import Companion, companion
 from ...tile.handover import handover
 from ...tile.once import Once, copied_once
 from ...tile.pipeline import Pipeline, pipeline
@@ -43,7 +43,7 @@ from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.warpgroup import ROWS, base_of, my_warpgroup, register_mma, warpgroup_mma
 from ..arguments import Variant, array_type, size_types, statistic_type
-from ..columns import columns_of
+from ..columns import Columns, columns_of
 from ..fragment_scores import fragment_scores
 from ..gradient_apart import gradient_apart
 from ..hidden_keys import hidden_keys
@@ -53,7 +53,7 @@ from ..tiles import Where
 from ..walk import Extent, walk_by_keys
 from .config import factors, padded
 from .dkv_config import CONSUMERS_APART, DkvThirdsConfig
-from .dkv_loads import LoadedTiles, statistics_of
+from .dkv_loads import LoadedTiles
 from .output import rows_from_registers
 from .probs_apart import probs_apart
 from .query_visits import QueryVisits, query_visits_of
@@ -85,7 +85,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
     visits = query_visits_of(BLOCK_Q, variant, score)
     hand_probs, take_probs = probs_apart(chain, score, visits, gradient, box)
     load = _loads_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
-    bring = statistics_of(q_pipe, statistics, columns, visits)
+    bring = _statistics_of(q_pipe, statistics, columns, visits)
     task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain), i32(0)
     dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
 
@@ -145,7 +145,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
                 maps, bars = (q_map, do_map, k_map, v_map), (kv_full, q_bars, do_bars)
                 load(smem, maps, bars, (group, options), task, (h, m0), end)
             elif u32(cuda.threadIdx.x) % u32(128) // u32(32) == u32(1):
-                bring((q_bars, known), (lse, delta, slots), (group, options), task, (h, m0), end)
+                bring(slots, (q_bars, known), (lse, delta), (group, options), task, (h, m0), end)
         elif warpgroup == 0:
             role.consume()
             end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
@@ -230,3 +230,23 @@ def _loads_of(
                 i = q_pipe.next(i)
 
     return load
+
+
+def _statistics_of(q_pipe: Pipeline, part: Companion, columns: Columns, visits: QueryVisits) -> Callable[..., None]:
+    """The verb (slots, barriers, statistics, more, task, first, end), by a warp: lse and delta of these tiles."""
+
+    @verb
+    def bring(slots, barriers, statistics, more, task, first, end):
+        q_bars, known = barriers
+        lse, delta = statistics
+        group, options = more
+        h, m0 = first
+        i, own = u32(0), columns.own()
+        while i != end:
+            columns.fetch(own, lse, delta, task, h, m0)
+            columns.put(slots, q_pipe.claim(q_bars, i), own)
+            part.hand(known, i)
+            h, m0, _ = visits.after(h, m0, i, end, task, group, options)
+            i = q_pipe.next(i)
+
+    return bring
