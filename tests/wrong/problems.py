@@ -360,16 +360,16 @@ def _attention_in_thirds() -> Iterator[Problem]:
     narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
     wide = DqThirdsConfig(16), DkvThirdsConfig(16)
     plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq_thirds, attention_dkv_thirds)]
-    for kernel, pair, shapes in (
-        ("dq", narrow, {**DKV_FEWER, "q": FEWER["q"]}),
-        ("dkv", narrow, DKV_FEWER),
-        ("dq_thirds", wide, FEWER),
-        ("dkv_thirds", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}),
+    for kernel, operator, pair, shapes, params in (
+        ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
+        ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
+        ("dq_thirds", "flash_attention_varlen", wide, TOKENS, MASKED),
+        ("dkv_thirds", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
     ):
         few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "thirds_configs": lambda *_, pair=pair: (pair, "alone")}
-        case = Case("thirds", "float32", shapes, {"return_lse": True})
+        case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
         changes = ((attention_float32_backward, few), *NONE_ANEW, *plain)
-        yield Problem(f"flash_attention_{kernel}_sm90", "flash_attention", True, "sm90", case, configs=changes)
+        yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=changes)
 
 
 def _retention() -> Iterator[Problem]:

@@ -163,8 +163,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
                 h, m0, full = visits.after(h, m0, i, end, task, group, options)
                 kq.wait(scores)
                 hand_probs(smem, p_bars, i, scores, picks, bent, place, factors, options, where)
-                statistics.leave()
-                q_pipe.release(q_bars, i)
+                q_pipe.release(q_bars, i)  # lanes have met as they handed P over
                 gradient.pack(packed, scores)
                 pdo.add(sums, packed, base, do_tile.at(do_pipe.wait(do_bars, i)), ZERO)
                 pdo.finish(dv_acc, sums)  # dv [64, Dv] += P.T @ dO

@@ -200,7 +200,7 @@ def build_dq_thirds(config: DqThirdsConfig, variant: Variant) -> Kernel:
                     k_pipe.release(k_bars, i)
                     i = k_pipe.next(i)
                 task, _ = get(slots.numbers, ticket.place(piece), extent)  # anew: it held registers
-                q_pipe.skip(q_bars, piece)
+                q_pipe.release(q_bars, piece)
                 gradient.read(row_lse, lse, task, ZERO)
                 lse_pair = (row_lse[0], row_lse[1])
                 hidden.repair(acc, lse_pair, (q, k, v, do, delta), task, ZERO, ZERO, scale, options)
