@@ -50,9 +50,15 @@ HARMLESS = {
     r"a bias in boxes: _stages\.release( > pipeline\.release)?#[12])|"
     r"retention_(sm90 pipeline\.release#1|step_gradient_sm90 pipeline\.release#[12]|met_sm90 pipeline\.release#[1-3]|"
     r"(met_|step_gradient_)?sm90 step_feed\.(put > companion\.hand|release( > pipeline\.release)?))|"
+    r"flash_attention_dq_thirds_sm90 (pipeline\.(release#[234]|skip( > pipeline\.release)?)|"
+    r"handover\.(hand|leave( > handover\.free)?))|flash_attention_dkv_thirds_sm90 (pipeline\.release#[234]|"
+    r"(probs_apart\.hand_probs > )?handover\.(hand|leave( > handover\.free)?))|"
     r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
     r"handover\.(free|hand)))): i \+ 1|softmax_cluster_rows _parts_in_cluster\.init > mbarrier_init: one mbarrier for "
-    "all": "there is one stage, or one place, found by any number; or one row, which has the first of two mbarriers",
+    r"all|flash_attention_(dq_thirds_sm90 pipeline\.release > mbarrier_arrive#3|dkv_thirds_sm90 pipeline\.release > "
+    r"mbarrier_arrive#4): the next mbarrier": "there is one stage, or one place, found by any number; or one row, "
+    "which has the first of two mbarriers; or two stages, of which the first is filled again when the second's tile is "
+    "over, and the second after it",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}

@@ -30,7 +30,9 @@ from dualops.cuda.flash_attention.sm90 import (
     dbias_launch as attention_dbias_launch,
     dkv_apart as attention_dkv_apart,
     dkv_launch as attention_dkv_launch,
+    dkv_thirds as attention_dkv_thirds,
     dq as attention_dq,
+    dq_thirds as attention_dq_thirds,
     float32 as attention_float32,
     float32_backward as attention_float32_backward,
     fused as attention_fused,
@@ -38,8 +40,8 @@ from dualops.cuda.flash_attention.sm90 import (
 )
 from dualops.cuda.flash_attention.sm90.config import Sm90Config as AttentionSm90Config
 from dualops.cuda.flash_attention.sm90.dbias_config import DbiasConfig
-from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig
-from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
+from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConfig, DkvThirdsConfig
+from dualops.cuda.flash_attention.sm90.dq_config import DqConfig, DqThirdsConfig
 from dualops.cuda.matmul import ladder
 from dualops.cuda.matmul.ladder.tiles import TilesConfig
 from dualops.cuda.matmul.sm80_config import Sm80Config
@@ -355,14 +357,19 @@ def _attention_in_thirds() -> Iterator[Problem]:
     case = Case("thirds", "float32", FEWER, {"return_lse": True})
     changes = ((attention_float32, {"thirds_configs": lambda *_: iter([(config, "alone")])}), *NONE_ANEW)
     yield Problem("flash_attention_sm90", "flash_attention", False, "sm90", case, configs=changes)
-    pair = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
-    changes = ((attention_float32_backward, {"thirds_configs": lambda *_: (pair, "alone")}), *NONE_ANEW)
-    for kernel, shapes in (
-        ("flash_attention_dq_sm90", {**DKV_FEWER, "q": FEWER["q"]}),
-        ("flash_attention_dkv_sm90", DKV_FEWER),
+    narrow = DqConfig(1, 16, thirds=True), DkvConfig(1, 16, beside=False, thirds=True)
+    wide = DqThirdsConfig(16), DkvThirdsConfig(16)
+    plain = [(module, {"roles": _roles_of_any_registers}) for module in (attention_dq_thirds, attention_dkv_thirds)]
+    for kernel, operator, pair, shapes, params in (
+        ("dq", "flash_attention", narrow, {**DKV_FEWER, "q": FEWER["q"]}, {}),
+        ("dkv", "flash_attention", narrow, DKV_FEWER, {}),
+        ("dq_thirds", "flash_attention_varlen", wide, TOKENS, MASKED),
+        ("dkv_thirds", "flash_attention", wide, {**DKV_FEWER, "q": (1, 1, 60, 64)}, {}),
     ):
-        case = Case("thirds", "float32", shapes, {"return_lse": True})
-        yield Problem(kernel, "flash_attention", True, "sm90", case, configs=changes)
+        few = {"LEAST_QUERIES": 1, "LEAST_KEYS": 1, "thirds_configs": lambda *_, pair=pair: (pair, "alone")}
+        case = Case("thirds", "float32", shapes, {"return_lse": True, **params})
+        changes = ((attention_float32_backward, few), *NONE_ANEW, *plain)
+        yield Problem(f"flash_attention_{kernel}_sm90", operator, True, "sm90", case, configs=changes)
 
 
 def _retention() -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..backend import Namespace, cuda, f32, i32, verb
 from ..tile.handover import EIGHT, Handover
 from ..tile.numbers import numbers
-from ..tile.softmax_rows import PAIRS
+from ..tile.softmax_rows import pairs_of
 from ..tile.unrolled import one_after_another
 from .fragment_scores import FragmentScores
 from .gradient_of_keys import probabilities_of_keys
@@ -35,8 +35,10 @@ class GradientApart(Namespace):
 
 
 def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> GradientApart:
-    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16"; `box` has P * slope."""
-    num, pack_two, eights = numbers(f32), PAIRS[dtype], range(0, columns // 2, EIGHT)
+    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`; `box` has
+    P * slope.
+    """
+    num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, EIGHT)
 
     @verb
     def keep_pair(others, scores, n, probs, bent, options, _):
@@ -72,7 +74,7 @@ def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, column
         @verb
         def some(packed, values, _, __):
             for n in range(first // 2, first // 2 + 4):
-                packed[n] = pack_two(values[2 * n], values[2 * n + 1])
+                put(packed, n, values[2 * n], values[2 * n + 1])
 
         return some
 

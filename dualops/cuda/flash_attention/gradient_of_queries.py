@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, verb
+from ..tile.handover import EIGHT, Handover
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.softmax_rows import ROWS, SoftmaxRows
 from ..tile.unrolled import one_after_another
@@ -104,3 +105,28 @@ def gradient_of_queries(
         both_rows(scores, d_probs, delta, 0)
 
     return GradientOfQueries(pair=own.pair, read=own.read, bases=bases, probs=probs, d_scores=d_scores, scale=own.scale)
+
+
+def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:
+    """The verb (d_probs, smem, place, options, where, delta): dP becomes dS where another warpgroup has P. So many
+    numbers of P * slope are in a place of the box.
+    """
+
+    def of_eight(first: int) -> Callable[..., None]:
+        @verb
+        def some(d_probs, smem, place, delta):
+            probs = cuda.local.array(EIGHT, f32)
+            box.get(probs, smem, place, first)
+            for n in range(EIGHT):
+                d_probs[first + n] = probs[n] * (d_probs[first + n] - delta[n // 2 % ROWS])
+
+        return some
+
+    all_eights = one_after_another([of_eight(first) for first in range(0, size, EIGHT)])
+
+    @verb
+    def d_scores(d_probs, smem, place, options, where, delta):
+        score.weigh(d_probs, options, where)
+        all_eights(d_probs, smem, place, delta)
+
+    return d_scores

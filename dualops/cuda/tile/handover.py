@@ -44,6 +44,7 @@ class Handover(Namespace):
     take: Callable[..., Any]  # (barriers, i) -> place: wait until it has been filled
     get: Callable[..., None]  # (values, smem, place, n): eight numbers, from number n on, a constant
     free: Callable[..., None]  # (barriers, i): all lanes of my warp have got theirs, as after the wait for a product
+    leave: Callable[..., None]  # (barriers, i): free it, where lanes have not met since they got theirs
 
 
 def handover_bytes(size: int, places: int, exact: bool) -> int:
@@ -112,7 +113,14 @@ def handover(at: int, size: int, places: int, exact: bool) -> Handover:
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
 
-    return Handover(barriers=barriers, init=init, claim=claim, put=put, hand=hand, take=take, get=get, free=free)
+    @verb
+    def leave(barriers, i):
+        bar_warp_sync(FULL_WARP)
+        free(barriers, i)
+
+    return Handover(
+        barriers=barriers, init=init, claim=claim, put=put, hand=hand, take=take, get=get, free=free, leave=leave
+    )
 
 
 def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:

@@ -9,7 +9,9 @@ import pytest
 from dualops.cuda.flash_attention.sm90 import float32_backward
 from dualops.cuda.flash_attention.sm90.config import padded
 from dualops.cuda.flash_attention.sm90.dkv import build_dkv
+from dualops.cuda.flash_attention.sm90.dkv_thirds import build_dkv_thirds
 from dualops.cuda.flash_attention.sm90.dq import build_dq
+from dualops.cuda.flash_attention.sm90.dq_thirds import build_dq_thirds
 from dualops.cuda.flash_attention.sm90.float32 import thirds_configs
 from dualops.cuda.flash_attention.sm90.forward import build_forward
 from dualops.cuda.flash_attention.sm90.in_thirds import build_thirds
@@ -57,10 +59,30 @@ def test_a_block_mask():
 )
 def test_each_config_of_the_gradient(keys, queries, options):
     found = variant_of(64, 64, *options, dtype="float32")
-    (dq, dkv), _ = float32_backward.thirds_configs(names(found))
+    (dq, dkv), _ = float32_backward.thirds_configs(64, 64, names(found))
     assert (dq.block_kv, dkv.block_q) == (keys, queries)
     sound(build_dq(dq, found, ""), ARCH, dq.shared_bytes(64, 64))
     sound(build_dkv(dkv, found, "", ""), ARCH, dkv.shared_bytes(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "D", "Dv", "options"),
+    [
+        (48, 128, 128, ("causal",)),
+        (48, 64, 128, ("bias", "softcap", "dropout_p")),
+        (48, 128, 64, tuple(EVERYTHING)),
+        (48, 128, 128, ("causal", "softcap", "varlen")),
+        (32, 128, 128, ("blocks",)),
+    ],
+)
+def test_the_gradient_of_wide_heads(tiles, D, Dv, options):
+    given = [name for name in options if name not in ("varlen", "blocks")]
+    blocks_of = documents if "blocks" in options else None
+    found = variant_of(D, Dv, *given, dtype="float32", varlen="varlen" in options, blocks_of=blocks_of)
+    (dq, dkv), _ = float32_backward.thirds_configs(D, Dv, names(found))
+    assert (dq.block_kv, dkv.block_q) == (tiles, tiles)
+    sound(build_dq_thirds(dq, found), ARCH, dq.shared_bytes(D, Dv))
+    sound(build_dkv_thirds(dkv, found), ARCH, dkv.shared_bytes(D, Dv))
 
 
 @pytest.mark.parametrize("aligned", [True, False])

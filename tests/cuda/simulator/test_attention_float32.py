@@ -46,6 +46,9 @@ def test_many_queries_are_taken_and_few_are_not():
     assert plan(q, k, k).choice.rung == plan(q, k, k, o, lse, q, backward=True).choice.rung == "sm90"
     assert plan(q[:, :, :64], k, k).choice.rung == "simt"
     assert plan(q, k[:, :, :64], k[:, :, :64], o, lse, q, backward=True).choice.rung == "simt"
+    wide = some(1, 1, 65, 128)
+    o, lse = reference.flash_attention(wide, wide, k, return_lse=True)
+    assert plan(wide, wide, k, o, lse, k, backward=True).choice.rung == "sm90"
     wide = some(1, 1, 65, 136)
     assert plan(wide, wide, k).choice.rung == plan(q, k, wide).choice.rung == "simt"
     with pytest.raises(NotImplementedError, match="flash_attention: rung sm90 does not do"):
@@ -77,6 +80,11 @@ def test_gradients_of_options(params):
     checked_gradient(*arrays((1, 1, 66, 32), (1, 1, 70, 32), 40), **params)
 
 
+@pytest.mark.parametrize("params", wide_options(1, 66, 70)[::2], ids=named)
+def test_gradients_of_options_of_wide_heads(params):
+    checked_gradient(*arrays((1, 1, 66, 72), (1, 1, 70, 72), 40), **params)
+
+
 def test_parts_are_all_there():
     """Numbers of which upper parts alone say nothing: the scores of keys differ in their middle and lower ones."""
     q, k, v, do = arrays((1, 1, 66, 16), (1, 1, 70, 16), 16)
@@ -85,7 +93,10 @@ def test_parts_are_all_there():
     checked_gradient(q, k, v, do, scale=1.0)
 
 
-@pytest.mark.parametrize(("D", "Dv", "Sq", "Sk"), [(64, 64, 140, 66), (24, 48, 66, 150), (7, 9, 70, 70)])
+@pytest.mark.parametrize(
+    ("D", "Dv", "Sq", "Sk"),
+    [(64, 64, 140, 66), (24, 48, 66, 150), (7, 9, 70, 70), (128, 128, 100, 66), (80, 96, 66, 140), (65, 8, 70, 70)],
+)
 def test_gradients_of_widths_and_ends_within_tiles(D, Dv, Sq, Sk):
     checked_gradient(*arrays((1, 1, Sq, D), (1, 1, Sk, D), Dv), causal=True)
 
@@ -100,10 +111,11 @@ def test_tokens_before_heads_and_among_other_memory():
     assert dq.strides == q.strides or dq.shape == q.shape
 
 
-def test_sequences_one_after_another():
+@pytest.mark.parametrize("width", [16, 72])
+def test_sequences_one_after_another(width):
     """Empty ones, and ends within a tile: a sequence neither reads the next one's keys nor writes to its rows."""
     ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, 5, 5, 70, 72), (0, 30, 47, 47, 66)))
-    q, k, v, do = arrays((72, 2, 16), (66, 1, 16), 24)
+    q, k, v, do = arrays((72, 2, width), (66, 1, width), 24)
     v[47] = np.nan  # the first key of the last sequence
     lengths: dict[str, Any] = {"causal": True, "max_seqlen_q": 70, "max_seqlen_k": 70}
     tokens = (q, k, v, ends_q, ends_k)
@@ -117,9 +129,10 @@ def test_sequences_one_after_another():
     assert np.isfinite(found[:50]).all() and np.isfinite(gradients[0][:50]).all()
 
 
-def test_what_a_mask_hides_stays_where_it_is():
+@pytest.mark.parametrize("width", [16, 72])
+def test_what_a_mask_hides_stays_where_it_is(width):
     """A window, so that few keys are seen by who sees it: what it reaches is made anew key by key."""
-    q, k, v, do = arrays((1, 1, 66, 16), (1, 1, 70, 16), 24)
+    q, k, v, do = arrays((1, 1, 66, width), (1, 1, 70, width), 24)
     v[0, 0, 66, 5], k[0, 0, 67] = np.nan, -np.inf
     params: dict[str, Any] = {"causal": True, "window": (8, None)}
     found = attend(q, k, v, **params)

@@ -2,10 +2,11 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles;  bias_stages.py: those of the bias, where they come as boxes
 dkv.py   the kernel of dk and dv, dkv_apart.py that of wide heads;  dkv_config.py: their tiles;  dkv_launch.py: their
-         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit
+         launch;  dkv_loads.py: what they load;  query_visits.py: which tiles of queries they visit;  probs_apart.py: P
+         from one warpgroup to another
 dbias.py the kernel of dbias;      dbias_config.py: its tiles;  bias_walk.py: what a tile of the bias was added to;
          dbias_loads.py: what it loads;  dbias_sums.py: where its sums go;  dbias_launch.py: what it takes, its launches
-float32_backward.py: float32, by these kernels but dbias's
+float32_backward.py: float32, by these kernels but dbias's;  dq_thirds.py, dkv_thirds.py: those of its wider heads
 fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ...arrays import cdiv
@@ -37,7 +38,8 @@ from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
 from .dkv_config import AnyDkvConfig
 from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
-from .dq_config import DqConfig, dq_configs
+from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig, dq_configs
+from .dq_thirds import build_dq_thirds
 from .fused_launch import fused_choices
 
 LOADED = ("q", "k", "v", "do")
@@ -47,7 +49,7 @@ MOST_WIDTH = 256  # of a head
 class BackwardConfigs(NamedTuple):
     """A Config for each of the kernels; of dbias None where there is none, or simt makes it."""
 
-    dq: DqConfig
+    dq: AnyDqConfig
     dkv: AnyDkvConfig
     others: simt.BackwardConfigs
     dbias: DbiasConfig | None = None
@@ -109,14 +111,18 @@ def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) 
     return maps
 
 
-def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> Sequence[Step]:
+def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConfig) -> Sequence[Step]:
     """The launches, after delta's. metas: of the problem's arrays, the results and workspaces."""
     p, varlen, heads = problem, is_varlen(problem), problem.B * problem.H
-    stored = "" if config.thirds else how_stored(metas, "dq", varlen)
-    maps = [f"dq_{name}_map" for name in ("q", "k", "v", "do")] + ["dq_dq_map" if stored == "boxes" else 0]
+    maps: list[Any] = [f"dq_{name}_map" for name in ("q", "k", "v", "do")]
+    if isinstance(config, DqThirdsConfig):
+        build = build_dq_thirds(config, variant(p))
+    else:
+        stored = "" if config.thirds else how_stored(metas, "dq", varlen)
+        maps += ["dq_dq_map" if stored == "boxes" else 0, ("dq_bias_map",) if config.bias_stages else ()]
+        build = build_dq(config, variant(p), stored)
     arrays = (by_token(metas, name, varlen) for name in ("dq", "q", "k", "v", "do", "lse", "delta"))
-    bias_maps = ("dq_bias_map",) if config.bias_stages else ()
-    args = (*maps, bias_maps, "counter", heads, section_of(p), *arrays, *sizes(p))
+    args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
-    step = Step(build_dq(config, variant(p), stored), (blocks,), args, shared_bytes, resident=True)
+    step = Step(build, (blocks,), args, shared_bytes, resident=True)
     return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]

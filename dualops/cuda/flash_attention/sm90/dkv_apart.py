@@ -34,7 +34,7 @@ Dv / 2, and about 30; BLOCK_Q / 2 more where options have slopes.
 
 from __future__ import annotations
 
-from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32
 from ...tile.boxes import box_tile, prefetch_maps
 from ...tile.companion import companion
 from ...tile.handover import handover
@@ -60,6 +60,7 @@ from .config import padded
 from .dkv_config import CONSUMERS_APART, DkvApartConfig
 from .dkv_loads import LoadedTiles, loads_of
 from .output import rows_output
+from .probs_apart import probs_apart
 from .query_visits import query_visits_of
 
 
@@ -94,28 +95,8 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
-    BENDS, BESIDE = chain.bends, config.beside
-
-    @verb
-    def hand_probs(smem, bars, i, scores, picks, bent, statistics, factors, options, where):
-        """S.T becomes P.T, of which P.T * slope is handed over, and then weight * P.T."""
-        slots, at = statistics
-        visits.finish(scores, options, factors[0], where, picks)
-        gradient.probabilities(scores, bent, (options, factors, where, 0), slots, at)
-        place = box.claim(bars, i)
-        if BENDS:
-            box.put(smem, place, bent)
-        else:
-            box.put(smem, place, scores)
-        box.hand(bars, i)
-        gradient.weigh(scores, options, score.keeps(options, where, score.seed(options)))
-
-    @verb
-    def take_probs(smem, bars, i, d_probs, statistics, options, where):
-        """dP.T becomes dS.T."""
-        slots, at = statistics
-        gradient.weigh(d_probs, options, score.keeps(options, where, score.seed(options)))
-        gradient.d_scores(d_probs, smem, box.take(bars, i), slots, at)
+    hand_probs, take_probs = probs_apart(chain, score, visits, gradient, box)
+    BESIDE = config.beside
 
     @kernel(
         *[tensor_map] * 4,

@@ -36,15 +36,23 @@ class DkvTiles(NamedTuple):
 
 
 def _tiles(
-    widths: tuple[int, int], block_kv: int, block_q: int, stages: int, *, bias_bytes: int = 0, p_bytes: int = 0
+    widths: tuple[int, int],
+    block_kv: int,
+    block_q: int,
+    stages: int,
+    *,
+    do_stages: int | None = None,
+    bias_bytes: int = 0,
+    p_bytes: int = 0,
 ) -> DkvTiles:
+    """do_stages: of dO, where they are not as many as Q's."""
     k, v = (Operand(block_kv, width, 2, 128, "k") for width in widths)
     q, do = (Operand(block_q, width, 2, 128, "k") for width in widths)
     q_steps, do_steps = (Operand(block_q, width, 2, 128, "mn") for width in widths)
     v_at = k.nbytes
     q_at = v_at + v.nbytes
     do_at = q_at + stages * q.nbytes
-    bias_at = do_at + stages * do.nbytes
+    bias_at = do_at + (stages if do_stages is None else do_stages) * do.nbytes
     p_at = bias_at + stages * bias_bytes
     return DkvTiles(k, v, q, do, q_steps, do_steps, v_at, q_at, do_at, bias_at, p_at, p_at + p_bytes)
 
@@ -125,6 +133,36 @@ class DkvApartConfig:
         return self.tiles(D, Dv).nbytes
 
 
+@dataclass(frozen=True)
+class DkvThirdsConfig:
+    """As `DkvApartConfig`, of numbers in thirds (`Sm90Config`), P as float32. Q has more stages than dO: the last
+    product of a tile needs it.
+    """
+
+    block_q: int
+    stages: int = 2
+    do_stages: int = 1
+    places: int = 1
+
+    @property
+    def block_kv(self) -> int:
+        return ROWS
+
+    @property
+    def slack(self) -> int:
+        """As `DkvConfig` has it."""
+        return _slack(self.block_q, self.stages)
+
+    def tiles(self, D: int, Dv: int) -> DkvTiles:
+        """For heads of these widths, in whole boxes."""
+        widths = parts_width(D, True), parts_width(Dv, True)
+        p_bytes = handover_bytes(self.block_q // 2, self.places, True)
+        return _tiles(widths, ROWS, self.block_q, self.stages, do_stages=self.do_stages, p_bytes=p_bytes)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
 # queries that there are registers for beside one option that needs some, at widths to 128; a bias in boxes; others; and
 # beside several
 QUERIES_BESIDE = {"alibi": 64, "key_padding_mask": 64, "mask_mod": 64, "score_mod": 48, "dropout": 48}
@@ -133,7 +171,7 @@ QUERIES_BESIDE_ONE, QUERIES_BESIDE_SOME, QUERIES_BESIDE_MANY = 32, 32, 16
 MOST_BESIDE = 48  # queries with which dS.T may be made beside the product for dv, at widths to 128
 
 
-AnyDkvConfig = DkvConfig | DkvApartConfig
+AnyDkvConfig = DkvConfig | DkvApartConfig | DkvThirdsConfig
 BENDING = ("softcap", "score_mod")  # options that have slopes
 BESIDE_APART = ("alibi", "key_padding_mask", "dropout")  # options that leave registers enough
 

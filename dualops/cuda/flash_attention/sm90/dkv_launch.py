@@ -19,7 +19,8 @@ from ..walk import section_of_queries
 from .config import BOX, padded
 from .dkv import build_dkv
 from .dkv_apart import build_dkv_apart
-from .dkv_config import AnyDkvConfig, DkvConfig, dkv_configs
+from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
+from .dkv_thirds import build_dkv_thirds
 
 RESULTS = ("dk", "dv")
 
@@ -61,11 +62,13 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
         stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
         build = build_dkv(config, variant(p), stored["dk"], stored["dv"])
         bias_maps = ((("dkv_bias_map",) if config.bias else ()),)
+    elif isinstance(config, DkvThirdsConfig):
+        stored, build, bias_maps = {}, build_dkv_thirds(config, variant(p)), ()
     else:
         stored = {name: how_stored(metas, name, varlen) for name in RESULTS}
         build, bias_maps = build_dkv_apart(config, variant(p), stored["dk"], stored["dv"]), ()
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
-    maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in RESULTS]
+    maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in stored]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
     heads = p.B * p.H
     args = (*maps, *bias_maps, heads, section_of_queries(p), *arrays, *sizes_by_keys(p))

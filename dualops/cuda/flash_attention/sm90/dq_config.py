@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...tile.handover import handover_bytes
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import ROWS
 from ..bias_tiles import bias_operand
@@ -74,6 +75,52 @@ class DqConfig:
         return self.tiles(D, Dv).nbytes
 
 
+class DqThirdsTiles(NamedTuple):
+    """What lies in shared memory: as `DqTiles` has it, of thirds."""
+
+    q: Operand
+    do: Operand
+    k: Operand
+    k_right: Operand
+    v: Operand
+    do_at: int
+    k_at: int
+    v_at: int
+    p_at: int  # what warpgroups hand over
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DqThirdsConfig:
+    """Of numbers in thirds (`Sm90Config`): a block has 64 queries, whose scores are one warpgroup's and whose dq is the
+    other's, and block_kv keys at a time. K has more stages than V: it is needed for both, V for dP alone.
+    """
+
+    block_kv: int
+    stages: int = 2
+    v_stages: int = 1
+
+    @property
+    def block_q(self) -> int:
+        return ROWS
+
+    def tiles(self, D: int, Dv: int) -> DqThirdsTiles:
+        """For heads of these widths, in whole boxes."""
+        D, Dv = (parts_width(width, thirds=True) for width in (D, Dv))
+        q, do = Operand(ROWS, D, 2, 128, "k"), Operand(ROWS, Dv, 2, 128, "k")
+        k, v = Operand(self.block_kv, D, 2, 128, "k"), Operand(self.block_kv, Dv, 2, 128, "k")
+        k_at = q.nbytes + do.nbytes
+        v_at = k_at + self.stages * k.nbytes
+        p_at = v_at + self.v_stages * v.nbytes
+        nbytes = p_at + handover_bytes(self.block_kv // 2, 1, exact=True)
+        k_right = Operand(self.block_kv, D, 2, 128, "mn")
+        return DqThirdsTiles(q, do, k, k_right, v, q.nbytes, k_at, v_at, p_at, nbytes)
+
+    def shared_bytes(self, D: int, Dv: int) -> int:
+        return self.tiles(D, Dv).nbytes
+
+
+AnyDqConfig = DqConfig | DqThirdsConfig
 MOST_KEYS, KEYS_BESIDE_BIAS, KEYS_BESIDE_ASKING, KEYS_BESIDE_SOME = 128, 112, 112, 96
 KEYS_BESIDE_DROPOUT, KEYS_BESIDE_DROPOUT_AND_MORE, KEYS_BESIDE_DROPOUT_AND_MANY = 80, 64, 48
 KEYS_BESIDE_BOXES_AND_MORE = 80

@@ -1,7 +1,9 @@
 """The gradient of attention of float32 on Hopper: which problems the rung takes, its Configs and launches.
 
-The kernels are those of 16 bits (`dq`, `dkv`), as forward's is (`float32`): each number is three of bfloat16, each
-product six. The copies that a pass makes of q, k, v and do are the plan's, one and a half times their own memory.
+Each number is three of bfloat16, each product six, as in forward (`float32`). The kernels of heads to 64 columns are
+those of 16 bits (`dq`, `dkv`). Wider ones have their own (`dq_thirds`, `dkv_thirds`), where two warpgroups share the
+work for a tile, as the results, and what is added to them, take the registers of both. The copies that a pass makes of
+q, k, v and do are the plan's, one and a half times their own memory.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ from .. import simt
 from ..options import having
 from . import backward
 from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
-from .dkv_config import DkvConfig
-from .dq_config import DqConfig
+from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig
+from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig
 from .float32 import LEAST_QUERIES
 from .in_thirds import thirds_maps, thirds_of, thirds_steps
 
 SPLIT = ("q", "k", "v", "do")
 LEAST_KEYS = 65
-MOST_WIDTH = 64  # of a head: beside dk and dv of wider ones no registers are left for parts
+NARROW, MOST_WIDTH = 64, 128  # of a head
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -36,7 +38,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     if not results["dq"].size or p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS:
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    (dq, dkv), reason = thirds_configs([option.name for option, _ in having(p).variants])
+    (dq, dkv), reason = thirds_configs(D, Dv, [option.name for option, _ in having(p).variants])
     if max(dq.shared_bytes(D, Dv) + SLACK, dkv.shared_bytes(D, Dv) + dkv.slack) > device.shared_memory_per_block:
         return
     others, _ = next(simt.backward_configs(p))
@@ -46,20 +48,23 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     yield Choice("sm90", configs, reason, steps, workspace, maps=maps)
 
 
-def thirds_configs(options: Sequence[str]) -> tuple[tuple[DqConfig, DkvConfig], str]:
-    """Tiles for heads of 64 columns, for dq and for dk and dv: as many keys, and queries, as registers are left for.
+def thirds_configs(D: int, Dv: int, options: Sequence[str]) -> tuple[tuple[AnyDqConfig, AnyDkvConfig], str]:
+    """Tiles for dq and for dk and dv of heads of these widths, in whole boxes: of 64 columns as many keys, and queries,
+    as registers are left for; of more as there is room for, or as divide a block mask's tiles where there is one.
 
     ms on an H200, graphs in turns, S=4096, four batches of 16 heads, full and causal: in turns and with 48 queries 9.12
     and 4.87, not in turns 9.04 and 4.83; in turns and with 64 queries 8.80 and 4.65, of which `beside` is 0.25 and
-    nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13.
+    nothing, and costs registers that ranges of keys need; 32 queries 9.88 and 5.13. D=128, on an H100, full: 18.1, and
+    with 64 queries, Q in one stage, 18.6.
     """
     heavy = [name for name in options if name not in (*LIGHT_OPTIONS, BLOCK_MASK)]
     keys, queries = (32, 16 if are_many(heavy) else 32) if heavy else (64, 64)
-    dq, dkv = (
-        DqConfig(2, keys, turns=False, thirds=True),
-        DkvConfig(2, queries, beside=not options or queries < 64, thirds=True),
-    )
+    dq: AnyDqConfig = DqConfig(2, keys, turns=False, thirds=True)
+    dkv: AnyDkvConfig = DkvConfig(2, queries, beside=not options or queries < 64, thirds=True)
     told = ", options need registers" if heavy else ""
+    if max(D, Dv) > NARROW:
+        keys = queries = 32 if BLOCK_MASK in options else 48
+        dq, dkv, told = DqThirdsConfig(keys), DkvThirdsConfig(queries), ""
     return (dq, dkv), (
         f"dq: {dq.block_q} queries by {keys} keys; dk and dv: {dkv.block_kv} keys by {queries} queries; in three parts "
         f"each{told}"
