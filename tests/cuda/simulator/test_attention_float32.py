@@ -13,6 +13,7 @@ from dualops import reference
 from dualops.cuda.flash_attention.sm90.in_thirds import thirds_of
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
+from dualops.spec.attention.cases import in_patches
 from tests.cuda.simulator.attention import checked, named, numbers, options_for, widened
 from tests.cuda.simulator.test_attention_dq import arrays_for, checked as checked_gradient, gradient_varlen, held
 
@@ -83,6 +84,18 @@ def test_gradients_of_options(params):
 @pytest.mark.parametrize("params", wide_options(1, 66, 70)[::2], ids=named)
 def test_gradients_of_options_of_wide_heads(params):
     checked_gradient(*arrays((1, 1, 66, 72), (1, 1, 70, 72), 40), **params)
+
+
+def test_the_gradient_of_wide_heads_by_a_block_mask():
+    """Tiles that are hidden, seen and cut, of two heads, each by a list of its own, that share keys."""
+    q, k, v, do = arrays((1, 2, 140, 72), (1, 1, 150, 72), 24)
+    mask: dict[str, Any] = {"mask_mod": in_patches}
+    o, lse = reference.flash_attention(q, k, v, return_lse=True, **mask)
+    given = (q, k, v, o, lse, do)
+    listed: Any = dualops.cuda.block_mask(in_patches, 1, 2, 140, 150, like=q)
+    found = dualops.cuda.flash_attention_backward(*given, kernel="sm90", block_mask=listed, **mask)
+    truths = reference.flash_attention_backward(*map(widened, given), **mask)
+    held(found, truths, reference.flash_attention_backward(*given, **mask), "float32")
 
 
 def test_parts_are_all_there():
