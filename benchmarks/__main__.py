@@ -134,7 +134,7 @@ def host(arguments: argparse.Namespace) -> int:
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
     from . import host_table, peers_plot, plot as drawing, scaling_plot, training_plot
-    from .recorded import peer_runs, recordings
+    from .recorded import all_recordings, peer_runs, recordings
 
     try:
         history = recordings(arguments.results, arguments.machine)
@@ -147,7 +147,7 @@ def plot(arguments: argparse.Namespace) -> int:
     peers = peer_runs(arguments.peer_results)
     for page, content in (
         (arguments.readme, drawing.summary(peers)),
-        (arguments.every_case, drawing.table(history, peers)),
+        (arguments.every_case, drawing.table(all_recordings(arguments.results), peers)),
     ):
         page.write_text(drawing.fill(page.read_text(), content))
         print(page)
@@ -225,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> int:
     costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     costs.set_defaults(command=host)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
-    plotter.add_argument("--machine", default="h200")
+    plotter.add_argument("--machine", default="h200", help="whose times are drawn; default: h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     pages = ROOT / "dualops" / "cuda"
     page = pages / "flash_attention" / "README.md"

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
-COLUMNS = ("operator", "case", "direction", "time", "rate", "of the roof", "fastest peer", "its time over ours", "at")
+COLUMNS = (
+    "operator",
+    "case",
+    "direction",
+    "time",
+    "rate",
+    "of the roof",
+    "fastest peer",
+    "its time over ours",
+    "at",
+    "asv's newest",
+)
 SUMMARY_COLUMNS = (
     "operator",
     "dtype",
@@ -111,36 +122,32 @@ def span(values: Sequence[float], form: str) -> str:
 
 
 def table(history: Sequence[Recording], peers: Mapping[str, Peers]) -> str:
-    """Every known case that was timed, with its newest time; and where the figures come from.
+    """Every known case that was timed; and where the figures come from.
 
-    The share of the roof and the ratio are of the run beside the peers, where both sides ran in one process; above 1
-    dualops is faster. So is the time, where asv timed the case on an earlier day or does not time it. Slower cases are
-    shown like all others.
+    All of a row but its last column is of the run beside the peers, where both sides ran in one process; above 1
+    dualops is faster. Of a case that no such run has, the time is asv's. Slower cases are shown like all others.
     """
     newest = {key: recording for recording in history for key in recording.seconds}
     rows, used = [], []
     for key in keys():
-        work, measured = work_of(key), beside(key, peers)
-        share = peer = ratio = "–"
-        by_asv = newest.get(key)
-        run = peers[key.operator].runs[key] if measured else None
-        if by_asv and not (run and run.day > f"{by_asv.measured:%Y-%m-%d}"):
-            seconds, commit = by_asv.seconds[key], by_asv.commit[:8]
-        elif measured and run:
-            seconds, commit = measured.seconds, run.short
-        else:
-            continue
+        work, measured, by_asv = work_of(key), beside(key, peers), newest.get(key)
+        share = peer = ratio = since = "–"
         if measured:
             used.append(key)
+            seconds, commit = measured.seconds, peers[key.operator].runs[key].short
             share, peer = f"{measured.share:.0%}" if measured.share else "–", measured.peer or "–"
             ratio = f"{measured.ratio:.2f}" if measured.ratio else "–"
-        rate, at = f"{work.rate(seconds):.2f} {work.unit}", f"`{commit}`"
-        rows.append((key.operator, key.case, key.direction, milliseconds(seconds), rate, share, peer, ratio, at))
+            if by_asv:
+                since = f"{milliseconds(by_asv.seconds[key])}, `{by_asv.commit[:8]}`"
+        elif by_asv:
+            seconds, commit = by_asv.seconds[key], by_asv.commit[:8]
+        else:
+            continue
+        cells = milliseconds(seconds), f"{work.rate(seconds):.2f} {work.unit}", share, peer, ratio, f"`{commit}`", since
+        rows.append((key.operator, key.case, key.direction, *cells))
     commits = {f"`{one.commit[:8]}` on {one.measured:%Y-%m-%d}": one.device for one in newest.values()}
-    measured_at = [
-        f"Times: asv, median over bursts of 20 calls, {told}, one {device}." for told, device in commits.items()
-    ]
-    lines = [*measured_at, "Roof and peers, one process each:", *sources(used, peers)]
+    by_asv_at = [f"asv, median over bursts of 20 calls: {told}, one {device}." for told, device in commits.items()]
+    lines = ["All but asv's, one process each:", *sources(used, peers), *by_asv_at]
     return "\n".join([*lines, "", *markdown(COLUMNS, rows)])
 
 

@@ -59,6 +59,13 @@ def recordings(results: Path, machine: str) -> list[Recording]:
     return sorted((one for one in found if one.seconds), key=lambda one: (one.committed, one.commit))
 
 
+def all_recordings(results: Path) -> list[Recording]:
+    """Those of every machine, oldest commit first."""
+    machines = sorted(path.parent.name for path in results.glob("*/machine.json"))
+    found = [one for machine in machines for one in recordings(results, machine)]
+    return sorted(found, key=lambda one: (one.committed, one.commit))
+
+
 def _recording(path: Path, device: str) -> Recording:
     content = json.loads(path.read_text())
     operators = {class_name(operator): operator for operator in spec.OPERATORS}
