@@ -91,13 +91,22 @@ def _in_thirds(dtype: str, b: FactorSlice, exact: bool) -> Step:
             left[at + A_WORDS + word] = packed_parts(middle, next_middle)
             left[at + 2 * A_WORDS + word] = packed_parts(upper, next_upper)
 
+    def part_of(part: int) -> Callable[..., None]:
+        @verb
+        def add_part(sums, places, left, right):
+            first, at = places
+            for j in range(TILES):
+                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
+
+        return add_part
+
+    add_parts = one_after_another([part_of(part) for part in range(COUNT)])
+
     @verb
     def multiply(sums, first, left, at, smem, b_place, step):
         right = b_side.make()
         b_side.read(right, 0, smem, b_place, step)
-        for part in range(COUNT):
-            for j in range(TILES):
-                mma(sums, first + 4 * j, left, at + A_WORDS * part, right, 2 * j)
+        add_parts(sums, (first, at), left, right)
 
     return Step(A_WORDS * COUNT, put_parts if exact else put_rounded, multiply)
 
