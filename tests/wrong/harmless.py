@@ -27,9 +27,9 @@ HARMLESS = {
     "were waited for and collected in the loop: nothing is under way there",
     r"flash_attention_dkv_apart_sm90 loads_of\.load > pipeline\.claim > mbarrier_wait_cta: one mbarrier for all": "of "
     "two stages it waits for the first, whose tile is released after lse and delta of the one behind it have been read",
-    r"flash_attention_dkv_apart_sm90 build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#1: (left out|"
+    r"flash_attention_dkv_apart_sm90 probs_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#1: (left out|"
     r"one mbarrier for all|the next mbarrier)": "it is the first filling's: all places are empty",
-    r"(flash_attention_dkv_apart_sm90 (build_dkv_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
+    r"(flash_attention_dkv_apart_sm90 (probs_apart\.hand_probs > handover\.claim > mbarrier_wait_cta#2|"
     r"companion\.leave > bar_warp_sync#2)|retention_wide_sm90 halves: handover\.claim > mbarrier_wait_cta|"
     r"flash_attention_(dq_)?sm90 a bias in boxes: pipeline\.acquire > mbarrier_wait_cta#2): left "
     r"out": "of two stages, one is filled again when P of that tile and of the next has been read: so a place of two "
@@ -42,7 +42,7 @@ HARMLESS = {
     r"wgmma_commit#[24]|wait > wgmma_wait_group_n16#[36]): left out": "nothing is made beside dv's and dk's products "
     "there: one wait is for all",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: (companion\.wait#1: i \+ 1|(companion\.wait > "
-    r"mbarrier_wait_cta#1|pipeline\.wait > mbarrier_wait_cta#3|build_dkv_apart\.take_probs > handover\.take > "
+    r"mbarrier_wait_cta#1|pipeline\.wait > mbarrier_wait_cta#3|probs_apart\.take_probs > handover\.take > "
     r"mbarrier_wait_cta#1): the next mbarrier)": "each block has a second tile there, which comes after the first",
     r"flash_attention_dkv_apart_sm90 register_mma\.add > wgmma_fence#[13]: left out": "K @ Q.T or V @ dO.T was started "
     "just before it, behind a fence of its own, and no register was touched in between",
