@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ..backend import Namespace, i32, i64, types, verb
@@ -39,11 +39,33 @@ def is_varlen(problem: Problem) -> bool:
     return "cu_seqlens_q" in problem.arrays
 
 
+class Served(NamedTuple):
+    """Which sequences of varlen a launch takes for its own; to it others are empty. With `few`, 1, those that have few
+    queries and many keys; with 0 all others.
+    """
+
+    few: int
+    most_queries: int
+    least_keys: int
+
+
+ALL = Served(0, -1, 0)
+
+
+def serving(problem: Problem, served: Served) -> Problem:
+    """The same problem of varlen with those sequences alone, the longest of which may be shorter then."""
+    p, dims = problem, dict(problem.dims)
+    if served.few:
+        dims["Sq"] = min(p.Sq, served.most_queries)
+    return Problem(p.spec, p.dtype, dims, {**p.params, "served": served}, p.arrays)
+
+
 def sizes(problem: Problem) -> tuple[Any, ...]:
     """H, group, Sq, Sk, whether the last query stands at the last key, scale, lengths, options."""
     lengths = ()
     if is_varlen(problem):
-        lengths = tuple(whole(problem.arrays, name, 1) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        ends = (whole(problem.arrays, name, 1) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        lengths = (*ends, problem.params.get("served", ALL))
     p = problem
     aligned = 0 if p.causal == "top_left" else 1
     return p.H, p.group, p.Sq, p.Sk, aligned, p.scale, lengths, arguments(p)
@@ -51,7 +73,8 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
 
 def size_types(found: Variant) -> tuple[Any, ...]:
     """The types of `sizes`."""
-    lengths = types.UniTuple(strided("int32", 1), 2) if found.varlen else types.Tuple([])
+    ends = strided("int32", 1)
+    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
     return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
 
 
@@ -67,7 +90,8 @@ def statistic_type(found: Variant) -> Any:
 class Spans(Namespace):
     """Where sequences lie among the tokens."""
 
-    of_batch: Callable[..., Any]  # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b
+    # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
+    of_batch: Callable[..., Any]
 
 
 @cache
@@ -80,9 +104,11 @@ def spans(varlen: bool) -> Spans:
 
     @verb
     def part(lengths, b, Sq, Sk):
-        ends_q, ends_k = lengths
+        ends_q, ends_k, served = lengths
         q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
-        q_end, k_end = boundary(ends_q, b + 1), boundary(ends_k, b + 1)
-        return i64(q_first), i64(k_first), i32(q_end - q_first), i32(k_end - k_first)
+        Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - k_first)
+        if i32((Sq <= served.most_queries) & (Sk >= served.least_keys)) != served.few:
+            Sq, Sk = i32(0), i32(0)
+        return i64(q_first), i64(k_first), Sq, Sk
 
     return Spans(of_batch=part if varlen else batch)

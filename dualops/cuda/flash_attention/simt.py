@@ -43,15 +43,15 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def forward_configs(problem: Problem) -> Iterator[tuple[ForwardConfig, str]]:
-    """Tiles for forward, best first."""
-    p = problem
-    if p.Sq > 32 and p.dtype != "float64":
+    """Tiles for forward, best first. Of varlen they are those of many queries, as others may have these."""
+    p, varlen = problem, is_varlen(problem)
+    if (p.Sq > 32 or varlen) and p.dtype != "float64":
         # share of torch's memory-efficient attention, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
         if p.Dv <= 128:  # 0.63, 0.48; 64 x 64 scores 0.44, 0.34, two blocks an SM 0.56, 0.44; 64 x 128 0.49, 0.36
             yield ForwardConfig(8, 4), "128 x 64 scores a block"
         if p.Dv <= 256:
             yield ForwardConfig(4, 4), "64 x 64 scores a block: wide heads leave registers for no more"
-    if p.Sq > 16:
+    if p.Sq > 16 or varlen:
         yield ForwardConfig(2, 2), "32 x 32 scores a block: few queries, double precision, or the widest heads"
     yield ForwardConfig(1, 1), "16 x 16 scores a block: few queries, or little shared memory"
 
@@ -78,11 +78,11 @@ class BackwardConfigs(NamedTuple):
 
 
 def backward_configs(problem: Problem) -> Iterator[tuple[BackwardConfigs, str]]:
-    """Tiles for backward, best first."""
+    """Tiles for backward, best first. Of varlen they are those of many queries and keys, as others may have these."""
     p = problem
     small, medium = BackwardConfig(1, 1, share=True), BackwardConfig(2, 2)
     medium_dbias = BackwardConfig(2, 2, share=True)
-    if p.dtype != "float64" and min(p.Sq, p.Sk) > 32:
+    if p.dtype != "float64" and (min(p.Sq, p.Sk) > 32 or is_varlen(p)):
         # ms of dkv and dq, float32, S=4096 D=64 and S=2048 D=128, H200, 2026-11-21
         if max(p.D, p.Dv) <= 64 and not rich(p):
             # dkv 22.8; 64 x 64 one block an SM 28.4, 128 x 64 22.1 in 254 registers. dq 15.5; 64 x 64 21.1

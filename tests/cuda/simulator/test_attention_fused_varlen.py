@@ -13,7 +13,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import simulator
 from dualops.cuda.flash_attention.packed import packed_count, packed_pieces
-from dualops.cuda.flash_attention.sm90 import fused_launch
+from dualops.cuda.flash_attention.sm90 import backward as sm90_backward
 from dualops.cuda.flash_attention.walk import Extent
 from dualops.spec import OPERATORS, Case
 from dualops.spec.lengths import random_ends
@@ -79,6 +79,37 @@ def test_a_sequence_alone_and_among_others(D, Hkv, params):
             assert np.array_equal(found, expected[0].transpose(1, 0, 2))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "causal", "D", "few", "many"),
+    [("bfloat16", False, 128, 20, 200), ("float16", True, 64, 40, 390), ("float32", True, 64, 20, 70)],
+)
+def test_short_and_long_sequences(dtype, causal, D, few, many):
+    """Each has the bits that it has without the others, and one of few queries, in 16 bits, those of an even call."""
+    ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, few, few + many, few + many), (0, 30, 60, 90)))
+    q, do = (numbers(few + many, 1, D, seed=seed).astype(dtype) for seed in (0, 3))
+    k, v = (numbers(90, 1, D, seed=seed).astype(dtype) for seed in (1, 2))
+    longest = {"max_seqlen_q": many, "max_seqlen_k": 30}
+    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, causal=causal, **longest)
+    given = q, k, v, o, lse, do, ends_q, ends_k
+    found = gradient_varlen(*given, causal=causal, **longest)
+    truths = reference.flash_attention_varlen_backward(*map(widened, given), causal=causal, **longest)
+    baseline = reference.flash_attention_varlen_backward(*given, causal=causal, **longest)
+    held(found, truths, baseline, dtype)
+    assert not found[1][60:].any() and not found[2][60:].any()  # nobody asks
+    for of_q, of_k in ((slice(few), slice(30)), (slice(few, few + many), slice(30, 60))):
+        own = (x[part] for x, part in ((q, of_q), (k, of_k), (v, of_k), (o, of_q)))
+        ends = (np.array([0, part.stop - (part.start or 0)], np.int32) for part in (of_q, of_k))
+        longest["max_seqlen_q"] = of_q.stop - (of_q.start or 0)
+        alone = gradient_varlen(*own, lse[:, of_q], do[of_q], *ends, causal=causal, **longest)
+        for together, expected, part in zip(found, alone, (of_q, of_k, of_k), strict=True):
+            assert np.array_equal(together[part], expected)
+    if dtype != "float32":
+        batch = [x[:n].transpose(1, 0, 2)[None] for x, n in ((q, few), (k, 30), (v, 30), (o, few))]
+        even = gradient(*batch, lse[None, :, :few], do[:few].transpose(1, 0, 2)[None], causal=causal)
+        for together, expected, n in zip(found, even, (few, 30, 30), strict=True):
+            assert np.array_equal(together[:n], expected[0].transpose(1, 0, 2))
+
+
 def test_a_nan_of_the_next_sequence():
     *arrays, ends_q, ends_k = arrays_for(64, 1, 1, (0, 5, 5, 75, 77), (0, 30, 47, 47, 60))
     for x in arrays[1:3]:
@@ -107,7 +138,7 @@ def test_numbers_of_tiles(section):
 
 
 @pytest.mark.parametrize(
-    ("longest", "params", "whole"),
+    ("longest", "params", "by_length"),
     [
         (2048, {}, True),
         (2048, {"causal": True}, True),
@@ -116,10 +147,10 @@ def test_numbers_of_tiles(section):
         (100, {"causal": True}, False),
     ],
 )
-def test_who_is_served(longest, params, whole):
+def test_who_is_served(longest, params, by_length):
     q, lse = np.empty((4096, 2, 128), np.float16), np.empty((2, 4096), np.float32)
     ends = np.array([*range(0, 4096, longest), 4096], np.int32)
     longest = {"max_seqlen_q": longest, "max_seqlen_k": longest}
     given = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "o": q, "lse": lse, "do": q}
     plan = dualops.cuda.plan(VARLEN, q, q, q, **given, backward=True, **longest, **params)
-    assert isinstance(plan.choice.config, fused_launch.FusedConfigs) == whole
+    assert isinstance(plan.choice.config, sm90_backward.ByLength) == by_length

@@ -27,7 +27,7 @@ from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from ...words import build_writer
 from .. import simt
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import Served, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
@@ -40,10 +40,17 @@ from .dkv_launch import dkv_choices, dkv_maps, dkv_step
 from .dq import build_dq
 from .dq_config import AnyDqConfig, DqConfig, DqThirdsConfig, dq_configs
 from .dq_thirds import build_dq_thirds
-from .fused_launch import fused_choices
+from .fused_launch import FusedConfigs, fused_choices, fused_steps, most_by_two_kernels
 
 LOADED = ("q", "k", "v", "do")
 MOST_WIDTH = 256  # of a head
+
+
+class ByLength(NamedTuple):
+    """Configs for sequences of varlen, which go by what each would go by alone."""
+
+    fused: FusedConfigs
+    few: BackwardConfigs  # for those of few queries
 
 
 class BackwardConfigs(NamedTuple):
@@ -57,7 +64,15 @@ class BackwardConfigs(NamedTuple):
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
-    yield from fused_choices(problem, results, device)
+    choices = [*two_kernels(problem, results, device)]
+    for choice in fused_choices(problem, results, device):
+        most = most_by_two_kernels(choice.config.fused)
+        yield by_length(problem, results, choice, choices[0], most) if is_varlen(problem) and choices else choice
+    yield from choices
+
+
+def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Tiles for the kernels of dq and of dk and dv, best first."""
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
         return
@@ -93,6 +108,21 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
     of_dkv = [*steps_by_keys(problem), dkv_step(problem, metas, configs.dkv)]
     steps = [delta, *dq_steps(problem, metas, configs.dq), *of_dkv, *others]
     return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
+
+
+def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice, most: int) -> Choice:
+    """Sequences of at most so many queries by two kernels, longer ones by one."""
+    configs, few = ByLength(fused.config, two.config), serving(problem, Served(1, most, 0))
+    longer = serving(problem, Served(0, most, 0))
+
+    def steps() -> Sequence[Step]:
+        metas = {**problem.arrays, **results, **two.workspace}
+        delta, *rest = fused_steps(longer, results, configs.fused)
+        of_few = [*dq_steps(few, metas, configs.few.dq), dkv_step(few, metas, configs.few.dkv)]
+        return [delta, *of_few, *rest]
+
+    told = f"{fused.reason}; of sequences to {most} queries {two.reason}"
+    return Choice("sm90", configs, told, steps, {**fused.workspace, **two.workspace}, maps={**fused.maps, **two.maps})
 
 
 def dq_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: DqConfig) -> dict[str, Mapped]:

@@ -25,7 +25,7 @@ from .forward import build_forward
 from .in_thirds import thirds_maps, thirds_of, thirds_steps
 
 SPLIT = ("q", "k", "v")
-LEAST_QUERIES = 65  # which copies of K and V are worth their while for
+LEAST_QUERIES = 65  # which copies of K and V are worth their while for; of varlen any, as others may be longer
 MOST_WIDTH = 128  # of a head
 KEYS = (64, 32, 16)  # of a tile
 
@@ -35,7 +35,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     p = problem
     if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
         return
-    if not results["o"].size or p.Sq < LEAST_QUERIES or not p.Sk:
+    if not results["o"].size or not p.Sk or (p.Sq < LEAST_QUERIES and not is_varlen(p)):
         return
     copies, options = thirds_of(p, SPLIT), [option.name for option, _ in having(p).variants]
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them

@@ -17,6 +17,7 @@ from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
 from .. import simt
+from ..arguments import is_varlen
 from ..options import having
 from . import backward
 from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
@@ -35,7 +36,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     p = problem
     if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
         return
-    if not results["dq"].size or p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS:
+    if not results["dq"].size or not p.Sk or (not is_varlen(p) and (p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS)):
         return
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
     (dq, dkv), reason = thirds_configs(D, Dv, [option.name for option, _ in having(p).variants])

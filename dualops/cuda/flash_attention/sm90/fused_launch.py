@@ -33,9 +33,10 @@ from .fused_config import FusedConfig, fused_configs
 # and causal, from the first keys on, 32 MB 0.98 of the time with 16 (S = 4096 and 8192, H100, 2026-11-26), as fewer
 # blocks of a head wait for one another; from the last keys on 16 are as good
 BYTES_IN_L2, BYTES_CAUSAL, BYTES_OF_GROUPS = 16 << 20, 32 << 20, 64 << 20
-# of queries of a head, of varlen of the longest sequence's: each is added to by one block after the other. That heads
-# are few does not count, so that one has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two
-# kernels; and 32 sequences of 128 to 8192 take 0.78 to 0.87 of it, but 512 of up to 512 1.09, of D = 64 1.15 (H100)
+# of queries of a head, of varlen of each sequence: each is added to by one block after the other. That heads are few
+# does not count, so that one has the same bits alone: B = H = 1, S = 16384 takes 1.14 of the time of two kernels; and
+# 32 sequences of 128 to 8192 take 0.78 to 0.87 of it, but 512 of up to 512 1.09, of D = 64 1.15 (H100), were those of
+# few tiles among them done so
 LEAST_TILES = 4
 # queries, up to which rows of dq are made beside the end of the kernel: the gradient takes 0.98 of the time so at
 # S = 2048, B = 8, but 1.01 at S = 8192, B = 2 (H200, 2026-11-25)
@@ -64,7 +65,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     names = [option.name for option, _ in having(p).variants]
     for config, reason in fused_configs(D, Dv, names, boxed_bias(p) is not None, p.group, is_varlen(p)):
         fits = config.shared_bytes(D, Dv) + config.slack <= device.shared_memory_per_block
-        if fits and p.Sq > (LEAST_TILES - 1) * config.block_q:
+        if fits and p.Sq > most_by_two_kernels(config):
             others, _ = next(simt.backward_configs(p))
             dbias, of_dbias = dbias_choice(p, results, device)
             configs = FusedConfigs(config, others, dbias)
@@ -74,6 +75,11 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
             told = f"dq, dk and dv: {reason}, dq added in float32{of_dbias}"
             steps = partial(fused_steps, p, results, configs)
             yield Choice("sm90", configs, told, steps, found, maps=maps)
+
+
+def most_by_two_kernels(config: FusedConfig) -> int:
+    """Queries of a sequence, up to which this kernel does not pay."""
+    return (LEAST_TILES - 1) * config.block_q
 
 
 def section_of(problem: Problem, config: FusedConfig) -> Any:
