@@ -33,10 +33,13 @@ def section_of(problem: Problem, alike: bool = False) -> Any:
     return p.group * min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
 
 
-def section_of_queries(problem: Problem) -> Any:
-    """Heads of keys whose queries blocks share at a time, as many as L2 has room for."""
+def section_of_queries(problem: Problem, *, packed: bool = False) -> Any:
+    """Heads of keys whose queries blocks share at a time, as many as L2 has room for; of packed tiles the queries."""
     p = problem
-    each = itemsize(p.dtype) * max(1, p.Sq) * (p.D + p.Dv) * p.group
+    of_query = itemsize(p.dtype) * (p.D + p.Dv) * p.group
+    if packed:
+        return KEYS_IN_L2 // of_query
+    each = of_query * max(1, p.Sq)
     return min(max(1, KEYS_IN_L2 // each), MOST_GROUPS)
 
 

@@ -91,7 +91,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
     visits = query_visits_of(BLOCK_Q, variant, score)
     load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, visits, variant.varlen)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain)
+    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=variant.varlen)
     if thirds:
         dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
     else:

@@ -92,7 +92,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     load = loads_of(
         loaded, bias_part(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
     )
-    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain)
+    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=variant.varlen)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = probs_apart(chain, score, visits, gradient, box)

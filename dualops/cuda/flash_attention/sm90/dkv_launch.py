@@ -15,6 +15,7 @@ from ..arguments import is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..blocks_by_keys import sizes_by_keys
 from ..options import having
+from ..packed import packed_count
 from ..walk import section_of_queries
 from .config import BOX, padded
 from .dkv import build_dkv
@@ -70,7 +71,10 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     maps = [f"dkv_{name}_map" for name in ("q", "do", "k", "v")]
     maps += [f"dkv_{name}_map" if stored[name] == "boxes" else 0 for name in stored]
     arrays = (by_token(metas, name, varlen) for name in (*RESULTS, "q", "k", "v", "do", "lse", "delta"))
-    heads = p.B * p.H
-    args = (*maps, *bias_maps, heads, section_of_queries(p), *arrays, *sizes_by_keys(p))
-    blocks = heads // p.group * cdiv(p.Sk, config.block_kv)
+    heads_kv = p.H // p.group
+    if varlen:
+        blocks = heads_kv * packed_count(p.total_k, config.block_kv, p.B)
+    else:
+        blocks = p.B * heads_kv * cdiv(p.Sk, config.block_kv)
+    args = (*maps, *bias_maps, p.B * p.H, section_of_queries(p, packed=varlen), *arrays, *sizes_by_keys(p))
     return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), padded(p.Dv)))
