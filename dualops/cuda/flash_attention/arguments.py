@@ -41,15 +41,14 @@ def is_varlen(problem: Problem) -> bool:
 
 class Served(NamedTuple):
     """Which sequences of varlen a launch takes for its own; to it others are empty. With `few`, 1, those that have few
-    queries and many keys; with 0 all others.
+    queries; with 0 all others.
     """
 
     few: int
     most_queries: int
-    least_keys: int
 
 
-ALL = Served(0, -1, 0)
+ALL = Served(0, -1)
 
 
 def serving(problem: Problem, served: Served) -> Problem:
@@ -74,7 +73,7 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
 def size_types(found: Variant) -> tuple[Any, ...]:
     """The types of `sizes`."""
     ends = strided("int32", 1)
-    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
+    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 2, Served)] if found.varlen else [])
     return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
 
 
@@ -107,7 +106,7 @@ def spans(varlen: bool) -> Spans:
         ends_q, ends_k, served = lengths
         q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
         Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - k_first)
-        if i32((Sq <= served.most_queries) & (Sk >= served.least_keys)) != served.few:
+        if i32(Sq <= served.most_queries) != served.few:
             Sq, Sk = i32(0), i32(0)
         return i64(q_first), i64(k_first), Sq, Sk
 

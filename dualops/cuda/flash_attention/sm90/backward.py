@@ -112,8 +112,8 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
 
 def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice, most: int) -> Choice:
     """Sequences of at most so many queries by two kernels, longer ones by one."""
-    configs, few = ByLength(fused.config, two.config), serving(problem, Served(1, most, 0))
-    longer = serving(problem, Served(0, most, 0))
+    configs, few = ByLength(fused.config, two.config), serving(problem, Served(1, most))
+    longer = serving(problem, Served(0, most))
 
     def steps() -> Sequence[Step]:
         metas = {**problem.arrays, **results, **two.workspace}

@@ -61,13 +61,13 @@ from .query_visits import query_visits_of
 
 
 @builds
-def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
+def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False) -> Kernel:
     """flash_attention_dkv_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, bias_maps, heads, section, dk, dv, q, k, v,
     do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options).
 
     dk_stored, dv_stored: how they get to memory (`output`); a map is 0 where it is not as boxes. bias_maps:
     one, where the bias comes as boxes. heads: of all batches.
-    section: heads of keys whose queries blocks share at a time.
+    section: heads of keys whose queries blocks share at a time. packed: as `walk_by_keys` has it.
     """
     D, Dv, BLOCK_Q, BESIDE, num = padded(variant.D), padded(variant.Dv), config.block_q, config.beside, numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype, gradient=True), roles(config.consumers, most=True)
@@ -91,7 +91,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
     visits = query_visits_of(BLOCK_Q, variant, score)
     load = loads_of(loaded, bias, kv_once, q_pipe, do_part, columns, visits, variant.varlen)
-    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=variant.varlen)
+    task_of = walk_by_keys(config.block_kv, BLOCK_Q, variant.varlen, chain, packed=packed)
     if thirds:
         dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
     else:

@@ -65,7 +65,9 @@ from .query_visits import query_visits_of
 
 
 @builds
-def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str) -> Kernel:
+def build_dkv_apart(
+    config: DkvApartConfig, variant: Variant, dk_stored: str, dv_stored: str, packed: bool = False
+) -> Kernel:
     """flash_attention_dkv_apart_sm90(q_map, do_map, k_map, v_map, dk_map, dv_map, heads, section, dk, dv, q, k, v, do,
     lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them. Raises ValueError for
     options with slopes in a Config that is not exact.
@@ -92,7 +94,7 @@ def build_dkv_apart(config: DkvApartConfig, variant: Variant, dk_stored: str, dv
     load = loads_of(
         loaded, bias_part(variant, None, 0, warps), kv_once, q_pipe, do_part, columns, visits, variant.varlen
     )
-    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=variant.varlen)
+    task_of = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed)
     dk_output = rows_output(dk_stored, variant.dtype, variant.D, D, -tiles.k.box, 1)  # warpgroup 1's: a box further
     dv_output = rows_output(dv_stored, variant.dtype, variant.Dv, Dv, tiles.v_at, 1)
     hand_probs, take_probs = probs_apart(chain, score, visits, gradient, box)

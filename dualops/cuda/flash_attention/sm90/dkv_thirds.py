@@ -60,7 +60,7 @@ from .query_visits import QueryVisits, query_visits_of
 
 
 @builds
-def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
+def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant, packed: bool = False) -> Kernel:
     """flash_attention_dkv_thirds_sm90(q_map, do_map, k_map, v_map, heads, section, dk, dv, q, k, v, do, lse, delta, H,
     group, Sq, Sk, aligned, scale, lengths, options), as `build_dkv` has them.
     """
@@ -86,7 +86,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant) -> Kernel:
     hand_probs, take_probs = probs_apart(chain, score, visits, gradient, box)
     load = _loads_of(LoadedTiles(k_tile, v_tile, q_tile, do_tile), kv_once, q_pipe, do_pipe, visits, variant.varlen)
     bring = _statistics_of(q_pipe, statistics, columns, visits)
-    task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=variant.varlen), i32(0)
+    task_of, ZERO = walk_by_keys(ROWS, BLOCK_Q, variant.varlen, chain, packed=packed), i32(0)
     dk_output, dv_output = rows_from_registers(variant.D, D), rows_from_registers(variant.Dv, Dv)
 
     @kernel(
