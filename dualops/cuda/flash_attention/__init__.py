@@ -175,8 +175,8 @@ def flash_attention_backward(
     there are sinks, each in the dtype of its input. Bit-equal from run to run: each sum has one order.
     On Hopper the rung sm90 makes dq, dk and dv of 16-bit dtypes, D and Dv to 256, where scale is above 0 and rows of q,
     k, v and do lie at multiples of 16 bytes, but of heads wider than 128 with five options and more, one of them a bias
-    or dropout; and of float32, as forward does, D and Dv to 64, where Sq and Sk are above 64. It makes dbias of 16-bit
-    dtypes too; that of float32, and dsinks, are simt's. A row of dq, dk or dv that comes out NaN or infinite is made
+    or dropout; and of float32, as forward does, where Sk is above 64 too. It makes dbias of 16-bit dtypes too; that of
+    float32, and dsinks, are simt's. A row of dq, dk or dv that comes out NaN or infinite is made
     again without tensor cores, which is slow: after an overflow, all rows. On GPUs from Ampere on the rung sm80 makes
     them of what is left of 16-bit dtypes, D and Dv to 128, of the same scales, with up to four options that cost
     registers, where D + Dv is above 192 with one; there too rows are made again. Elsewhere simt serves.
@@ -242,7 +242,8 @@ def flash_attention_varlen(
     max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Where cu_seqlens are on a GPU their values
     are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
     options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
-    A max_seqlen of None is as many as there are tokens: the same result, maybe later.
+    A max_seqlen of None is as many as there are tokens: the same result, maybe later. float32 goes by sm90 however few
+    queries and keys there are.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
 

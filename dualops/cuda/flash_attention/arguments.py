@@ -40,11 +40,9 @@ def is_varlen(problem: Problem) -> bool:
 
 
 class Served(NamedTuple):
-    """Which sequences of varlen a launch takes for its own; to it others are empty. With `few`, 1, those that have few
-    queries; with 0 all others.
-    """
+    """Which sequences of varlen a launch takes for its own; to it others are empty."""
 
-    few: int
+    few: int  # 1: those of at most so many queries; 0: all others
     most_queries: int
 
 

@@ -88,7 +88,7 @@ def test_short_and_long_sequences(dtype, causal, D, few, many):
     ends_q, ends_k = (np.array(ends, np.int32) for ends in ((0, few, few + many, few + many), (0, 30, 60, 90)))
     q, do = (numbers(few + many, 1, D, seed=seed).astype(dtype) for seed in (0, 3))
     k, v = (numbers(90, 1, D, seed=seed).astype(dtype) for seed in (1, 2))
-    longest = {"max_seqlen_q": many, "max_seqlen_k": 30}
+    longest: dict[str, Any] = {"max_seqlen_q": many, "max_seqlen_k": 30}
     o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, causal=causal, **longest)
     given = q, k, v, o, lse, do, ends_q, ends_k
     found = gradient_varlen(*given, causal=causal, **longest)
@@ -108,6 +108,27 @@ def test_short_and_long_sequences(dtype, causal, D, few, many):
         even = gradient(*batch, lse[None, :, :few], do[:few].transpose(1, 0, 2)[None], causal=causal)
         for together, expected, n in zip(found, even, (few, 30, 30), strict=True):
             assert np.array_equal(together[:n], expected[0].transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize(("dtype", "D"), [("bfloat16", 64), ("float16", 192), ("float32", 72)])
+def test_one_long_sequence_among_short_ones(dtype, D):
+    """Tiles of keys are numbered by tokens; of the sequences some have no queries, some no keys."""
+    lengths_q, lengths_k = (2, 0, 3, 40, 1, 1, 1, 1), (1, 2, 0, 300, 1, 1, 0, 1)
+    ends = [(0, *(sum(lengths[: i + 1]) for i in range(8))) for lengths in (lengths_q, lengths_k)]
+    arrays = [x.astype(dtype) for x in arrays_for(D, 2, 1, *ends)[:4]]
+    q, k, v, do = arrays
+    ends_q, ends_k = (np.array(each, np.int32) for each in ends)
+    longest: dict[str, Any] = {"max_seqlen_q": 40, "max_seqlen_k": 300}
+    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, **longest)
+    given = q, k, v, o, lse, do, ends_q, ends_k
+    with simulator.order("shuffled"):
+        found = gradient_varlen(*given, **longest)
+    truths = reference.flash_attention_varlen_backward(*map(widened, given), **longest)
+    held(found, truths, reference.flash_attention_varlen_backward(*given, **longest), dtype)
+    named: dict[str, Any] = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k, "o": o, "lse": lse, "do": do}
+    plan = dualops.cuda.plan(VARLEN, q, k, v, **named, backward=True, kernel="sm90", **longest)
+    (dkv,) = (step for step in plan.steps if "_dkv_" in step.kernel.name)
+    assert dkv.grid == (packed_count(ends_k[-1], plan.choice.config.dkv.block_kv, 8),)
 
 
 def test_a_nan_of_the_next_sequence():

@@ -47,7 +47,7 @@ MOST_WIDTH = 256  # of a head
 
 
 class ByLength(NamedTuple):
-    """Configs for sequences of varlen, which go by what each would go by alone."""
+    """Configs for sequences of varlen, as `by_length` tells them apart."""
 
     fused: FusedConfigs
     few: BackwardConfigs  # for those of few queries
@@ -64,11 +64,10 @@ class BackwardConfigs(NamedTuple):
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
-    choices = [*two_kernels(problem, results, device)]
     for choice in fused_choices(problem, results, device):
-        most = most_by_two_kernels(choice.config.fused)
-        yield by_length(problem, results, choice, choices[0], most) if is_varlen(problem) and choices else choice
-    yield from choices
+        two = next(two_kernels(problem, results, device), None) if is_varlen(problem) else None
+        yield choice if two is None else by_length(problem, results, choice, two)
+    yield from two_kernels(problem, results, device)
 
 
 def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -110,10 +109,10 @@ def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta], configs: 
     return [*steps, *dbias_steps(problem, results, configs.dbias)] if configs.dbias else steps
 
 
-def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice, most: int) -> Choice:
-    """Sequences of at most so many queries by two kernels, longer ones by one."""
-    configs, few = ByLength(fused.config, two.config), serving(problem, Served(1, most))
-    longer = serving(problem, Served(0, most))
+def by_length(problem: Problem, results: Mapping[str, ArrayMeta], fused: Choice, two: Choice) -> Choice:
+    """Sequences of varlen, each by what it would go by alone: those of few queries by two kernels, others by one."""
+    configs, most = ByLength(fused.config, two.config), most_by_two_kernels(fused.config.fused)
+    few, longer = (serving(problem, Served(which, most)) for which in (1, 0))
 
     def steps() -> Sequence[Step]:
         metas = {**problem.arrays, **results, **two.workspace}

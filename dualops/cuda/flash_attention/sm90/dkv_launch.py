@@ -24,9 +24,10 @@ from .dkv_config import AnyDkvConfig, DkvConfig, DkvThirdsConfig, dkv_configs
 from .dkv_thirds import build_dkv_thirds
 
 RESULTS = ("dk", "dv")
-# as many tiles for all sequences by the longest as by their tokens, from which on the latter pay: one of 8192 among 960
-# of 128 takes 0.42 of the time so, 1024 of 128 1.31, 512 of up to 512 1.11 (both kernels, H200, 2026-11-27)
-LEAST_IDLE = 2
+# blocks for as many keys as the longest sequence has, to those for all tokens: with more, the latter pay. One of 8192
+# among 960 of 128 takes 0.42 of the gradient's time by them, but 1024 of 128 1.31, 512 of up to 512 1.11 (H200,
+# 2026-11-27)
+MOST_OF_LONGEST = 2
 
 
 def dkv_choices(
@@ -65,7 +66,7 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     tiles, packed = p.B * cdiv(p.Sk, config.block_kv), False
     if varlen:
         of_tokens = packed_count(p.total_k, config.block_kv, p.B)
-        packed = tiles > LEAST_IDLE * of_tokens
+        packed = tiles > MOST_OF_LONGEST * of_tokens
         tiles = of_tokens if packed else tiles
     if isinstance(config, DkvConfig):
         stored = {name: "" if config.thirds else how_stored(metas, name, varlen) for name in RESULTS}
