@@ -43,7 +43,9 @@ def test_each_config(queries, D, Dv, options, stored):
     found = variant_of(D, Dv, *options, varlen=stored != "boxes")
     ((config, _),) = dkv_configs(padded(D), padded(Dv), names(found))
     assert config.block_q == queries
-    sound(build_dkv(config, found, stored, stored), ARCH, config.shared_bytes(padded(D), padded(Dv)))
+    for packed in {False, found.varlen}:
+        kernel = build_dkv(config, found, stored, stored, packed)
+        sound(kernel, ARCH, config.shared_bytes(padded(D), padded(Dv)))
 
 
 @pytest.mark.parametrize(
