@@ -42,8 +42,9 @@ def is_varlen(problem: Problem) -> bool:
 class Served(NamedTuple):
     """Which sequences of varlen a launch takes for its own; to it others are empty."""
 
-    few: int  # 1: those of at most so many queries; 0: all others
+    few: int  # 1: those of at most so many queries, and at least so many keys; 0: all others
     most_queries: int
+    least_keys: int = 0
 
 
 ALL = Served(0, -1)
@@ -55,6 +56,12 @@ def serving(problem: Problem, served: Served) -> Problem:
     if served.few:
         dims["Sq"] = min(p.Sq, served.most_queries)
     return Problem(p.spec, p.dtype, dims, {**p.params, "served": served}, p.arrays)
+
+
+def fewest_queries(problem: Problem) -> Any:
+    """Queries that every sequence of varlen has at least, as the host knows it: where others are as long as can be."""
+    p = problem
+    return p.total_q - (p.B - 1) * p.Sq
 
 
 def sizes(problem: Problem) -> tuple[Any, ...]:
@@ -71,7 +78,7 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
 def size_types(found: Variant) -> tuple[Any, ...]:
     """The types of `sizes`."""
     ends = strided("int32", 1)
-    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 2, Served)] if found.varlen else [])
+    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
     return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
 
 
@@ -104,7 +111,7 @@ def spans(varlen: bool) -> Spans:
         ends_q, ends_k, served = lengths
         q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
         Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - k_first)
-        if i32(Sq <= served.most_queries) != served.few:
+        if i32((Sq <= served.most_queries) & (Sk >= served.least_keys)) != served.few:
             Sq, Sk = i32(0), i32(0)
         return i64(q_first), i64(k_first), Sq, Sk
 

@@ -42,9 +42,11 @@ class Tickets(Namespace):
 
 
 @cache
-def tickets(places: int, size: int, shared: bool = False) -> Tickets:
-    """The verbs for so many places of so many numbers; where pieces are shared out, the counter is not looked at."""
-    COUNT, NUMBERS = u32(places), places * size
+def tickets(places: int, size: int, shared: bool = False, word: int = 0) -> Tickets:
+    """The verbs for so many places of so many numbers; where pieces are shared out, the counter is not looked at. word:
+    which of the counter's is this kernel's own.
+    """
+    COUNT, NUMBERS, WORD = u32(places), places * size, i64(word)
 
     @verb
     def slots():
@@ -57,7 +59,7 @@ def tickets(places: int, size: int, shared: bool = False) -> Tickets:
 
     @verb
     def draw(counter, number):
-        return i32(cuda.gridDim.x + atom_add_i64(counter, i64(0), i64(1)))
+        return i32(cuda.gridDim.x + atom_add_i64(counter, WORD, i64(1)))
 
     @verb
     def share(counter, number):

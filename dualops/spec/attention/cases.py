@@ -308,6 +308,8 @@ def _varlen_cases() -> tuple[Case, ...]:
     add("varlen_longer_d64_causal", 3, (650, 2), (700, 1), 64, test, causal=True)
     add("varlen_d256", 4, (300, 2), (310, 1), 256, test, causal=True, sinks=True)
     add("varlen_few_queries", 4, (11, 8), (3000, 2), 128, test, causal=True, window=(900, 0), sinks=True)
+    # few queries of some sequences, more of others, and keys of one split and of several
+    add("varlen_few_and_many", 6, (330, 8), (3300, 2), 128, edge, causal=True, sinks=True)
     add("varlen_no_tokens", 2, (0, 2), (9, 1), 16, {Tag.TEST, Tag.EDGE, Tag.SIM})
     add("varlen_no_sequences", 0, (0, 2), (0, 2), 16, {Tag.TEST, Tag.EDGE, Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
     add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,8 @@ def test_few_queries(keys, D, Dv, options, varlen):
     found = variant_of(D, Dv, *options, varlen=varlen)
     config, _ = short_config(D, Dv, names(found), group=8)
     assert config.block_kv == keys
-    sound(build_forward(config, found, True, ""), ARCH, config.shared_bytes(D, Dv))
+    for way in (config, replace(config, serial=True)) if varlen else (config,):
+        sound(build_forward(way, found, True, ""), ARCH, config.shared_bytes(D, Dv))
 
 
 IDS = np.arange(16384, dtype=np.int32) // 700

@@ -10,10 +10,11 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention.sm90.splits import MOST_SPLITS, split_count, split_tiles, splits_of
+from dualops.cuda.flash_attention.sm90.splits import MOST_SPLITS, most_splits, split_count, split_tiles, splits_of
 from tests.cuda.simulator.attention import checked, named, numbers, options_for
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
+attend_varlen: Any = partial(dualops.cuda.flash_attention_varlen, kernel="sm90")
 
 
 def few(B: int = 1, H: int = 6, Hkv: int = 2, Sq: int = 3, Sk: int = 700, D: int = 24, Dv: int = 40) -> list[Any]:
@@ -68,6 +69,45 @@ def test_a_row_knows_nothing_of_its_batch():
     checked(o, reference.flash_attention_varlen, *tokens, ends_q, ends_k, **sizes)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"causal": True},
+        {"window": (700, 0), "sinks": np.array([0.5, -np.inf], np.float32)},
+        {"softcap": 2.0, "causal": True},
+        {"alibi_slopes": np.array([0.01, 0.02], np.float32)},
+    ],
+    ids=named,
+)
+def test_few_queries_beside_many(params):
+    """A block has all splits of its rows then, one after the other; other sequences are not split, as alone."""
+    lengths_q, lengths_k = (2, 70, 33, 0, 20, 5), (1100, 90, 512, 60, 513, 0)
+    tokens = [numbers(sum(n), H, D, seed=H) for n, H, D in ((lengths_q, 2, 24), (lengths_k, 1, 24), (lengths_k, 1, 40))]
+    ends_q, ends_k = (np.cumsum([0, *n]).astype(np.int32) for n in (lengths_q, lengths_k))
+    sizes = {"max_seqlen_q": 70, "max_seqlen_k": 1100}
+    config = dualops.cuda.plan("flash_attention_varlen", *tokens, ends_q, ends_k, **sizes, **params).choice.config
+    assert config.few.serial and not config.others.split
+    together = attend_varlen(*tokens, ends_q, ends_k, **sizes, return_lse=True, **params)
+    checked(together, reference.flash_attention_varlen, *tokens, ends_q, ends_k, **sizes, **params)
+    for b in range(len(lengths_q)):
+        here_q, here_k = slice(ends_q[b], ends_q[b + 1]), slice(ends_k[b], ends_k[b + 1])
+        q, k, v = tokens[0][here_q], tokens[1][here_k], tokens[2][here_k]
+        if not (len(q) and len(k)):
+            continue
+        ends = np.array([0, len(q)], np.int32), np.array([0, len(k)], np.int32)
+        own = {"max_seqlen_q": len(q), "max_seqlen_k": len(k), "return_lse": True, **params}
+        for found, alone in zip(_of(together, here_q), attend_varlen(q, k, v, *ends, **own), strict=True):
+            assert np.array_equal(found, alone)
+        o, lse = attend(*(x.transpose(1, 0, 2)[None] for x in (q, k, v)), return_lse=True, **params)
+        for found, even in zip(_of(together, here_q), (o[0].transpose(1, 0, 2), lse[0]), strict=True):
+            assert np.array_equal(found, even)
+
+
+def _of(results: Any, tokens: slice) -> Any:
+    o, lse = results
+    return o[tokens], lse[:, tokens]
+
+
 def _around(q: Any, k: Any, v: Any) -> list[Any]:
     """Tokens of other sequences, and the arrays."""
     before = numbers(5, 6, 24, seed=5), numbers(600, 2, 24, seed=6), numbers(600, 2, 40, seed=7)
@@ -89,6 +129,17 @@ def test_splits_follow_from_the_number_of_keys():
         tiles, count = split_tiles(keys, 128), split_count(keys, 128)
         assert (verbs.tiles(keys), verbs.count(keys)) == (tiles, count)
         assert count <= MOST_SPLITS and (count - 1) * tiles * 128 < keys <= count * tiles * 128
+
+
+def test_fewer_keys_may_make_more_splits():
+    """Of sequences of 16384 and 17000 keys the first has more: there is room for as many."""
+    for longest in (1, 512, 513, 16_383, 16_384, 16_385, 17_000, 40_000):
+        most = max(split_count(keys, 64) for keys in range(longest + 1))
+        assert most <= most_splits(longest, 64) == splits_of(64).most(longest) <= MOST_SPLITS
+    arrays = numbers(3, 2, 192), numbers(33384, 1, 192), numbers(33384, 1, 192)
+    ends_q, ends_k = np.array([0, 1, 3], np.int32), np.array([0, 16384, 33384], np.int32)
+    plan = dualops.cuda.plan("flash_attention_varlen", *arrays, ends_q, ends_k, max_seqlen_q=2, max_seqlen_k=17000)
+    assert plan.choice.workspace["o_parts"].shape[0] == split_count(16384, plan.choice.config.few.block_kv) == 64
 
 
 def test_few_keys_or_many_queries_are_not_split():

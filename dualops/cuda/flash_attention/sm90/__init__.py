@@ -4,7 +4,8 @@ forward.py   the kernel
 walk.py      which piece of work comes next (alike.py: whether it is known beforehand);  output.py: how o gets to memory
 queries.py   what the rows of a tile of queries are
 slices.py    V's columns in slices, where they are many
-splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts
+splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts;  serial.py:
+             parts that one block has;  joined.py: the sum of parts
 config.py    tiles
 backward.py  the gradient
 """
@@ -12,7 +13,9 @@ backward.py  the gradient
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ....spec import ArrayMeta, Problem
 from ....spec.meta import Strided, contiguous_strides
@@ -23,19 +26,27 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import Served, fewest_queries, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..walk import section_of
-from .alike import after_counter, are_alike, counter_of
+from .alike import after_counter, are_alike, cleared, counter_of
 from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge
 from .queries import box_of_group
-from .splits import LEAST_TILES, split_count
+from .serial import MOST_BLOCKS, THREADS, kept_size
+from .splits import LEAST_TILES, most_splits
 
 SHORT = 64  # queries at most, where keys are split
 MOST_D, MOST_DV = 256, 512
+
+
+class ByLength(NamedTuple):
+    """Configs for sequences of varlen, as `by_length` tells them apart."""
+
+    others: Sm90Config
+    few: Sm90Config  # for those of few queries and many keys
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -45,30 +56,45 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
         return
     if not results["o"].size or any(boxed(metas, name, varlen) is None for name in ("q", "k", "v")):
         return
-    options = [option.name for option, _ in having(p).variants]
-    for config, reason in _configs(p, options):
-        if config.shared_bytes(padded(p.D), p.Dv) + SLACK <= device.shared_memory_per_block:
-            steps = partial(split_steps if config.split else forward_steps, p, results, config)
-            yield Choice("sm90", config, reason, steps, workspace(p, config), maps=forward_maps(p, metas, config))
-
-
-def _configs(p: Problem, options: Sequence[str]) -> Iterator[tuple[Sm90Config, str]]:
+    options, room = [option.name for option, _ in having(p).variants], device.shared_memory_per_block - SLACK
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    if p.Sq <= SHORT:
-        config, reason = short_config(D, Dv, options, p.group)
-        if p.Sk > LEAST_TILES * config.block_kv:
-            yield config, reason
-    yield from configs(D, Dv, options, boxed_bias(p) is not None)
+    short, told = short_config(D, Dv, options, p.group)
+    splits = p.Sk > LEAST_TILES * short.block_kv and short.shared_bytes(D, Dv) <= room
+    if splits and p.Sq <= SHORT and not varlen:
+        steps = partial(split_steps, p, results, short)
+        yield Choice("sm90", short, told, steps, workspace(p, short), maps=forward_maps(p, metas, short))
+    for config, reason in configs(D, Dv, options, boxed_bias(p) is not None):
+        if config.shared_bytes(D, Dv) <= room:
+            steps, maps = partial(forward_steps, p, results, config), forward_maps(p, metas, config)
+            choice = Choice("sm90", config, reason, steps, workspace(p, config), maps=maps)
+            yield by_length(p, results, choice, short) if splits and varlen and fewest_queries(p) <= SHORT else choice
+
+
+def by_length(problem: Problem, results: Mapping[str, ArrayMeta], others: Choice, short: Sm90Config) -> Choice:
+    """Sequences of varlen, each by what it would go by alone: those of few queries and more keys than one split has by
+    splits, among blocks where all have few queries.
+    """
+    p, metas, least = problem, {**problem.arrays, **results}, LEAST_TILES * short.block_kv + 1
+    few, rest = (serving(p, Served(which, SHORT, least)) for which in (1, 0))
+    config = short if p.Sq <= SHORT else replace(short, serial=True)
+
+    def steps() -> Sequence[Step]:
+        return [cleared(2), forward_step(rest, results, others.config), *split_launches(few, results, config)]
+
+    found, maps = {**others.workspace, **workspace(p, config)}, {**others.maps, **forward_maps(p, metas, config)}
+    told = f"{others.reason}; of sequences to {SHORT} queries, with more than {least - 1} keys, {config.queries}"
+    return Choice("sm90", ByLength(others.config, config), told, steps, found, maps=maps)
 
 
 def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
-    """The tensor maps of the launch."""
+    """The tensor maps of the launch, of a Config that splits keys by names that are its own."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
     names = ("q", "k", "v", "o") if how_stored(metas, "o", varlen) == "boxes" and not config.split else ("q", "k", "v")
     found = [boxed(metas, name, varlen) for name in names]
+    prefix = "split_" if config.split else ""
     maps = {
-        f"{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
+        f"{prefix}{each.name}_map": Mapped(each.name, p.dtype, each.shape, each.strides, (1, 1, lines[each.name], BOX))
         for each in found
         if each
     }
@@ -76,13 +102,17 @@ def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90C
     if q and config.heads > 1:
         (B, H, S, D), (batch, head, token, element) = q.shape, q.strides
         shape, strides = (B, H // config.heads, S, config.heads, D), (batch, head * config.heads, token, head, element)
-        maps["q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
+        maps[f"{prefix}q_map"] = Mapped("q", p.dtype, shape, strides, box_of_group(config))
     if config.bias_stages:
         maps["bias_map"] = bias_map(p, bias_operand(ROWS, config.block_kv))
     return maps
 
 
 def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    return after_counter(forward_step(problem, results, config), are_alike(config, variant(problem)))
+
+
+def forward_step(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Step:
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
     stored, heads = how_stored(metas, "o", varlen), p.B * p.H
     found = variant(p)
@@ -90,28 +120,32 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     maps = ("q_map", "k_map", "v_map", "o_map" if stored == "boxes" else 0)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", "q", "k", "v"))
     bias_maps = ("bias_map",) if config.bias_stages else ()
-    args = (*maps, bias_maps, "counter", heads, section_of(p, alike), *arrays, *sizes(p))
+    args = (*maps, bias_maps, "counter", heads, section_of(p, alike), (), *arrays, *sizes(p))
     blocks = heads * cdiv(p.Sq, config.block_q) * config.slices
-    step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
-    return after_counter(step, alike)
+    return Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
 
 
 def split_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
-    """Few queries: what each split of the keys finds, and all of it merged."""
-    p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    build, found = build_forward(config, variant(p), True, ""), workspace(p, config)
-    parts = tuple(_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts"))
-    arrays, heads = (by_token(metas, name, varlen) for name in ("q", "k", "v")), p.B * p.H
-    args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, 0, *parts, *arrays, *sizes(p))
-    blocks = heads // config.heads * cdiv(p.Sq, config.queries) * split_count(p.Sk, config.block_kv) * config.slices
-    results_by_token = (by_token(metas, name, varlen) for name in ("o", "lse"))
-    merge = build_merge(variant(p), config.block_kv, p.return_lse)
-    rows = heads * p.Sq
-    step = Step(build, (blocks,), args, config.shared_bytes(padded(p.D), p.Dv), resident=True)
-    return [
-        *after_counter(step, alike=False),
-        Step(merge, (cdiv(rows, WARPS),), (*results_by_token, *parts, rows, *sizes(p))),
-    ]
+    return [cleared(1), *split_launches(problem, results, config)]
+
+
+def split_launches(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config) -> Sequence[Step]:
+    """Few queries: what each split of the keys finds, and all of it merged; or both by the same blocks."""
+    p, metas, varlen, serial = problem, {**problem.arrays, **results}, is_varlen(problem), config.serial
+    maps, heads = ("split_q_map", "split_k_map", "split_v_map", 0, ()), p.B * p.H
+    arrays, stored = ([by_token(metas, name, varlen) for name in names] for names in (("q", "k", "v"), ("o", "lse")))
+    blocks = heads // config.heads * cdiv(p.Sq, config.queries) * config.slices
+    build = build_forward(config, variant(p), p.return_lse or not serial, "")
+    shared = config.shared_bytes(padded(p.D), p.Dv)
+    if serial:
+        args = (*maps, "counter", heads, 0, ("kept",), *stored, *arrays, *sizes(p))
+        return [Step(build, (min(blocks, MOST_BLOCKS),), args, shared, resident=True)]
+    found, count = workspace(p, config), most_splits(p.Sk, config.block_kv)
+    parts = [_by_split(name, found[name].strides, varlen) for name in ("o_parts", "lse_parts")]
+    args = (*maps, "counter", heads, 0, (), *parts, *arrays, *sizes(p))
+    step = Step(build, (blocks * count,), args, shared, resident=True)
+    merge, rows = build_merge(variant(p), config.block_kv, p.return_lse), heads * p.Sq
+    return [step, Step(merge, (cdiv(rows, WARPS),), (*stored, *parts, rows, *sizes(p)))]
 
 
 def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
@@ -121,12 +155,17 @@ def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
 
 
 def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
-    """Of pieces of work that are not alike, how many were drawn; and what splits find, as float32."""
+    """Of pieces of work that are not alike, how many were drawn; and what splits find, as float32, in
+    memory of its own or beside the blocks that add it up.
+    """
     p, q = problem, problem.arrays["q"]
     made = counter_of(p, are_alike(config, variant(p)))
-    if config.split:
+    if config.serial:
+        shape = (MOST_BLOCKS, kept_size(config, p.Dv), THREADS)
+        made["kept"] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
+    elif config.split:
         rows = (1, p.H, q.shape[0]) if is_varlen(p) else (p.B, p.H, p.Sq)
         for name, width in (("o_parts", (p.Dv,)), ("lse_parts", ())):
-            shape = (split_count(p.Sk, config.block_kv), *rows, *width)
+            shape = (most_splits(p.Sk, config.block_kv), *rows, *width)
             made[name] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ....spec import ArrayMeta, Problem
 from ...step import Step
 from ...words import build_writer
-from ..arguments import Variant
+from ..arguments import Variant, is_varlen
 from .config import BLOCK_MASK, Sm90Config
 
 
@@ -16,10 +16,21 @@ def are_alike(config: Sm90Config, variant: Variant) -> bool:
 
 
 def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
-    """The array that counts how many pieces were drawn."""
-    return {} if alike else {"counter": ArrayMeta((1,), "int64", (1,), problem.arrays["q"].device, 0)}
+    """The array that counts how many pieces were drawn; in varlen by each of two launches."""
+    count = 1 + is_varlen(problem)
+    return {} if alike else {"counter": ArrayMeta((count,), "int64", (1,), problem.arrays["q"].device, 0)}
+
+
+def word_of(config: Sm90Config, variant: Variant) -> int:
+    """Which of the counter's a launch has: of sequences of varlen that are split the second."""
+    return int(config.split and variant.varlen)
+
+
+def cleared(count: int) -> Step:
+    """The launch that clears so many."""
+    return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
 
 
 def after_counter(step: Step, alike: bool) -> list[Step]:
     """A launch whose blocks draw from the counter, after that which clears it."""
-    return [step] if alike else [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
+    return [step] if alike else [cleared(1), step]

@@ -27,7 +27,7 @@ from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from ...words import build_writer
 from .. import simt
-from ..arguments import Served, is_varlen, serving, sizes, variant
+from ..arguments import Served, fewest_queries, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
@@ -65,7 +65,8 @@ class BackwardConfigs(NamedTuple):
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
     for choice in fused_choices(problem, results, device):
-        two = next(two_kernels(problem, results, device), None) if is_varlen(problem) else None
+        mixed = is_varlen(problem) and fewest_queries(problem) <= most_by_two_kernels(choice.config.fused)
+        two = next(two_kernels(problem, results, device), None) if mixed else None
         yield choice if two is None else by_length(problem, results, choice, two)
     yield from two_kernels(problem, results, device)
 

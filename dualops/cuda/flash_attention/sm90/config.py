@@ -56,7 +56,8 @@ class Sm90Config:
 
     turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
     other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
-    blocks, and what they find is merged (`splits`). heads: so many of a group have their queries in one tile, where
+    blocks, and what they find is merged (`splits`). serial: then a block has all parts of its queries, one after the
+    other, and adds them up (`serial`). heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
     registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`in_thirds`),
@@ -71,6 +72,7 @@ class Sm90Config:
     turns: bool = True
     q_stages: int = 2
     split: bool = False
+    serial: bool = False
     heads: int = 1
     o_over_q: bool = False
     slices: int = 1

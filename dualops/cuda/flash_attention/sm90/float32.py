@@ -72,7 +72,7 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta], config: Sm
     found = variant(p)
     build, alike = build_forward(config, found, p.return_lse, ""), are_alike(config, found)
     arrays = (by_token(metas, name, varlen) for name in ("o", "lse", *SPLIT))
-    args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, section_of(p, alike), *arrays, *sizes(p))
+    args = ("q_map", "k_map", "v_map", 0, (), "counter", heads, section_of(p, alike), (), *arrays, *sizes(p))
     shared_bytes = config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (heads * cdiv(p.Sq, config.block_q),), args, shared_bytes, resident=True)
     return [*thirds_steps(p, SPLIT), *after_counter(step, alike)]

@@ -24,7 +24,8 @@ registers, too, and is read from shared memory once (`held`). While consumers ar
 next.
 
 Where queries are few, a piece is a part of the keys (`splits`), the rows of a tile are the heads of a group for each
-query (`queries`), and o and lse of the part go to memory as they are, for `merge`.
+query (`queries`), and o and lse of the part go to memory as they are, for `merge`; or a block has all parts of its
+queries, one after the other, and adds them up itself (`serial`).
 
 A tile that no query sees is not loaded, and masks are looked at in tiles alone that they cut: ranges say which, and of
 a mask_mod its block mask (`visits`). A probability of 0 times a NaN in V is a NaN, also where a mask hides it: a row
@@ -68,15 +69,16 @@ from ..hidden import hidden_rows
 from ..options import chain_of
 from ..tiles import Where
 from ..walk import Extent
-from .alike import are_alike
+from .alike import are_alike, word_of
 from .bias_stages import bias_stages
 from .config import Sm90Config, factors, padded
 from .output import output_of
 from .queries import queries_of
+from .serial import serial_of
 from .slices import slices_of
 from .splits import PARTS_TYPE
 from .visits import visits_of
-from .walk import SIZE, get_of, put, put_end, walk_of
+from .walk import SIZE, following_of, get_of, put, put_end, walk_of
 
 # columns of acc beyond which, or for pieces that are all alike, maxima are asked for whether they grew: of D = 256 the
 # kernel takes 0.95 to 0.97 of the time so, of full attention with D = 128 0.99, but causal with S = 2048 1.03 (H200)
@@ -85,12 +87,13 @@ WIDE = 128
 
 @builds
 def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: str) -> Kernel:
-    """flash_attention_sm90(q_map, k_map, v_map, o_map, bias_maps, counter, heads, section, o, lse, q, k, v, H, group,
-    Sq, Sk, aligned, scale, lengths, options).
+    """flash_attention_sm90(q_map, k_map, v_map, o_map, bias_maps, counter, heads, section, kept, o, lse, q, k, v, H,
+    group, Sq, Sk, aligned, scale, lengths, options).
 
     stored: how o gets to memory (`output`); o_map: 0 where it is not as boxes. bias_maps: one, where
     the bias comes as boxes. counter: 0, where pieces are not alike
-    (`alike`). heads: of all batches. o, lse: the parts of Configs that split keys.
+    (`alike`). heads: of all batches. kept: where Configs are serial, a pointer (`serial`), else nothing. o, lse: the
+    parts of Configs that split keys among blocks.
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
     num, INVERSE = numbers(f32), f32(1 / LOG2_E)
@@ -98,7 +101,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
     alike = are_alike(config, variant)
-    ticket = tickets(config.q_stages + 1, SIZE, alike)
+    ticket = tickets(config.q_stages + 1, SIZE, alike, word_of(config, variant))
     queries, k_tile, v_tile = (
         queries_of(config, tiles.q),
         box_tile(tiles.k, tiles.k_at, 2),
@@ -128,10 +131,11 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         turns(config.consumers if config.turns else 1),
         visits_of(config.block_q, BLOCK_KV, variant, score, split=config.split),
     )
-    walk = walk_of(config, variant, chain, visits)
+    walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
     get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
     output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
+    serial, stores_lse = serial_of(config, variant, chain, queries, with_lse), with_lse and not config.serial
     piece_of = slices_of(config.slices, tiles.v.width)
 
     @verb
@@ -145,7 +149,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         bias.maps_type,
         pointer(i64),
         *[i32] * 2,
-        *([PARTS_TYPE] * 2 if config.split else [array_type(variant), statistic_type(variant)]),
+        serial.kept_type,
+        *([PARTS_TYPE] * 2 if config.split and not config.serial else [array_type(variant), statistic_type(variant)]),
         *[array_type(variant)] * 3,
         *size_types(variant),
         threads=role.threads,
@@ -159,6 +164,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         counter,
         heads,
         section,
+        kept,
         o,
         lse,
         q,
@@ -194,7 +200,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 total, number = piece_of.total(walk.total(extent)), i32(cuda.blockIdx.x)
                 while number < total:
                     task, column = walk.task(piece_of.walk(number), extent, lengths, options), piece_of.column(number)
-                    if task.m0 < task.Sq:
+                    while task.m0 < task.Sq:
                         put(slots.numbers, ticket.place(piece), task, column)
                         ticket.hand(slots, piece)
                         b = i32(0) if variant.varlen else task.b
@@ -211,6 +217,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                             i = k_pipe.next(i)
                             tile = visits.before(tile, task, options)
                         piece = u32(piece + 1)
+                        task = following(task, options)
                     number = ticket.draw(counter, number)
                 put_end(slots.numbers, ticket.place(piece))
                 ticket.hand(slots, piece)
@@ -316,11 +323,14 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 rows.divide(acc, row_sum, score.growth(options))
                 rows.log2(row_max, row_sum, multiplier)
                 upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
-                if with_lse and column == 0:
+                if stores_lse and column == 0:
                     output.store_lse(lse, task, i32(row + my_row()), upper)
                     output.store_lse(lse, task, i32(row + my_row() + 8), lower)
                 hidden.repair(acc, (upper, lower), (q, k, v), task, row, column, scale, options)
-                output.store(smem, o_map, o, acc, task, row, column)
+                if config.serial:
+                    serial.add(kept, o, lse, acc, (upper, lower), task, row, column, options)
+                else:
+                    output.store(smem, o_map, o, acc, task, row, column)
                 if O_OVER_Q:
                     output.free()
                 piece = u32(piece + 1)

@@ -1,17 +1,17 @@
-"""What splits of the keys have found becomes attention: o and lse of each, in their order.
-
-lse = ln(exp(sink) + sum of exp(lse_s)),  o = sum of exp(lse_s - lse) * o_s          a warp a row, a lane has columns
+"""What splits of the keys have found becomes attention: o and lse of each, in their order (`joined`). A warp has a
+row, a lane of it columns, and of every 32nd split the shares.
 """
 
 from __future__ import annotations
 
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel
 from ...tile.numbers import numbers
-from ...tile.rows import FULL_WARP, lane_reductions, shfl_idx_f32
+from ...tile.rows import FULL_WARP, shfl_idx_f32
 from ...tile.storage import storage
 from ...views import start
 from ..arguments import Variant, array_type, size_types, spans, statistic_type
 from ..options import chain_of
+from .joined import inverse_of, join, lse_of, shares_of, total_of
 from .splits import MOST_SPLITS, PARTS_TYPE, part_start, splits_of
 
 THREADS = 256
@@ -22,7 +22,7 @@ AT_ONCE = 8  # splits of which loads are on their way
 @builds
 def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
     """flash_attention_merge(o, lse, o_parts, lse_parts, rows, H, group, Sq, Sk, aligned, scale, lengths, options)."""
-    mem, num, lanes = storage(variant.dtype), numbers(f32), lane_reductions(f32, 32)
+    mem, num = storage(variant.dtype), numbers(f32)
     split, span, chain = splits_of(block_kv), spans(variant.varlen), chain_of(variant.having, variant.dtype)
     COLUMNS, OF_LANE = -(-variant.Dv // 32), MOST_SPLITS // 32
 
@@ -46,22 +46,19 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
             return
         token, count = i64(q_first + i), split.count(Sk)
         at, step = part_start(lse_parts, 0, b, h, token), lse_parts.strides[0]
-        found = cuda.local.array(OF_LANE, f32)  # lse of splits lane, lane + 32, ...
-        sink = chain.sink(options, i64(h))
-        most = sink
+        kept, weights = cuda.local.array(OF_LANE, f32), cuda.local.array(OF_LANE, f32)  # of splits lane, lane + 32, ...
+        most = chain.sink(options, i64(h))
+        total = total_of(most)
         for n in range(OF_LANE):
-            found[n] = num.minus_inf
+            found = num.minus_inf
             if lane + 32 * n < count:
-                found[n] = lse_parts.data[at + (lane + 32 * n) * step]
-            most = num.maximum(most, found[n])
-        most = lanes.max(most)
-        base = num.base(most)
-        total = num.zero
-        for n in range(OF_LANE):
-            found[n] = num.exp(found[n] - base)
-            total += found[n]
-        total = lanes.sum(total) + num.exp(sink - base)
-        inverse = num.one / total if total != num.zero else num.zero
+                found = lse_parts.data[at + (lane + 32 * n) * step]
+            upto = num.maximum(most, found)
+            for bit in range(5):
+                upto = num.maximum(upto, shfl_idx_f32(upto, max(i32(lane - (1 << bit)), i32(0)), FULL_WARP))
+            before = shfl_idx_f32(upto, max(i32(lane - 1), i32(0)), FULL_WARP)
+            kept[n], weights[n] = shares_of(before if lane > 0 else most, upto, found)
+            most = shfl_idx_f32(upto, 31, FULL_WARP)
 
         acc = cuda.local.array(COLUMNS, f32)
         for c in range(COLUMNS):
@@ -71,21 +68,23 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
         for first in range(0, count, AT_ONCE):
             for n in range(AT_ONCE):
                 for c in range(COLUMNS):
-                    values[n * COLUMNS + c] = num.zero
+                    values[n * COLUMNS + c] = num.minus_zero  # of none, whose share is 0, and the others' 1
                     if (first + n < count) & (32 * c + lane < variant.Dv):
                         values[n * COLUMNS + c] = o_parts.data[at + (first + n) * step + 32 * c + lane]
             for n in range(AT_ONCE):
-                mine = found[0]
+                share, weight = kept[0], weights[0]
                 for k in range(1, OF_LANE):
-                    mine = found[k] if first // 32 == k else mine
-                weight = shfl_idx_f32(mine, i32((first + n) % 32), FULL_WARP)
+                    share, weight = (kept[k], weights[k]) if first // 32 == k else (share, weight)
+                share = shfl_idx_f32(share, i32((first + n) % 32), FULL_WARP)
+                weight = shfl_idx_f32(weight, i32((first + n) % 32), FULL_WARP)
+                total = join(total, share, weight, num.one)
                 for c in range(COLUMNS):
-                    acc[c] += weight * values[n * COLUMNS + c]
-        o_row = start(o, b, h, token)
+                    acc[c] = join(acc[c], share, weight, values[n * COLUMNS + c])
+        o_row, inverse = start(o, b, h, token), inverse_of(total)
         for c in range(COLUMNS):
             if 32 * c + lane < variant.Dv:
                 mem.store(o.data, o_row + 32 * c + lane, acc[c] * inverse)
         if with_lse and lane == 0:
-            lse.data[start(lse, b, h, token)] = base + num.log(total)
+            lse.data[start(lse, b, h, token)] = lse_of(most, total)
 
     return flash_attention_merge

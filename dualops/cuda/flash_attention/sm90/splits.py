@@ -1,7 +1,9 @@
 """How keys are split among blocks where queries are few: by their number alone, so that no row knows of its batch.
 
 A split has LEAST_TILES tiles of keys, or as many as make no more than MOST_SPLITS of all of them. Splits are counted
-from key 0 on, masked or not: what a split finds of a row, o and lse, is float32 and merged in their order (`merge`).
+from key 0 on, masked or not. Somewhat more keys than MOST_SPLITS splits of LEAST_TILES have make fewer splits: the
+longest sequence of a call need not have the most of them. What a split finds of a row, o and lse, is float32 and merged
+in their order (`merge`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Splits(Namespace):
 
     tiles: Callable[..., Any]  # (Sk) -> tiles of a split
     count: Callable[..., Any]  # (Sk) -> splits
+    most: Callable[..., Any]  # (Sk) -> splits of as many keys or fewer, at most
 
 
 def split_tiles(keys: Any, block_kv: int) -> Any:
@@ -36,10 +39,16 @@ def split_count(keys: Any, block_kv: int) -> Any:
     return (keys + (each - 1)) // each
 
 
+def most_splits(keys: Any, block_kv: int) -> Any:
+    """How many splits so many keys make at most, or fewer, which may make more of them."""
+    each = LEAST_TILES * block_kv
+    return min((keys + (each - 1)) // each, MOST_SPLITS)
+
+
 @cache
 def splits_of(block_kv: int) -> Splits:
     """The same for a kernel."""
-    MOST = block_kv * MOST_SPLITS
+    MOST, LEAST = block_kv * MOST_SPLITS, block_kv * LEAST_TILES
 
     @verb
     def tiles(keys):
@@ -50,7 +59,11 @@ def splits_of(block_kv: int) -> Splits:
         each = i32(tiles(keys) * block_kv)
         return i32((keys + (each - 1)) // each)
 
-    return Splits(tiles=tiles, count=count)
+    @verb
+    def most(keys):
+        return min(i32((keys + (LEAST - 1)) // LEAST), i32(MOST_SPLITS))
+
+    return Splits(tiles=tiles, count=count, most=most)
 
 
 @verb

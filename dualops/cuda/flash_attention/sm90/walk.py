@@ -76,10 +76,15 @@ def walk_of(config: Sm90Config, variant: Variant, chain: OptionChain, visits: Vi
 def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk:
     """Pieces are numbered so that neighbours have the same keys, as heads of a group have, then keys that follow.
 
-    In varlen a sequence has as many splits as its own keys make: those beyond begin behind its last query.
+    A sequence has as many splits as its own keys make: those beyond begin behind its last query.
     """
     QUERIES, HEADS, BLOCK_KV = config.queries, u32(config.heads), config.block_kv
-    span, split = spans(variant.varlen), splits_of(BLOCK_KV)
+    SERIAL = config.serial  # a piece has all splits, which follow the first
+    span, split, tiles_of = spans(variant.varlen), splits_of(BLOCK_KV), _tiles_of_split(config, chain)
+
+    @verb
+    def parts(extent):
+        return u32(1) if SERIAL else u32(split.most(extent.Sk))
 
     @verb
     def q_blocks(extent):
@@ -87,11 +92,11 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
 
     @verb
     def total(extent):
-        return i32(u32(extent.heads) // HEADS * q_blocks(extent) * u32(split.count(extent.Sk)))
+        return i32(u32(extent.heads) // HEADS * q_blocks(extent) * parts(extent))
 
     @verb
     def task(number, extent, lengths, options):
-        blocks, most = q_blocks(extent), u32(split.count(extent.Sk))
+        blocks, most = q_blocks(extent), parts(extent)
         m0 = i32(u32(number) % blocks * u32(QUERIES))
         part, head = i32(u32(number) // blocks % most), i32(u32(number) // blocks // most * HEADS)
         b, h = i32(u32(head) // u32(extent.H)), i32(u32(head) % u32(extent.H))
@@ -99,11 +104,49 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         if part >= split.count(Sk):
             m0 = i32(Sq)
         offset = i32(extent.aligned * (Sk - Sq))
+        first, count = tiles_of(options, m0, Sq, Sk, offset, part)
+        h_kv = i32(u32(h) // u32(extent.group))
+        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, part)
+
+    return Walk(total=total, task=task)
+
+
+def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
+    """The verb (task, options) -> what a block has next of the same queries: of a serial Config the next split of the
+    keys. m0 is Sq where there is nothing.
+    """
+    if not config.serial:
+        return _nothing_more
+    split, tiles_of = splits_of(config.block_kv), _tiles_of_split(config, chain)
+
+    @verb
+    def following(task, options):
+        part, m0 = i32(task.split + 1), task.m0
+        first, count = tiles_of(options, m0, task.Sq, task.Sk, task.offset, part)
+        if part >= split.count(task.Sk):
+            m0 = i32(task.Sq)
+        b, h, h_kv, offset = task.b, task.h, task.h_kv, task.offset
+        return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, count, part)
+
+    return following
+
+
+@verb
+def _nothing_more(task, options):
+    b, h, h_kv, m0, offset, first = task.b, task.h, task.h_kv, i32(task.Sq), task.offset, task.first
+    return Task(b, h, h_kv, m0, task.Sq, task.Sk, offset, task.q_first, task.k_first, first, task.count, task.split)
+
+
+def _tiles_of_split(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:
+    """The verb (options, m0, Sq, Sk, offset, part) -> first, count: tiles of the part that some queries see."""
+    QUERIES, BLOCK_KV, split = config.queries, config.block_kv, splits_of(config.block_kv)
+
+    @verb
+    def tiles_of(options, m0, Sq, Sk, offset, part):
         n_first, n_end = chain.key_range(options, m0, min(m0 + QUERIES, Sq), offset, Sk)
         tiles = split.tiles(Sk)
         first = max(i32(n_first // BLOCK_KV), i32(part * tiles))
         end = min(i32((n_end + (BLOCK_KV - 1)) // BLOCK_KV), i32(part * tiles + tiles))
-        h_kv = i32(u32(h) // u32(extent.group))
-        return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(max(i32(end - first), i32(0))), part)
+        return first, u32(max(i32(end - first), i32(0)))
 
-    return Walk(total=total, task=task)
+    return tiles_of

@@ -1,0 +1,49 @@
+"""How o and lse of a row, found by splits of its keys, become one, split after split. Milakov & Gimelshein 2018
+(arXiv:1805.02867), Alg. 3, of whole splits.
+
+most' = max(most, lse_s)
+kept = exp(most - most'),  weight = exp(lse_s - most')
+total' = total * kept + weight,  acc' = acc * kept + weight * o_s
+
+At last o = acc / total and lse = most + ln(total). A sink is what there is before the first. A block that has all parts
+of a row, `serial`, and one that gets them from others, `merge`, round alike: they have the same bits.
+"""
+
+from __future__ import annotations
+
+from ...backend import f32, verb
+from ...ptx.arithmetic import fma_rn
+from ...tile.numbers import numbers
+
+NUM = numbers(f32)
+ZERO, ONE = NUM.zero, NUM.one
+
+
+@verb
+def total_of(sink):
+    """Before the first split, where most is the sink, -inf if there is none."""
+    return NUM.exp(sink - NUM.base(sink))
+
+
+@verb
+def shares_of(before, most, lse):
+    """kept and weight; most: the maximum with this split, before: without it."""
+    base = NUM.base(most)
+    return NUM.exp(before - base), NUM.exp(lse - base)
+
+
+@verb
+def join(acc, kept, weight, o):
+    """What acc becomes; and total, of whose splits o is 1."""
+    return fma_rn(weight, o, acc * kept)
+
+
+@verb
+def inverse_of(total):
+    """What acc is multiplied by at last; nothing of a row that sees no key."""
+    return ONE / total if total != ZERO else ZERO
+
+
+@verb
+def lse_of(most, total):
+    return NUM.base(most) + NUM.log(total)
