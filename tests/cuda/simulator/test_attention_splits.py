@@ -10,7 +10,7 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda.flash_attention.sm90.splits import MOST_SPLITS, most_splits, split_count, split_tiles, splits_of
+from dualops.cuda.flash_attention.sm90.splits import LEAST_TILES, MOST_SPLITS, most_splits, splits_of
 from tests.cuda.simulator.attention import checked, named, numbers, options_for
 
 attend: Any = partial(dualops.cuda.flash_attention, kernel="sm90")
@@ -126,20 +126,22 @@ def test_what_a_mask_hides_stays_where_it_is():
 def test_splits_follow_from_the_number_of_keys():
     verbs = splits_of(128)
     for keys in (1, 127, 128, 129, 512, 513, 5000, 16384, 32768, 32769, 100_000, 2_000_000):
-        tiles, count = split_tiles(keys, 128), split_count(keys, 128)
-        assert (verbs.tiles(keys), verbs.count(keys)) == (tiles, count)
+        tiles, count = verbs.tiles(keys), verbs.count(keys)
+        assert tiles == LEAST_TILES or (tiles - 1) * 128 * MOST_SPLITS < keys
         assert count <= MOST_SPLITS and (count - 1) * tiles * 128 < keys <= count * tiles * 128
 
 
 def test_fewer_keys_may_make_more_splits():
     """Of sequences of 16384 and 17000 keys the first has more: there is room for as many."""
+    verbs = splits_of(64)
     for longest in (1, 512, 513, 16_383, 16_384, 16_385, 17_000, 40_000):
-        most = max(split_count(keys, 64) for keys in range(longest + 1))
-        assert most <= most_splits(longest, 64) == splits_of(64).most(longest) <= MOST_SPLITS
+        most = max(verbs.count(keys) for keys in range(longest + 1))
+        assert most <= most_splits(longest, 64) == verbs.most(longest) <= MOST_SPLITS
     arrays = numbers(3, 2, 192), numbers(33384, 1, 192), numbers(33384, 1, 192)
     ends_q, ends_k = np.array([0, 1, 3], np.int32), np.array([0, 16384, 33384], np.int32)
     plan = dualops.cuda.plan("flash_attention_varlen", *arrays, ends_q, ends_k, max_seqlen_q=2, max_seqlen_k=17000)
-    assert plan.choice.workspace["o_parts"].shape[0] == split_count(16384, plan.choice.config.few.block_kv) == 64
+    assert plan.choice.config.few.block_kv == 64
+    assert plan.choice.workspace["o_parts"].shape[0] == verbs.count(16384) == MOST_SPLITS
 
 
 def test_few_keys_or_many_queries_are_not_split():

@@ -28,17 +28,6 @@ class Splits(Namespace):
     most: Callable[..., Any]  # (Sk) -> splits of as many keys or fewer, at most
 
 
-def split_tiles(keys: Any, block_kv: int) -> Any:
-    """Tiles of a split."""
-    return max(LEAST_TILES, (keys + (block_kv * MOST_SPLITS - 1)) // (block_kv * MOST_SPLITS))
-
-
-def split_count(keys: Any, block_kv: int) -> Any:
-    """How many splits so many keys make."""
-    each = split_tiles(keys, block_kv) * block_kv
-    return (keys + (each - 1)) // each
-
-
 def most_splits(keys: Any, block_kv: int) -> Any:
     """How many splits so many keys make at most, or fewer, which may make more of them."""
     each = LEAST_TILES * block_kv
@@ -47,7 +36,7 @@ def most_splits(keys: Any, block_kv: int) -> Any:
 
 @cache
 def splits_of(block_kv: int) -> Splits:
-    """The same for a kernel."""
+    """The verbs for a kernel's tiles."""
     MOST, LEAST = block_kv * MOST_SPLITS, block_kv * LEAST_TILES
 
     @verb
