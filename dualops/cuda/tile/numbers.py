@@ -18,6 +18,7 @@ from ..ptx.arithmetic import (
     ex2_approx_ftz,
     exp2_f64,
     exp_f64,
+    fma_rn as fma_rn,
     lg2_approx,
     log2_f64,
     log_f64,

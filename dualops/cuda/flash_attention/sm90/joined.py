@@ -12,8 +12,7 @@ of a row, `serial`, and one that gets them from others, `merge`, round alike: th
 from __future__ import annotations
 
 from ...backend import f32, verb
-from ...ptx.arithmetic import fma_rn
-from ...tile.numbers import numbers
+from ...tile.numbers import fma_rn, numbers
 
 NUM = numbers(f32)
 ZERO, ONE = NUM.zero, NUM.one
