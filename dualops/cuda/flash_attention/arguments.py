@@ -61,7 +61,7 @@ def serving(problem: Problem, served: Served) -> Problem:
 def fewest_queries(problem: Problem) -> Any:
     """Queries that every sequence of varlen has at least, as the host knows it: where others are as long as can be."""
     p = problem
-    return p.total_q - (p.B - 1) * p.Sq
+    return min(p.Sq, p.total_q - (p.B - 1) * p.Sq)
 
 
 def sizes(problem: Problem) -> tuple[Any, ...]:

@@ -58,16 +58,28 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
         return
     options, room = [option.name for option, _ in having(p).variants], device.shared_memory_per_block - SLACK
     D, Dv = padded(int(p.D)), padded(int(p.Dv))  # numbers, as a kernel is built for them
-    short, told = short_config(D, Dv, options, p.group)
-    splits = p.Sk > LEAST_TILES * short.block_kv and short.shared_bytes(D, Dv) <= room
-    if splits and p.Sq <= SHORT and not varlen:
-        steps = partial(split_steps, p, results, short)
-        yield Choice("sm90", short, told, steps, workspace(p, short), maps=forward_maps(p, metas, short))
+    short = _short_config(p, options, room)
+    if short and not varlen:
+        yield _choice(p, results, *short)
     for config, reason in configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) <= room:
-            steps, maps = partial(forward_steps, p, results, config), forward_maps(p, metas, config)
-            choice = Choice("sm90", config, reason, steps, workspace(p, config), maps=maps)
-            yield by_length(p, results, choice, short) if splits and varlen and fewest_queries(p) <= SHORT else choice
+            choice = _choice(p, results, config, reason)
+            yield by_length(p, results, choice, short[0]) if short and varlen else choice
+
+
+def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Config, str] | None:
+    """Tiles where keys are split, of some sequences at least."""
+    if (fewest_queries(p) if is_varlen(p) else p.Sq) > SHORT:
+        return None
+    D, Dv = padded(int(p.D)), padded(int(p.Dv))
+    config, reason = short_config(D, Dv, options, p.group)
+    return (config, reason) if p.Sk > LEAST_TILES * config.block_kv and config.shared_bytes(D, Dv) <= room else None
+
+
+def _choice(p: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config, reason: str) -> Choice:
+    steps = partial(split_steps if config.split else forward_steps, p, results, config)
+    maps = forward_maps(p, {**p.arrays, **results}, config)
+    return Choice("sm90", config, reason, steps, workspace(p, config), maps=maps)
 
 
 def by_length(problem: Problem, results: Mapping[str, ArrayMeta], others: Choice, short: Sm90Config) -> Choice:

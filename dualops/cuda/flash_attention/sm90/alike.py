@@ -22,7 +22,7 @@ def counter_of(problem: Problem, alike: bool) -> dict[str, ArrayMeta]:
 
 
 def word_of(config: Sm90Config, variant: Variant) -> int:
-    """Which of the counter's a launch has: of sequences of varlen that are split the second."""
+    """Which of the counter's words a launch has: 1 where it splits keys of varlen, beside another launch's 0."""
     return int(config.split and variant.varlen)
 
 

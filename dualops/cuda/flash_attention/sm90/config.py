@@ -55,9 +55,9 @@ class Sm90Config:
     """A block has 64 queries for each of `consumers` warpgroups, and block_kv keys at a time in each of its stages.
 
     turns: warpgroups start their products one after the other, so that the one's exponentials are made beside the
-    other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split among
-    blocks, and what they find is merged (`splits`). serial: then a block has all parts of its queries, one after the
-    other, and adds them up (`serial`). heads: so many of a group have their queries in one tile, where
+    other's products. q_stages: with two, what comes next is loaded beside a piece of work. split: keys are split
+    (`splits`) among blocks, and what they find is merged; serial, too: one block has all of a row's, one after the
+    other, and adds them up. heads: so many of a group have their queries in one tile, where
     consumers is 1. o_over_q: o has Q's place in shared memory, where there is one, on its way to memory. slices: V's
     columns are taken in so many, each a piece of work of its own (`slices`). most: threads that load do with fewer
     registers, which those that multiply get. thirds: Q, K and V come as three parts of bfloat16 a number (`in_thirds`),

@@ -2,8 +2,8 @@
 (arXiv:1805.02867), Alg. 3, of whole splits.
 
 most' = max(most, lse_s)
-kept = exp(most - most'),  weight = exp(lse_s - most')
-total' = total * kept + weight,  acc' = acc * kept + weight * o_s
+share = exp(most - most'),  weight = exp(lse_s - most')
+total' = total * share + weight,  acc' = acc * share + weight * o_s
 
 At last o = acc / total and lse = most + ln(total). A sink is what there is before the first. A block that has all parts
 of a row, `serial`, and one that gets them from others, `merge`, round alike: they have the same bits.
@@ -26,15 +26,15 @@ def total_of(sink):
 
 @verb
 def shares_of(before, most, lse):
-    """kept and weight; most: the maximum with this split, before: without it."""
+    """share and weight; most: the maximum with this split, before: without it."""
     base = NUM.base(most)
     return NUM.exp(before - base), NUM.exp(lse - base)
 
 
 @verb
-def join(acc, kept, weight, o):
+def join(acc, share, weight, o):
     """What acc becomes; and total, of whose splits o is 1."""
-    return fma_rn(weight, o, acc * kept)
+    return fma_rn(weight, o, acc * share)
 
 
 @verb

@@ -46,7 +46,10 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
             return
         token, count = i64(q_first + i), split.count(Sk)
         at, step = part_start(lse_parts, 0, b, h, token), lse_parts.strides[0]
-        kept, weights = cuda.local.array(OF_LANE, f32), cuda.local.array(OF_LANE, f32)  # of splits lane, lane + 32, ...
+        shares, weights = (
+            cuda.local.array(OF_LANE, f32),
+            cuda.local.array(OF_LANE, f32),
+        )  # of splits lane, lane + 32, ...
         most = chain.sink(options, i64(h))
         total = total_of(most)
         for n in range(OF_LANE):
@@ -57,7 +60,7 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
             for bit in range(5):
                 upto = num.maximum(upto, shfl_idx_f32(upto, max(i32(lane - (1 << bit)), i32(0)), FULL_WARP))
             before = shfl_idx_f32(upto, max(i32(lane - 1), i32(0)), FULL_WARP)
-            kept[n], weights[n] = shares_of(before if lane > 0 else most, upto, found)
+            shares[n], weights[n] = shares_of(before if lane > 0 else most, upto, found)
             most = shfl_idx_f32(upto, 31, FULL_WARP)
 
         acc = cuda.local.array(COLUMNS, f32)
@@ -72,9 +75,9 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
                     if (first + n < count) & (32 * c + lane < variant.Dv):
                         values[n * COLUMNS + c] = o_parts.data[at + (first + n) * step + 32 * c + lane]
             for n in range(AT_ONCE):
-                share, weight = kept[0], weights[0]
+                share, weight = shares[0], weights[0]
                 for k in range(1, OF_LANE):
-                    share, weight = (kept[k], weights[k]) if first // 32 == k else (share, weight)
+                    share, weight = (shares[k], weights[k]) if first // 32 == k else (share, weight)
                 share = shfl_idx_f32(share, i32((first + n) % 32), FULL_WARP)
                 weight = shfl_idx_f32(weight, i32((first + n) % 32), FULL_WARP)
                 total = join(total, share, weight, num.one)
