@@ -199,7 +199,7 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
 
 
 def against_length(axes: Axes, operator: str, direction: str, newest: Recording, peers: Peers | None) -> None:
-    """TB/s against row length: dualops in every dtype, peers and roof in that of most cases."""
+    """TB/s against row length: dualops in every dtype, peers and roof, timed on the same GPU, in that of most cases."""
     curves: dict[str, list[tuple[int, float]]] = {}
     cases = known_cases(operator)
     dtypes = [case.dtype for case in cases.values()]
@@ -209,7 +209,7 @@ def against_length(axes: Axes, operator: str, direction: str, newest: Recording,
         work, length = work_of(key), bind(spec.OPERATORS[operator], case).N
         if key in newest.seconds:
             curves.setdefault(f"dualops {case.dtype}", []).append((length, work.rate(newest.seconds[key])))
-        if peers and case.dtype == main:
+        if peers and case.dtype == main and key in peers.runs and peers.runs[key].device == newest.device:
             for name, measurement in peers.measurements.get(key, {}).items():
                 if name == "dualops":
                     curves.setdefault("roof", []).append((length, work.rate(measurement["roof"])))

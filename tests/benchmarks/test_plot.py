@@ -206,6 +206,15 @@ class TestPicture:
         for label, seconds in (("dualops bfloat16", 1e-4), ("QuACK", 5e-5), ("roof", 4e-5)):
             assert curves[label][0] == (1024, pytest.approx(nbytes / seconds))
 
+    def test_peers_of_another_gpu_are_left_out(self, tree: Path) -> None:
+        from matplotlib.figure import Figure
+
+        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
+        axes = Figure().subplots()
+        newest = recordings(tree / "results", "h200")[-1]._replace(device="NVIDIA B200")
+        plot.against_length(axes, "softmax", "forward", newest, peer_runs(tree / "peers")["softmax"])
+        assert set(self.curves(axes)) == {"dualops bfloat16", "dualops float32", "dualops float16"}
+
     def test_a_curve_a_case_across_commits_with_gaps_where_it_was_not_timed(self, tree: Path) -> None:
         from matplotlib.figure import Figure
 
