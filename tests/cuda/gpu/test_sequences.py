@@ -26,8 +26,9 @@ def ends_of(lengths: Sequence[int]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lengths)], device="cuda", dtype=torch.int32)
 
 
-def attend(q: Any, k: Any, v: Any, queries: Sequence[int], keys: Sequence[int], **params: Any) -> Any:
-    sizes = {"max_seqlen_q": max(queries), "max_seqlen_k": max(keys)}
+def attend(arrays: Sequence[Any], queries: Sequence[int], keys: Sequence[int], **params: Any) -> Any:
+    q, k, v = arrays
+    sizes: Any = {"max_seqlen_q": max(queries), "max_seqlen_k": max(keys)}
     ends = ends_of(queries), ends_of(keys)
     return dualops.cuda.flash_attention_varlen(q, k, v, *ends, return_lse=True, **sizes, **params)
 
@@ -37,7 +38,7 @@ def even(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1)[None].contiguous()
 
 
-def parts(x: torch.Tensor, lengths: Sequence[int], axis: int = 0) -> Sequence[torch.Tensor]:
+def parts(x: torch.Tensor, lengths: Sequence[int], axis: int = 0) -> Any:
     return x.split(list(lengths), axis)
 
 
@@ -48,19 +49,19 @@ def parts(x: torch.Tensor, lengths: Sequence[int], axis: int = 0) -> Sequence[to
 def test_forward(H, Hkv, D, Dv, params):
     params = {**params, "sinks": torch.linspace(-1.0, 2.0, H, device="cuda")} if "sinks" in params else params
     q, k, v = tokens(sum(QUERIES), H, D, 0), tokens(sum(KEYS), Hkv, D, 1), tokens(sum(KEYS), Hkv, Dv, 2)
-    o, lse = attend(q, k, v, QUERIES, KEYS, **params)
+    o, lse = attend((q, k, v), QUERIES, KEYS, **params)
     each = [parts(x, lengths) for x, lengths in ((q, QUERIES), (k, KEYS), (v, KEYS), (o, QUERIES))]
     lses = parts(lse, QUERIES, 1)
     for *own, found, found_lse in zip(*each, lses, strict=True):
         if len(own[0]) and len(own[1]):
-            alone, alone_lse = attend(*own, [len(own[0])], [len(own[1])], **params)
+            alone, alone_lse = attend(own, [len(own[0])], [len(own[1])], **params)
             assert torch.equal(found, alone) and torch.equal(found_lse, alone_lse)
             whole, whole_lse = dualops.cuda.flash_attention(*map(even, own), return_lse=True, **params)
             assert torch.equal(even(found), whole) and torch.equal(found_lse[None], whole_lse)
     few = [b for b, count in enumerate(QUERIES) if count <= 64]  # whose splits are other blocks' then
     picked = [torch.cat([x[b] for b in few]) for x in each]
     counts = [QUERIES[b] for b in few], [KEYS[b] for b in few]
-    again, again_lse = attend(*picked[:3], *counts, **params)
+    again, again_lse = attend(picked[:3], *counts, **params)
     assert torch.equal(again, picked[3]) and torch.equal(again_lse, torch.cat([lses[b] for b in few], 1))
 
 
@@ -68,8 +69,9 @@ def test_forward(H, Hkv, D, Dv, params):
 @pytest.mark.parametrize("D", [64, 128])
 def test_gradient(D, causal):
     q, k, v, do = (tokens(sum(LENGTHS), 2, D, seed) for seed in range(4))
-    o, lse = attend(q, k, v, LENGTHS, LENGTHS, causal=causal)
-    sizes, ends = {"max_seqlen_q": max(LENGTHS), "max_seqlen_k": max(LENGTHS)}, ends_of(LENGTHS)
+    o, lse = attend((q, k, v), LENGTHS, LENGTHS, causal=causal)
+    sizes: Any = {"max_seqlen_q": max(LENGTHS), "max_seqlen_k": max(LENGTHS)}
+    ends = ends_of(LENGTHS)
     found = dualops.cuda.flash_attention_varlen_backward(q, k, v, o, lse, do, ends, ends, causal=causal, **sizes)
     each = zip(*(parts(x, LENGTHS) for x in (q, k, v, o, do, *found)), parts(lse, LENGTHS, 1), strict=True)
     for *given, dq, dk, dv, own_lse in each:
