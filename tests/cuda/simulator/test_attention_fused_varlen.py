@@ -171,11 +171,11 @@ def test_numbers_of_tiles(section):
 )
 def test_who_is_served(longest, params, by_length):
     q, lse = np.empty((4096, 2, 128), np.float16), np.empty((2, 4096), np.float32)
-    longest, ends = {"max_seqlen_q": longest, "max_seqlen_k": longest}, [*range(0, 4096, longest), 4096]
+    ends, said = [*range(0, 4096, longest), 4096], {"max_seqlen_q": longest, "max_seqlen_k": longest}
     for others in ([4096], []):  # an empty one, or none: then each is as long as the longest, as the host knows
         made = np.array([*ends, *others], np.int32)
         given = {"cu_seqlens_q": made, "cu_seqlens_k": made, "o": q, "lse": lse, "do": q}
-        config = dualops.cuda.plan(VARLEN, q, q, q, **given, backward=True, **longest, **params).choice.config
+        config = dualops.cuda.plan(VARLEN, q, q, q, **given, backward=True, **said, **params).choice.config
         assert isinstance(config, sm90_backward.ByLength) == (by_length and bool(others))
-        config = dualops.cuda.plan(VARLEN, q, q, q, made, made, **longest, **params).choice.config
-        assert isinstance(config, sm90.ByLength) == (longest["max_seqlen_k"] > 512 and bool(others))
+        config = dualops.cuda.plan(VARLEN, q, q, q, made, made, **said, **params).choice.config
+        assert isinstance(config, sm90.ByLength) == (longest > 512 and bool(others))

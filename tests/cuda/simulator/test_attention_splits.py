@@ -127,7 +127,7 @@ def test_splits_follow_from_the_number_of_keys():
     verbs = splits_of(128)
     for keys in (1, 127, 128, 129, 512, 513, 5000, 16384, 32768, 32769, 100_000, 2_000_000):
         tiles, count = verbs.tiles(keys), verbs.count(keys)
-        assert tiles == LEAST_TILES or (tiles - 1) * 128 * MOST_SPLITS < keys
+        assert tiles == max(LEAST_TILES, -(-keys // (128 * MOST_SPLITS))) and count == -(-keys // (128 * tiles))
         assert count <= MOST_SPLITS and (count - 1) * tiles * 128 < keys <= count * tiles * 128
 
 

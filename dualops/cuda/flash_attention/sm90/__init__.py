@@ -4,8 +4,8 @@ forward.py   the kernel
 walk.py      which piece of work comes next (alike.py: whether it is known beforehand);  output.py: how o gets to memory
 queries.py   what the rows of a tile of queries are
 slices.py    V's columns in slices, where they are many
-splits.py    how keys are split among blocks where queries are few;  merge.py: what becomes of the parts;  serial.py:
-             parts that one block has;  joined.py: the sum of parts
+splits.py    how keys are split where queries are few
+joined.py    how the parts are added up;  merge.py: those of many blocks;  serial.py: those that one block has
 config.py    tiles
 backward.py  the gradient
 """
@@ -35,7 +35,7 @@ from .config import BOX, SLACK, Sm90Config, configs, padded, short_config
 from .forward import build_forward
 from .merge import WARPS, build_merge
 from .queries import box_of_group
-from .serial import MOST_BLOCKS, THREADS, kept_size
+from .serial import MOST_BLOCKS, kept_shape
 from .splits import LEAST_TILES, most_splits
 
 SHORT = 64  # queries at most, where keys are split
@@ -64,7 +64,7 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     for config, reason in configs(D, Dv, options, boxed_bias(p) is not None):
         if config.shared_bytes(D, Dv) <= room:
             choice = _choice(p, results, config, reason)
-            yield by_length(p, results, choice, short[0]) if short and varlen else choice
+            yield by_length(p, results, choice, *short) if short and varlen else choice
 
 
 def _short_config(p: Problem, options: Sequence[str], room: int) -> tuple[Sm90Config, str] | None:
@@ -82,9 +82,11 @@ def _choice(p: Problem, results: Mapping[str, ArrayMeta], config: Sm90Config, re
     return Choice("sm90", config, reason, steps, workspace(p, config), maps=maps)
 
 
-def by_length(problem: Problem, results: Mapping[str, ArrayMeta], others: Choice, short: Sm90Config) -> Choice:
+def by_length(
+    problem: Problem, results: Mapping[str, ArrayMeta], others: Choice, short: Sm90Config, reason: str
+) -> Choice:
     """Sequences of varlen, each by what it would go by alone: those of few queries and more keys than one split has by
-    splits, among blocks where all have few queries.
+    splits, among blocks where all have few queries, else one after the other. reason: of `short`.
     """
     p, metas, least = problem, {**problem.arrays, **results}, LEAST_TILES * short.block_kv + 1
     few, rest = (serving(p, Served(which, SHORT, least)) for which in (1, 0))
@@ -94,12 +96,13 @@ def by_length(problem: Problem, results: Mapping[str, ArrayMeta], others: Choice
         return [cleared(2), forward_step(rest, results, others.config), *split_launches(few, results, config)]
 
     found, maps = {**others.workspace, **workspace(p, config)}, {**others.maps, **forward_maps(p, metas, config)}
-    told = f"{others.reason}; of sequences to {SHORT} queries, with more than {least - 1} keys, {config.queries}"
+    told = f"{others.reason}; of sequences to {SHORT} queries with {least} keys or more: {reason}"
+    told += ", a row's splits for one block" * config.serial
     return Choice("sm90", ByLength(others.config, config), told, steps, found, maps=maps)
 
 
 def forward_maps(problem: Problem, metas: Mapping[str, ArrayMeta], config: Sm90Config) -> dict[str, Mapped]:
-    """The tensor maps of the launch, of a Config that splits keys by names that are its own."""
+    """The tensor maps of the launch; those of a Config that splits keys have names of their own."""
     p, varlen = problem, is_varlen(problem)
     lines = {"q": config.block_q, "k": config.block_kv, "v": config.block_kv, "o": ROWS}
     names = ("q", "k", "v", "o") if how_stored(metas, "o", varlen) == "boxes" and not config.split else ("q", "k", "v")
@@ -167,13 +170,13 @@ def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
 
 
 def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
-    """Of pieces of work that are not alike, how many were drawn; and what splits find, as float32, in
-    memory of its own or beside the blocks that add it up.
+    """Of pieces of work that are not alike, how many were drawn; and as float32 what splits find, or what a block that
+    has them all keeps.
     """
     p, q = problem, problem.arrays["q"]
     made = counter_of(p, are_alike(config, variant(p)))
     if config.serial:
-        shape = (MOST_BLOCKS, kept_size(config, p.Dv), THREADS)
+        shape = kept_shape(config, p.Dv)
         made["kept"] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
     elif config.split:
         rows = (1, p.H, q.shape[0]) if is_varlen(p) else (p.B, p.H, p.Sq)

@@ -27,7 +27,7 @@ def word_of(config: Sm90Config, variant: Variant) -> int:
 
 
 def cleared(count: int) -> Step:
-    """The launch that clears so many."""
+    """The launch that clears so many of the counter's words."""
     return Step(build_writer(count), (1,), ("counter", 0, (0,) * count))
 
 

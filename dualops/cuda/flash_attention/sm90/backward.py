@@ -25,13 +25,13 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ...words import build_writer
 from .. import simt
 from ..arguments import Served, fewest_queries, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
 from ..walk import section_of
+from .alike import after_counter
 from .config import BOX, SLACK, padded
 from .dbias_config import DbiasConfig
 from .dbias_launch import dbias_choice, dbias_maps, dbias_steps, dbias_workspace
@@ -155,4 +155,4 @@ def dq_steps(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDqConf
     args = (*maps, "counter", heads, section_of(p), *arrays, *sizes(p))
     blocks, shared_bytes = heads * cdiv(p.Sq, config.block_q), config.shared_bytes(padded(p.D), padded(p.Dv))
     step = Step(build, (blocks,), args, shared_bytes, resident=True)
-    return [Step(build_writer(1), (1,), ("counter", 0, (0,))), step]
+    return after_counter(step, alike=False)

@@ -235,4 +235,4 @@ def short_config(D: int, Dv: int, options: Sequence[str], group: int) -> tuple[S
     if config.shared_bytes(D, Dv) > MOST_BYTES:
         config = replace(config, q_stages=1)
     of_heads = f"{config.queries} queries of {heads} heads" if heads > 1 else f"{config.queries} queries"
-    return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split among blocks"
+    return config, f"few queries: {of_heads} by {config.block_kv} keys, which are split"

@@ -46,10 +46,8 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
             return
         token, count = i64(q_first + i), split.count(Sk)
         at, step = part_start(lse_parts, 0, b, h, token), lse_parts.strides[0]
-        shares, weights = (
-            cuda.local.array(OF_LANE, f32),
-            cuda.local.array(OF_LANE, f32),
-        )  # of splits lane, lane + 32, ...
+        shares = cuda.local.array(OF_LANE, f32)  # of splits lane, lane + 32, ...
+        weights = cuda.local.array(OF_LANE, f32)
         most = chain.sink(options, i64(h))
         total = total_of(most)
         for n in range(OF_LANE):

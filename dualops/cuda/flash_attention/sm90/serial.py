@@ -24,7 +24,7 @@ from .queries import Queries
 from .splits import splits_of
 
 THREADS = 128  # that have the rows of a block
-MOST_BLOCKS = 256
+MOST_BLOCKS = 256  # that keep something: each takes one piece of work after another
 
 
 class Serial(Namespace):
@@ -35,16 +35,16 @@ class Serial(Namespace):
     add: Callable[..., None]
 
 
-def kept_size(config: Sm90Config, Dv: int) -> int:
-    """Numbers that a thread keeps."""
-    return 4 + ROWS * config.columns(Dv) // THREADS
+def kept_shape(config: Sm90Config, Dv: int) -> tuple[int, int, int]:
+    """What is kept: of blocks, numbers of a thread, threads."""
+    return MOST_BLOCKS, 4 + ROWS * config.columns(Dv) // THREADS, THREADS
 
 
 def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries: Queries, with_lse: bool) -> Serial:
     """For a kernel."""
     if not config.serial:
         return Serial(kept_type=types.Tuple([]), add=_nothing)
-    SIZE, QUADS, WIDTH = kept_size(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv
+    (_, SIZE, _), QUADS, WIDTH = kept_shape(config, variant.Dv), config.columns(variant.Dv) // 8, variant.Dv
     mem, num, split = storage(variant.dtype), numbers(f32), splits_of(config.block_kv)
 
     @verb

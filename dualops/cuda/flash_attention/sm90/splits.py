@@ -1,9 +1,9 @@
-"""How keys are split among blocks where queries are few: by their number alone, so that no row knows of its batch.
+"""How keys are split where queries are few: by their number alone, so that no row knows of its batch.
 
 A split has LEAST_TILES tiles of keys, or as many as make no more than MOST_SPLITS of all of them. Splits are counted
 from key 0 on, masked or not. Somewhat more keys than MOST_SPLITS splits of LEAST_TILES have make fewer splits: the
-longest sequence of a call need not have the most of them. What a split finds of a row, o and lse, is float32 and merged
-in their order (`merge`).
+longest sequence of a call need not have the most of them. What a split finds of a row, o and lse, is float32 and added
+up in their order (`joined`).
 """
 
 from __future__ import annotations
