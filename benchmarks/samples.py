@@ -22,6 +22,7 @@ class Part(NamedTuple):
     results: tuple[str, ...]
     picked: Selection
     params: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray] = {}  # that tell the reference of a part what it can't see
 
 
 # (the problem, shapes of what is to be picked from: inputs and results, a generator) -> one sample for all results, or

@@ -140,6 +140,7 @@ class Workload:
             picked, truths, baselines = Selection(), Arrays(), Arrays()
             for part in self.parts(direction):
                 host = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
+                host |= part.arrays
                 function = partial(self.reference(direction), **part.params)
                 both = truth.truth(self.operator, function, host, {}), function(**host)
                 for found, results in zip((truths, baselines), both):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import cases, workload
+from benchmarks import cases, retention, workload
 from benchmarks.contestant import Contestant
 from benchmarks.retention import one_batch
 from benchmarks.tree import spec
@@ -61,6 +61,19 @@ def test_the_reference_of_the_sample_is_that_part_of_the_whole(
     work, right = Workload(operator, case, one_batch, device="cpu"), referee(operator, case)
     work.prepare_backward(right)
     assert work.check(right, direction).passed
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_two_heads_of_a_long_sequence_stand_for_all(monkeypatch: pytest.MonkeyPatch, direction: str) -> None:
+    monkeypatch.setattr(retention, "LONG", 9)
+    shapes, params = options_of((2, 5, 9, 4), 5)
+    case = spec.Case("toy", "float32", shapes, params)
+    work, right = Workload(PLAIN, case, one_batch, device="cpu"), referee(PLAIN, case)
+    work.prepare_backward(right)
+    assert work.check(right, direction).passed
+    picked, truths, _ = work.expected(direction)
+    assert {name: x.shape[:2] for name, x in truths.items()} == dict.fromkeys(truths, (1, 2))
+    assert {len(picked[name][1]) for name in truths} == {2}
 
 
 def test_tokens_lie_before_heads_where_batches_repeat_too(monkeypatch: pytest.MonkeyPatch) -> None:

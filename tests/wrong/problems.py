@@ -151,7 +151,9 @@ def _softmax_clusters() -> Iterator[Problem]:
     config = ClusterRowsConfig(64, 4, cluster=2)
     case = Case("cluster of 2", "float32", {"x": (3, 2 * config.columns("float32"))})
     instead = (softmax_cluster_rows, {"cluster_config": lambda *_: config})
-    yield Problem("softmax_cluster_rows", "softmax", False, "sm90", case, configs=(instead,))
+    for backward in DIRECTIONS:
+        kernel = f"softmax_cluster_rows{'_backward' if backward else ''}"
+        yield Problem(kernel, "softmax", backward, "sm90", case, configs=(NO_ROWS, instead))
 
 
 def _softmax_rows() -> Iterator[Problem]:
@@ -204,13 +206,13 @@ def _norm_rings() -> Iterator[Problem]:
 
 
 def _norm_clusters() -> Iterator[Problem]:
-    """Five rows of two vectors a thread for a cluster of two blocks, alone and with a residual."""
+    """Five rows of two vectors a thread for a cluster of two blocks, of each norm, alone and with a residual."""
     config = NormClusterRows(64, 2, cluster=2)
     columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
     instead = {"cluster_config": lambda *_: config, "clusters_of": lambda *_: 1}
-    for residual in (False, True):
-        case = _norm_case(f"cluster of 2{residual * ', with a residual'}", "rms_norm", 5, columns, "float32", residual)
-        yield Problem("norm_cluster_rows", "rms_norm", False, "sm90", case, configs=((norm, instead),))
+    for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
+        case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
+        yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_ahead() -> Iterator[Problem]:

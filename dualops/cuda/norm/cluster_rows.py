@@ -1,24 +1,29 @@
-"""rms_norm of rows of 32 KiB to 1 MiB on sm_90: a row waits in the registers of a cluster of blocks.
+"""Norms of rows of 32 KiB to 1 MiB on sm_90: a row waits in the registers of a cluster of blocks.
 
-    1  h = x + residual, as it is stored; the sum of h * h of every warp
-    2  warps send theirs to every block of the cluster, and add all of them    (st.async, one mbarrier)
-    3  y = h * rstd * (w + offset); a vector that is done with makes room for that of the cluster's next row
+    1  h = x + residual, as it is stored. rms_norm: the sum of h * h of every warp. layer_norm: the sum of h of every
+       warp, and the sum of (h - its own mean)^2
+    2  warps send theirs to every block of the cluster, and merge all of them  (st.async, one mbarrier)
+    3  y = (h - mean) * rstd * (w + offset) + b; a vector that is done with makes room for that of the cluster's next
+       row
 
 While a row's blocks load, or wait for one another, those of other rows on the same SM compute and write: the hardware
-starts a cluster wherever there is room for one, so that all SMs are busy to the end. w comes to shared memory once for
-the few rows that a cluster takes: more of them, and the last clusters are alone for longer; less, and w is read more
-often than x. Results are stored as anything else is, not as the first to leave L2, which is 1 to 2 % faster.
+starts a cluster wherever there is room for one, so that all SMs are busy to the end. w and b come to shared memory once
+for the few rows that a cluster takes: more of them, and the last clusters are alone for longer; less, and w is read
+more often than x. Results are stored as anything else is, not as the first to leave L2, which is 1 to 2 % faster.
 
-Zhang & Sennrich 2019, arXiv:1910.07467. Shared memory: w. Registers: 4 a vector of x and of residual, and about 40.
+Ba, Kiros & Hinton 2016, arXiv:1607.06450; Zhang & Sennrich 2019, arXiv:1910.07467; Chan et al. 1979. Shared memory: w
+and b. Registers: 4 a vector of x and of residual, and about 40.
 """
 
 from __future__ import annotations
 
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
-from ..tile.packed import packed
+from ..tile.packed import anew_i32, packed
 from ..tile.ring import cluster_ctarank, start_mbarriers
 from ..tile.storage import storage
+from .merging import listed_means
+from .moments import thread_moments
 from .staging import ClusterRowsConfig, columns_of_block, shared_weights
 from .variant import Variant, forward_types
 from .verbs import cluster_sums, norm_axes
@@ -30,6 +35,7 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
     mem, num, regs = storage(variant.dtype), numbers(storage(variant.dtype).number), packed(variant.dtype)
     axes, weights = norm_axes(variant), shared_weights(config, variant)
     group = cluster_sums(mem.number, config.row_threads, 1, config.cluster)
+    merging, moments = listed_means(config, variant), thread_moments(variant, 1)
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
 
     @verb
@@ -50,11 +56,11 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
 
     @kernel(*forward_types(variant), i32, threads=config.threads, min_blocks=config.min_blocks, cluster=config.cluster)
     def norm_cluster_rows(y, summed, mean, rstd, x, residual, w, b, M, N, sizes, eps, offset, share):
-        sent, waiting = group.smem(), weights.smem()
+        sent, waiting, listed = group.smem(), weights.smem(), merging.smem()
         held = cuda.local.array(config.vectors * regs.size, regs.element)  # my part of x[row], then of h
         other = cuda.local.array(config.vectors * regs.size, regs.element)  # of residual[row]
         frag = cuda.local.array(mem.vector, mem.number)
-        w_frag = cuda.local.array(mem.vector, mem.number)
+        w_frag, b_frag = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
         place, coming = axes.place(), axes.place()
         tid, columns = cuda.threadIdx.x, columns_of_block(N, share)
         column = tid * mem.vector
@@ -63,6 +69,7 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
         axes.locate(coming, row, sizes)
         for v in range(config.vectors):
             load(held, other, v, x, residual, coming, n, left > v * STEP)
+        merging.fill(listed, N, share)
         if tid == 0:
             group.init(sent)
             weights.init(waiting)
@@ -70,24 +77,28 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
         if tid == 0:
             weights.copy(waiting, w, b, columns)
 
-        inverse_N, i = num.one / mem.number(N), i32(0)
+        i = i32(0)
         while row < M:
             axes.locate(place, row, sizes)
             axes.locate(coming, row + step, sizes)
-            squares = num.zero
+            mine, left = moments.none(), i32(anew_i32(left))
             for v in range(config.vectors):
                 regs.unpack(frag, 0, held, v)
                 if variant.added:
                     add(frag, held, other, v)
                     summed_row = axes.start(place, summed) + n
                     mem.store_kept(summed.data, summed_row + v * STEP, left > v * STEP, frag, 0)
-                few = num.zero  # a vector's own sum, so that no chain of additions is long
-                for c in range(mem.vector):
-                    few += frag[c] * frag[c]
-                squares += few
-            group.send(sent, i, group.of_warp(squares), num.zero)
+                mine = moments.add(mine, frag, i32(left > v * STEP))
+            total = group.of_warp(mine.total) if variant.centred else num.zero
+            squares = group.of_warp(moments.squares(mine, total * merging.my_inverse(listed)))
+            group.send(sent, i, squares, total)
             weights.wait(waiting)
-            squares = group.sum(sent, group.wait(sent, i))
+            inverse_N = num.one / mem.number(anew_i32(N))
+            row_mean, found = num.zero, group.wait(sent, i)
+            if variant.centred:
+                row_mean, squares = merging.merge(sent, found, listed, inverse_N)
+            else:
+                squares = group.sum(sent, found)
             row_rstd = num.rsqrt(squares * inverse_N + eps)
 
             regs.anew(held)
@@ -96,15 +107,20 @@ def build_forward(config: ClusterRowsConfig, variant: Variant) -> Kernel:
                 keep = left > v * STEP
                 regs.unpack(frag, 0, held, v)
                 weights.recall_w(w_frag, 0, waiting, column + v * STEP, offset)
+                weights.recall_b(b_frag, 0, waiting, column + v * STEP)
                 for c in range(mem.vector):
+                    if variant.centred:
+                        frag[c] -= row_mean
                     frag[c] *= row_rstd
                     if variant.w is not None:
                         frag[c] *= w_frag[c]
+                    if variant.b is not None:
+                        frag[c] += b_frag[c]
                 mem.store_kept(y.data, y_row + v * STEP, keep, frag, 0)
                 load(held, other, v, x, residual, coming, n, keep & (row + step < M))
             if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
                 if (column == 0) & (cluster_ctarank() == 0):
-                    axes.write_statistics(place, mean, rstd, num.zero, row_rstd)
+                    axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
             row += step
             i = i32(i + 1)
 

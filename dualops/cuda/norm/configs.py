@@ -77,12 +77,21 @@ LONG_FORWARD = (
     RingConfig(512, 8, 1, 0, 16, w_shared=True),
 )
 CLUSTER_THREADS = 256  # of a block
-# Vectors a thread of rms_norm in clusters, at most, and blocks that an SM has registers for; with a residual. Shares of
-# the roof, as below, with weights of x's dtype, and of a ring in brackets: 64 KiB 0.95 (0.90), 128: 0.96 (0.915), 256
-# and 512: 0.96 (0.93), of 4-byte numbers likewise; 1 MiB 0.92 (in stages 0.69); with a residual, 128 KiB: 0.94 (0.88).
-# Not so: w from L1 or L2 for each row, 0.92, at 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at
-# 512 (a ring 0.91, 0.93); layer_norm 0.91 at 128 KiB, which spills, 0.71 at 512 (0.88, 0.87).
-CLUSTER_BLOCKS = {False: {12: 3, 16: 2}, True: {4: 4, 5: 3, 8: 2}}
+# Vectors a thread of norms in clusters, at most, and blocks that an SM has registers for: of layer_norm; with a
+# residual. Times of 2^29 elements of 2 bytes or 2^28 of 4, one H100 80 GB, 2026-11-27, weights of x's dtype, and of a
+# ring in brackets; the roof of the first three is 709 us. layer_norm, 48 KiB 722 us (788), 64: 730 (770), 128: 730
+# (772), of float32 722 (781), 256: 739 (802), of float32 726 (804), 512: 770 (757); with a residual, 128 KiB 1442
+# (1519). rms_norm, 128 KiB 719 (769), with eight vectors in clusters half as large 725 to 728; 256: 720 (771); with a
+# residual, 128 KiB 1441 (1525). Three blocks of layer_norm's four vectors 760, two 994. H200, shares of the roof,
+# 2026-11-26: rms_norm, 512 KiB 0.96 (0.93), 1 MiB 0.92 (in stages 0.69). Not so: w from L1 or L2 for each row, 0.92, at
+# 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at 512 (a ring 0.91, 0.93).
+CLUSTER_BLOCKS = {
+    (False, False): {4: 4, 12: 3, 16: 2},
+    (False, True): {4: 4, 5: 3, 8: 2},
+    (True, False): {4: 4, 6: 3},
+    (True, True): {5: 3},
+}
+FEW_VECTORS = {False: 6, True: 5}  # more of which only the largest cluster takes; with a residual
 LEAST_VECTORS = 8  # rows of which a block holds
 # Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
 # roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets of before: layer_norm of 1 MiB 0.83
@@ -185,20 +194,20 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
 def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
 
-    Of rms_norm whose weights are no wider than x: ring_ahead.py reads wider ones less often. On Hopper alone: built for
-    Blackwell, loops over a thread's vectors stay loops, and rows would lie in local memory.
+    Of weights no wider than x: ring_ahead.py reads wider ones less often. On Hopper alone: built for Blackwell, loops
+    over a thread's vectors stay loops, and rows would lie in local memory.
     """
-    if variant.centred or variant.w not in (None, variant.dtype) or not device.has_wgmma:
+    if not {variant.w, variant.b} <= {None, variant.dtype} or not device.has_wgmma:
         return None
-    step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.added]
+    step, blocks = CLUSTER_THREADS * storage(variant.dtype).vector, CLUSTER_BLOCKS[variant.centred, variant.added]
     if step * LEAST_VECTORS >= N:
         return None
     clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
-    few = sorted(blocks)[-2]  # vectors, more of which only the largest cluster takes
+    few = FEW_VECTORS[variant.added]
     cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
     for vectors in range(1, max(blocks) + 1):
         if cluster * vectors * step >= N:
-            resident = next(blocks[most] for most in sorted(blocks) if vectors <= most)
+            resident = next(blocks[most] for most in blocks if vectors <= most)
             return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - (variant.dtype == "float64"))
     return None
 

@@ -66,7 +66,7 @@ class RingConfig:
 
 @dataclass(frozen=True)
 class ClusterRowsConfig:
-    """How rows are dealt to clusters whose registers keep one at a time; w waits in shared memory."""
+    """How rows are dealt to clusters whose registers keep one at a time; w and b wait in shared memory."""
 
     row_threads: int  # of a block: a multiple of 32
     vectors: int  # 16-byte vectors of a row that each of them has
@@ -78,6 +78,10 @@ class ClusterRowsConfig:
         return self.row_threads
 
     @cached_property
+    def row_warps(self) -> int:
+        return self.row_threads // 32
+
+    @cached_property
     def w_shared(self) -> bool:
         return True
 
@@ -86,9 +90,10 @@ class ClusterRowsConfig:
         return self.row_threads * self.vectors * storage(dtype).vector
 
     def layout(self, variant: Variant) -> Layout:
-        """w alone, as it is."""
+        """w and b, as they are."""
         columns = self.columns(variant.dtype)
-        return Layout(Stages(variant.dtype, 0, 0, 1, columns), columns * itemsize(variant.w) if variant.w else 0, 0)
+        w_bytes, b_bytes = (columns * itemsize(dtype) if dtype else 0 for dtype in (variant.w, variant.b))
+        return Layout(Stages(variant.dtype, 0, 0, 1, columns), w_bytes, b_bytes)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,22 @@
-"""softmax of rows of 32 KiB to 1 MiB on sm_90: a row waits in the registers of a cluster of blocks.
+"""softmax of rows of 32 KiB to 1 MiB on sm_90, and its gradient: a row waits in the registers of a cluster of blocks.
 
     1  a thread loads its part of x[row], `vectors` times 16 bytes, which stay in registers as they came
     2  of every vector: the running maximum, and the sum of exp(x - maximum)
     3  warps send (maximum, sum) to every block of the cluster, and merge all of them    (st.async, one mbarrier)
     4  of every vector again: y = exp(x - row maximum) / row sum
 
+The gradient has two rows wait, of y and of dy; what warps send is their sum of y * dy, and dx = y * (dy - row sum).
+
 While a row's blocks load, or wait for one another, those of other rows on the same SM compute and write: the hardware
 starts a cluster wherever there is room for one, so that all SMs are busy to the end. Numbers of 16 bits are unpacked
 twice, and exponentials computed twice: numbers would take twice the registers, and half of the blocks their room.
 Results are stored as anything else is, not as the first to leave L2, which is 1 to 2 % faster. Milakov & Gimelshein
-2018, arXiv:1805.02867, section 3.1. Registers: 4 a vector, and about 30.
+2018, arXiv:1805.02867, section 3.1. Registers: 4 a vector of each row, and about 30.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -60,8 +62,10 @@ THREADS = 256  # of a block
 # MiB; 16 blocks of 5 vectors 0.80 at 297 KiB, 4 of these 0.94 at 80; 2 MiB by 512 threads with 16 vectors 0.69. As
 # good, but not as simple: bulk copies to shared memory, 0.97 at 128 KiB.
 BLOCKS = {8: 4, 12: 3, 16: 2}
-LEAST_VECTORS = 8  # rows of which a block holds
-FEW_VECTORS = 12  # more of which only the largest cluster takes
+# Of y, and as many of dy. Times of 2^29 elements of 2 bytes, one H100 80 GB, 2026-11-27, in brackets those of a ring;
+# the roof is 1051 us. 64 KiB 1051 us (1241), 80: 1053 (1264), 128: 1050 (1107), 256: 1051 (1132), 512: 1053 (1112). Of
+# four vectors four blocks an SM 1056 to 1057; clusters half as large, with eight vectors, 1057 to 1060
+BACKWARD_BLOCKS = {4: 3, 6: 3, 8: 2}
 
 
 @builds
@@ -125,31 +129,100 @@ def build_forward(config: ClusterRowsConfig, dtype: str) -> Kernel:
     return softmax_cluster_rows
 
 
+@builds
+def build_backward(config: ClusterRowsConfig, dtype: str) -> Kernel:
+    """softmax_cluster_rows_backward(dx, y, dy, N, dx_stride, y_stride, dy_stride, share): as `build_forward`."""
+    mem, regs = storage(dtype), packed(dtype)
+    num, deal = numbers(mem.number), rows(config.merging, dtype)
+    STEP = config.threads * mem.vector
+
+    @kernel(
+        *[pointer(mem.element)] * 3,
+        i32,
+        *[i64] * 3,
+        i32,
+        threads=config.threads,
+        min_blocks=config.min_blocks,
+        cluster=config.cluster,
+    )
+    def softmax_cluster_rows_backward(dx, y, dy, N, dx_stride, y_stride, dy_stride, share):
+        sent = deal.smem()
+        held = cuda.local.array(config.vectors * regs.size, regs.element)  # my part of y[row]
+        held_dy = cuda.local.array(config.vectors * regs.size, regs.element)
+        frag, dy_frag = cuda.local.array(mem.vector, mem.number), cuda.local.array(mem.vector, mem.number)
+        block, tid = deal.block(N, share), cuda.threadIdx.x
+        column = i32(tid * mem.vector)
+        left = i32(block.end - block.first - column)
+        y_row = block.row * y_stride + (block.first + column)
+        dy_row = block.row * dy_stride + (block.first + column)
+        dx_row = block.row * dx_stride + (block.first + column)
+        for v in range(config.vectors):
+            regs.load(held, v, y, y_row + v * STEP, left > v * STEP, num.zero)
+            regs.load(held_dy, v, dy, dy_row + v * STEP, left > v * STEP, num.zero)
+        if tid == 0:
+            deal.init(sent)
+        start_mbarriers()
+
+        dot = num.zero
+        for v in range(config.vectors):
+            regs.unpack(frag, 0, held, v)
+            regs.unpack(dy_frag, 0, held_dy, v)
+            few = num.zero
+            for c in range(mem.vector):
+                few += frag[c] * dy_frag[c]
+            dot += few
+
+        deal.send_sum(sent, i32(0), dot)
+        dot = deal.sum(sent, i32(0))
+        regs.anew(held)
+        regs.anew(held_dy)
+        for v in range(config.vectors):
+            regs.unpack(frag, 0, held, v)
+            regs.unpack(dy_frag, 0, held_dy, v)
+            for c in range(mem.vector):
+                frag[c] *= dy_frag[c] - dot
+            mem.store_kept(dx, dx_row + v * STEP, left > v * STEP, frag, 0)
+
+    return softmax_cluster_rows_backward
+
+
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """The smallest cluster that holds a row."""
-    call = Call(problem, results)
+    return _choices(Call(problem, results), BLOCKS, build_forward, device)
+
+
+def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The smallest that holds two."""
+    return _choices(Call(problem, results), BACKWARD_BLOCKS, build_backward, device)
+
+
+def _choices(call: Call, blocks: Mapping[int, int], build: Callable[..., Kernel], device: Device) -> Iterator[Choice]:
     if not (call.contiguous and call.aligned and device.has_bulk_copies):
         return
-    config = cluster_config(call.N, call.dtype, device)
+    config = cluster_config(call.N, call.dtype, device, blocks)
     if config is not None:
-        yield Choice("sm90", config, "a row waits in the registers of a cluster", partial(_steps, call, config))
+        steps = partial(_steps, call, config, build)
+        yield Choice("sm90", config, "a row waits in the registers of a cluster", steps)
 
 
-def cluster_config(N: int, dtype: str, device: Device) -> ClusterRowsConfig | None:
-    """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it."""
-    step = THREADS * storage(dtype).vector
-    if step * LEAST_VECTORS >= N:
+def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int] = BLOCKS) -> ClusterRowsConfig | None:
+    """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
+
+    blocks: as BLOCKS. A block alone holds the fewest vectors in it; more than the second most only the largest cluster.
+    """
+    step, (least, few, most) = THREADS * storage(dtype).vector, blocks
+    if step * least >= N:
         return None
     clusters = [cluster for cluster in (2, 4, 8, 16) if cluster <= device.max_cluster]
-    cluster = next((cluster for cluster in clusters if cluster * FEW_VECTORS * step >= N), clusters[-1])
-    for vectors in range(1, (max(BLOCKS) if dtype != "float64" else FEW_VECTORS) + 1):
+    cluster = next((cluster for cluster in clusters if cluster * few * step >= N), clusters[-1])
+    for vectors in range(1, (most if dtype != "float64" else few) + 1):
         if cluster * vectors * step >= N:
-            blocks = next(blocks for most, blocks in BLOCKS.items() if vectors <= most)
-            return ClusterRowsConfig(THREADS, vectors, cluster, blocks - (dtype == "float64"))
+            resident = next(blocks[many] for many in blocks if vectors <= many)
+            return ClusterRowsConfig(THREADS, vectors, cluster, resident - (dtype == "float64"))
     return None
 
 
-def _steps(call: Call, config: ClusterRowsConfig) -> list[Step]:
+def _steps(call: Call, config: ClusterRowsConfig, build: Callable[..., Kernel]) -> list[Step]:
     share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
     args = (*call.metas, call.N, *call.row_strides, share)
-    return [Step(build_forward(config, call.dtype), (call.M * config.cluster,), args)]
+    return [Step(build(config, call.dtype), (call.M * config.cluster,), args)]

@@ -132,17 +132,19 @@ def test_ring(config, way, dtype, order):
         hold((5, columns), dtype, backward, launch, aligned=True, special=order == "reversed")
 
 
-@in_turns([ClusterRowsConfig(64, 2, 2), ClusterRowsConfig(32, 4, 4), ClusterRowsConfig(32, 1, 16)], ("forward",))
+@in_turns([ClusterRowsConfig(64, 2, 2), ClusterRowsConfig(32, 4, 4), ClusterRowsConfig(32, 1, 16)])
 def test_cluster_rows(config, way, dtype, order):
     """A row that fills every block, one that is shorter, and one that leaves all but the first nothing."""
+    backward = way == "backward"
+    build = cluster_rows.build_backward if backward else cluster_rows.build_forward
 
     def launch(pointers, M, N, strides):
         share = align_up(-(-N // config.cluster), 8 * 16 // itemsize(dtype))
-        start(cluster_rows.build_forward(config, dtype), M * config.cluster, [*pointers, N, *strides, share])
+        start(build(config, dtype), M * config.cluster, [*pointers, N, *strides, share])
 
     longest = config.cluster * config.columns(dtype)
     for columns in (longest, longest - 8, 8):
-        hold((3, columns), dtype, False, launch, aligned=True, special=order == "reversed")
+        hold((3, columns), dtype, backward, launch, aligned=True, special=order == "reversed")
 
 
 def test_a_config_has_one_kernel_a_dtype():

@@ -121,6 +121,7 @@ def test_ring(monkeypatch, name, config, dtype, backward):
         hold(name, backward, "sm90", 2 * config.rows + (config.rows > 1), longest - vector, dtype, padded(True))
 
 
+@every_norm
 @pytest.mark.parametrize("clusters", [1, 2, 5])
 @pytest.mark.parametrize(
     ("config", "dtype"),
@@ -132,15 +133,15 @@ def test_ring(monkeypatch, name, config, dtype, backward):
     ],
     ids=str,
 )
-def test_cluster_rows(monkeypatch, config, dtype, clusters):
+def test_cluster_rows(monkeypatch, name, config, dtype, clusters):
     """A cluster takes all rows, or a row more than another, or each takes one."""
     monkeypatch.setattr(norm, "cluster_config", lambda *_, **__: config)
     monkeypatch.setattr(norm, "clusters_of", lambda *_: clusters)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
     with simulator.order("forward"):
-        hold("rms_norm", False, "sm90", 5, longest, dtype)
+        hold(name, False, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
-        hold("rms_norm", False, "sm90", 5, longest - vector, dtype, padded(True))
+        hold(name, False, "sm90", 5, longest - vector, dtype, padded(True))
 
 
 @every_norm
