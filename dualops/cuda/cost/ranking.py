@@ -42,7 +42,7 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
 def rankings(text: str, gpu: Architecture, *, backward: bool = True) -> list[Ranking]:
     """The same, nothing compiled."""
     spec, case = problem_of(text)
-    of_operator = _attention if spec.name == "flash_attention" else _matmul
+    of_operator = RANKED[spec.name]
     found = [*of_operator(absent_problem(spec, case), False, gpu)]
     if backward:
         found += of_operator(absent_problem(spec, case, backward=True), True, gpu)
@@ -68,6 +68,9 @@ def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
         title = f"backward, {name}" if backward else "forward"
         candidates = matmul.candidates(name, each, p, metas, gpu, offer.rungs)
         yield rank(title, matmul.product_flops(each), candidates, offer.taken[place : place + 1])
+
+
+RANKED = {"flash_attention": _attention, "matmul": _matmul}
 
 
 class _Offer(NamedTuple):
