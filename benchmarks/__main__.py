@@ -144,19 +144,19 @@ def plot(arguments: argparse.Namespace) -> int:
     if not history:
         print(f"asv recorded no times on {arguments.machine} in {arguments.results}", file=sys.stderr)
         return 1
-    peers = peer_runs(arguments.peer_results)
+    peers, everywhere = peer_runs(arguments.peer_results), all_recordings(arguments.results)
     for page, content in (
         (arguments.readme, drawing.summary(peers)),
-        (arguments.every_case, drawing.table(all_recordings(arguments.results), peers)),
+        (arguments.every_case, drawing.table(everywhere, peers)),
     ):
         page.write_text(drawing.fill(page.read_text(), content))
         print(page)
-    timed = {key.operator for one in history for key in one.seconds}
+    timed = {key.operator for one in everywhere for key in one.seconds}
     for operator in drawing.row_operators():
         if operator not in timed:
             continue
         target = arguments.docs / f"{operator}.png"
-        drawing.picture(operator, history, peers.get(operator), target)
+        drawing.picture(operator, everywhere, peers.get(operator), target)
         print(target)
     target = arguments.docs / "peers.png"
     if peers_plot.picture(peers, target):

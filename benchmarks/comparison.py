@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from fnmatch import fnmatchcase
@@ -206,7 +206,7 @@ def run(
     """Measure the operator's BENCH cases, or the BENCH and COMPARE cases whose name or id matches one of `cases`.
 
     named: peers are those with one of these words in their names. slow: also peers that search for minutes. Lines are
-    shown direction by direction. keep: is given all that was measured after each case, so that a run that is cut off
+    shown direction by direction. keep: is given all that was measured after each of them, so that a run that is cut off
     leaves what it had. Raises ValueError if there is no such case or peer.
     """
     require_gpu()
@@ -215,8 +215,10 @@ def run(
     show(line(list(COLUMNS)))
     with torch.no_grad():
         for one in meant:
-            found += measure_case(suite, one, contestants(suite, one, peers=peers, slow=slow, named=named), show)
-            keep(found)
+            who = contestants(suite, one, peers=peers, slow=slow, named=named)
+            for measured in measure_case(suite, one, who, show):
+                found += measured
+                keep(found)
     return found
 
 
@@ -227,17 +229,16 @@ def build_ahead(operator: spec.Spec, cases: Iterable[spec.Case]) -> None:
 
 def measure_case(
     suite: type[Suite], case: spec.Case, peers: Mapping[str, PeerMaker], show: Callable[[str], None]
-) -> list[Measurement]:
+) -> Iterator[list[Measurement]]:
     """Every direction of a case, over the same data; the lines of each are shown."""
-    operator, found = suite.operator, []
+    operator = suite.operator
     workload = Workload(operator, case, suite.sample)
     for direction in directions(operator, case):
         measured, work = measure(workload, direction, peers), Work.of(operator, case, direction)
         show(line(roof_cells(measured[0], work)))
         for measurement in measured:
             show(line(cells(measurement, measured[0], work)))
-        found += measured
-    return found
+        yield measured
 
 
 def chosen(operator: spec.Spec, names: Sequence[str]) -> list[spec.Case]:
@@ -298,7 +299,7 @@ def duration(seconds: float) -> str:
 def document(operator: str, measurements: Iterable[Measurement], earlier: Path | None = None) -> dict[str, Any]:
     """What `--json` writes, and `python -m benchmarks plot` reads from `benchmarks/peer_results`: runs, oldest first.
 
-    earlier: a file with runs before this one, if it exists. They keep the cases that are not measured now.
+    earlier: a file with runs before this one, if it exists. They keep what is not measured now: cases, or a direction.
     """
     now = {
         "date": date.today().isoformat(),
@@ -307,16 +308,22 @@ def document(operator: str, measurements: Iterable[Measurement], earlier: Path |
         "commit": commit(ROOT),
         "measurements": [asdict(measurement) for measurement in measurements],
     }
-    measured = {one["case"] for one in now["measurements"]}
+    measured = {_place(one) for one in now["measurements"]}
     before = json.loads(earlier.read_text())["runs"] if earlier is not None and earlier.exists() else []
-    runs = [{**run, "measurements": [m for m in run["measurements"] if m["case"] not in measured]} for run in before]
+    runs = [{**run, "measurements": [m for m in run["measurements"] if _place(m) not in measured]} for run in before]
     return {"operator": operator, "runs": [*(run for run in runs if run["measurements"]), now]}
 
 
+def _place(measurement: Mapping[str, Any]) -> tuple[str, str]:
+    return measurement["case"], measurement["direction"]
+
+
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write it, with its folder."""
+    """Write it, with its folder; whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    begun = path.with_suffix(".part")
+    begun.write_text(json.dumps(content, indent=1) + "\n")
+    begun.replace(path)
 
 
 def commit(folder: Path) -> str:

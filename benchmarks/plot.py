@@ -173,8 +173,9 @@ def row_operators() -> list[str]:
 def picture(operator: str, history: Sequence[Recording], peers: Peers | None, target: Path) -> None:
     """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
 
-    history: recordings, oldest first; the last with the operator is the curve. With `peers`, theirs and the roof are
-    drawn too, wherever they win. Raises ValueError if no recording has a time of the operator.
+    history: recordings, oldest first; the last with the operator is the curve, those of its GPU are the points. With
+    `peers`, theirs and the roof are drawn too, wherever they win. Raises ValueError if no recording has a time of the
+    operator.
     """
     from matplotlib.figure import Figure
 
@@ -182,6 +183,7 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
     if not history:
         raise ValueError(f"no commit has a time of {operator}")
     newest, ways = history[-1], directions(spec.OPERATORS[operator])
+    history = [one for one in history if one.device == newest.device]
     lines = 2 if len(history) > 1 else 1
     figure = Figure(figsize=(6.2 * len(ways), 4.2 * lines), layout="constrained")
     axes = figure.subplots(lines, len(ways), squeeze=False, sharey="row")

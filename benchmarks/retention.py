@@ -29,12 +29,12 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
     b = None if "cu_seqlens" in shapes else int(rng.integers(shapes["q"][0]))
     decays = {"gamma", "log_decay"} & problem.arrays.keys()
     few = b is not None and problem.Sq >= LONG and problem.H > 2 and not decays
-    heads = np.sort(rng.choice(problem.H, 2, replace=False)) if few else slice(None)
+    two = np.sort(rng.choice(problem.H, 2, replace=False)) if few else np.arange(0)
 
     def taken(name: str) -> tuple[Any, ...]:
         own = next(axes[known] for known in (name, f"d{name}", name.removeprefix("d")) if known in axes)
         assert own is not None
-        picked = {"B": slice(None) if b is None else slice(b, b + 1), "H": heads}
+        picked = {"B": slice(None) if b is None else slice(b, b + 1), "H": two if few else slice(None)}
         return tuple(picked.get(axis, slice(None)) for axis in own)
 
     found = {name: taken(name) for name in shapes}
@@ -42,7 +42,7 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
         return found
     names = [[output.name for output in outputs] for outputs in (problem.spec.gradients, problem.spec.outputs)]
     results = next(tuple(there) for each in names if (there := [name for name in each if name in shapes]))
-    return [Part(results, found, {}, {"gamma": (1 - 2.0 ** (-5.0 - heads)).astype(np.float32)})]
+    return [Part(results, found, {}, {"gamma": (1 - 2.0 ** (-5.0 - two)).astype(np.float32)})]
 
 
 def plain(problem: spec.Problem) -> None:

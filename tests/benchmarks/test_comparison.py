@@ -342,6 +342,22 @@ def test_a_run_keeps_what_earlier_ones_measured_of_other_cases(suite: Any, tmp_p
     assert [m["case"] for m in new["measurements"]] == ["small-float32"] * 2
 
 
+def test_a_run_that_is_cut_off_leaves_the_directions_that_it_had(suite: Any, tmp_path: Path) -> None:
+    path, whole = tmp_path / "softmax.json", comparison.run(suite, peers=False, show=lambda text: None)
+    comparison.save(path, comparison.document("softmax", [replace(each, burst=1.0) for each in whole]))
+
+    def keep(found: list[comparison.Measurement]) -> None:
+        comparison.save(path, comparison.document("softmax", found, path))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        comparison.run(suite, peers=False, show=lambda text: None, keep=keep)
+    old, new = json.loads(path.read_text())["runs"]
+    assert [m["direction"] for m in new["measurements"]] == ["forward"]
+    assert [(m["direction"], m["burst"]) for m in old["measurements"]] == [("backward", 1.0)]
+    assert [each.name for each in tmp_path.iterdir()] == ["softmax.json"]
+
+
 def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["run", "softmax"]) == 1

@@ -45,6 +45,7 @@ def test_a_batch_comes_with_all_of_its_heads() -> None:
     case = toy(gamma=1, states=1, normalize="signed", return_state=True)
     results = {"o": (2, 3, 9, 5), "state": (2, 3, 4, 5), "state_norm": (2, 3, 4), "dq": (2, 3, 9, 4)}
     found = one_batch(bind(PLAIN, case), {**case.shapes, **results}, np.random.default_rng(1))
+    assert isinstance(found, dict) and found.keys() >= results.keys()
     batch, whole = found["q"][0], slice(None)
     assert batch.stop - batch.start == 1
     for name, index in found.items():

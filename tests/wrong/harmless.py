@@ -56,9 +56,9 @@ HARMLESS = {
     r"retention_wide_sm90 (pipeline\.release#1|halves.*: (pipeline\.release#2|companion\.expect|"
     r"handover\.(free|hand)))): i \+ 1|softmax_cluster_rows(_backward)? _parts_in_cluster\.init > mbarrier_init: one "
     r"mbarrier for all|flash_attention_(dq_thirds_sm90 pipeline\.release > mbarrier_arrive#3|dkv_thirds_sm90 "
-    r"pipeline\.release > mbarrier_arrive#4): the next mbarrier": "there is one stage, or one place, found by any number; or one "
-    "row, which has the first of two mbarriers; or two stages, of which the first is filled again when the second's tile is "
-    "over, and the second after it",
+    r"pipeline\.release > mbarrier_arrive#4): the next mbarrier": "there is one stage, or one place, found by any "
+    "number; or one row, which has the first of two mbarriers; or two stages, of which the first is filled again when "
+    "the second's tile is over, and the second after it",
 }
 # kernels that hold a verb which waits and do not come to it, whatever they are built for
 NEVER = {"norm_long_rows_backward": "one row a block at a time: its sums have one owner, and nobody to meet"}
