@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...spec import Problem
 from ..launch import OPERATIONS
 from ..offline import absent_problem
-from . import attention, attention_gradient, matmul
+from . import attention, attention_gradient, matmul, retention
 from .architectures import Architecture, architecture
 from .candidates import Ranking, build as build_first, rank
 from .problems import problem_of
@@ -70,7 +70,17 @@ def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
         yield rank(title, matmul.product_flops(each), candidates, offer.taken[place : place + 1])
 
 
-RANKED = {"flash_attention": _attention, "matmul": _matmul}
+def _retention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    retention.refuse_unknown(p, backward)
+    offer = _offer(p, backward, gpu)
+    cost = p.spec.backward_cost if backward else p.spec.forward_cost
+    assert cost is not None
+    candidates = retention.candidates(p, backward, gpu, offer.rungs)
+    taken = retention.kernels_of(offer.taken)
+    yield rank("backward" if backward else "forward", cost.flops(p), candidates, taken)
+
+
+RANKED = {"flash_attention": _attention, "matmul": _matmul, "retention": _retention}
 
 
 class _Offer(NamedTuple):

@@ -1,0 +1,303 @@
+"""Retention's Configs on both rungs, and what their kernels do; the gradient is three passes of the same kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass, replace
+from functools import partial, reduce
+from itertools import chain
+from operator import add
+from typing import Any, NamedTuple
+
+from ...spec import Problem
+from ..arrays import cdiv
+from ..plans import Choice
+from ..retention import sm80, sm90
+from ..retention.sm80.config import BOX as SM80_BOX, ROWS, SLICE, Shape, Sm80Config, Sm80Rows, boxes_of, columns_of
+from ..retention.sm80.pairs import NARROW
+from ..retention.sm80.rows import MOST_HELD
+from ..retention.sm90.config import BOX, CONSUMERS, KEY_WIDTH, SLACK, Config, Sm90Config, WideConfig, padded
+from ..tile.thirds import PARTS
+from ..tile.warpgroup import ROWS as WARPGROUP_ROWS
+from .architectures import Architecture
+from .candidates import Candidate, Kernel, Part, without_idle_stages
+from .model import Estimate, Units, Work, copying, estimate_of
+from .steps import Product, Softmax, resident, warp_step, warpgroup_step
+
+# ordinary instructions, counted in the kernels' loops, of a number each: of a score its decay, whether it is seen, and
+# half a conversion; of a key that goes to the state two conversions and its decay, and what its further parts cost; of
+# the state its fade, half a conversion and half a store; of a result its decay, half a conversion and half a store
+SCORE, KEY, KEY_IN_PARTS, STATE, RESULT = 4.5, 2.75, 6.0, 2.0, 2.0
+STEPWISE = 2.0  # more of a score that has the decays of its steps
+EXPOSED = 1.0  # of a chunk's arithmetic what no product hides: one product waits for the other
+WALKED = 0.5  # of the bandwidth what the walk from chunk to chunk reaches
+
+
+class Pass(NamedTuple):
+    """Widths of its q and its v; whether it begins with a state that is given, and leaves one that is a result."""
+
+    D: int
+    Dv: int
+    begins: bool
+    ends: bool
+
+
+class Chunk(NamedTuple):
+    """Steps of a kind, which a kernel has so many of."""
+
+    units: Units
+    waits: float
+    count: float = 1.0
+
+
+def refuse_unknown(p: Problem, backward: bool) -> None:
+    """Raises NotImplementedError for what the model does not know."""
+    op = p.spec.name
+    if p.form != "chunk":
+        raise NotImplementedError(f"{op}: no estimates for form={p.form!r}, expected 'chunk'")
+    if p.normalize is not None:
+        raise NotImplementedError(f"{op}: no estimates with normalize={p.normalize!r}, expected None")
+    if backward and "log_decay" in p.arrays:
+        raise NotImplementedError(f"{op}: no estimates of the gradient with log_decay")
+
+
+def candidates(p: Problem, backward: bool, gpu: Architecture, rungs: Container[str]) -> Iterator[Candidate]:
+    """Every Config that the GPU has room for, of the rungs that do the problem."""
+    results = p.outputs(p.spec.gradients) if backward else p.outputs()
+    makes = ", ".join(f"d{name}" for name in "qvk") if backward else "o"
+    if "sm90" in rungs:
+        roles = sm90.BACKWARD if backward else sm90.FORWARD
+        for own in _choices(sm90, p, results, backward, gpu):
+            kernels = (
+                _sm90_kernel(makes, config, p, backward, gpu) for config in sm90_grid(own.config, p, backward, gpu)
+            )
+            for kernel in without_idle_stages(kernels, [own.config]):
+                steps = partial(sm90.steps_of, p, results, kernel.part.config, roles)
+                yield Candidate("sm90", (kernel.part,), kernel.estimate, kernel.shared_bytes, steps)
+    for choice in _choices(sm80, p, results, backward, gpu) if "sm80" in rungs else ():
+        config: Sm80Config = choice.config
+        if choice.shared_bytes <= gpu.shared_per_block:
+            parts = Part(makes, config.rows), Part(f"states between {config.chunk} tokens", config.states)
+            estimate = sm80_estimate(config, p, backward, gpu)
+            yield Candidate("sm80", parts, estimate, choice.shared_bytes, choice.steps)
+
+
+def kernels_of(taken: Iterable[Any]) -> tuple[Any, ...]:
+    """Of what a call takes the Configs of kernels, as parts have them: without the tokens of a chunk."""
+    return tuple(each for each in taken if is_dataclass(each))
+
+
+def _choices(rung: Any, p: Problem, results: Any, backward: bool, gpu: Architecture) -> Iterable[Choice]:
+    """A rung's own, be there many sequences or few."""
+    if backward:
+        found = rung.backward_choices, rung.few_backward_choices
+    else:
+        found = rung.forward_choices, rung.few_choices
+    return chain.from_iterable(choices(p, results, gpu.device) for choices in found)
+
+
+def passes_of(p: Problem, backward: bool) -> list[Pass]:
+    """o, or dq, dv and dk."""
+    D, Dv, initial = int(p.D), int(p.Dv), "initial_state" in p.arrays
+    if not backward:
+        return [Pass(D, Dv, initial, bool(p.return_state))]
+    given = "dstate" in p.arrays
+    return [Pass(Dv, D, initial, False), Pass(D, Dv, given, initial), Pass(Dv, D, given, False)]
+
+
+def _one_after_another(estimates: Iterable[Estimate]) -> Estimate:
+    return reduce(add, estimates)
+
+
+def _mean(chunks: Sequence[Chunk]) -> Chunk:
+    """A step like all of them, on the whole."""
+    count = sum(each.count for each in chunks)
+    units = (sum(each.units[n] * each.count for each in chunks) / count for n in range(len(Units._fields)))
+    return Chunk(Units(*units), sum(each.waits * each.count for each in chunks) / count, count)
+
+
+# --- Hopper --------------------------------------------------------------------------------------
+
+
+def sm90_grid(own: Config, p: Problem, backward: bool, gpu: Architecture) -> Iterator[Config]:
+    """The operator's own first; segments of two chunks or more, as long as fewer would leave SMs without a block."""
+    yield own
+    blocks = min(p.B * p.H * own.slices(each.D, each.Dv) for each in passes_of(p, backward))
+    segments = 1
+    while segments == 1 or (segments * sm90.LEAST_CHUNKS * own.chunk <= p.Sk and blocks * segments < 2 * gpu.sms):
+        for stages in (1, 2, 3):
+            config = replace(own, segments=segments, stages=stages)
+            if config != own and _sm90_bytes(config, p, backward) + SLACK <= gpu.shared_per_block:
+                yield config
+        segments *= 2
+
+
+def _sm90_bytes(config: Config, p: Problem, backward: bool) -> int:
+    return max(config.shared_bytes(each.D, each.Dv) for each in passes_of(p, backward))
+
+
+def _sm90_kernel(makes: str, config: Config, p: Problem, backward: bool, gpu: Architecture) -> Kernel:
+    shared_bytes = _sm90_bytes(config, p, backward)
+    return Kernel(Part(makes, config), sm90_estimate(config, p, backward, gpu), shared_bytes)
+
+
+def sm90_estimate(config: Config, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
+    """Passes side by side where a block walks a sequence; else one after another, each behind the two launches that find
+    the states between segments.
+    """
+    passes = passes_of(p, backward)
+    if config.segments == 1:
+        return estimate_of(walk_work(config, passes, p, gpu), gpu)
+    found = []
+    for each in passes:
+        states = 2 * 4 * config.segments * p.B * p.H * each.D * each.Dv  # read and written
+        found.append(estimate_of(walk_work(config, [each], p, gpu, looks=False), gpu))
+        found += [copying(states, gpu), estimate_of(walk_work(config, [each], p, gpu), gpu)]
+    return _one_after_another(found)
+
+
+def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architecture, *, looks: bool = True) -> Work:
+    """Of sm90/chunks.py and sm90/wide.py, of passes that run side by side. looks: else nothing but states is made."""
+    chunks, own = cdiv(p.Sk, config.chunk), config.segments
+    each, cut = cdiv(chunks, own), own > 1
+    heads, pieces, chunks_of, memory = p.B * p.H, Counter[int](), [], 0
+    for one in passes:
+        blocks, segments = heads * config.slices(one.D, one.Dv), own if looks or one.ends else own - 1
+        for segment in range(segments):
+            pieces[max(0, min(each, chunks - segment * each))] += blocks
+        in_parts = one.ends and looks != cut
+        chunks_of.append(_chunk(config, one, p, gpu, looks, in_parts)._replace(count=blocks))
+        states = (looks and (cut or one.begins)) + (not looks or (one.ends and not cut))
+        numbers = p.Sk * segments // own * (one.D + one.Dv) * (1 + looks)
+        memory += heads * (2 * numbers + 4 * states * segments * one.D * one.Dv)
+    mean, widest = _mean(chunks_of), max(passes, key=lambda one: one.D)
+    tiles = _tile_bytes(config, widest)
+    return Work(
+        mean.units,
+        mean.waits,
+        pieces,
+        memory,
+        copied_bytes=sum(tiles[1:]),
+        ahead=(config.stages_of(widest.D) if isinstance(config, WideConfig) else config.stages) - 1,
+        begins_bytes=sum(tiles) + (4 * widest.D * widest.Dv if looks and cut else 0),
+        launches=len(passes),
+    )
+
+
+def _tile_bytes(config: Config, one: Pass) -> tuple[int, int, int]:
+    """Of a chunk's Q, K and V."""
+    if isinstance(config, WideConfig):
+        tiles = config.tiles(one.D)
+        return tiles.q_tile.nbytes, tiles.q_tile.nbytes, tiles.v_tile.nbytes
+    tiles = config.tiles(padded(one.Dv))
+    return tiles.q.nbytes, tiles.k.nbytes, tiles.v.nbytes
+
+
+def _chunk(config: Config, one: Pass, p: Problem, gpu: Architecture, looks: bool, in_parts: bool) -> Chunk:
+    """A step: K.T @ V to the state, of which what decays comes from shared memory to registers; and Q @ K.T, Q @ state,
+    P @ V. Of wide heads V decays, and each warpgroup has all keys, or half of them, and 64 columns.
+    """
+    n = config.chunk
+    if isinstance(config, WideConfig):
+        keys, columns, groups = config.keys(one.D), BOX, CONSUMERS
+        to_state, decayed = Product(columns, keys, n, False), n * columns
+    else:
+        keys, columns, groups = KEY_WIDTH, padded(one.Dv), 1
+        to_state, decayed = Product(keys, columns, n, False), n * keys
+    q_bytes, *others = _tile_bytes(config, one)
+    products = [to_state] * (PARTS if in_parts else 1)
+    instructions = decayed * (KEY + in_parts * KEY_IN_PARTS) + keys * columns * STATE
+    moved, waited = 2 * decayed, 1
+    if looks:
+        products += [Product(n, n, keys, True), Product(n, columns, keys, True), Product(n, columns, n, False)]
+        score = SCORE + (STEPWISE if "log_decay" in p.arrays else 0)
+        instructions += n * n * score + n * columns * RESULT
+        moved, waited = moved + 4 * n * columns + 2 * keys * columns, 4
+    softmax = Softmax(0, 0.0, round(groups * instructions))
+    tiles = sum(others) + q_bytes * looks
+    units = warpgroup_step(gpu, p.dtype, products * groups, softmax, groups * moved + tiles)
+    return Chunk(units, softmax.waits(gpu, EXPOSED, CONSUMERS, products_waited_for=waited))
+
+
+# --- before Hopper -------------------------------------------------------------------------------
+
+
+def sm80_estimate(config: Sm80Config, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
+    """Passes one after another: what each chunk adds, the walk from chunk to chunk, the rows."""
+    found = []
+    for each in passes_of(p, backward):
+        chunks = cdiv(p.Sk, config.chunk)
+        if chunks > 1 or each.begins or each.ends:
+            if added := chunks if each.ends else chunks - 1:
+                found.append(estimate_of(states_work(config, each, added, p, gpu), gpu))
+            states = 2 * 4 * chunks * p.B * p.H * each.D * each.Dv
+            found.append(copying(states / WALKED, gpu))
+        found.append(estimate_of(rows_work(config, each, p, gpu), gpu))
+    return _one_after_another(found)
+
+
+def states_work(config: Sm80Config, one: Pass, chunks: int, p: Problem, gpu: Architecture) -> Work:
+    """Of sm80/states.py: a warp has 16 rows of 64. float16's products are of tf32, at half the speed."""
+    own, columns = config.states, columns_of(one.Dv)
+    half, exact = p.dtype == "float16", one.ends or min(one.D, one.Dv) <= NARROW
+    product = Product(SM80_BOX, columns, own.tokens, False), (ROWS, columns)
+    times = (4 if half else PARTS) if exact else 1 + half
+    keys, tile_bytes = own.tokens * SM80_BOX, 2 * own.tokens * (SM80_BOX + columns)
+    softmax = Softmax(0, 0.0, round(keys * (KEY + exact * KEY_IN_PARTS) + SM80_BOX * columns))
+    shared_bytes = own.shared_bytes(columns)
+    blocks = resident(gpu, shared_bytes, own.min_blocks)
+    tiles = p.B * p.H * chunks * cdiv(one.D, SM80_BOX) * cdiv(one.Dv, columns)
+    return Work(
+        warp_step(gpu, [product] * times, softmax, tile_bytes + 2 * keys),
+        softmax.waits(gpu, EXPOSED, blocks),
+        {cdiv(min(config.chunk, p.Sk), own.tokens): tiles},
+        p.B * p.H * (2 * p.Sk * (one.D + one.Dv) + 4 * chunks * one.D * one.Dv),
+        blocks=blocks,
+        copied_bytes=tile_bytes,
+        begins_bytes=tile_bytes,
+    )
+
+
+def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> Work:
+    """Of sm80/rows.py: 32 rows of the state a step, and then some columns of scores. float16's states and P are tf32."""
+    own, columns, half = config.rows, columns_of(one.Dv), p.dtype == "float16"
+    shape = Shape(boxes_of(one.D), columns, 1, False, False)
+    rows, keys, width = own.block_q, own.block_kv, SM80_BOX * shape.boxes
+    plain = "log_decay" not in p.arrays
+    held = plain and shape.boxes <= MOST_HELD
+    slices = cdiv(one.D, SLICE) * (2 if min(one.D, one.Dv) <= NARROW else 1)
+    shared_bytes = own.shared_bytes(shape)
+    blocks = resident(gpu, shared_bytes, own.min_blocks)
+
+    of_state = Product(rows, columns, SLICE, True), (ROWS, columns)
+    fill = Softmax(0, 0.0, SLICE * columns)
+    units = warp_step(gpu, [of_state] * (1 + half), fill, 2 * SLICE * columns * (1 + half))
+    state = Chunk(units, fill.waits(gpu, EXPOSED, blocks))
+    products = [(Product(rows, keys, width, not held), (ROWS, keys))]
+    products += [(Product(rows, columns, keys, False), (ROWS, columns))] * (1 + half)
+    scores, tile_bytes = _weighed(rows * keys, plain), 2 * keys * (width + columns)
+    pairs = Chunk(warp_step(gpu, products, scores, tile_bytes), scores.waits(gpu, EXPOSED, blocks))
+
+    pieces, counts, heads = Counter[int](), [0, 0], p.B * p.H * cdiv(one.Dv, columns)
+    for first in range(0, p.Sk, rows):
+        seen = slices if first >= config.chunk or one.begins else 0
+        tiles = cdiv(min(first + rows, p.Sk) - first // config.chunk * config.chunk, keys)
+        pieces[seen + tiles] += heads
+        counts = [counts[0] + seen, counts[1] + tiles]
+    mean = _mean([state._replace(count=counts[0]), pairs._replace(count=counts[1])])
+    states = cdiv(p.Sk, config.chunk) * one.D * one.Dv
+    return Work(
+        mean.units,
+        mean.waits,
+        pieces,
+        p.B * p.H * (4 * p.Sk * (one.D + one.Dv) + 4 * states),
+        blocks=blocks,
+        copied_bytes=tile_bytes,
+        begins_bytes=2 * rows * width,
+    )
+
+
+def _weighed(scores: int, plain: bool) -> Softmax:
+    """Of decays of steps each pair has an exponential."""
+    return Softmax(0, 0.0, round(scores * SCORE)) if plain else Softmax(scores, SCORE + STEPWISE)
