@@ -14,12 +14,21 @@ from ...spec import Problem
 from ..arrays import cdiv
 from ..plans import Choice
 from ..retention import sm80, sm90
-from ..retention.sm80.config import BOX as SM80_BOX, ROWS, SLICE, Shape, Sm80Config, Sm80Rows, boxes_of, columns_of
+from ..retention.sm80.config import (
+    BOX as SM80_BOX,
+    ROWS,
+    SLICE,
+    Shape,
+    Sm80Config,
+    Sm80Rows,
+    Sm80States,
+    boxes_of,
+    columns_of,
+)
 from ..retention.sm80.pairs import NARROW
 from ..retention.sm80.rows import MOST_HELD
-from ..retention.sm90.config import BOX, CONSUMERS, KEY_WIDTH, SLACK, Config, Sm90Config, WideConfig, padded
+from ..retention.sm90.config import BOX, CONSUMERS, KEY_WIDTH, SLACK, Config, WideConfig, padded
 from ..tile.thirds import PARTS
-from ..tile.warpgroup import ROWS as WARPGROUP_ROWS
 from .architectures import Architecture
 from .candidates import Candidate, Kernel, Part, without_idle_stages
 from .model import Estimate, Units, Work, copying, estimate_of
@@ -30,8 +39,11 @@ from .steps import Product, Softmax, resident, warp_step, warpgroup_step
 # the state its fade, half a conversion and half a store; of a result its decay, half a conversion and half a store
 SCORE, KEY, KEY_IN_PARTS, STATE, RESULT = 4.5, 2.75, 6.0, 2.0, 2.0
 STEPWISE = 2.0  # more of a score that has the decays of its steps
-EXPOSED = 1.0  # of a chunk's arithmetic what no product hides: one product waits for the other
-WALKED = 0.5  # of the bandwidth what the walk from chunk to chunk reaches
+EXPOSED = 1.0  # of a chunk's arithmetic what no product hides: each product waits for the one before
+# of the bandwidth what the walk from chunk to chunk reaches: 117 MB in 85 us of an H100, which are the 107 us of its page
+# less the 22 by which sm80's forward is faster since the walk counts in 32 bits
+WALKED = 0.47
+MOST_REGISTERS = 256  # of a thread: blocks for which there are as many are there at once, be `min_blocks` less
 
 
 class Pass(NamedTuple):
@@ -49,6 +61,10 @@ class Chunk(NamedTuple):
     units: Units
     waits: float
     count: float = 1.0
+
+    @property
+    def clocks(self) -> float:
+        return max(self.units) + self.waits
 
 
 def refuse_unknown(p: Problem, backward: bool) -> None:
@@ -90,11 +106,10 @@ def kernels_of(taken: Iterable[Any]) -> tuple[Any, ...]:
 
 def _choices(rung: Any, p: Problem, results: Any, backward: bool, gpu: Architecture) -> Iterable[Choice]:
     """A rung's own, be there many sequences or few."""
-    if backward:
-        found = rung.backward_choices, rung.few_backward_choices
-    else:
-        found = rung.forward_choices, rung.few_choices
-    return chain.from_iterable(choices(p, results, gpu.device) for choices in found)
+    many, few = (
+        (rung.backward_choices, rung.few_backward_choices) if backward else (rung.forward_choices, rung.few_choices)
+    )
+    return chain(many(p, results, gpu.device), few(p, results, gpu.device))
 
 
 def passes_of(p: Problem, backward: bool) -> list[Pass]:
@@ -143,7 +158,7 @@ def _sm90_kernel(makes: str, config: Config, p: Problem, backward: bool, gpu: Ar
 
 
 def sm90_estimate(config: Config, p: Problem, backward: bool, gpu: Architecture) -> Estimate:
-    """Passes side by side where a block walks a sequence; else one after another, each behind the two launches that find
+    """Passes side by side where a block walks a sequence; else one after another, each behind the launches that find
     the states between segments.
     """
     passes = passes_of(p, backward)
@@ -153,25 +168,28 @@ def sm90_estimate(config: Config, p: Problem, backward: bool, gpu: Architecture)
     for each in passes:
         states = 2 * 4 * config.segments * p.B * p.H * each.D * each.Dv  # read and written
         found.append(estimate_of(walk_work(config, [each], p, gpu, looks=False), gpu))
-        found += [copying(states, gpu), estimate_of(walk_work(config, [each], p, gpu), gpu)]
+        found += [copying(states / WALKED, gpu), estimate_of(walk_work(config, [each], p, gpu), gpu)]
     return _one_after_another(found)
 
 
 def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architecture, *, looks: bool = True) -> Work:
     """Of sm90/chunks.py and sm90/wide.py, of passes that run side by side. looks: else nothing but states is made."""
-    chunks, own = cdiv(p.Sk, config.chunk), config.segments
-    each, cut = cdiv(chunks, own), own > 1
-    heads, pieces, chunks_of, memory = p.B * p.H, Counter[int](), [], 0
+    cut, heads, own = config.segments > 1, p.B * p.H, config.segments
+    chunks, memory, steps = cdiv(p.Sk, config.chunk), 0, list[Chunk]()
+    each = cdiv(chunks, own)
     for one in passes:
-        blocks, segments = heads * config.slices(one.D, one.Dv), own if looks or one.ends else own - 1
-        for segment in range(segments):
-            pieces[max(0, min(each, chunks - segment * each))] += blocks
-        in_parts = one.ends and looks != cut
-        chunks_of.append(_chunk(config, one, p, gpu, looks, in_parts)._replace(count=blocks))
-        states = (looks and (cut or one.begins)) + (not looks or (one.ends and not cut))
+        begins, finishes = (looks, not looks) if cut else (one.begins, one.ends)
+        segments = own if looks or one.ends else own - 1  # nobody needs what the last one adds
+        blocks = heads * config.slices(one.D, one.Dv)
+        steps.append(_chunk(config, one, p, gpu, looks, finishes and one.ends)._replace(count=blocks))
         numbers = p.Sk * segments // own * (one.D + one.Dv) * (1 + looks)
-        memory += heads * (2 * numbers + 4 * states * segments * one.D * one.Dv)
-    mean, widest = _mean(chunks_of), max(passes, key=lambda one: one.D)
+        memory += heads * (2 * numbers + 4 * (begins + finishes) * segments * one.D * one.Dv)
+    mean, pieces = _mean(steps), Counter[int]()
+    for one, step in zip(passes, steps, strict=True):
+        for segment in range(own if looks or one.ends else own - 1):
+            walked = max(0, min(each, chunks - segment * each))
+            pieces[round(walked * step.clocks / mean.clocks)] += int(step.count)
+    widest = max(passes, key=lambda one: one.D)
     tiles = _tile_bytes(config, widest)
     return Work(
         mean.units,
@@ -246,7 +264,7 @@ def states_work(config: Sm80Config, one: Pass, chunks: int, p: Problem, gpu: Arc
     keys, tile_bytes = own.tokens * SM80_BOX, 2 * own.tokens * (SM80_BOX + columns)
     softmax = Softmax(0, 0.0, round(keys * (KEY + exact * KEY_IN_PARTS) + SM80_BOX * columns))
     shared_bytes = own.shared_bytes(columns)
-    blocks = resident(gpu, shared_bytes, own.min_blocks)
+    blocks = _resident(own, shared_bytes, gpu)
     tiles = p.B * p.H * chunks * cdiv(one.D, SM80_BOX) * cdiv(one.Dv, columns)
     return Work(
         warp_step(gpu, [product] * times, softmax, tile_bytes + 2 * keys),
@@ -260,7 +278,9 @@ def states_work(config: Sm80Config, one: Pass, chunks: int, p: Problem, gpu: Arc
 
 
 def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> Work:
-    """Of sm80/rows.py: 32 rows of the state a step, and then some columns of scores. float16's states and P are tf32."""
+    """Of sm80/rows.py: 32 rows of the state a step, then tiles of scores, whose step waits twice. States and P of
+    float16 are tf32.
+    """
     own, columns, half = config.rows, columns_of(one.Dv), p.dtype == "float16"
     shape = Shape(boxes_of(one.D), columns, 1, False, False)
     rows, keys, width = own.block_q, own.block_kv, SM80_BOX * shape.boxes
@@ -268,7 +288,7 @@ def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> W
     held = plain and shape.boxes <= MOST_HELD
     slices = cdiv(one.D, SLICE) * (2 if min(one.D, one.Dv) <= NARROW else 1)
     shared_bytes = own.shared_bytes(shape)
-    blocks = resident(gpu, shared_bytes, own.min_blocks)
+    blocks = _resident(own, shared_bytes, gpu)
 
     of_state = Product(rows, columns, SLICE, True), (ROWS, columns)
     fill = Softmax(0, 0.0, SLICE * columns)
@@ -277,7 +297,9 @@ def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> W
     products = [(Product(rows, keys, width, not held), (ROWS, keys))]
     products += [(Product(rows, columns, keys, False), (ROWS, columns))] * (1 + half)
     scores, tile_bytes = _weighed(rows * keys, plain), 2 * keys * (width + columns)
-    pairs = Chunk(warp_step(gpu, products, scores, tile_bytes), scores.waits(gpu, EXPOSED, blocks))
+    pairs = Chunk(
+        warp_step(gpu, products, scores, tile_bytes), scores.waits(gpu, EXPOSED, blocks, products_waited_for=2)
+    )
 
     pieces, counts, heads = Counter[int](), [0, 0], p.B * p.H * cdiv(one.Dv, columns)
     for first in range(0, p.Sk, rows):
@@ -295,6 +317,13 @@ def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> W
         blocks=blocks,
         copied_bytes=tile_bytes,
         begins_bytes=2 * rows * width,
+    )
+
+
+def _resident(config: Sm80Rows | Sm80States, shared_bytes: int, gpu: Architecture) -> int:
+    """Blocks that an SM has at once."""
+    return resident(
+        gpu, shared_bytes, max(config.min_blocks, gpu.registers_per_sm // (MOST_REGISTERS * config.threads))
     )
 
 
