@@ -1,6 +1,6 @@
-"""What dualops' own kernels reached at known Configs, as pages and Configs' docstrings have it: on an H200 the TFLOP/s of
-the products that each makes, of retention, on an H100 too, milliseconds. What `benchmarks/peer_results` has is read from
-there.
+"""What dualops' own kernels reached at known Configs, as pages and Configs' docstrings have it: TFLOP/s of the products
+that each makes, on an H200; of retention milliseconds of a call, on an H200 or an H100. What `benchmarks/peer_results`
+has is read from there.
 
 Batches and heads that a source does not name are those of the benchmarks' cases of that length; V is as wide as Q.
 """

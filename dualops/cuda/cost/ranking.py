@@ -21,11 +21,13 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
 
         estimate("flash_attention B=2 H=16 S=8192 D=128 causal=True", "h200")
         estimate("matmul M=4096 N=4096 K=4096", "rtx4090", build=3)
+        estimate("retention B=8 H=16 S=2048 D=128", "h100")
 
-    problem: an operator (flash_attention, matmul) and sizes, parameters and dtype=, bfloat16 where it is not said, of
-    B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K. Or arrays, as `warm` takes them. Nothing but the operator: a usual
-    problem. arch: a100, rtx4090, h100, h200, b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient
-    too. build: so many candidates, the best, are compiled for it, those that spill registers go to the end.
+    problem: an operator (flash_attention, matmul, retention) and sizes, parameters and dtype=, bfloat16 where it is not
+    said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv. Or arrays, as `warm` takes them.
+    Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200, b200, rtx5090, or an architecture, such
+    as sm_90a. backward: the gradient too. build: so many candidates, the best, are compiled for it, those that spill
+    registers go to the end.
 
     Returns a ranking for the call, and for each part of its gradient that can be chosen by itself, best first. A time
     is that of the kernels, launches counted, in seconds, of calls in a burst. It is an estimate: the page beside this

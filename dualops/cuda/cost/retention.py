@@ -38,9 +38,13 @@ from .steps import Product, Softmax, resident, warp_step, warpgroup_step
 # half a conversion; of a key that goes to the state two conversions and its decay, and what its further parts cost; of
 # the state its fade, half a conversion and half a store; of a result its decay, half a conversion and half a store
 SCORE, KEY, KEY_IN_PARTS, STATE, RESULT = 4.5, 2.75, 6.0, 2.0, 2.0
-STEPWISE = 2.0  # more of a score that has the decays of its steps
-EXPOSED = 1.0  # of a chunk's arithmetic what no product hides: each product waits for the one before
-# of the bandwidth what the walk from chunk to chunk reaches: 117 MB in 85 us of an H100, which are the 107 us of its page
+STEPWISE, STEPWISE_SM80 = 2.0, 12.0  # more of a score that has the decays of its steps; of tables, and of their sums
+# times that a step's threads wait, for a product each and then for barriers: of a pass, where only states are made, and
+# of wide heads, where two products are waited for at once; of what chunks add on sm80, a state's rows, a tile of scores
+NARROW_WAITS, ADDS_WAITS, WIDE_WAITS = 4 + 2, 1, 3 + 1
+STATES_WAITS, SLICE_WAITS, PAIRS_WAITS = 1 + 1, 1 + 1, 2 + 1
+EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for the one before
+# of the bandwidth what the walk from chunk to chunk reaches: 117 MB in 85 us of an H100, the 107 us that its page has
 # less the 22 by which sm80's forward is faster since the walk counts in 32 bits
 WALKED = 0.47
 MOST_REGISTERS = 256  # of a thread: blocks for which there are as many are there at once, be `min_blocks` less
@@ -70,6 +74,8 @@ class Chunk(NamedTuple):
 def refuse_unknown(p: Problem, backward: bool) -> None:
     """Raises NotImplementedError for what the model does not know."""
     op = p.spec.name
+    if not (p.B and p.H and p.Sk):
+        raise NotImplementedError(f"{op}: no estimates of an empty problem")
     if p.form != "chunk":
         raise NotImplementedError(f"{op}: no estimates for form={p.form!r}, expected 'chunk'")
     if p.normalize is not None:
@@ -226,12 +232,13 @@ def _chunk(config: Config, one: Pass, p: Problem, gpu: Architecture, looks: bool
     q_bytes, *others = _tile_bytes(config, one)
     products = [to_state] * (PARTS if in_parts else 1)
     instructions = decayed * (KEY + in_parts * KEY_IN_PARTS) + keys * columns * STATE
-    moved, waited = 2 * decayed, 1
+    moved, waited = 2 * decayed, ADDS_WAITS
     if looks:
         products += [Product(n, n, keys, True), Product(n, columns, keys, True), Product(n, columns, n, False)]
         score = SCORE + (STEPWISE if "log_decay" in p.arrays else 0)
         instructions += n * n * score + n * columns * RESULT
-        moved, waited = moved + 4 * n * columns + 2 * keys * columns, 4
+        moved += 4 * n * columns + 2 * keys * columns
+        waited = WIDE_WAITS if isinstance(config, WideConfig) else NARROW_WAITS
     softmax = Softmax(0, 0.0, round(groups * instructions))
     tiles = sum(others) + q_bytes * looks
     units = warpgroup_step(gpu, p.dtype, products * groups, softmax, groups * moved + tiles)
@@ -268,7 +275,7 @@ def states_work(config: Sm80Config, one: Pass, chunks: int, p: Problem, gpu: Arc
     tiles = p.B * p.H * chunks * cdiv(one.D, SM80_BOX) * cdiv(one.Dv, columns)
     return Work(
         warp_step(gpu, [product] * times, softmax, tile_bytes + 2 * keys),
-        softmax.waits(gpu, EXPOSED, blocks),
+        softmax.waits(gpu, EXPOSED, blocks, products_waited_for=STATES_WAITS),
         {cdiv(min(config.chunk, p.Sk), own.tokens): tiles},
         p.B * p.H * (2 * p.Sk * (one.D + one.Dv) + 4 * chunks * one.D * one.Dv),
         blocks=blocks,
@@ -293,7 +300,7 @@ def rows_work(config: Sm80Config, one: Pass, p: Problem, gpu: Architecture) -> W
     of_state = Product(rows, columns, SLICE, True), (ROWS, columns)
     fill = Softmax(0, 0.0, SLICE * columns)
     units = warp_step(gpu, [of_state] * (1 + half), fill, 2 * SLICE * columns * (1 + half))
-    state = Chunk(units, fill.waits(gpu, EXPOSED, blocks))
+    state = Chunk(units, fill.waits(gpu, EXPOSED, blocks, products_waited_for=SLICE_WAITS))
     products = [(Product(rows, keys, width, not held), (ROWS, keys))]
     products += [(Product(rows, columns, keys, False), (ROWS, columns))] * (1 + half)
     scores, tile_bytes = _weighed(rows * keys, plain), 2 * keys * (width + columns)
@@ -329,4 +336,4 @@ def _resident(config: Sm80Rows | Sm80States, shared_bytes: int, gpu: Architectur
 
 def _weighed(scores: int, plain: bool) -> Softmax:
     """Of decays of steps each pair has an exponential."""
-    return Softmax(0, 0.0, round(scores * SCORE)) if plain else Softmax(scores, SCORE + STEPWISE)
+    return Softmax(0, 0.0, round(scores * SCORE)) if plain else Softmax(scores, SCORE + STEPWISE_SM80)
