@@ -32,7 +32,7 @@ from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
 from dualops.cuda.cost.candidates import Ranked, Ranking, config_text
 from dualops.cuda.cost.model import Work, estimate_of
 from dualops.cuda.cost.problems import problem_of
-from dualops.cuda.cost.retention import sm80_estimate, sm90_estimate
+from dualops.cuda.cost.retention_passes import sm80_estimate, sm90_estimate
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.offline import absent_problem
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
@@ -125,7 +125,7 @@ def _calls(
     direction: str,
     peer_results: Path,
     *,
-    dtypes: Container[str] = ("bfloat16",),
+    dtypes: Sequence[str] = ("bfloat16",),
     rungs: Container[str] = ("",),
 ) -> Iterator[Pair]:
     """Of calls, in the Config that they take. rungs: also of those that were asked for one of these, in its best."""

@@ -18,7 +18,7 @@ from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as 
 from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
 from dualops.cuda.cost.model import makespan
 from dualops.cuda.cost.problems import problem_of
-from dualops.cuda.cost.retention import passes_of, walk_work
+from dualops.cuda.cost.retention_passes import passes_of, walk_work
 from dualops.cuda.cost.steps import Product
 from dualops.cuda.device import ARCHITECTURES as COMPILED, known
 from dualops.cuda.offline import absent_problem
