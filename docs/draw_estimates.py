@@ -145,10 +145,11 @@ def _calls(
             except NotImplementedError:  # of options that have no estimates
                 continue
             found = [each for each in found if each.title.startswith(direction)]
-            (*rows,) = [_row(each, rung).candidate for each in found]
-            if rung and all(row.taken for each in found for row in each.rows if row.candidate in rows):
-                continue  # what a call takes anyway
-            flops, seconds = sum(each.flops for each in found), sum(row.estimate.seconds for row in rows)
+            rows = [_row(each, rung) for each in found]
+            if rung and all(row.taken for row in rows):
+                continue  # timed as such
+            flops = sum(each.flops for each in found)
+            seconds = sum(row.candidate.estimate.seconds for row in rows)
             what = f"{direction} of {one['case'] if len(dtypes) > 1 else name}{f' by {rung}' if rung else ''}"
             yield Pair(group, what, flops / seconds / 1e12, flops / one["burst"] / 1e12)
 
