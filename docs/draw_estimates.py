@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,17 +24,19 @@ if __name__ == "__main__":
 
 import dualops.cuda  # noqa: F401  registers the operators
 from benchmarks.plot import fill
-from docs.draw_attention import BLUE, HERE, INK, ORANGE, draw, new_figure
-from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, Measured
+from docs.draw_attention import BLUE, GREEN, HERE, INK, ORANGE, draw, new_figure
+from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, Measured
 from dualops.cuda.cost import architecture, rankings
 from dualops.cuda.cost.attention import sm80_work, sm90_work
 from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
-from dualops.cuda.cost.candidates import config_text
+from dualops.cuda.cost.candidates import Ranked, Ranking, config_text
 from dualops.cuda.cost.model import Work, estimate_of
 from dualops.cuda.cost.problems import problem_of
+from dualops.cuda.cost.retention_passes import sm80_estimate, sm90_estimate
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
 from dualops.cuda.offline import absent_problem
-from dualops.spec import OPERATORS, Problem
+from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
+from dualops.spec import OPERATORS, Case, Problem
 from dualops.spec.flash_attention import visible_pairs
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 H200, ROOT = architecture("h200"), HERE.parent
 PAGE = ROOT / "dualops" / "cuda" / "cost" / "README.md"
 MARKERS = "<!-- estimates:begin -->", "<!-- estimates:end -->"
-COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE}
+COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE, "retention": GREEN}
 # factors that are copied first, and a bias, whose gradient is a sum, have no estimates
 WITHOUT = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
 
@@ -60,6 +62,7 @@ class Pair(NamedTuple):
 
 def pairs(peer_results: Path = ROOT / "benchmarks" / "peer_results") -> list[Pair]:
     """All that there are, by group."""
+    both: dict[str, Any] = {"dtypes": ("bfloat16", "float16"), "rungs": ("", "sm80")}
     return [
         *_kernels("attention forward", FORWARD, _forward_work, lambda p: p.D + p.Dv, False),
         *_calls("attention forward", "flash_attention", "forward", peer_results),
@@ -69,6 +72,9 @@ def pairs(peer_results: Path = ROOT / "benchmarks" / "peer_results") -> list[Pai
         *_products(),
         *_calls("matmul", "matmul", "forward", peer_results),
         *_calls("matmul", "matmul", "backward", peer_results),
+        *_timed(),
+        *_calls("retention", "retention", "forward", peer_results, **both),
+        *_calls("retention", "retention", "backward", peer_results, **both),
     ]
 
 
@@ -96,32 +102,70 @@ def _products() -> Iterator[Pair]:
         yield Pair("matmul", what, ranking.flops / row.candidate.estimate.seconds / 1e12, tflops, fitted)
 
 
-def _calls(group: str, operator: str, direction: str, peer_results: Path) -> Iterator[Pair]:
-    """Of calls, in the Config that they take."""
+def _timed() -> Iterator[Pair]:
+    """Of retention's calls, in known Configs."""
+    for name, problem, direction, config, milliseconds, fitted in RETENTION:
+        gpu, backward = architecture(name), direction == "backward"
+        p = absent_problem(*problem_of(f"retention {problem}"), backward=backward)
+        cost = p.spec.backward_cost if backward else p.spec.forward_cost
+        assert cost is not None
+        if isinstance(config, RetentionSm80Config):
+            seconds, text = sm80_estimate(config, p, backward, gpu).seconds, f"chunk={config.chunk} "
+            text += config_text(config.rows)
+        else:
+            seconds, text = sm90_estimate(config, p, backward, gpu).seconds, config_text(config)
+        what = f"{problem}, {direction}, {name}: {type(config).__name__} {text}"
+        flops = cost.flops(p)
+        yield Pair("retention", what, flops / seconds / 1e12, flops / milliseconds / 1e9, fitted)
+
+
+def _calls(
+    group: str,
+    operator: str,
+    direction: str,
+    peer_results: Path,
+    *,
+    dtypes: Sequence[str] = ("bfloat16",),
+    rungs: Container[str] = ("",),
+) -> Iterator[Pair]:
+    """Of calls, in the Config that they take. rungs: also of those that were asked for one of these, in its best."""
     for run in json.loads((peer_results / f"{operator}.json").read_text())["runs"]:
         gpu = architecture("h100" if "H100" in run["gpu"] else "h200")
         for one in run["measurements"]:
             name, _, dtype = one["case"].rpartition("-")
-            ours = (one["name"], one["direction"], dtype) == ("dualops", direction, "bfloat16")
+            contestant, _, rung = one["name"].partition(" ")
+            ours = (contestant, one["direction"]) == ("dualops", direction) and dtype in dtypes and rung in rungs
             if not ours or name in WITHOUT[direction]:
                 continue
             (case,) = [each for each in OPERATORS[operator].cases if (each.name, each.dtype) == (name, dtype)]
             if () in case.shapes.values() or any(map(callable, case.params.values())):
                 continue  # a number on the device, as a seed may be, and functions of users have no estimates
             try:
-                found = rankings(_text(operator, case.shapes, case.params), gpu, backward=direction == "backward")
+                found = rankings(_text(operator, case), gpu, backward=direction == "backward")
             except NotImplementedError:  # of options that have no estimates
                 continue
             found = [each for each in found if each.title.startswith(direction)]
-            (*taken,) = [row.candidate.estimate.seconds for each in found for row in each.rows if row.taken]
-            assert len(taken) == len(found), f"{name}: what a call takes has no estimate"
+            rows = [_row(each, rung) for each in found]
+            if rung and all(row.taken for row in rows):
+                continue  # timed as such
             flops = sum(each.flops for each in found)
-            yield Pair(group, f"{direction} of {name}", flops / sum(taken) / 1e12, flops / one["burst"] / 1e12)
+            seconds = sum(row.candidate.estimate.seconds for row in rows)
+            what = f"{direction} of {one['case'] if len(dtypes) > 1 else name}{f' by {rung}' if rung else ''}"
+            yield Pair(group, what, flops / seconds / 1e12, flops / one["burst"] / 1e12)
 
 
-def _text(operator: str, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> str:
-    arrays = [f"{name}={'x'.join(map(str, shape))}:bfloat16" for name, shape in shapes.items()]
-    return " ".join([operator, *arrays, *(f"{name}={value}".replace(" ", "") for name, value in params.items())])
+def _row(ranking: Ranking, rung: str) -> Ranked:
+    """What a call takes, or the best of a rung."""
+    if rung:
+        return next(row for row in ranking.rows if row.candidate.rung == rung)
+    (taken,) = [row for row in ranking.rows if row.taken]
+    return taken
+
+
+def _text(operator: str, case: Case) -> str:
+    arrays = [f"{name}={'x'.join(map(str, shape))}" for name, shape in case.shapes.items()]
+    arrays[0] += f":{case.dtype}"
+    return " ".join([operator, *arrays, *(f"{name}={value}".replace(" ", "") for name, value in case.params.items())])
 
 
 def rank_correlation(found: Sequence[Pair]) -> float:

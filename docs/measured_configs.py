@@ -1,5 +1,6 @@
-"""What dualops' own kernels reached on an H200 at known Configs, as pages and Configs' docstrings have it: TFLOP/s of
-the products that each makes. What `benchmarks/peer_results` has is read from there.
+"""What dualops' own kernels reached at known Configs, as pages and Configs' docstrings have it: TFLOP/s of the products
+that each makes, on an H200; of retention milliseconds of a call, on an H200 or an H100. What `benchmarks/peer_results`
+has is read from there.
 
 Batches and heads that a source does not name are those of the benchmarks' cases of that length; V is as wide as Q.
 """
@@ -14,6 +15,8 @@ from dualops.cuda.flash_attention.sm90.dkv_config import DkvApartConfig, DkvConf
 from dualops.cuda.flash_attention.sm90.dq_config import DqConfig
 from dualops.cuda.matmul import sm80
 from dualops.cuda.matmul.sm90.config import START, TILE, TILES
+from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config, Sm80Rows, Sm80States
+from dualops.cuda.retention.sm90.config import Sm90Config as RetentionSm90Config, WideConfig
 
 D64, D128, D192, D256 = (
     "B=2 H=32 S=8192 D=64",
@@ -107,3 +110,57 @@ MATMUL = (
         for config, speed in sm80.TILES[:4]
     ]
 )
+
+
+class Timed(NamedTuple):
+    """A call of retention, "forward" or "backward". fitted: as that of `Measured`."""
+
+    gpu: str
+    problem: str
+    direction: str
+    config: Any
+    milliseconds: float
+    fitted: bool = False
+
+
+HEADS, FEWER, NARROW, WIDE, LONG = (
+    "B=8 H=16 S=2048 D=128",
+    "B=2 H=16 S=8192 D=128",
+    "B=8 H=16 S=2048 D=64",
+    "B=2 H=8 S=8192 D=256 Dv=512",
+    "B=1 H=8 S=131072 D=128",
+)
+
+
+def _sm80(chunk: int = 256, min_blocks: int = 2, **rows: int) -> RetentionSm80Config:
+    return RetentionSm80Config(chunk, Sm80Rows(min_blocks=min_blocks, **rows), Sm80States())
+
+
+NOW = 0.367 / 0.389  # of the times beside which a docstring has its own what the same call took later
+RETENTION = [  # the page, section 6
+    Timed("h200", HEADS, "forward", RetentionSm90Config(), 0.076),
+    Timed("h200", HEADS, "backward", RetentionSm90Config(), 0.233),  # the middle of two
+    Timed("h200", FEWER, "forward", RetentionSm90Config(segments=4), 0.140),
+    Timed("h200", FEWER, "backward", RetentionSm90Config(), 0.273),
+    Timed("h200", LONG, "forward", RetentionSm90Config(segments=16), 0.428),
+    Timed("h200", LONG, "backward", RetentionSm90Config(segments=16), 1.32),
+    Timed("h100", NARROW, "forward", RetentionSm90Config(), 0.064),
+    Timed("h100", NARROW, "backward", RetentionSm90Config(), 0.173),
+    Timed("h100", WIDE, "forward", WideConfig(segments=2), 0.344),
+    Timed("h100", WIDE, "backward", WideConfig(), 1.151),
+    Timed("h100", HEADS, "forward", _sm80(), 0.367, fitted=True),
+    Timed("h100", HEADS, "backward", _sm80(), 1.104, fitted=True),
+    Timed("h100", FEWER, "forward", _sm80(), 0.413),
+    Timed("h100", FEWER, "backward", _sm80(), 1.241),
+    Timed("h100", NARROW, "forward", _sm80(), 0.188),
+    Timed("h100", NARROW, "backward", _sm80(), 0.540),
+    Timed("h100", WIDE, "forward", _sm80(min_blocks=1), 1.644),
+    Timed("h100", WIDE, "backward", _sm80(min_blocks=1), 4.638),
+    # sm80/__init__.py
+    Timed("h100", HEADS, "forward", _sm80(min_blocks=1, warps=8), 0.410 * NOW),
+    Timed("h100", HEADS, "backward", _sm80(min_blocks=1, warps=8), 1.208 * NOW),
+    Timed("h100", HEADS, "forward", _sm80(min_blocks=1, block_kv=32), 0.398 * NOW),
+    Timed("h100", HEADS, "backward", _sm80(min_blocks=1, block_kv=32), 1.181 * NOW),
+    Timed("h100", HEADS, "forward", _sm80(chunk=128), 0.532 * NOW),
+    Timed("h100", HEADS, "backward", _sm80(chunk=128), 1.586 * NOW),
+]

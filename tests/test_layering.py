@@ -47,6 +47,7 @@ class Row:
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 COST = "dualops.cuda.cost"
+ESTIMATED = ("flash_attention", "matmul", "retention")
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
 OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, *HOST_OF_OPERATORS)
@@ -104,7 +105,7 @@ LAW = (
     # knows operators' Configs and what their kernels do; nothing but the command line and `dualops.cuda` knows it
     Row(
         f"{COST}.*",
-        (SPEC, TILE, *HOST_OF_OPERATORS, OFFLINE, "dualops.cuda.flash_attention.*", "dualops.cuda.matmul.*"),
+        (SPEC, TILE, *HOST_OF_OPERATORS, OFFLINE, *(f"dualops.cuda.{name}.*" for name in ESTIMATED)),
         NUMBERS,
     ),
     Row("dualops.cuda", (SPEC, "dualops.cuda.*"), ()),

@@ -40,7 +40,7 @@ def test_what_is_compiled_is_told(run, monkeypatch: pytest.MonkeyPatch):
 
 WRONG = [
     (["matmul", "--arch", "h900"], "arch is 'h900', expected one of " + ", ".join(cost.ARCHITECTURES)),
-    (["softmax"], "softmax: no estimates, expected one of flash_attention, matmul"),
+    (["softmax"], "softmax: no estimates, expected one of flash_attention, matmul, retention"),
     (["matmul", "--problem", "M=4096 N"], "matmul: N, expected name=..., each once, of "),
     (["matmul", "--problem", "a=2x3 b=4x5"], "matmul: "),
     (["flash_attention", "--problem", "B=1 H=1 S=256 D=64 softcap=3.0"], "flash_attention: no estimates with softcap"),

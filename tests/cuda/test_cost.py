@@ -18,9 +18,11 @@ from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as 
 from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
 from dualops.cuda.cost.model import makespan
 from dualops.cuda.cost.problems import problem_of
+from dualops.cuda.cost.retention_passes import passes_of, walk_work
 from dualops.cuda.cost.steps import Product
 from dualops.cuda.device import ARCHITECTURES as COMPILED, known
 from dualops.cuda.offline import absent_problem
+from dualops.cuda.retention.sm90.config import Sm90Config
 from tests.pictures import hold_pictures
 
 H200 = architecture("h200")
@@ -115,10 +117,20 @@ def test_the_picture_of_the_page(tmp_path: Path):
 # --- candidates ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("problem", ["flash_attention S=2048 B=1 H=2 D=128 causal=True", "matmul M=512 N=512 K=512"])
+PROBLEMS = (
+    "flash_attention S=2048 B=1 H=2 D=128 causal=True",
+    "matmul M=512 N=512 K=512",
+    "retention B=2 H=12 S=4096 D=128",
+    "retention B=2 H=12 S=1024 D=64 return_state=True",
+    "retention B=2 H=8 S=2048 D=192 Dv=320",
+    "retention B=2 H=8 S=1024 D=64 Dv=128 dtype=float16",
+)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("name", ["a100", "h200", "rtx5090"])
 def test_every_candidate_has_launches_and_fits(problem: str, name: str):
-    gradient = name != "rtx5090" or problem.startswith("matmul")  # attention's takes another rung there
+    gradient = name != "rtx5090" or not problem.startswith("flash_attention")  # attention's takes another rung there
     for ranking in rankings(problem, ARCHITECTURES[name], backward=gradient):
         assert sum(row.taken for row in ranking.rows) == 1
         seconds = [row.candidate.estimate.seconds for row in ranking.rows]
@@ -127,6 +139,35 @@ def test_every_candidate_has_launches_and_fits(problem: str, name: str):
             assert row.candidate.shared_bytes <= ARCHITECTURES[name].shared_per_block
             for step in row.candidate.steps():  # so many blocks as its registers are for
                 assert step.kernel.min_blocks * step.shared_bytes <= ARCHITECTURES[name].shared_per_block
+
+
+SEGMENTS = [
+    ("B=1 H=8 S=131072 D=128", (16, 16)),  # of forward, and of its gradient
+    ("B=2 H=16 S=8192 D=128", (4, 1)),
+    ("B=8 H=16 S=2048 D=128", (1, 1)),
+    ("B=32 H=32 S=4096 D=128", (1, 1)),
+]
+
+
+@pytest.mark.parametrize(("problem", "segments"), SEGMENTS)
+def test_few_sequences_of_retention_are_walked_in_segments(problem: str, segments: tuple[int, int]):
+    """The first of each ranking, which is what was chosen by measuring, too."""
+    found = rankings(f"retention {problem}", H200)
+    assert [ranking.title for ranking in found] == ["forward", "backward"]
+    for ranking, wanted in zip(found, segments, strict=True):
+        first = ranking.rows[0]
+        assert first.taken and first.candidate.rung == "sm90" and first.candidate.configs[0].segments == wanted
+
+
+def test_segments_of_retention_are_all_of_its_chunks():
+    """Of a pass and of what comes before it, be the last segment shorter or empty."""
+    p = absent_problem(*problem_of("retention B=2 H=3 S=3000 D=128"))
+    (one,) = passes_of(p, backward=False)
+    for segments in (1, 2, 4, 5, 11):
+        config = Sm90Config(segments=segments)
+        assert sum(chunks * count for chunks, count in walk_work(config, [one], p, H200).pieces.items()) == 6 * 24
+    first = walk_work(Sm90Config(segments=4), [one], p, H200, looks=False)
+    assert first.pieces == {6: 6 * 3}  # nobody needs what the last one adds
 
 
 def test_what_spills_goes_to_the_end(monkeypatch: pytest.MonkeyPatch):
@@ -155,11 +196,16 @@ def test_problems_by_their_sizes():
     assert case.shapes == {"q": (2, 8, 128, 192), "k": (2, 2, 512, 192), "v": (2, 2, 512, 128)}
     assert problem_of("matmul M=2 N=3 K=4 transpose_b=True")[1].shapes == {"a": (2, 4), "b": (3, 4)}
     assert problem_of("matmul B=5 M=2 N=3 K=4 transpose_a=True")[1].shapes == {"a": (5, 4, 2), "b": (5, 4, 3)}
+    assert problem_of("retention B=2 H=3 S=70 D=8 Dv=4")[1].shapes == {
+        "q": (2, 3, 70, 8),
+        "k": (2, 3, 70, 8),
+        "v": (2, 3, 70, 4),
+    }
     assert problem_of("matmul a=2x4:float16 b=4x3")[1].shapes == {"a": (2, 4), "b": (4, 3)}
 
 
 WRONG = [
-    ("softmax M=3", "softmax: no estimates, expected one of flash_attention, matmul"),
+    ("softmax M=3", "softmax: no estimates, expected one of flash_attention, matmul, retention"),
     ("matmul M=3 K=4", "matmul: no N, which b needs"),
     ("matmul M=x", "matmul: M=x, expected a size of at least 1"),
     ("matmul M=0 N=1 K=1", "matmul: M=0, expected a size of at least 1"),
@@ -167,6 +213,8 @@ WRONG = [
     ("flash_attention B=1 H=1 D=64", "flash_attention: no Sq or S, which q needs"),
     ("flash_attention B=1 H=1 S=64 Sq=64 Sk=64 D=64", "flash_attention: S beside all that it stands for"),
     ("flash_attention B=1 H=3 Hkv=2 S=256 D=64", "flash_attention: "),
+    ("retention B=1 H=2 D=64", "retention: no S, which q needs"),
+    ("retention B=1 H=2 Sq=64 D=64", "retention: Sq=64, expected name=..., each once, of B, D, Dv, H, S, dtype"),
 ]
 
 
@@ -180,6 +228,14 @@ UNKNOWN = [
     ("flash_attention B=1 H=1 S=256 D=64 softcap=3.0", "no estimates with softcap"),
     ("flash_attention B=1 H=1 S=256 D=64 dtype=float32", "no estimates for float32"),
     ("flash_attention B=1 H=1 Sq=1 Sk=256 D=64", "no estimates for Sq=1"),
+    ("retention B=2 H=8 S=512 D=64 form=recurrent", "no estimates for form='recurrent', expected 'chunk'"),
+    ("retention B=2 H=8 S=512 D=64 normalize=signed", "no estimates with normalize='signed', expected None"),
+    ("retention B=2 H=8 S=512 D=64 dtype=float32", "where a call takes the rung simt, not one of sm90, sm80"),
+    ("retention q=2x8x0x64:bfloat16 k=2x8x0x64 v=2x8x0x64", "no estimates of an empty problem"),
+    (
+        "retention q=2x8x512x64:bfloat16 k=2x8x512x64 v=2x8x512x64 log_decay=2x8x512",
+        "no estimates of the gradient with log_decay",
+    ),
     ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
 ]
 

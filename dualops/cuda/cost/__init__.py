@@ -3,7 +3,8 @@
 architectures.py       what GPUs can do, as data
 model.py               from a kernel's work to its time: units, waits, waves, memory
 steps.py               what a step of a kernel on tensor cores keeps busy, and the constants that were fitted
-attention.py, attention_gradient.py, matmul.py    their Configs, and what their kernels do in a step
+attention.py, attention_gradient.py, matmul.py, retention.py, retention_passes.py
+                       their Configs, and what their kernels do in a step
 candidates.py          what is ranked, and compiled where it is asked for
 problems.py            problems by their sizes
 ranking.py             `estimate`

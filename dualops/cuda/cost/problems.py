@@ -28,6 +28,12 @@ SIZES = {
         "B=2 H=16 S=8192 D=128",
     ),
     "matmul": Sizes({"a": ("B", "M", "K"), "b": ("B", "K", "N")}, {}, {"B": 1}, "M=4096 N=4096 K=4096"),
+    "retention": Sizes(
+        {"q": ("B", "H", "S", "D"), "k": ("B", "H", "S", "D"), "v": ("B", "H", "S", "Dv")},
+        {"Dv": "D"},
+        {},
+        "B=8 H=16 S=2048 D=128",
+    ),
 }
 DTYPE = "bfloat16"  # where none is said
 

@@ -88,7 +88,7 @@ def _choices(
     p, metas = problem, {**problem.arrays, **results}
     if p.dtype != DTYPE or not device.has_wgmma or is_varlen(p) or p.form != "chunk" or p.normalize is not None:
         return
-    wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, _widths(p, roles)
+    wide, stepwise, widths = p.D > WIDEST or p.Dv > WIDEST, "log_decay" in p.arrays, widths_of(p, roles)
     if not p.B * p.H:
         return
     config = WideConfig() if wide else Sm90Config(stepwise=stepwise)
@@ -113,11 +113,11 @@ def _choices(
         what = "a sequence" if segments == 1 else f"one of {segments} segments of a sequence"
         of = f"a slice of {what}" if wide else what
         told = f"a block walks {of} in chunks of {config.chunk} tokens, the state in registers: {reason}"
-        steps, made = partial(_steps, p, results, config, roles), _workspace(p, results, config)
+        steps, made = partial(steps_of, p, results, config, roles), _workspace(p, results, config)
         yield Choice("sm90", config, told, steps, made, maps=_maps(p, metas, roles, config.chunk))
 
 
-def _widths(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
+def widths_of(problem: Problem, roles: tuple[tuple[str, ...], ...]) -> list[tuple[int, int]]:
     """Of each pass, those of its q and of its v: a kernel is built for them."""
     width = {"q": int(problem.D), "k": int(problem.D), "v": int(problem.Dv), "do": int(problem.Dv)}
     return [(width[names[0]], width[names[2]]) for names in roles]
@@ -158,7 +158,7 @@ def _workspace(problem: Problem, results: Mapping[str, ArrayMeta], config: Confi
     return made | (step_gradient_workspace(p) if "dlog_decay" in results else {})
 
 
-def _steps(
+def steps_of(
     problem: Problem,
     results: Mapping[str, ArrayMeta],
     config: Config,
