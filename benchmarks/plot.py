@@ -80,16 +80,20 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
     """A line for each run beside peers: when, where, at which commit, and of which operators, or how many cases."""
-    runs: dict[str, dict[str, set[str]]] = {}
+    runs: dict[str, dict[str, set[Key]]] = {}
     for key in used:
         run = peers[key.operator].runs[key]
         told = f"{run.day}, one {run.device}, commit `{run.short}`"
-        runs.setdefault(told, {}).setdefault(key.operator, set()).add(key.case)
-    of_each = Counter(operator for operator, _ in {(key.operator, key.case) for key in used})
+        runs.setdefault(told, {}).setdefault(key.operator, set()).add(key)
+    of_each = Counter(key.operator for key in {*used})
 
-    def name(operator: str, cases: Collection[str]) -> str:
-        every = of_each[operator]
-        return operator if len(cases) == every else f"{operator} ({len(cases)} of {every} cases)"
+    def name(operator: str, keys: Collection[Key]) -> str:
+        if len(keys) == of_each[operator]:
+            return operator
+        cases, every = {key.case for key in keys}, {key for key in used if key.operator == operator}
+        whole = len(keys) == sum(key.case in cases for key in every)
+        told = "" if whole else f", {' and '.join(sorted({key.direction for key in keys}))}"
+        return f"{operator} ({len(cases)} of {len({key.case for key in every})} cases{told})"
 
     return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
 

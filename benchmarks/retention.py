@@ -17,6 +17,7 @@ from .contestant import Contestant, with_autograd
 from .samples import Part, Selection, Shapes
 from .tree import spec
 
+default_gamma = import_module(f"{spec.__name__}.retention").default_gamma
 LONG = 2**16  # tokens of a sequence, from which on two heads stand for all: the reference would take minutes
 
 
@@ -27,8 +28,7 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
     entries = (*problem.spec.inputs, *problem.spec.gradient_inputs)
     axes = {entry.name: entry.axes for entry in entries}
     b = None if "cu_seqlens" in shapes else int(rng.integers(shapes["q"][0]))
-    decays = {"gamma", "log_decay"} & problem.arrays.keys()
-    few = b is not None and problem.Sq >= LONG and problem.H > 2 and not decays
+    few = b is not None and problem.Sq >= LONG and problem.H > 2
     two = np.sort(rng.choice(problem.H, 2, replace=False)) if few else np.arange(0)
 
     def taken(name: str) -> tuple[Any, ...]:
@@ -42,7 +42,9 @@ def one_batch(problem: spec.Problem, shapes: Shapes, rng: np.random.Generator) -
         return found
     names = [[output.name for output in outputs] for outputs in (problem.spec.gradients, problem.spec.outputs)]
     results = next(tuple(there) for each in names if (there := [name for name in each if name in shapes]))
-    return [Part(results, found, {}, {"gamma": (1 - 2.0 ** (-5.0 - two)).astype(np.float32)})]
+    told = {"gamma", "log_decay"} & shapes.keys()
+    decays = {} if told else {"gamma": default_gamma(problem.H)[two].astype(np.float32)}
+    return [Part(results, found, {}, decays)]
 
 
 def plain(problem: spec.Problem) -> None:

@@ -3,7 +3,8 @@
     python docs/draw_estimates.py            fills dualops/cuda/cost/README.md, writes docs/cost_estimates.png
     python docs/draw_estimates.py FOLDER     writes the picture there, and leaves the page as it is
 
-What was measured is committed: of calls in `benchmarks/peer_results`, of kernels in `measured_configs`. Needs no GPU.
+What was measured is committed: of calls in `benchmarks/peer_results`, of kernels in `measured_configs` and
+`benchmarks/configs`. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,19 +26,23 @@ if __name__ == "__main__":
 import dualops.cuda  # noqa: F401  registers the operators
 from benchmarks.plot import fill
 from docs.draw_attention import BLUE, GREEN, HERE, INK, ORANGE, draw, new_figure
-from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, Measured
-from dualops.cuda.cost import architecture, rankings
+from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, SOFTMAX, Measured
+from dualops.cuda.cost import Architecture, architecture, rankings
 from dualops.cuda.cost.attention import sm80_work, sm90_work
 from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
 from dualops.cuda.cost.candidates import Ranked, Ranking, config_text
-from dualops.cuda.cost.model import Work, estimate_of
+from dualops.cuda.cost.model import REACHED, Work, estimate_of
 from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.retention_passes import sm80_estimate, sm90_estimate
+from dualops.cuda.cost.rows import AnyConfig, kind_of, rows_estimate
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
+from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig
 from dualops.cuda.offline import absent_problem
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
+from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
 from dualops.spec import OPERATORS, Case, Problem
 from dualops.spec.flash_attention import visible_pairs
+from dualops.spec.meta import itemsize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,12 +51,16 @@ H200, ROOT = architecture("h200"), HERE.parent
 PAGE = ROOT / "dualops" / "cuda" / "cost" / "README.md"
 MARKERS = "<!-- estimates:begin -->", "<!-- estimates:end -->"
 COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE, "retention": GREEN}
+ROWS = {"softmax": ORANGE, "rms_norm": BLUE, "layer_norm": GREEN}  # in percents of the roof
+GROUPS, WEIGHTS = (*COLORS, *ROWS), {"softmax": (), "rms_norm": ("w",), "layer_norm": ("w", "b")}
 # factors that are copied first, and a bias, whose gradient is a sum, have no estimates
 WITHOUT = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
 
 
 class Pair(NamedTuple):
-    """TFLOP/s as estimated and as measured. fitted: whether numbers of the model were fitted to it."""
+    """TFLOP/s as estimated and as measured, of rows percents of the roof. fitted: whether numbers of the model were
+    fitted to it.
+    """
 
     group: str
     what: str
@@ -75,6 +84,8 @@ def pairs(peer_results: Path = ROOT / "benchmarks" / "peer_results") -> list[Pai
         *_timed(),
         *_calls("retention", "retention", "forward", peer_results, **both),
         *_calls("retention", "retention", "backward", peer_results, **both),
+        *_rows(peer_results.with_name("configs") / "rows_h100.json"),
+        *_softmax(),
     ]
 
 
@@ -117,6 +128,46 @@ def _timed() -> Iterator[Pair]:
         what = f"{problem}, {direction}, {name}: {type(config).__name__} {text}"
         flops = cost.flops(p)
         yield Pair("retention", what, flops / seconds / 1e12, flops / milliseconds / 1e9, fitted)
+
+
+def _rows(path: Path) -> Iterator[Pair]:
+    """Of rows in clusters, with weights of x's dtype."""
+    recorded, gpu = json.loads(path.read_text()), architecture("h100")
+    for one in recorded["figures"]:
+        if one["config"] is None:
+            continue  # a ring
+        operator, backward, columns = one["operator"], one["direction"] == "backward", one["columns"]
+        rows = f"{recorded['bytes_of_an_array'] // itemsize(one['dtype']) // columns}x{columns}"
+        arrays = {"x": rows} | {name: str(columns) for name in WEIGHTS[operator]}
+        arrays |= {"residual": rows} if one.get("residual") else {}
+        text = " ".join([operator, *(f"{name}={shape}:{one['dtype']}" for name, shape in arrays.items())])
+        threads, (vectors, cluster, blocks) = recorded["threads"], one["config"].values()
+        if operator == "softmax":
+            config = ClusterRowsConfig(threads, vectors, cluster, blocks)
+        else:
+            config = NormClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
+        share = _moved(text, backward) / one["seconds"] / recorded["roof_bytes_per_second"]
+        yield _of_rows(text, config, backward, gpu, share, operator != "rms_norm")
+
+
+def _softmax() -> Iterator[Pair]:
+    for kib, dtype, config, share in SOFTMAX:
+        columns = kib * 1024 // itemsize(dtype)
+        text = f"softmax x={2**30 // itemsize(dtype) // columns}x{columns}:{dtype}"
+        yield _of_rows(text, config, False, H200, share, True)
+
+
+def _of_rows(text: str, config: AnyConfig, backward: bool, gpu: Architecture, share: float, fitted: bool) -> Pair:
+    p = absent_problem(*problem_of(text), backward=backward)
+    least = _moved(text, backward) / (REACHED * gpu.memory_bandwidth)
+    estimated = least / rows_estimate(config, p, backward, gpu).seconds
+    return Pair(p.spec.name, f"{text}: {config_text(config)}", 100 * estimated, 100 * share, fitted)
+
+
+def _moved(text: str, backward: bool) -> int:
+    """Bytes of the rows that are read and written."""
+    p = absent_problem(*problem_of(text), backward=backward)
+    return kind_of(p, backward).moved * p.M * p.N * itemsize(p.dtype)
 
 
 def _calls(
@@ -180,43 +231,51 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.array([(array < value).sum() + (array == value).sum() / 2 for value in array])
 
 
+def listed(found: Sequence[Pair]) -> list[Pair]:
+    """Those that the page names one by one: of rows a file has hundreds."""
+    return [pair for pair in found if pair.group not in ROWS]
+
+
 def table(found: Sequence[Pair]) -> str:
     """A row a group, and behind it every pair."""
     lines = [
         "| | figures | rank correlation | without those fitted to | median | four of five in | all in |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for group in COLORS:
+    for group in GROUPS:
         mine = [pair for pair in found if pair.group == group]
         least, low, median, high, most = np.quantile([p.estimated / p.measured for p in mine], (0, 0.1, 0.5, 0.9, 1))
-        others = rank_correlation([pair for pair in mine if not pair.fitted])
-        cells = (f"{rank_correlation(mine):.2f}", f"{others:.2f}", f"{median:.2f}", f"{low:.2f} to {high:.2f}")
+        others = [pair for pair in mine if not pair.fitted]
+        without = f"{rank_correlation(others):.2f}" if others else "–"
+        cells = (f"{rank_correlation(mine):.2f}", without, f"{median:.2f}", f"{low:.2f} to {high:.2f}")
         lines.append(f"| {group} | {len(mine)} | {' | '.join(cells)} | {least:.2f} to {most:.2f} |")
-    lines += ["", "<details><summary>Every figure, TFLOP/s; * those fitted to</summary>", ""]
+    lines += ["", "<details><summary>Every figure but of rows, TFLOP/s; * those fitted to</summary>", ""]
     lines += ["| | measured | estimated | ratio |", "| --- | --- | --- | --- |"]
-    for pair in found:
+    for pair in listed(found):
         name, ratio = f"{pair.what}{' *' * pair.fitted}", pair.estimated / pair.measured
         lines.append(f"| {name} | {pair.measured:.0f} | {pair.estimated:.0f} | {ratio:.2f} |")
     return "\n".join([*lines, "", "</details>"])
 
 
 def draw_estimates() -> Figure:
-    """Estimated against measured TFLOP/s."""
+    """Estimated against measured TFLOP/s, and percents of the roof."""
     found = pairs()
-    figure = new_figure(6.4, 6.0)
-    axes = figure.subplots()
-    most = 1.05 * max(max(pair.estimated, pair.measured) for pair in found)
-    for share, style in ((1.0, "-"), (0.9, ":"), (1.1, ":")):
-        axes.plot([0, most], [0, share * most], style, color="#999999", linewidth=1)
-    for group, color in COLORS.items():
-        for fitted in (False, True):
-            mine = [pair for pair in found if (pair.group, pair.fitted) == (group, fitted)]
-            if mine:
-                x, y = [pair.measured for pair in mine], [pair.estimated for pair in mine]
-                label = f"{group}{', fitted to' * fitted}"
-                axes.scatter(x, y, 26, "none" if fitted else color, edgecolors=color, label=label)
-    axes.set(xlabel="measured, TFLOP/s", ylabel="estimated, TFLOP/s", xlim=(0, most), ylim=(0, most))
-    axes.legend(frameon=False)
+    figure = new_figure(7.6, 3.9)
+    for axes, groups, unit in zip(figure.subplots(1, 2), (COLORS, ROWS), ("TFLOP/s", "% of the roof"), strict=True):
+        shown = [pair for pair in found if pair.group in groups]
+        ends = [value for pair in shown for value in (pair.estimated, pair.measured)]
+        least, most = 0 if groups is COLORS else 0.95 * min(ends), 1.05 * max(ends)
+        for share, style in ((1.0, "-"), (0.9, ":"), (1.1, ":")):
+            axes.plot([least, most], [share * least, share * most], style, color="#999999", linewidth=1)
+        for group, color in groups.items():
+            for fitted in (False, True):
+                mine = [pair for pair in shown if (pair.group, pair.fitted) == (group, fitted)]
+                if mine:
+                    x, y = [pair.measured for pair in mine], [pair.estimated for pair in mine]
+                    label = f"{group}{', fitted to' * fitted}"
+                    axes.scatter(x, y, 16, "none" if fitted else color, edgecolors=color, label=label)
+        axes.set(xlabel=f"measured, {unit}", ylabel=f"estimated, {unit}", xlim=(least, most), ylim=(least, most))
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -47,7 +47,7 @@ class Row:
 SPEC, TILE, PTX = "dualops.spec.*", "dualops.cuda.tile.*", "dualops.cuda.ptx.*"
 SIMULATOR, BACKEND, ROOF = "dualops.cuda.simulator.*", "dualops.cuda.backend", "dualops.cuda.roof"
 COST = "dualops.cuda.cost"
-ESTIMATED = ("flash_attention", "matmul", "retention")
+ESTIMATED = ("flash_attention", "matmul", "norm", "retention", "softmax")
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
 OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, *HOST_OF_OPERATORS)
@@ -316,7 +316,7 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
     ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
     ("dualops/cuda/roof.py", "from .ptx import x", 1, "dualops.cuda.ptx"),
-    ("dualops/cuda/cost/__init__.py", "from ..softmax import x", 1, "dualops.cuda.softmax"),
+    ("dualops/cuda/cost/__init__.py", "from ..rms_norm import x", 1, "dualops.cuda.rms_norm"),
     ("dualops/cuda/softmax/rows.py", "from ..cost import x", 1, "dualops.cuda.cost"),
     ("dualops/cuda/arrays.py", "try:\n    import torch\nexcept ImportError:\n    pass", 2, "torch"),
     ("dualops/cuda/ptx/asm.py", "from ...spec import SPEC", 1, "dualops.spec"),

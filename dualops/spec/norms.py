@@ -225,6 +225,8 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("columns16384", (1024, 16384), bf16, build, narrow=True, residual=True)
     add("columns16384", (1024, 16384), ("float64",), build, has=(), asked=True)
     add("columns65536", (1024, 65536), bf16, build)
+    add("columns65536narrow", (1024, 65536), bf16, build, narrow=True)
+    add("columns65536residual", (1024, 65536), bf16, build, narrow=True, residual=True, asked=True)
     add("columns4097", (1024, 4097), ("float16",), build, residual=True)
     add("columns262144", (16, 262144), bf16, build, narrow=True, residual=True)
     add("columns524288", (1, 524288), bf16, build, narrow=True, asked=True)

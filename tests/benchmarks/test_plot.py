@@ -225,6 +225,14 @@ class TestPicture:
         assert [x for x, _ in curves[BENCH["softmax"][0]]] == [0, 1]
         assert [x for x, _ in curves[BENCH["softmax"][-1]]] == [1]
 
+    def test_a_picture_is_of_the_gpu_of_the_newest_commit(self, tree: Path) -> None:
+        older, newest = recordings(tree / "results", "h200")
+        heights = []
+        for other in (older, older._replace(device="NVIDIA B200")):
+            plot.picture("softmax", [other, newest], None, tree / "softmax.png")
+            heights.append(int.from_bytes((tree / "softmax.png").read_bytes()[20:24], "big"))
+        assert heights[0] > 1.5 * heights[1]  # one point has no line of commits
+
     def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
         only = recordings(tree / "results", "h200")[-1]
         nothing = only._replace(seconds={key: 1.0 for key in only.seconds if key.operator != "softmax"})
@@ -289,9 +297,9 @@ class TestCommand:
         assert main(self.words(tree)) == 0
         assert "| cuda.softmax | 20.0 µs | 10.0 µs | 2.00 | at most 1.3 | **no** |" in (tree / "all.md").read_text()
 
-    def test_a_machine_that_is_not_known(self, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(self.words(tree, "other")) == 1
-        assert "nothing was recorded on other" in capsys.readouterr().err
+    def test_nothing_recorded_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(self.words(tmp_path)) == 1
+        assert "asv recorded no times in " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("operator", "unit"), [("softmax", "TB/s"), ("flash_attention", "TFLOP/s")])

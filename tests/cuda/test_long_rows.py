@@ -41,10 +41,12 @@ def test_clusters_by_bytes_of_a_row(dtype):
     assert of("softmax") == [(4, 4), (8, 4), (16, 4), (16, 2), (16, 2)]
     assert of("softmax", True) == [(8, 3), (16, 3), (16, 2), (16, 1), (16, 1)]
     wide = dtype == "bfloat16"  # as weights are float32
-    rings, clusters = [(4, 1), (8, 1), (16, 1), (8, 1), (16, 1)], [(8, 4), (16, 4), (16, 3), (16, 2), (16, 1)]
+    rings, clusters = [(4, 1), (8, 1), (16, 1), (8, 1), (16, 1)], [(8, 3), (16, 3), (16, 3), (16, 2), (16, 1)]
     assert of("rms_norm") == (rings if wide else clusters)
     assert of("rms_norm", True) == [(8, 1), (16, 1), (16, 1), 0, 0]
-    assert of("layer_norm") == ([(8, 2), (8, 1), (16, 1), (8, 1), (16, 2)] if wide else [*clusters[:2], *[(16, 1)] * 3])
+    assert of("layer_norm") == (
+        [(8, 2), (8, 1), (16, 1), (8, 1), (16, 2)] if wide else [(8, 4), (16, 4), *[(16, 1)] * 3]
+    )
     assert of("layer_norm", True) == [(8, 1), (16, 1), 0, 0, 0]
 
 
@@ -58,7 +60,7 @@ def test_softmax_takes_the_smallest_cluster_with_as_many_vectors_as_a_row_needs(
 
 
 def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
-    config = ClusterRowsConfig(256, 8, 4, min_blocks=3)
+    config = ClusterRowsConfig(256, 6, 4, min_blocks=3)
     assert [clusters_of(M, 2, config, known("sm_90a")) for M in (1, 99, 150, 198, 400)] == [1, 99, 99, 99, 200]
 
 
@@ -69,7 +71,7 @@ def test_rms_norm_of_a_few_rows_has_a_cluster_for_each():
         ("layer_norm", False, 96, (4, 6, 3)),
         ("layer_norm", False, 97, (8, 4, 4)),
         ("layer_norm", False, 384, (16, 6, 3)),
-        ("rms_norm", False, 97, (8, 4, 4)),
+        ("rms_norm", False, 97, (8, 4, 3)),
         ("rms_norm", False, 800, (16, 13, 2)),
         ("softmax", True, 48, (2, 6, 3)),
         ("softmax", True, 49, (4, 4, 3)),

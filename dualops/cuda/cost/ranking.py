@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...spec import Problem
 from ..launch import OPERATIONS
 from ..offline import absent_problem
-from . import attention, attention_gradient, matmul, retention
+from . import attention, attention_gradient, matmul, retention, rows
 from .architectures import Architecture, architecture
 from .candidates import Ranking, build as build_first, rank
 from .problems import problem_of
@@ -23,11 +23,11 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
         estimate("matmul M=4096 N=4096 K=4096", "rtx4090", build=3)
         estimate("retention B=8 H=16 S=2048 D=128", "h100")
 
-    problem: an operator (flash_attention, matmul, retention) and sizes, parameters and dtype=, bfloat16 where it is not
-    said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv. Or arrays, as `warm` takes them.
-    Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200, b200, rtx5090, or an architecture, such
-    as sm_90a. backward: the gradient too. build: so many candidates, the best, are compiled for it, those that spill
-    registers go to the end.
+    problem: an operator (flash_attention, matmul, retention, softmax, rms_norm, layer_norm) and sizes, parameters and
+    dtype=, bfloat16 where it is not said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv; of
+    M, N. Or arrays, as `warm` takes them. Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200,
+    b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient too, which of the norms has no estimates.
+    build: so many candidates, the best, are compiled for it, those that spill registers go to the end.
 
     Returns a ranking for the call, and for each part of its gradient that can be chosen by itself, best first. A time
     is that of the kernels, launches counted, in seconds, of calls in a burst. It is an estimate: the page beside this
@@ -82,7 +82,20 @@ def _retention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Rankin
     yield rank("backward" if backward else "forward", cost.flops(p), candidates, taken)
 
 
-RANKED = {"flash_attention": _attention, "matmul": _matmul, "retention": _retention}
+def _rows(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
+    offer, cost = _offer(p, backward, gpu), p.spec.backward_cost if backward else p.spec.forward_cost
+    rows.refuse_unknown(p, backward, offer.taken[0])
+    assert cost is not None
+    title = "backward" if backward else "forward"
+    yield rank(title, cost.flops(p), rows.candidates(p, backward, gpu, offer.taken[0]), offer.taken)
+
+
+RANKED = {
+    "flash_attention": _attention,
+    "matmul": _matmul,
+    "retention": _retention,
+    **dict.fromkeys(("softmax", "rms_norm", "layer_norm"), _rows),
+}
 
 
 class _Offer(NamedTuple):

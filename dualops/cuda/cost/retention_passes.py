@@ -39,9 +39,9 @@ STEPWISE, STEPWISE_SM80 = 2.0, 12.0  # more of a score that has the decays of it
 NARROW_WAITS, ADDS_WAITS, WIDE_WAITS = 4 + 2, 1, 3 + 1
 STATES_WAITS, SLICE_WAITS, PAIRS_WAITS = 1 + 1, 1 + 1, 2 + 1
 EXPOSED = 1.0  # of a step's arithmetic what no product hides: each waits for the one before
-# of the bandwidth what the walk from chunk to chunk reaches: 117 MB in 85 us of an H100, the 107 us that its page has
+# of the bandwidth what the walk from chunk to chunk reaches: 126 MB in 85 us of an H100, the 107 us that its page has
 # less the 22 by which sm80's forward is faster since the walk counts in 32 bits
-WALKED = 0.47
+WALKED = 0.51
 MOST_REGISTERS = 256  # of a thread: blocks for which there are as many are there at once, be `min_blocks` less
 
 
@@ -98,7 +98,8 @@ def sm90_estimate(config: Config, p: Problem, backward: bool, gpu: Architecture)
         return estimate_of(walk_work(config, passes, p, gpu), gpu)
     found = []
     for each in passes:
-        states = 2 * 4 * config.segments * p.B * p.H * each.D * each.Dv  # read and written
+        added = config.segments if each.ends else config.segments - 1
+        states = 4 * (added + config.segments) * p.B * p.H * each.D * each.Dv  # read and written
         found.append(estimate_of(walk_work(config, [each], p, gpu, looks=False), gpu))
         found += [copying(states / WALKED, gpu), estimate_of(walk_work(config, [each], p, gpu), gpu)]
     return _one_after_another(found)
@@ -121,7 +122,8 @@ def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architect
         for count in counts:  # as so many steps of the mean
             pieces[count and max(1, round(count * step.clocks / mean.clocks))] += step.times
     widest = max(passes, key=lambda one: one.D)
-    tiles = _tile_bytes(config, widest)
+    tiles, begins = _tile_bytes(config, widest), looks if cut else widest.begins
+    state = 4 * widest.D * widest.Dv // config.slices(widest.D, widest.Dv)
     return Work(
         mean.units,
         mean.waits,
@@ -129,7 +131,7 @@ def walk_work(config: Config, passes: Sequence[Pass], p: Problem, gpu: Architect
         memory,
         copied_bytes=sum(tiles[1:]),
         ahead=(config.stages_of(widest.D) if isinstance(config, WideConfig) else config.stages) - 1,
-        begins_bytes=sum(tiles) + (4 * widest.D * widest.Dv if looks and cut else 0),
+        begins_bytes=sum(tiles) + begins * state,
         launches=len(passes),
     )
 
@@ -179,9 +181,10 @@ def sm80_estimate(config: Sm80Config, p: Problem, backward: bool, gpu: Architect
     for each in passes_of(p, backward):
         chunks = cdiv(p.Sk, config.chunk)
         if chunks > 1 or each.begins or each.ends:
-            if added := chunks if each.ends else chunks - 1:
+            added = chunks if each.ends else chunks - 1
+            if added:
                 found.append(estimate_of(states_work(config, each, added, p, gpu), gpu))
-            states = 2 * 4 * chunks * p.B * p.H * each.D * each.Dv
+            states = 4 * (added + chunks) * p.B * p.H * each.D * each.Dv  # read and written
             found.append(copying(states / WALKED, gpu))
         found.append(estimate_of(rows_work(config, each, p, gpu), gpu))
     return _one_after_another(found)

@@ -37,9 +37,6 @@ from .naive import NaiveConfig
 from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import LANES, build_sums
 
-# Rows of a cluster whose registers keep one, if there are so many. Of 128 KiB, one H100: layer_norm 730 us, four 740,
-# eight 751; rms_norm 719, 725 and 737; with a residual 1441, 1455 and 1473
-ROWS = 2
 BLOCKS = 4  # of norm_long_rows_backward on an SM
 
 
@@ -66,9 +63,14 @@ def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: 
     call = Call(problem, results, backward=False)
     config = cluster_config(call.N, call.variant, device) if call.aligned else None
     if config is not None:
-        blocks = config.cluster * clusters_of(call.M, ROWS, config, device)
-        make = partial(_ring_step, cluster_rows.build_forward, config, call, blocks, resident=False)
+        make = partial(cluster_steps, config, call, device)
         yield Choice("sm90", config, "rows wait in the registers of a cluster", make)
+
+
+def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list[Step]:
+    """The launch of such rows."""
+    blocks = config.cluster * clusters_of(call.M, config.rows, config, device)
+    return _ring_step(cluster_rows.build_forward, config, call, blocks, resident=False)
 
 
 def forward_ahead(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:

@@ -79,14 +79,15 @@ LONG_FORWARD = (
 CLUSTER_THREADS = 256  # of a block
 # Vectors a thread of norms in clusters, at most, and blocks that an SM has registers for: of layer_norm; with a
 # residual. Times of 2^29 elements of 2 bytes or 2^28 of 4, one H100 80 GB, 2026-11-27, weights of x's dtype, and of a
-# ring in brackets; the roof of the first three is 709 us. layer_norm, 48 KiB 722 us (788), 64: 730 (770), 128: 730
+# ring in brackets; the roof is 709 us, with a residual 1418. layer_norm, 48 KiB 722 us (788), 64: 730 (770), 128: 730
 # (772), of float32 722 (781), 256: 739 (802), of float32 726 (804), 512: 770 (757); with a residual, 128 KiB 1442
 # (1519). rms_norm, 128 KiB 719 (769), with eight vectors in clusters half as large 725 to 728; 256: 720 (771); with a
-# residual, 128 KiB 1441 (1525). Three blocks of layer_norm's four vectors 760, two 994. H200, shares of the roof,
-# 2026-11-26: rms_norm, 512 KiB 0.96 (0.93), 1 MiB 0.92 (in stages 0.69). Not so: w from L1 or L2 for each row, 0.92, at
-# 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at 512 (a ring 0.91, 0.93).
+# residual, 128 KiB 1441 (1525). Three blocks of layer_norm's four vectors 760, two 994. A cluster takes two rows, one
+# after the other: four and eight of 128 KiB take layer_norm 740 and 751 us, rms_norm 725 and 737. H200, shares of the
+# roof, 2026-11-26: rms_norm, 512 KiB 0.96 (0.93), 1 MiB 0.92 (in stages 0.69). Not so: w from L1 or L2 for each row,
+# 0.92, at 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at 512 (a ring 0.91, 0.93).
 CLUSTER_BLOCKS = {
-    (False, False): {4: 4, 12: 3, 16: 2},
+    (False, False): {12: 3, 16: 2},
     (False, True): {4: 4, 5: 3, 8: 2},
     (True, False): {4: 4, 6: 3},
     (True, True): {5: 3},
@@ -208,7 +209,8 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
     for vectors in range(1, max(blocks) + 1):
         if cluster * vectors * step >= N:
             resident = next(blocks[most] for most in blocks if vectors <= most)
-            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - (variant.dtype == "float64"))
+            more = variant.dtype == "float64" or variant.rank > 2  # registers
+            return ClusterRowsConfig(CLUSTER_THREADS, vectors, cluster, resident - more)
     return None
 
 

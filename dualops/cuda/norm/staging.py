@@ -72,6 +72,7 @@ class ClusterRowsConfig:
     vectors: int  # 16-byte vectors of a row that each of them has
     cluster: int  # blocks that share a row
     min_blocks: int = 1  # blocks that the registers must leave room for on an SM
+    rows: int = 2  # that a cluster takes, if there are so many
 
     @cached_property
     def threads(self) -> int:

@@ -1,7 +1,7 @@
 """softmax on the GPU: which kernel serves which problem, and the public functions. To learn how, begin with README.md.
 
 rows.py       contiguous rows kept in registers: a warp, some warps or a block a row
-cluster_rows.py  contiguous rows of 32 KiB to 1 MiB, in the registers of a cluster of blocks, on sm_90
+cluster_rows.py  contiguous rows of 32 KiB to 1 MiB (backward 512 KiB), in the registers of a cluster, on sm_90
 ring.py       contiguous rows spread over a cluster of blocks and copied ahead, on sm_90: they wait in stages; a
               part is read again of rows longer than 3 MB (backward 1.5)
 long_rows.py  contiguous rows too long for that: two readings

@@ -1,4 +1,4 @@
-"""softmax of rows of 32 KiB to 1 MiB on sm_90, and its gradient: a row waits in the registers of a cluster of blocks.
+"""softmax of rows of 32 KiB to 1 MiB on sm_90, and its gradient to 512 KiB: they wait in the registers of a cluster.
 
     1  a thread loads its part of x[row], `vectors` times 16 bytes, which stay in registers as they came
     2  of every vector: the running maximum, and the sum of exp(x - maximum)
@@ -201,14 +201,14 @@ def _choices(call: Call, blocks: Mapping[int, int], build: Callable[..., Kernel]
         return
     config = cluster_config(call.N, call.dtype, device, blocks)
     if config is not None:
-        steps = partial(_steps, call, config, build)
+        steps = partial(steps_of, call, config, build)
         yield Choice("sm90", config, "a row waits in the registers of a cluster", steps)
 
 
 def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int] = BLOCKS) -> ClusterRowsConfig | None:
     """The smallest cluster that holds a row of N elements; None where none does, and where a block holds it.
 
-    blocks: as BLOCKS. A block alone holds the fewest vectors in it; more than the second most only the largest cluster.
+    blocks: as BLOCKS. Rows of the fewest vectors in it need no cluster; of more than the second most, the largest one.
     """
     step, (least, few, most) = THREADS * storage(dtype).vector, blocks
     if step * least >= N:
@@ -222,7 +222,8 @@ def cluster_config(N: int, dtype: str, device: Device, blocks: Mapping[int, int]
     return None
 
 
-def _steps(call: Call, config: ClusterRowsConfig, build: Callable[..., Kernel]) -> list[Step]:
+def steps_of(call: Call, config: ClusterRowsConfig, build: Callable[..., Kernel]) -> list[Step]:
+    """The launch of `build`'s kernel."""
     share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
     args = (*call.metas, call.N, *call.row_strides, share)
     return [Step(build(config, call.dtype), (call.M * config.cluster,), args)]

@@ -142,6 +142,7 @@ def test_cluster_rows(monkeypatch, name, config, dtype, clusters):
         hold(name, False, "sm90", 5, longest, dtype)
     with simulator.order("reversed"):
         hold(name, False, "sm90", 5, longest - vector, dtype, padded(True))
+        hold(name, False, "sm90", 2, vector, dtype)
 
 
 @every_norm
