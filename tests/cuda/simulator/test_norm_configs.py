@@ -134,7 +134,7 @@ def test_ring(monkeypatch, name, config, dtype, backward):
     ids=str,
 )
 def test_cluster_rows(monkeypatch, name, config, dtype, clusters):
-    """A cluster takes all rows, or a row more than another, or each takes one; in the last rows a block has one vector."""
+    """A cluster takes all rows, or a row more than another, or each takes one; at last a block has one vector."""
     monkeypatch.setattr(norm, "cluster_config", lambda *_, **__: config)
     monkeypatch.setattr(norm, "clusters_of", lambda *_: clusters)
     longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
