@@ -6,9 +6,9 @@
     python -m dualops tune matmul --dry-run --arch rtx4090          which they are: nothing is timed, no GPU is needed
     python -m dualops tune --clear                                  forget what was measured; with an operator: of it
 
-A problem is said as `estimate` and `warm` take it: sizes of attention, matmul and retention, or arrays. What was timed
-before is not timed again, unless --anew; Ctrl-C loses nothing that was. `print(dualops.cuda.plan(...))` says what a
-call takes.
+A problem is said as `estimate` and `warm` take it: sizes of attention, matmul, retention, softmax and the norms, or
+arrays. What was timed before is not timed again, unless --anew; Ctrl-C loses nothing that was.
+`print(dualops.cuda.plan(...))` says what a call takes.
 
 Exit code 2: what was asked for can't be read, is no problem of the operator's, or there is no GPU to time it on.
 """

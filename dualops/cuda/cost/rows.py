@@ -9,8 +9,8 @@ of these, where that is longer. A cluster takes `rows` of them and is over; the 
 
     kernel = (rows in all / clusters at once + ALONE * rows) * longer + LAUNCH
 
-Constants are microseconds, fitted to figures of layer_norm and softmax. What a kernel has in registers, and with it how
-many blocks an SM has, was read from compiled ones.
+These were fitted to figures of layer_norm and softmax: microseconds, and ALONE, of clusters one after another. What a
+kernel has in registers, and with it how many blocks an SM has, was read from compiled ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..arrays import cdiv
+from ..arrays import align_up, cdiv
 from ..norm import cluster_steps
 from ..norm.arguments import Call as NormCall
 from ..norm.staging import ClusterRowsConfig as NormConfig
@@ -33,10 +33,12 @@ from ..softmax.arguments import Call as SoftmaxCall
 from .architectures import Architecture
 from .candidates import Candidate, Part
 from .model import LAUNCH, REACHED, Estimate
+from .steps import resident
 
 ARRIVES, MEETS, LOADS, BEGINS, ALONE = 1.7, 0.38, 0.14, 0.26, 0.7
 SHARP = 12  # how sudden it is that memory decides: turn and memory's time add up by this power
 THREADS, VECTOR = 256, 16  # of a block; bytes that a thread loads at once
+STATIC = 1024  # bytes of shared memory beside the weights, of a block
 MOST_BLOCKS, MOST_THREADS = 8, 2048  # of an SM
 CLUSTERS, ROWS = (2, 4, 8, 16), (2, 4, 8)
 AnyConfig = NormConfig | softmax_rows.ClusterRowsConfig
@@ -81,12 +83,12 @@ def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) ->
     """The operator's own, and every cluster that holds a row of which registers hold its vectors."""
     kind, seen = kind_of(p, backward), set[Any]()
     for config in (own, *_grid(own, p, kind, gpu)):
-        work = replace(config, min_blocks=1), resident(config, p, kind, gpu)
+        work = replace(config, min_blocks=1), blocks_of(config, kind, gpu)
         if work in seen:  # registers that are left would not be taken
             continue
         seen.add(work)
         makes = "dx" if backward else "y"
-        steps, shared = partial(_steps, p, backward, config, gpu), _shared_bytes(config, p, kind)
+        steps, shared = partial(_steps, p, backward, config, gpu), _shared_bytes(config, kind)
         yield Candidate("sm90", (Part(makes, config),), rows_estimate(config, p, backward, gpu), shared, steps)
 
 
@@ -95,7 +97,7 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
     kind, micro = kind_of(p, backward), 1e-6
     bandwidth, rows = REACHED * gpu.memory_bandwidth, getattr(config, "rows", 1)
     row_bytes = kind.moved * p.N * itemsize(p.dtype)
-    at_once = gpu.sms * resident(config, p, kind, gpu) / config.cluster
+    at_once = gpu.sms * blocks_of(config, kind, gpu) / config.cluster
     loads = LOADS * config.vectors * kind.loaded * config.threads / THREADS
     turn = micro * (ARRIVES + MEETS * log2(config.cluster) + loads + BEGINS / rows)
     memory = at_once * row_bytes / bandwidth
@@ -105,13 +107,13 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
     return Estimate(even + alone + LAUNCH, {"memory": p.M * row_bytes / bandwidth}, lost)
 
 
-def resident(config: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> int:
+def blocks_of(config: AnyConfig, kind: Kind, gpu: Architecture) -> int:
     """Blocks that an SM has at once: by what the compiler takes, at most what a Config leaves it."""
     asked = gpu.registers_per_sm // (config.threads * config.min_blocks) // 8 * 8
     taken = min(kind.registers + kind.vector * config.vectors * kind.loaded, asked, 255)
-    shared = _shared_bytes(config, p, kind) + 2048
-    most = MOST_THREADS // config.threads, gpu.shared_per_sm // shared, MOST_BLOCKS
-    return max(config.min_blocks, min(gpu.registers_per_sm // (config.threads * (-(-taken // 8) * 8)), *most))
+    by_registers = gpu.registers_per_sm // (config.threads * align_up(taken, 8))
+    most = min(by_registers, MOST_THREADS // config.threads, MOST_BLOCKS)
+    return max(config.min_blocks, resident(gpu, _shared_bytes(config, kind) + STATIC, most))
 
 
 def _grid(own: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> Iterator[AnyConfig]:
@@ -124,11 +126,11 @@ def _grid(own: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> Iterator
             continue
         config = replace(own, vectors=vectors, cluster=cluster, min_blocks=blocks)
         for each in [config] if not isinstance(config, NormConfig) else [replace(config, rows=rows) for rows in ROWS]:
-            if blocks * (_shared_bytes(each, p, kind) + 2048) <= gpu.shared_per_sm:
+            if resident(gpu, _shared_bytes(each, kind) + STATIC, blocks) == blocks:
                 yield each
 
 
-def _shared_bytes(config: AnyConfig, p: Problem, kind: Kind) -> int:
+def _shared_bytes(config: AnyConfig, kind: Kind) -> int:
     return kind.weights * config.threads * config.vectors * VECTOR
 
 

@@ -80,7 +80,7 @@ CLUSTER_THREADS = 256  # of a block
 # Vectors a thread of norms in clusters, at most, and blocks that an SM has registers for: of layer_norm; with a
 # residual. Times of 2^29 elements of 2 bytes or 2^28 of 4, one H100 80 GB, 2026-11-27, weights of x's dtype, and of a
 # ring in brackets; the roof is 709 us, with a residual 1418. layer_norm, 48 KiB 722 us (788), 64: 730 (770), 128: 730
-# (772), of float32 722 (781), 256: 739 (802), of float32 726 (804), 512: 770 (757); with a residual, 128 KiB 1442
+# (772), of float32 722 (781), 256: 739 (802), of float32 726 (804), 512: 770 (757); with a residual, 128 KiB 1445
 # (1519). rms_norm, 128 KiB 719 (769), with eight vectors in clusters half as large 725 to 728; 256: 720 (771); with a
 # residual, 128 KiB 1441 (1525). Three blocks of layer_norm's four vectors 760, two 994. A cluster takes two rows, one
 # after the other: four and eight of 128 KiB take layer_norm 740 and 751 us, rms_norm 725 and 737. H200, shares of the
