@@ -27,19 +27,21 @@ import dualops.cuda  # noqa: F401  registers the operators
 from benchmarks.plot import fill
 from docs.draw_attention import BLUE, GREEN, HERE, INK, ORANGE, draw, new_figure
 from docs.measured_configs import DKV, DQ, FORWARD, MATMUL, RETENTION, SOFTMAX, Measured
-from dualops.cuda.cost import Architecture, architecture, rankings
+from dualops.cuda.cost import Architecture, architecture, block_rows, cluster_rows, rankings, row_gradients
 from dualops.cuda.cost.attention import sm80_work, sm90_work
 from dualops.cuda.cost.attention_gradient import dkv_work, dq_work
 from dualops.cuda.cost.candidates import Ranked, Ranking, config_text
 from dualops.cuda.cost.model import REACHED, Work, estimate_of
 from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.retention_passes import sm80_estimate, sm90_estimate
-from dualops.cuda.cost.rows import AnyConfig, kind_of, rows_estimate
 from dualops.cuda.flash_attention.sm80.config import Sm80Config
-from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig
+from dualops.cuda.norm.rows import RowsConfig as NormRowsConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig as NormClusterRowsConfig, RingConfig
 from dualops.cuda.offline import absent_problem
 from dualops.cuda.retention.sm80.config import Sm80Config as RetentionSm80Config
 from dualops.cuda.softmax.cluster_rows import ClusterRowsConfig
+from dualops.cuda.softmax.rows import RowsConfig
+from dualops.cuda.tile.storage import storage
 from dualops.spec import OPERATORS, Case, Problem
 from dualops.spec.flash_attention import visible_pairs
 from dualops.spec.meta import itemsize
@@ -51,7 +53,8 @@ H200, ROOT = architecture("h200"), HERE.parent
 PAGE = ROOT / "dualops" / "cuda" / "cost" / "README.md"
 MARKERS = "<!-- estimates:begin -->", "<!-- estimates:end -->"
 COLORS = {"attention forward": ORANGE, "attention gradient": INK, "matmul": BLUE, "retention": GREEN}
-ROWS = {"softmax": ORANGE, "rms_norm": BLUE, "layer_norm": GREEN}  # in percents of the roof
+AT_ROOF = "softmax, short rows"  # in blocks: all are at the roof, so that their order is chance
+ROWS = {"softmax": ORANGE, AT_ROOF: INK, "rms_norm": BLUE, "layer_norm": GREEN}  # in percents of the roof
 GROUPS, WEIGHTS = (*COLORS, *ROWS), {"softmax": (), "rms_norm": ("w",), "layer_norm": ("w", "b")}
 # factors that are copied first, and a bias, whose gradient is a sum, have no estimates
 WITHOUT = {"forward": ("square4097",), "backward": ("square4097", "linear8192x4096x4096_plain")}
@@ -84,8 +87,9 @@ def pairs(peer_results: Path = ROOT / "benchmarks" / "peer_results") -> list[Pai
         *_timed(),
         *_calls("retention", "retention", "forward", peer_results, **both),
         *_calls("retention", "retention", "backward", peer_results, **both),
-        *_rows(peer_results.with_name("configs") / "rows_h100.json"),
+        *_clusters(peer_results.with_name("configs") / "rows_h100.json"),
         *_softmax(),
+        *_blocks(peer_results.with_name("configs") / "blocks_h100.json"),
     ]
 
 
@@ -130,7 +134,7 @@ def _timed() -> Iterator[Pair]:
         yield Pair("retention", what, flops / seconds / 1e12, flops / milliseconds / 1e9, fitted)
 
 
-def _rows(path: Path) -> Iterator[Pair]:
+def _clusters(path: Path) -> Iterator[Pair]:
     """Of rows in clusters, with weights of x's dtype."""
     recorded, gpu = json.loads(path.read_text()), architecture("h100")
     for one in recorded["figures"]:
@@ -147,27 +151,56 @@ def _rows(path: Path) -> Iterator[Pair]:
         else:
             config = NormClusterRowsConfig(threads, vectors, cluster, blocks, one["rows"])
         share = _moved(text, backward) / one["seconds"] / recorded["roof_bytes_per_second"]
-        yield _of_rows(text, config, backward, gpu, share, operator != "rms_norm")
+        p = absent_problem(*problem_of(text), backward=backward)
+        seconds = cluster_rows.rows_estimate(config, p, backward, gpu).seconds
+        yield _of_rows(text, config, backward, gpu, seconds, share)
 
 
 def _softmax() -> Iterator[Pair]:
     for kib, dtype, config, share in SOFTMAX:
         columns = kib * 1024 // itemsize(dtype)
         text = f"softmax x={2**30 // itemsize(dtype) // columns}x{columns}:{dtype}"
-        yield _of_rows(text, config, False, H200, share, True)
+        seconds = cluster_rows.rows_estimate(config, absent_problem(*problem_of(text)), False, H200).seconds
+        yield _of_rows(text, config, False, H200, seconds, share)
 
 
-def _of_rows(text: str, config: AnyConfig, backward: bool, gpu: Architecture, share: float, fitted: bool) -> Pair:
+def _blocks(path: Path) -> Iterator[Pair]:
+    """Of rows in blocks, and gradients of norms, with weights of x's dtype."""
+    gpu = architecture("h100")
+    for run in json.loads(path.read_text())["runs"]:
+        text, backward = run["problem"], run["backward"]
+        p = absent_problem(*problem_of(text), backward=backward)
+        softmax, both = p.spec.name == "softmax", "b" in p.arrays
+        configs: list[tuple[Any, float]] = []
+        for row_threads, vectors, rows, blocks, time in run.get("rows", ()):
+            make = RowsConfig if softmax else NormRowsConfig
+            configs.append((make(row_threads, vectors, rows, min_blocks=blocks), time))
+        for *shape, overlap, time in run.get("rings", ()):
+            configs.append((RingConfig(*shape, w_shared=both, overlap=overlap), time))
+        for config, time in configs:
+            if backward and not softmax:
+                seconds = row_gradients.rows_estimate(config, p, gpu).seconds
+                yield _of_rows(text, config, backward, gpu, seconds, run["roof"] / time)
+            elif config.vectors * storage(p.dtype).vector <= block_rows.MOST_NUMBERS:
+                seconds = block_rows.rows_estimate(config, p, backward, gpu).seconds
+                pair = _of_rows(text, config, backward, gpu, seconds, run["roof"] / time)
+                yield pair._replace(group=AT_ROOF) if softmax else pair
+
+
+def _of_rows(text: str, config: Any, backward: bool, gpu: Architecture, seconds: float, share: float) -> Pair:
+    """share: measured, of the roof."""
     p = absent_problem(*problem_of(text), backward=backward)
-    least = _moved(text, backward) / (REACHED * gpu.memory_bandwidth)
-    estimated = least / rows_estimate(config, p, backward, gpu).seconds
+    estimated = _moved(text, backward) / (REACHED * gpu.memory_bandwidth) / seconds
+    fitted = p.spec.name != "rms_norm" or (isinstance(config, (RingConfig, NormRowsConfig)) and backward)
     return Pair(p.spec.name, f"{text}: {config_text(config)}", 100 * estimated, 100 * share, fitted)
 
 
 def _moved(text: str, backward: bool) -> int:
     """Bytes of the rows that are read and written."""
     p = absent_problem(*problem_of(text), backward=backward)
-    return kind_of(p, backward).moved * p.M * p.N * itemsize(p.dtype)
+    arrays = 3 if backward else 2
+    added = "dsummed" in p.arrays if backward else 2 * ("residual" in p.arrays)
+    return (arrays + added) * p.M * p.N * itemsize(p.dtype)
 
 
 def _calls(
@@ -258,9 +291,9 @@ def table(found: Sequence[Pair]) -> str:
 
 
 def draw_estimates() -> Figure:
-    """Estimated against measured TFLOP/s, and percents of the roof."""
+    """Estimated against measured TFLOP/s, and percents of the roof; of the norms' figures one of twenty."""
     found = pairs()
-    figure = new_figure(7.6, 3.9)
+    figure = new_figure(6.4, 3.3)
     for axes, groups, unit in zip(figure.subplots(1, 2), (COLORS, ROWS), ("TFLOP/s", "% of the roof"), strict=True):
         shown = [pair for pair in found if pair.group in groups]
         ends = [value for pair in shown for value in (pair.estimated, pair.measured)]
@@ -271,14 +304,16 @@ def draw_estimates() -> Figure:
             for fitted in (False, True):
                 mine = [pair for pair in shown if (pair.group, pair.fitted) == (group, fitted)]
                 if mine:
-                    x, y = [pair.measured for pair in mine], [pair.estimated for pair in mine]
+                    step = 1 if len(mine) < MANY else EACH
+                    x, y = [pair.measured for pair in mine[::step]], [pair.estimated for pair in mine[::step]]
                     label = f"{group}{', fitted to' * fitted}"
                     axes.scatter(x, y, 16, "none" if fitted else color, edgecolors=color, label=label)
         axes.set(xlabel=f"measured, {unit}", ylabel=f"estimated, {unit}", xlim=(least, most), ylim=(least, most))
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=7)
     return figure
 
 
+MANY, EACH = 500, 20  # of more figures than so many, one of so many is drawn
 PICTURES = {"cost_estimates.png": draw_estimates}
 
 if __name__ == "__main__":

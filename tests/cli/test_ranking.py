@@ -41,15 +41,16 @@ def test_what_is_compiled_is_told(run, monkeypatch: pytest.MonkeyPatch):
 WRONG = [
     (["matmul", "--arch", "h900"], "arch is 'h900', expected one of " + ", ".join(cost.ARCHITECTURES)),
     (["rope"], "rope: no estimates, expected one of flash_attention, matmul, retention, softmax, rms_norm, layer_norm"),
-    (["rms_norm"], "rms_norm: no estimates of the gradient. --forward leaves the gradient out"),
+    (
+        ["rms_norm", "--problem", "M=64 N=524288"],
+        "rms_norm: no estimates of rows that are copied ahead or read again; a call takes LongRowsConfig. --forward "
+        "leaves the gradient out",
+    ),
     (
         ["layer_norm", "--problem", "M=64 N=262144", "--forward"],
-        "layer_norm: no estimates of rows but in the registers of clusters, and a call takes RingConfig",
+        "layer_norm: no estimates of rows that are copied ahead or read again; a call takes RingConfig",
     ),
-    (
-        ["softmax", "--problem", "M=4096 N=4096"],
-        "softmax: no estimates on NVIDIA H200 SXM, where a call takes the rung simt, not one of sm90, sm80",
-    ),
+    (["softmax", "--problem", "M=4096 N=4097"], "softmax: no estimates where rows are no multiple of 16 bytes"),
     (["matmul", "--problem", "M=4096 N"], "matmul: N, expected name=..., each once, of "),
     (["matmul", "--problem", "a=2x3 b=4x5"], "matmul: "),
     (["flash_attention", "--problem", "B=1 H=1 S=256 D=64 softcap=3.0"], "flash_attention: no estimates with softcap"),

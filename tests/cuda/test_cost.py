@@ -14,17 +14,28 @@ import pytest
 from benchmarks.plot import fill
 from docs import draw_estimates as draw
 from dualops.cuda.compile import Report
-from dualops.cuda.cost import ARCHITECTURES, architecture, build, candidates as candidates_module, estimate, rankings
+from dualops.cuda.cost import (
+    ARCHITECTURES,
+    architecture,
+    block_rows,
+    build,
+    candidates as candidates_module,
+    cluster_rows,
+    estimate,
+    rankings,
+    row_gradients,
+)
 from dualops.cuda.cost.attention import pieces_of_keys, pieces_of_queries
 from dualops.cuda.cost.model import makespan
 from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.retention_passes import passes_of, walk_work
-from dualops.cuda.cost.rows import rows_estimate
 from dualops.cuda.cost.steps import Product
 from dualops.cuda.device import ARCHITECTURES as COMPILED, known
-from dualops.cuda.norm.staging import ClusterRowsConfig
+from dualops.cuda.norm.rows import RowsConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
 from dualops.cuda.offline import absent_problem
 from dualops.cuda.retention.sm90.config import Sm90Config
+from dualops.cuda.softmax import rows as softmax_rows
 from tests.pictures import hold_pictures
 
 H200 = architecture("h200")
@@ -106,10 +117,14 @@ def test_the_order_is_that_of_measurements():
     assert len(found) >= 80
     for group in draw.GROUPS:
         mine = [pair for pair in found if pair.group == group]
+        ratios = [pair.estimated / pair.measured for pair in mine]
+        assert np.median(ratios) == pytest.approx(1, abs=0.1)
+        if group == draw.AT_ROOF:
+            assert min(ratios) > 0.9 and max(ratios) < 1.12
+            continue
         assert draw.rank_correlation(mine) >= 0.8
         others = [pair for pair in mine if not pair.fitted]
         assert not others or draw.rank_correlation(others) >= 0.8
-        assert np.median([pair.estimated / pair.measured for pair in mine]) == pytest.approx(1, abs=0.1)
     assert fill(draw.PAGE.read_text("utf-8"), draw.table(found), *draw.MARKERS).count("\n|") > len(draw.listed(found))
 
 
@@ -173,7 +188,7 @@ def test_rows_wait_for_their_cluster_where_an_sm_has_few():
     p = absent_problem(*problem_of("layer_norm M=8192 N=65536"))
     times = {
         name: [
-            rows_estimate(ClusterRowsConfig(256, 4, 8, blocks), p, False, ARCHITECTURES[name]).seconds
+            cluster_rows.rows_estimate(ClusterRowsConfig(256, 4, 8, blocks), p, False, ARCHITECTURES[name]).seconds
             for blocks in (2, 3, 4)
         ]
         for name in ("h100", "h200")
@@ -181,6 +196,70 @@ def test_rows_wait_for_their_cluster_where_an_sm_has_few():
     for few, more, most in times.values():
         assert few > more > most
     assert times["h100"][2] > times["h200"][2] and times["h100"][0] < 1.05 * times["h200"][0]
+
+
+SHORT_ROWS = ["softmax M=32768 N=4096", "softmax M=100 N=96 dtype=float32", "layer_norm M=32768 N=16384"]
+
+
+@pytest.mark.parametrize("problem", [*SHORT_ROWS, "rms_norm x=64x1000:float16 w=1000:float32 residual=64x1000:float16"])
+@pytest.mark.parametrize("name", ["a100", "h200", "rtx5090"])
+def test_every_block_of_rows_has_a_launch_and_fits(problem: str, name: str):
+    gpu = ARCHITECTURES[name]
+    for ranking in rankings(problem, gpu, backward=problem.startswith("softmax")):
+        assert sum(row.taken for row in ranking.rows) == 1 and len(ranking.rows) >= 3
+        for row in ranking.rows:
+            (step,), (config,) = row.candidate.steps(), row.candidate.configs
+            p = absent_problem(*problem_of(problem), backward=ranking.title == "backward")
+            assert step.kernel.threads == config.threads <= 1024 and config.columns(p.dtype) >= p.N
+            assert row.candidate.rung == "simt" and step.grid[0] * config.rows >= p.M
+
+
+GRADIENTS = [
+    ("rms_norm M=32768 N=4096", {"h200": 12, "a100": 3}),
+    ("layer_norm M=100 N=96", {"h200": 6, "a100": 3}),
+    ("layer_norm M=8192 N=65536", {"h200": 5}),
+    ("rms_norm x=512x8192:float32 w=8192:float32 residual=512x8192:float32", {"h200": 10}),
+]
+
+
+@pytest.mark.parametrize(("problem", "least"), GRADIENTS)
+def test_every_gradient_of_norms_has_launches_and_fits(problem: str, least: dict[str, int]):
+    p = absent_problem(*problem_of(problem), backward=True)
+    for name, count in least.items():
+        gpu = ARCHITECTURES[name]
+        (ranking,) = [each for each in rankings(problem, gpu) if each.title == "backward"]
+        assert sum(row.taken for row in ranking.rows) == 1 and len(ranking.rows) >= count
+        assert any(isinstance(row.candidate.configs[0], RingConfig) for row in ranking.rows) == (name == "h200")
+        for row in ranking.rows:
+            (step, sums), (config,) = row.candidate.steps(), row.candidate.configs
+            cluster = getattr(config, "cluster", 1)
+            assert step.kernel.cluster == cluster and cluster * config.columns(p.dtype) >= p.N
+            assert config.min_blocks * step.shared_bytes <= gpu.shared_per_sm and sums.grid[0] > 0
+            assert step.grid[0] <= gpu.sms * config.min_blocks
+
+
+def test_what_a_gradient_waits_for():
+    """Where a row arrives by itself an SM wants more blocks; stages that fill an SM cost memory a part of its time."""
+    p = absent_problem(*problem_of("layer_norm M=65536 N=4096"), backward=True)
+
+    def seconds(config: RowsConfig | RingConfig) -> float:
+        return row_gradients.rows_estimate(config, p, ARCHITECTURES["h100"]).seconds
+
+    one, two, three = (seconds(RowsConfig(128, 4, 1, min_blocks=blocks)) for blocks in (1, 2, 3))
+    assert one > 1.15 * two > 1.15 * three
+    enough, many = (seconds(RingConfig(256, 2, 1, stages, w_shared=True)) for stages in (6, 12))
+    assert 1.05 * enough > many > enough
+    alone, together = (seconds(RingConfig(256, 1, 1, 6, cluster, w_shared=True)) for cluster in (2, 4))
+    assert together > alone  # half as much of a row is on an SM, and more blocks meet
+
+
+def test_a_block_of_rows_is_as_fast_as_memory_where_sms_have_enough_of_it():
+    p = absent_problem(*problem_of("softmax M=32768 N=4096"))
+    gpu, config = ARCHITECTURES["h100"], softmax_rows.RowsConfig(256, 2, 1)
+    found = block_rows.rows_estimate(config, p, False, gpu)
+    assert found.bound == "memory" and found.seconds == pytest.approx(found.busy["memory"], rel=0.03)
+    small = absent_problem(*problem_of("softmax M=132 N=4096"))
+    assert 4e-6 < block_rows.rows_estimate(config, small, False, gpu).seconds < 6e-6  # a turn and a launch
 
 
 SEGMENTS = [
@@ -278,6 +357,12 @@ UNKNOWN = [
         "retention q=2x8x512x64:bfloat16 k=2x8x512x64 v=2x8x512x64 log_decay=2x8x512",
         "no estimates of the gradient with log_decay",
     ),
+    (
+        "layer_norm M=64 N=262144",
+        "no estimates of rows that are copied ahead or read again; a call takes RingConfig",
+    ),
+    ("softmax M=64 N=1001", "no estimates where rows are no multiple of 16 bytes"),
+    ("softmax x=64x8192:float16 axis=0", "no estimates of rows that are copied ahead or read again"),
     ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
 ]
 

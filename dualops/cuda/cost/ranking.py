@@ -26,7 +26,7 @@ def estimate(problem: str, arch: str = "h200", *, backward: bool = True, build: 
     problem: an operator (flash_attention, matmul, retention, softmax, rms_norm, layer_norm) and sizes, parameters and
     dtype=, bfloat16 where it is not said, of B, H, Hkv, S or Sq and Sk, D, Dv; of B, M, N, K; of B, H, S, D, Dv; of
     M, N. Or arrays, as `warm` takes them. Nothing but the operator: a usual problem. arch: a100, rtx4090, h100, h200,
-    b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient too, which of the norms has no estimates.
+    b200, rtx5090, or an architecture, such as sm_90a. backward: the gradient too.
     build: so many candidates, the best, are compiled for it, those that spill registers go to the end.
 
     Returns a ranking for the call, and for each part of its gradient that can be chosen by itself, best first. A time
@@ -83,7 +83,8 @@ def _retention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Rankin
 
 
 def _rows(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
-    offer, cost = _offer(p, backward, gpu), p.spec.backward_cost if backward else p.spec.forward_cost
+    offer = _offer(p, backward, gpu, (*ESTIMATED, "simt"))
+    cost = p.spec.backward_cost if backward else p.spec.forward_cost
     rows.refuse_unknown(p, backward, offer.taken[0])
     assert cost is not None
     title = "backward" if backward else "forward"
@@ -105,14 +106,14 @@ class _Offer(NamedTuple):
     taken: tuple[Any, ...]
 
 
-def _offer(p: Problem, backward: bool, gpu: Architecture) -> _Offer:
-    """Raises NotImplementedError where a call takes a rung without estimates, or none."""
+def _offer(p: Problem, backward: bool, gpu: Architecture, estimated: tuple[str, ...] = ESTIMATED) -> _Offer:
+    """estimated: rungs that have estimates; where a call takes another one, or none, that is a NotImplementedError."""
     operation = OPERATIONS[p.spec.name][backward]
     choices = [*operation.choices(p, p.outputs(operation.outputs), gpu.device)]
-    if not choices or choices[0].rung not in ESTIMATED:
+    if not choices or choices[0].rung not in estimated:
         rung = f"the rung {choices[0].rung}" if choices else "no rung"
         raise NotImplementedError(
-            f"{operation.op}: no estimates on {gpu.title}, where a call takes {rung}, not one of {', '.join(ESTIMATED)}"
+            f"{operation.op}: no estimates on {gpu.title}, where a call takes {rung}, not one of {', '.join(estimated)}"
         )
     config = choices[0].config
     taken = tuple(config) if isinstance(config, tuple) else (config,)

@@ -32,8 +32,10 @@ from ..tile.storage import storage
 from . import cluster_ahead, cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
 from .arguments import Call
 from .configs import ahead_config, cluster_config, ring_config, rows_config, stages_config, sums_config
+from .gradient_configs import comes_first
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
+from .rows import RowsConfig
 from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import LANES, build_sums
 
@@ -45,17 +47,49 @@ def forward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
     call = Call(problem, results, backward=False)
     config = rows_config(call.N, call.variant, call.aligned)
     if config is not None:
-        make = partial(_step, rows.build_forward, config, call, cdiv(call.M, config.rows))
-        yield Choice("simt", config, "a row fits in registers", make)
+        yield Choice("simt", config, "a row fits in registers", partial(rows_steps, config, call))
+
+
+def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
+    """The launch of such rows."""
+    return _step(rows.build_forward, config, call, cdiv(call.M, config.rows))
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     call = Call(problem, results, backward=True)
+    if not comes_first(call.N, call.variant):
+        yield from _rows_of_gradient(call, device)
+
+
+def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """The same of those rows that are slower by a ring."""
+    call = Call(problem, results, backward=True)
+    if comes_first(call.N, call.variant):
+        yield from _rows_of_gradient(call, device)
+
+
+def _rows_of_gradient(call: Call, device: Device) -> Iterator[Choice]:
     config = rows_config(call.N, call.variant, call.aligned)
     if config is not None:
-        slots = min(cdiv(call.M, config.rows), device.sms * config.min_blocks)
+        yield Choice("simt", config, "a row fits in registers", *gradient_steps(config, call, device))
+
+
+def gradient_steps(
+    config: RowsConfig | RingConfig, call: Call, device: Device
+) -> tuple[Callable[[], list[Step]], dict[str, ArrayMeta]]:
+    """The launches of a gradient whose blocks stay and keep dw and db, and their workspace."""
+    if isinstance(config, RowsConfig):
+        slots = slots_of(call.M, config, 1, device)
         make = partial(_step, rows.build_backward, config, call, slots, slots, resident=True)
-        yield Choice("simt", config, "a row fits in registers", *_with_sums(call, device, slots, make))
+    else:
+        slots = slots_of(call.M, config, config.cluster, device)
+        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
+    return _with_sums(call, device, slots, make)
+
+
+def slots_of(M: int, config: RowsConfig | RingConfig, cluster: int, device: Device) -> int:
+    """Blocks, or clusters, that stay: as many as run at once, but none without rows."""
+    return min(cdiv(M, config.rows), max(device.sms * config.min_blocks // cluster, 1))
 
 
 def forward_cluster(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -111,10 +145,7 @@ def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     call = Call(problem, results, backward=True)
     config = ring_config(call.N, call.variant, device) if call.aligned and call.N else None
     if config is not None:
-        slots = min(cdiv(call.M, config.rows), max(device.sms * config.min_blocks // config.cluster, 1))
-        make = partial(_ring_step, ring_backward.build_backward, config, call, slots * config.cluster, slots)
-        reason = "rows are copied to shared memory ahead"
-        yield Choice("sm90", config, reason, *_with_sums(call, device, slots, make))
+        yield Choice("sm90", config, "rows are copied to shared memory ahead", *gradient_steps(config, call, device))
 
 
 def forward_long_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -149,7 +180,7 @@ def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: D
 
 
 FORWARD = (forward_rows, forward_ahead, forward_cluster, forward_ring, forward_stages, forward_long_rows, forward_naive)
-BACKWARD = (backward_ring, backward_rows, backward_long_rows, backward_naive)
+BACKWARD = (backward_first, backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
 def _with_sums(

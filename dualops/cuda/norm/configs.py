@@ -10,6 +10,7 @@ from dataclasses import replace
 from ...spec.meta import compute_dtype, itemsize
 from ..device import Device
 from ..tile.storage import storage
+from . import gradient_configs
 from .rows import RowsConfig
 from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
 from .sums import SumsConfig
@@ -39,16 +40,6 @@ CENTRED_ROWS = (
     RowsConfig(256, 4, 1),
     RowsConfig(256, 8, 1, min_blocks=2),  # 16384: 0.96; 512 threads with 4 vectors 0.94, a ring 0.87
 )
-BACKWARD_ROWS = (
-    RowsConfig(8, 1, 32, min_blocks=2),
-    RowsConfig(16, 1, 16, min_blocks=2),
-    RowsConfig(32, 1, 8, min_blocks=2),
-    RowsConfig(32, 2, 8, min_blocks=2),
-    RowsConfig(64, 2, 4, min_blocks=2),
-    RowsConfig(128, 2, 2, min_blocks=2),
-    RowsConfig(256, 2, 1, min_blocks=2),
-    RowsConfig(512, 2, 1),
-)
 # rows that are not aligned: one element a load, so more loads a thread
 FORWARD_UNALIGNED = (
     RowsConfig(32, 4, 4, aligned=False),
@@ -56,15 +47,9 @@ FORWARD_UNALIGNED = (
     RowsConfig(128, 16, 1, aligned=False),
     RowsConfig(512, 16, 1, aligned=False),
 )
-BACKWARD_UNALIGNED = (
-    RowsConfig(32, 4, 8, aligned=False, min_blocks=2),
-    RowsConfig(32, 16, 8, aligned=False, min_blocks=2),
-    RowsConfig(128, 16, 2, aligned=False, min_blocks=2),
-    RowsConfig(512, 16, 1, aligned=False),
-)
 
 # at most so many stages, 0: as many as there is shared memory for
-# Of rows from 128 KiB on (from 32 KiB backward) shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
+# Of rows from 128 KiB on shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
@@ -135,33 +120,7 @@ CENTRED_FORWARD_RING = (
     RingConfig(256, 8, 1, 0, 16, w_shared=True, overlap=True),
     RingConfig(256, 8, 1, 0, 16, w_shared=True),  # with a residual
 )
-BACKWARD_RING = (
-    RingConfig(8, 1, 32, 0, min_blocks=2),
-    RingConfig(16, 1, 16, 0, min_blocks=2),
-    RingConfig(32, 1, 8, 0, min_blocks=2),
-    RingConfig(32, 2, 8, 0, min_blocks=2),
-    RingConfig(64, 2, 2, 8, min_blocks=3),  # 1024: 0.78 to 0.80; four rows a block 0.77, a row's threads alone 0.76
-    RingConfig(128, 2, 2, 0, min_blocks=2),
-    RingConfig(128, 4, 2, 6),  # 4096: 0.89 to 0.92; 256 threads a row 0.88 to 0.91, without a ring 0.80
-    RingConfig(256, 4, 1, 0),
-    # 32 KiB: 0.91, 64: 0.95, 128: 0.95, 256: 0.92 (0.58); without overlap 0.89, 0.89, 0.90, 0.89
-    *(RingConfig(512, 2, 1, 0, cluster, overlap=True) for cluster in (2, 4, 8, 16)),
-    RingConfig(256, 8, 1, 0, 16, w_shared=True),  # 512 KiB: 0.71 (0.52)
-)
-CENTRED_BACKWARD_RING = (
-    *BACKWARD_RING[:3],
-    RingConfig(16, 4, 8, 2, min_blocks=2),
-    RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024 columns: 0.82; as rms_norm 0.76
-    RingConfig(128, 2, 2, 0, min_blocks=2),
-    RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92; 128 threads with 4 vectors, 6 stages 0.91
-    RingConfig(256, 4, 1, 0),
-    RingConfig(512, 2, 1, 0, 2),  # 32 KiB: 0.91; 256 threads 0.88 to 0.89
-    RingConfig(512, 2, 1, 0, 4, overlap=True),  # 64 KiB: 0.96; without overlap 0.91, as 256 threads
-    RingConfig(256, 4, 1, 0, 4),  # for 16-bit rows
-    # 128 KiB: 0.87, 256: 0.89 (0.56); 512 threads 0.88 of the latter, without overlap 0.87
-    *(RingConfig(256, 4, 1, 0, cluster, overlap=True) for cluster in (8, 16)),
-)
-RINGS = {False: (FORWARD_RING, BACKWARD_RING), True: (CENTRED_FORWARD_RING, CENTRED_BACKWARD_RING)}
+RINGS = {False: FORWARD_RING, True: CENTRED_FORWARD_RING}
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
 # stages: as many as there is room for; kept: all but one, or as `stages_config` says
@@ -185,10 +144,10 @@ KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
     """The first that keeps a row of N elements in registers; None where there is none."""
-    if aligned:
-        ladder = BACKWARD_ROWS if variant.backward else CENTRED_ROWS if variant.centred else FORWARD_ROWS
+    if variant.backward:
+        ladder = gradient_configs.ROWS[variant.centred] if aligned else gradient_configs.UNALIGNED
     else:
-        ladder = BACKWARD_UNALIGNED if variant.backward else FORWARD_UNALIGNED
+        ladder = (CENTRED_ROWS if variant.centred else FORWARD_ROWS) if aligned else FORWARD_UNALIGNED
     return next((config for config in ladder if config.columns(variant.dtype) >= N), None)
 
 
@@ -232,18 +191,15 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     """The first that holds a row of N elements, and two stages; None where there is none."""
     if not device.has_bulk_copies:
         return None
-    dtype, (forward, backward) = variant.dtype, RINGS[variant.centred]
-    number, both = itemsize(compute_dtype(dtype)), variant.weight_gradients > 1
-    ladder = backward if variant.backward else forward
+    dtype, number = variant.dtype, itemsize(compute_dtype(variant.dtype))
+    ladder = gradient_configs.rings(N, variant) if variant.backward else RINGS[variant.centred]
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue
         if config.rows * config.columns(dtype) * number >= MOST_NUMBERS:
             continue
-        # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
-        if config.overlap and config.row_threads > 256 and both and itemsize(dtype) < number:
-            continue
-        config = replace(config, w_shared=config.w_shared or both)  # dw and db leave w no registers
+        # dw and db leave w no registers
+        config = replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
         config = with_stages(config, variant, device)
         if config.stages >= (LEAST_STAGES_AHEAD if config.overlap and not variant.backward else 2):
             return config

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
 from ...spec import ArrayMeta, Problem
+from ..arrays import cdiv
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, pointer
 from ..device import Device
 from ..plans import Choice
+from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
@@ -213,9 +215,13 @@ def _choices(call: Call, build: Callable[..., Kernel], shapes: tuple[tuple[int, 
     aligned = call.aligned
     config = _rows_config(call.N, call.dtype, shapes if aligned else UNALIGNED_ROWS, aligned)
     if config is not None:
-        args = (*call.metas, call.M, call.N, *call.row_strides)
-        make = partial(one_step, build, config, call.dtype, -(-call.M // config.rows), args)
-        yield Choice("simt", config, "a row fits in registers", make)
+        yield Choice("simt", config, "a row fits in registers", partial(steps_of, call, config, build))
+
+
+def steps_of(call: Call, config: RowsConfig, build: Callable[..., Kernel]) -> list[Step]:
+    """The launch of such rows. build: build_forward or build_backward."""
+    args = (*call.metas, call.M, call.N, *call.row_strides)
+    return one_step(build, config, call.dtype, cdiv(call.M, config.rows), args)
 
 
 @cache

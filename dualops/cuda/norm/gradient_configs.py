@@ -1,0 +1,120 @@
+"""The Configs of the norms' gradients, with what was measured: which one a row of so many 16-byte vectors takes.
+
+Shares of the roof that a plain kernel with the same reads and writes reaches, one H100 80 GB, 2026-11-27, of two or
+three numbers of rows, 2^27 to 2^28 elements, weights of x's dtype; in brackets those of what was taken before, which
+had been chosen by two lengths on an H200. How full a Config's threads are counts: a row of 3072 bfloat16 in place of
+4096 takes `RingConfig(256, 2, 1, 6)` from 0.94 to 0.86. So does where its arrays lie; neighbours differ by 5 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..arrays import cdiv
+from ..tile.storage import storage
+from .rows import RowsConfig
+from .staging import RingConfig
+from .variant import Variant
+
+# by `centred`; the first that holds a row
+ROWS = {
+    False: (
+        RowsConfig(8, 1, 32, min_blocks=2),
+        RowsConfig(16, 1, 16, min_blocks=3),  # 128 columns of bfloat16: 0.91 (0.74)
+        RowsConfig(8, 4, 16, min_blocks=2),  # 256: 0.94 (0.79)
+        RowsConfig(16, 4, 8, min_blocks=2),  # 512: 0.94 (0.89)
+        RowsConfig(32, 4, 4, min_blocks=2),  # 1024: 0.85 to 0.95 (0.80 to 0.89), of float32 half as long 0.95 (0.89)
+        RowsConfig(128, 2, 1, min_blocks=4),  # 2048: 0.92
+        RowsConfig(256, 2, 1, min_blocks=2),  # 4096: 0.90
+        RowsConfig(512, 2, 1),  # 8192: 0.86
+    ),
+    True: (
+        RowsConfig(8, 1, 32, min_blocks=2),
+        RowsConfig(8, 2, 16, min_blocks=4),  # 128: 0.92 (0.80)
+        RowsConfig(16, 2, 16, min_blocks=2),  # 256: 0.93 (0.82)
+        RowsConfig(32, 2, 8, min_blocks=2),  # 512: 0.93 (0.89)
+        RowsConfig(32, 4, 4, min_blocks=3),  # 1024: 0.84 to 0.92
+        RowsConfig(64, 4, 2, min_blocks=3),  # 2048: 0.94
+        RowsConfig(128, 4, 1, min_blocks=3),  # 4096: 0.91 to 0.94 (0.88 to 0.91)
+        RowsConfig(512, 2, 1),  # 8192: 0.83
+    ),
+}
+# Rows that are faster so than by a ring, where dsummed is not added: of so many vectors at most, and of more than so
+# many and at most so many where the compiler has the registers: of rows along one axis, with weights of x's dtype
+FIRST = 64
+FIRST_TOO = {False: (96, 128), True: (384, 512)}
+UNALIGNED = (
+    RowsConfig(32, 4, 8, aligned=False, min_blocks=2),
+    RowsConfig(32, 16, 8, aligned=False, min_blocks=2),
+    RowsConfig(128, 16, 2, aligned=False, min_blocks=2),
+    RowsConfig(512, 16, 1, aligned=False),
+)
+
+SHORT = (
+    (8, RingConfig(8, 1, 32, 0, min_blocks=2)),
+    (16, RingConfig(16, 1, 16, 0, min_blocks=2)),
+    (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
+)
+# (vectors of a row, at most, Config) by `centred`. Numbers without a date beside them, of rows from 64 KiB on: an H200,
+# 2026-11-26, float32 weights, in brackets those of rows that are read again (long_rows.py)
+RINGS = {
+    False: (
+        *SHORT,
+        (64, RingConfig(32, 2, 8, 0, min_blocks=2)),
+        (128, RingConfig(64, 2, 2, 6, min_blocks=3)),  # 768: 0.93 (0.91); eight stages 0.91
+        (256, RingConfig(128, 2, 1, 6, min_blocks=2)),  # 2048: 0.94 (0.89)
+        (384, RingConfig(128, 4, 2, 6)),  # 3072: 0.91
+        (512, RingConfig(256, 2, 1, 6)),  # 4096: 0.94 to 0.96 (0.90 to 0.93)
+        (640, RingConfig(320, 2, 1, 6)),  # 5120: 0.95 (0.92)
+        (768, RingConfig(384, 2, 1, 6, overlap=True)),  # 6144: 0.91 (0.88)
+        (1024, RingConfig(256, 2, 1, 6, 2, overlap=True)),  # 8192: 0.95 (0.89), with dsummed 0.97 (0.91)
+        (1536, RingConfig(256, 3, 1, 6, 2)),  # 12288: 0.91 (0.89)
+        (2048, RingConfig(128, 4, 1, 6, 4, overlap=True)),  # 16384: 0.94 (0.89), of float32 half as long 0.96 (0.92)
+        (4096, RingConfig(512, 2, 1, 0, 4, overlap=True)),  # 64 KiB: 0.95, without overlap 0.89
+        (8192, RingConfig(256, 2, 1, 6, 16, overlap=True)),  # 65536: 0.89 (0.83)
+        (16384, RingConfig(512, 2, 1, 0, 16, overlap=True)),  # 256 KiB: 0.92 (0.58), without overlap 0.89
+        (32768, RingConfig(256, 8, 1, 0, 16, w_shared=True)),  # 512 KiB: 0.71 (0.52)
+    ),
+    True: (
+        *SHORT,
+        (64, RingConfig(16, 4, 8, 2, min_blocks=2)),
+        (128, RingConfig(64, 2, 2, 6, min_blocks=3)),  # 1024: 0.85 to 0.96 (0.85 to 0.92), 768: 0.90 (0.89)
+        (256, RingConfig(128, 2, 1, 6, min_blocks=3)),  # 2048: 0.95 (0.79)
+        (384, RingConfig(128, 3, 1, 6, min_blocks=2)),  # 3072: 0.93 (0.90)
+        (512, RingConfig(256, 2, 1, 6)),  # 4096: 0.90 (0.88), with dsummed 0.93 (0.91)
+        (640, RingConfig(320, 2, 1, 6)),  # 5120: 0.92 (0.77)
+        (768, RingConfig(128, 3, 1, 6, 2, min_blocks=2, overlap=True)),  # 6144: 0.95 (0.79)
+        (1024, RingConfig(128, 4, 1, 6, 2, overlap=True)),  # 8192: 0.90 (0.79), with dsummed 0.95 (0.79)
+        (1536, RingConfig(256, 3, 1, 6, 2, overlap=True)),  # 12288: 0.92 (0.89)
+        (2048, RingConfig(512, 2, 1, 0, 2)),  # 16384: 0.88 to 0.91
+        (4096, RingConfig(512, 2, 1, 0, 4, overlap=True)),  # 64 KiB: 0.96; without overlap 0.91, as 256 threads
+        (4096, RingConfig(256, 4, 1, 0, 4)),  # for 16-bit rows
+        (8192, RingConfig(256, 4, 1, 0, 8, overlap=True)),  # 128 KiB: 0.87, H100 0.79 to 0.85
+        (16384, RingConfig(256, 4, 1, 0, 16, overlap=True)),  # 256 KiB: 0.89 (0.56); 512 threads 0.88
+    ),
+}
+# the same of rows to which dsummed is added, in place of those for as many vectors
+ADDED = {
+    False: {
+        128: RingConfig(64, 2, 2, 6, min_blocks=2),  # 1024: 0.86 to 0.94 (0.80 to 0.85)
+        512: RingConfig(128, 4, 1, 4, min_blocks=2),  # 4096: 0.94 (0.91); as without it 0.93
+    },
+    True: {},
+}
+
+
+def comes_first(N: int, variant: Variant) -> bool:
+    """Whether rows of N elements are faster in registers than by a ring."""
+    vectors, (more, most) = cdiv(N, storage(variant.dtype).vector), FIRST_TOO[variant.centred]
+    plain = variant.rank == 1 and variant.w in (None, variant.dtype)
+    return not variant.added and (vectors <= FIRST or (plain and more < vectors <= most))
+
+
+def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
+    """The rings that hold rows of N elements, best first, with as many stages as there may be."""
+    vectors, both = cdiv(N, storage(variant.dtype).vector), variant.weight_gradients > 1
+    for most, config in RINGS[variant.centred]:
+        # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
+        spills = config.overlap and config.row_threads > 256 and both and storage(variant.dtype).vector > 4
+        if vectors <= most and not spills:
+            yield ADDED[variant.centred].get(most, config) if variant.added else config
