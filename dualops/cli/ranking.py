@@ -5,7 +5,7 @@ GPU is needed.
     python -m dualops estimate flash_attention --arch rtx4090 --problem "B=2 H=16 S=8192 D=128 causal=True"
     python -m dualops estimate matmul --problem "M=4096 N=4096 K=4096 transpose_b=True" --build 3
     python -m dualops estimate retention --arch h100 --problem "B=2 H=16 S=8192 D=128"
-    python -m dualops estimate layer_norm --problem "M=8192 N=65536" --forward
+    python -m dualops estimate layer_norm --problem "M=32768 N=4096"
 
 A problem has sizes, NAME=NUMBER, parameters, NAME=VALUE, and dtype=, bfloat16 where it is not said; or arrays, as
 `warm` takes them. --build compiles so many, the best, for the GPU's architecture: registers and spills, and what spills

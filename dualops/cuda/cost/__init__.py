@@ -5,7 +5,9 @@ model.py               from a kernel's work to its time: units, waits, waves, me
 steps.py               what a step of a kernel on tensor cores keeps busy, and the constants that were fitted
 attention.py, attention_gradient.py, matmul.py, retention.py, retention_passes.py
                        their Configs, and what their kernels do in a step
-rows.py                rows in the registers of clusters: softmax and the norms
+rows.py                which of these a problem's rows take:
+cluster_rows.py, block_rows.py, row_gradients.py
+                       rows in the registers of clusters and of blocks: softmax and the norms; the norms' gradients
 candidates.py          what is ranked, and compiled where it is asked for
 problems.py            problems by their sizes
 ranking.py             `estimate`
