@@ -1,0 +1,75 @@
+"""Which Config a gradient of a norm takes: no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+
+import dualops.cuda  # noqa: F401  registers the operations
+from dualops.cuda.device import known
+from dualops.cuda.launch import OPERATIONS, Choice
+from dualops.cuda.norm.gradient_configs import RINGS, ROWS
+from dualops.cuda.norm.rows import RowsConfig
+from dualops.cuda.norm.staging import RingConfig
+from dualops.cuda.offline import absent_problem
+from dualops.spec import OPERATORS, Case
+
+VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
+
+
+def choices(
+    operator: str, N: int, arch: str = "sm_90a", dtype: str = "bfloat16", *, added: bool = False, wide: bool = False
+) -> list[Choice]:
+    """Best first; added: dsummed; wide: weights of float32."""
+    vectors = VECTORS[operator]
+    shapes = {"x": (300, N), **dict.fromkeys(vectors, (N,)), **({"residual": (300, N)} if added else {})}
+    dtypes = {} if wide else dict.fromkeys(vectors, dtype)
+    problem = absent_problem(OPERATORS[operator], Case("rows", dtype, shapes, dtypes=dtypes), True)
+    operation = OPERATIONS[operator][True]
+    return [*operation.choices(problem, problem.outputs(operation.outputs), known(arch))]
+
+
+@pytest.mark.parametrize(
+    ("operator", "N", "config"),
+    [
+        ("rms_norm", 128, RowsConfig(16, 1, 16, min_blocks=3)),
+        ("rms_norm", 512, RowsConfig(16, 4, 8, min_blocks=2)),
+        ("rms_norm", 768, RingConfig(64, 2, 2, 6, min_blocks=3)),
+        ("rms_norm", 776, RowsConfig(32, 4, 4, min_blocks=2)),
+        ("rms_norm", 1024, RowsConfig(32, 4, 4, min_blocks=2)),
+        ("rms_norm", 3072, RingConfig(128, 4, 2, 6)),
+        ("rms_norm", 4096, RingConfig(256, 2, 1, 6)),
+        ("rms_norm", 8192, RingConfig(256, 2, 1, 6, 2, overlap=True)),
+        ("layer_norm", 256, RowsConfig(16, 2, 16, min_blocks=2)),
+        ("layer_norm", 1024, RingConfig(64, 2, 2, 6, min_blocks=3, w_shared=True)),
+        ("layer_norm", 3072, RingConfig(128, 3, 1, 6, min_blocks=2, w_shared=True)),
+        ("layer_norm", 4096, RowsConfig(128, 4, 1, min_blocks=3)),
+        ("layer_norm", 5120, RingConfig(320, 2, 1, 6, w_shared=True)),
+    ],
+)
+def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: RowsConfig | RingConfig):
+    assert choices(operator, N)[0].config == config
+
+
+def test_a_rung_is_offered_once_wherever_it_stands():
+    for N in (64, 1024, 4096, 20000):
+        for operator in VECTORS:
+            found = [(choice.rung, type(choice.config).__name__) for choice in choices(operator, N)]
+            assert len(found) == len({*found}) and {"simt", "sm90", "naive"} == {rung for rung, _ in found}
+    assert [choice.rung for choice in choices("rms_norm", 1024, "sm_80")] == ["simt", "simt", "naive"]
+
+
+def test_dsummed_and_wide_weights_leave_rows_no_registers():
+    assert choices("rms_norm", 1024, added=True)[0].config == RingConfig(64, 2, 2, 6, min_blocks=2)
+    assert choices("rms_norm", 4096, added=True)[0].config == RingConfig(128, 4, 1, 4, min_blocks=2)
+    assert choices("layer_norm", 4096, added=True)[0].rung == "sm90"
+    assert choices("layer_norm", 4096, wide=True)[0].config == RingConfig(256, 2, 1, 6, w_shared=True)
+    assert choices("layer_norm", 512, wide=True)[0].rung == "simt"
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_configs_hold_what_they_are_listed_for(centred: bool):
+    lengths = [most for most, _ in RINGS[centred]]
+    assert lengths == sorted(lengths)
+    assert all(config.cluster * config.row_threads * config.vectors >= most for most, config in RINGS[centred])
+    held = [config.row_threads * config.vectors for config in ROWS[centred]]
+    assert held == sorted(held)
