@@ -202,6 +202,11 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x300000", (3, 300000), both, {Tag.TEST}, narrow=True)
     add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
+    # gradients have a Config for each of these, whose blocks take a few rows
+    for columns, rows in ((256, 9000), (512, 5000), (768, 2500), (2048, 800), (3072, 600), (4096, 600)):
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
+    for columns, rows in ((1024, 1700), (5120, 300), (6144, 300), (8192, 300), (12288, 200)):
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True, residual=columns in (1024, 8192))
     add("row", (257,), FLOATS, edge, asked=True, residual=True)
     add("batch3x5x130", (3, 5, 130), FLOATS, edge, narrow=True, residual=True, asked=True)
     add("eps", (9, 200), FLOATS, {Tag.TEST}, eps=0.5, residual=True, asked=True)
@@ -221,7 +226,10 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     build = {Tag.COMPILE}
     add("columns128", (1024, 128), bf16, build, narrow=True)
     add("columns1024", (1024, 1024), bf16, build, narrow=True, residual=True, asked=True)
+    add("columns2048", (1024, 2048), bf16, build, narrow=True)
     add("columns4096", (1024, 4096), single, build, residual=True, asked=True)
+    add("columns4096narrow", (1024, 4096), bf16, build, narrow=True)
+    add("columns6144", (1024, 6144), bf16, build, narrow=True)
     add("columns16384", (1024, 16384), bf16, build, narrow=True, residual=True)
     add("columns16384", (1024, 16384), ("float64",), build, has=(), asked=True)
     add("columns65536", (1024, 65536), bf16, build)

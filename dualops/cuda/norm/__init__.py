@@ -1,6 +1,6 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
-rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB, and of some longer
+rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB above all
 cluster_rows.py   long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
               rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
 cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 512 KiB on, of

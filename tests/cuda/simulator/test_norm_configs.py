@@ -97,11 +97,13 @@ RINGS = [
     (RingConfig(64, 1, 2, stages=2), "float64"),
     (RingConfig(64, 1, 1, stages=3, cluster=2, w_shared=True), "float64"),
     (RingConfig(32, 1, 1, stages=2, cluster=4), "float16"),
+    (RingConfig(96, 2, 1, stages=3), "bfloat16"),
 ]
 OVERLAPPING = [
     (RingConfig(32, 1, 2, stages=3, overlap=True), "float32"),
     (RingConfig(64, 1, 2, stages=2, overlap=True), "bfloat16"),
     (RingConfig(64, 1, 1, stages=3, cluster=2, overlap=True), "float64"),
+    (RingConfig(96, 3, 1, stages=2, cluster=2, overlap=True), "float32"),
 ]
 
 
