@@ -181,7 +181,7 @@ def _blocks(path: Path) -> Iterator[Pair]:
             if backward and not softmax:
                 seconds = row_gradients.rows_estimate(config, p, gpu).seconds
                 yield _of_rows(text, config, backward, gpu, seconds, run["roof"] / time)
-            elif config.vectors * storage(p.dtype).vector <= block_rows.MOST_NUMBERS:
+            elif config.vectors * storage(p.dtype).vector <= block_rows.MOST_OF_A_THREAD:
                 seconds = block_rows.rows_estimate(config, p, backward, gpu).seconds
                 pair = _of_rows(text, config, backward, gpu, seconds, run["roof"] / time)
                 yield pair._replace(group=AT_ROOF) if softmax else pair

@@ -238,6 +238,18 @@ def test_every_gradient_of_norms_has_launches_and_fits(problem: str, least: dict
             assert step.grid[0] <= gpu.sms * config.min_blocks
 
 
+def test_a_gradient_without_weights_keeps_nothing():
+    """No dw and db, and no launch for them."""
+    gpu, config = ARCHITECTURES["h100"], RingConfig(256, 2, 1, 6)
+    rows = "rms_norm x=32768x4096:bfloat16"
+    with_w, without = (absent_problem(*problem_of(text), backward=True) for text in (f"{rows} w=4096:bfloat16", rows))
+    more = row_gradients.rows_estimate(config, with_w, gpu).seconds
+    assert more > row_gradients.rows_estimate(config, without, gpu).seconds + 2e-6
+    (ranking,) = [each for each in rankings(rows, gpu) if each.title == "backward"]
+    assert {len(row.candidate.steps()) for row in ranking.rows} == {1}
+    assert str(ranking.rows[0].candidate.parts[0]).startswith("dx: ")
+
+
 def test_what_a_gradient_waits_for():
     """Where a row arrives by itself an SM wants more blocks; stages that fill an SM cost memory a part of its time."""
     p = absent_problem(*problem_of("layer_norm M=65536 N=4096"), backward=True)
@@ -359,10 +371,12 @@ UNKNOWN = [
     ),
     (
         "layer_norm M=64 N=262144",
-        "no estimates of rows that are copied ahead or read again; a call takes RingConfig",
+        "no estimates where a call takes RingConfig",
     ),
+    ("softmax M=64 N=64 dtype=float64", "no estimates for float64"),
+    ("layer_norm x=0x64:float32 w=64:float32", "no estimates of an empty problem"),
     ("softmax M=64 N=1001", "no estimates where rows are no multiple of 16 bytes"),
-    ("softmax x=64x8192:float16 axis=0", "no estimates of rows that are copied ahead or read again"),
+    ("softmax x=64x8192:float16 axis=0", "no estimates where a call takes StridedConfig"),
     ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
 ]
 

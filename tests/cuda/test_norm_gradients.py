@@ -66,6 +66,15 @@ def test_dsummed_and_wide_weights_leave_rows_no_registers():
     assert choices("layer_norm", 512, wide=True)[0].rung == "simt"
 
 
+@pytest.mark.parametrize(
+    ("operator", "N"),
+    [*(("rms_norm", N) for N in (1024, 8192, 16384, 65536)), ("layer_norm", 1024), ("layer_norm", 8192)],
+)
+def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
+    found = [choice.config for choice in choices(operator, N, "sm_120") if choice.rung == "sm90"]
+    assert found and all(config.cluster <= 8 for config in found)
+
+
 @pytest.mark.parametrize("centred", [False, True])
 def test_configs_hold_what_they_are_listed_for(centred: bool):
     lengths = [most for most, _ in RINGS[centred]]

@@ -38,6 +38,7 @@ class Architecture:
     lanes: int  # threads whose ordinary float32 instruction is issued
     working_clock: float  # Hz, beside products that other work interrupts
     full_clock: float  # Hz, where tensor cores never rest
+    threads_per_sm: int = 2048  # [C], of those that data centers have
     registers_per_sm: int = 65536  # [C], of all of them
     exponentials: int = 16  # ex2 and its like, [C]; of all of them
     shared_bandwidth: int = 128  # bytes: 32 banks of 4; of all of them
@@ -110,6 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             tensor=_tensor(512),  # [L] 165.2 TFLOP/s
             warp_tensor=512,
             lanes=128,  # [C]
+            threads_per_sm=1536,  # [C]
             working_clock=2.52e9,
             full_clock=2.52e9,
         ),
@@ -156,6 +158,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             tensor=_tensor(512),  # [X] 209.5 TFLOP/s
             warp_tensor=512,
             lanes=128,  # [C]
+            threads_per_sm=1536,  # [C]
             working_clock=2.407e9,
             full_clock=2.407e9,
         ),

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..arrays import align_up, cdiv
+from ..arrays import cdiv
 from ..norm import rows_steps
 from ..norm.arguments import Call as NormCall
 from ..norm.rows import RowsConfig as NormConfig
@@ -32,11 +32,11 @@ from ..tile.storage import storage
 from .architectures import Architecture
 from .candidates import Candidate, Part
 from .model import LAUNCH, REACHED, Estimate
+from .steps import by_registers
 
 ARRIVES, MEETS, WEIGHS = 2.8, 0.09, 0.09
-MOST_BLOCKS, MOST_THREADS, MOST_REGISTERS = 32, 2048, 255  # of an SM; of a thread
 VECTORS, THREADS, ROW_THREADS = (1, 2, 4, 8, 16), (128, 256, 512), 1024  # of a thread; of a block; most of a row
-MOST_NUMBERS = 64  # of a row, of a thread; with 128, layer_norm takes two to three times as long
+MOST_OF_A_THREAD = 64  # numbers of a row; with 128, layer_norm takes two to three times as long
 AnyConfig = NormConfig | softmax_rows.RowsConfig
 
 
@@ -82,18 +82,15 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
 
 def blocks_of(config: AnyConfig, p: Problem, kind: Kind, gpu: Architecture) -> int:
     """Blocks that an SM has at once."""
-    asked = gpu.registers_per_sm // (config.threads * config.min_blocks) // 8 * 8
-    numbers = config.vectors * storage(p.dtype).vector
-    taken = min(round(kind.registers + kind.number * numbers), asked, MOST_REGISTERS)
-    by_registers = gpu.registers_per_sm // (config.threads * align_up(taken, 8))
-    return max(1, min(by_registers, MOST_THREADS // config.threads, MOST_BLOCKS))
+    registers = kind.registers + kind.number * config.vectors * storage(p.dtype).vector
+    return max(1, by_registers(gpu, config.threads, registers, config.min_blocks))
 
 
 def _grid(own: AnyConfig, p: Problem, kind: Kind) -> Iterator[AnyConfig]:
     vector = storage(p.dtype).vector
     for vectors, threads in product(VECTORS, THREADS):
         row_threads = max(kind.least, 1 << (cdiv(p.N, vectors * vector) - 1).bit_length())
-        if vectors * vector > MOST_NUMBERS:
+        if vectors * vector > MOST_OF_A_THREAD:
             continue
         if row_threads <= threads or (row_threads == ROW_THREADS and threads == THREADS[-1]):
             yield replace(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..arrays import align_up, cdiv
+from ..arrays import cdiv
 from ..norm import cluster_steps
 from ..norm.arguments import Call as NormCall
 from ..norm.staging import ClusterRowsConfig as NormConfig
@@ -33,13 +33,13 @@ from ..softmax.arguments import Call as SoftmaxCall
 from .architectures import Architecture
 from .candidates import Candidate, Part
 from .model import LAUNCH, REACHED, Estimate
-from .steps import resident
+from .steps import by_registers, resident
 
 ARRIVES, MEETS, LOADS, BEGINS, ALONE = 1.7, 0.38, 0.14, 0.26, 0.7
 SHARP = 12  # how sudden it is that memory decides: turn and memory's time add up by this power
 THREADS, VECTOR = 256, 16  # of a block; bytes that a thread loads at once
 STATIC = 1024  # bytes of shared memory beside the weights, of a block
-MOST_BLOCKS, MOST_THREADS = 8, 2048  # of an SM
+MOST_BLOCKS = 8  # of an SM
 CLUSTERS, ROWS = (2, 4, 8, 16), (2, 4, 8)
 AnyConfig = NormConfig | softmax_rows.ClusterRowsConfig
 
@@ -67,16 +67,6 @@ def kind_of(p: Problem, backward: bool) -> Kind:
     if added or itemsize(p.dtype) > 2:
         return Kind(loaded, moved, weights, 54, 40, 4, most)
     return Kind(loaded, moved, weights, 40, 40, 12, most)  # numbers of a vector are kept, where there is room
-
-
-def refuse_unknown(p: Problem, backward: bool, taken: Any) -> None:
-    """Raises NotImplementedError for what the model does not know. taken: the Config of a call."""
-    op = p.spec.name
-    if backward and op != "softmax":
-        raise NotImplementedError(f"{op}: no estimates of the gradient")
-    if not isinstance(taken, AnyConfig):
-        told = f"a call takes {type(taken).__name__}"
-        raise NotImplementedError(f"{op}: no estimates of rows but in the registers of clusters, and {told}")
 
 
 def candidates(p: Problem, backward: bool, gpu: Architecture, own: AnyConfig) -> Iterator[Candidate]:
@@ -109,10 +99,8 @@ def rows_estimate(config: AnyConfig, p: Problem, backward: bool, gpu: Architectu
 
 def blocks_of(config: AnyConfig, kind: Kind, gpu: Architecture) -> int:
     """Blocks that an SM has at once: by what the compiler takes, at most what a Config leaves it."""
-    asked = gpu.registers_per_sm // (config.threads * config.min_blocks) // 8 * 8
-    taken = min(kind.registers + kind.vector * config.vectors * kind.loaded, asked, 255)
-    by_registers = gpu.registers_per_sm // (config.threads * align_up(taken, 8))
-    most = min(by_registers, MOST_THREADS // config.threads, MOST_BLOCKS)
+    registers = kind.registers + kind.vector * config.vectors * kind.loaded
+    most = min(by_registers(gpu, config.threads, registers, config.min_blocks), MOST_BLOCKS)
     return max(config.min_blocks, resident(gpu, _shared_bytes(config, kind) + STATIC, most))
 
 

@@ -4,9 +4,10 @@ A block's rows come to its registers, or ahead of it to the stages of a ring. A 
 
     turn = BEGINS + MEETS * sums * log2(its warps) + BETWEEN * log2(its blocks) + NUMBERS * numbers * warps of an SM
 
-and more where it has yet to arrive: each time in registers, twice where dsummed comes behind the sums, and by a ring
-what its stages don't hide. All rows that are at once share the bandwidth, of which rings that fill an SM lose a part,
-and a second launch adds up what blocks have kept:
+where the next row's sums are on their way AHEAD of the second and third term; and more where it has yet to arrive: in
+registers each time, and AGAIN where dsummed comes behind the sums, by a ring what its stages don't hide. All rows that
+are at once share the bandwidth, of which rings that fill an SM lose a part, and a second launch adds up what blocks
+have kept:
 
     kernel = rounds * longer + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
 
@@ -21,7 +22,7 @@ from math import log2
 
 from ...spec import Problem
 from ...spec.meta import compute_dtype, itemsize
-from ..arrays import cdiv
+from ..arrays import align_up, cdiv
 from ..norm import gradient_steps, slots_of
 from ..norm.arguments import Call
 from ..norm.configs import with_stages
@@ -31,18 +32,19 @@ from ..tile.storage import storage
 from .architectures import Architecture
 from .candidates import Candidate, Part
 from .model import LAUNCH, REACHED, Estimate
+from .steps import MOST_REGISTERS
 
 ARRIVES, BEGINS, MEETS, BETWEEN, NUMBERS = 0.5, 0.3, 0.046, 0.07, 0.002
 AGAIN = 0.6  # that dsummed takes to arrive behind the sums
-AHEAD = 0.83  # of a turn what is left where the next row's sums are on their way
+AHEAD = 0.83  # of meeting what is left where the next row's sums are on their way
 FULL = 0.08  # of memory's time what it takes more where stages fill all of an SM's shared memory
 KEPT = 4.9  # times that memory moves what is kept: by pieces, which are added up, and by a launch of its own
 SHARP = 2.8  # how sudden it is that memory decides: turn and memory's time add up by this power
 AnyConfig = RowsConfig | RingConfig
-VECTORS, THREADS, BLOCKS, CLUSTERS = (1, 2, 4, 8), (128, 256, 512), (1, 2, 3, 4), (1, 2, 4, 8, 16)
-LEAST_THREADS, LEAST_OF_CLUSTER = 8, 256  # that share a row
+VECTORS, THREADS, BLOCKS, CLUSTERS = (1, 2, 3, 4, 8), (128, 256, 512), (1, 2, 3, 4), (1, 2, 4, 8, 16)
+LEAST_THREADS, LEAST_OF_CLUSTER = 8, 128  # that share a row
+STAGES = 6  # at most
 LEAST, MOST = 256, 1024  # threads of an SM
-MOST_REGISTERS = 255
 # by whether rows come by a ring, and dw and db are wanted: registers beside numbers of a thread, and for each
 LEAST_REGISTERS = {
     (False, False): (31, 4.9),
@@ -54,11 +56,12 @@ LEAST_REGISTERS = {
 
 def candidates(p: Problem, gpu: Architecture, own: AnyConfig) -> Iterator[Candidate]:
     """The operator's own, and others whose registers hold dw, db and what a row needs."""
-    call = Call(p, p.outputs(p.spec.gradients), backward=True)
+    call = _call(p)
+    makes = ", ".join(p.outputs(p.spec.gradients))
     for config in dict.fromkeys((own, *_grid(call, gpu))):
         steps, _ = gradient_steps(config, call, gpu.device)
         rung, shared = ("sm90", config.layout(call.variant).nbytes) if isinstance(config, RingConfig) else ("simt", 0)
-        yield Candidate(rung, (Part("dx, dw, db", config),), rows_estimate(config, p, gpu), shared, steps)
+        yield Candidate(rung, (Part(makes, config),), rows_estimate(config, p, gpu), shared, steps)
 
 
 def rows_estimate(config: AnyConfig, p: Problem, gpu: Architecture) -> Estimate:
@@ -70,10 +73,16 @@ def rows_estimate(config: AnyConfig, p: Problem, gpu: Architecture) -> Estimate:
     turn, full = _turn(config, p, cluster, loaded), _staged_bytes(config, p, loaded) / gpu.shared_per_sm
     memory = (1 + FULL * full) * slots * config.rows * row_bytes / bandwidth
     rounds = cdiv(p.M, slots * config.rows)
-    kept = KEPT * slots * p.N * _sums(p) * itemsize(compute_dtype(p.dtype)) / bandwidth
-    seconds = rounds * (turn**SHARP + memory**SHARP) ** (1 / SHARP) + kept + 2 * LAUNCH
+    vectors = _call(p).variant.weight_gradients
+    kept = KEPT * slots * p.N * vectors * itemsize(compute_dtype(p.dtype)) / bandwidth
+    launches = (2 if vectors else 1) * LAUNCH
+    seconds = rounds * (turn**SHARP + memory**SHARP) ** (1 / SHARP) + kept + launches
     busy = {"memory": p.M * row_bytes / bandwidth + kept}
-    return Estimate(seconds, busy, {"waits": rounds * turn, "launches": 2 * LAUNCH})
+    return Estimate(seconds, busy, {"waits": rounds * turn, "launches": launches})
+
+
+def _call(p: Problem) -> Call:
+    return Call(p, p.outputs(p.spec.gradients), backward=True)
 
 
 def _turn(config: AnyConfig, p: Problem, cluster: int, loaded: int) -> float:
@@ -89,7 +98,7 @@ def _turn(config: AnyConfig, p: Problem, cluster: int, loaded: int) -> float:
 
 
 def _sums(p: Problem) -> int:
-    """Of a row, and of columns."""
+    """Of a row."""
     return 1 if p.spec.name == "rms_norm" else 2
 
 
@@ -118,7 +127,7 @@ def _in_rings(call: Call, gpu: Architecture) -> Iterator[RingConfig]:
         for (row_threads, vectors, rows, blocks), overlap in product(_shapes(call, cluster), (False, True)):
             if cluster > 1 and (rows > 1 or row_threads < LEAST_OF_CLUSTER):
                 continue
-            config = RingConfig(row_threads, vectors, rows, 0, cluster, blocks, both, overlap)
+            config = RingConfig(row_threads, vectors, rows, STAGES, cluster, blocks, both, overlap)
             config = with_stages(config, call.variant, gpu.device)
             if config.stages >= 2:
                 yield config
@@ -128,7 +137,8 @@ def _shapes(call: Call, cluster: int) -> Iterator[tuple[int, int, int, int]]:
     """Threads of a row, vectors of a thread, rows of a block, and blocks of an SM."""
     for vectors, threads, blocks in product(VECTORS, THREADS, BLOCKS):
         wanted = cdiv(call.N, storage(call.dtype).vector * vectors * cluster)
-        row_threads = max(LEAST_THREADS, 1 << (wanted - 1).bit_length())
+        power = 1 << (wanted - 1).bit_length()
+        row_threads = max(LEAST_THREADS, min(power, align_up(wanted, 64)))
         if row_threads <= threads and LEAST <= threads * blocks <= MOST:
             yield row_threads, vectors, threads // row_threads, blocks
 

@@ -20,9 +20,12 @@ CLUSTERS, BLOCKS = (ClusterRowsConfig, NormClusterRowsConfig), (RowsConfig, Norm
 def refuse_unknown(p: Problem, backward: bool, taken: Any) -> None:
     """Raises NotImplementedError for what the models do not know. taken: the Config of a call."""
     op, known = p.spec.name, (*CLUSTERS, *BLOCKS, *([RingConfig] if backward else []))
+    if taken is None:
+        raise NotImplementedError(f"{op}: no estimates of an empty problem")
+    if p.dtype == "float64":
+        raise NotImplementedError(f"{op}: no estimates for float64, expected float32, bfloat16 or float16")
     if not isinstance(taken, known):
-        told = f"a call takes {type(taken).__name__}"
-        raise NotImplementedError(f"{op}: no estimates of rows that are copied ahead or read again; {told}")
+        raise NotImplementedError(f"{op}: no estimates where a call takes {type(taken).__name__}")
     if isinstance(taken, BLOCKS) and not taken.aligned:
         raise NotImplementedError(f"{op}: no estimates where rows are no multiple of 16 bytes")
 

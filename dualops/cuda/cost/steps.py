@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..arrays import align_up
 from .architectures import Architecture
 from .model import Units
 
@@ -20,6 +21,7 @@ FORWARD_EXPOSED, DQ_EXPOSED = 0.47, 0.85  # of a step's softmax what no product 
 # all of it in dk and dv, whose step waits twice, for dv between P and dS: no number that was fitted, but the loop was
 # looked at because without this their figures were 6 to 13 % too good
 DKV_EXPOSED = 1.0
+MOST_REGISTERS, MOST_BLOCKS = 255, 32  # of a thread; of an SM
 
 
 class Product(NamedTuple):
@@ -92,6 +94,13 @@ def warp_step(
 
 def _units(gpu: Architecture, tensor: float, softmax: Softmax, shared_bytes: float) -> Units:
     return Units(tensor, softmax.exponentials(gpu), softmax.arithmetic(gpu), shared_bytes / gpu.shared_bandwidth)
+
+
+def by_registers(gpu: Architecture, threads: int, registers: float, min_blocks: int) -> int:
+    """Blocks that an SM has registers and threads for. registers: of a thread, if a Config leaves it them."""
+    asked = gpu.registers_per_sm // (threads * min_blocks) // 8 * 8
+    taken = min(round(registers), asked, MOST_REGISTERS)
+    return min(gpu.registers_per_sm // (threads * align_up(taken, 8)), gpu.threads_per_sm // threads, MOST_BLOCKS)
 
 
 def resident(gpu: Architecture, shared_bytes: int, most: int) -> int:

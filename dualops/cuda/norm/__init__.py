@@ -1,6 +1,6 @@
 """What rms_norm and layer_norm share on the GPU: their kernels, and which of them serves which problem.
 
-rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB above all
+rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
 cluster_rows.py   long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
               rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
 cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 512 KiB on, of
@@ -56,13 +56,14 @@ def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
 
 
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
+    """Rows in registers."""
     call = Call(problem, results, backward=True)
     if not comes_first(call.N, call.variant):
         yield from _rows_of_gradient(call, device)
 
 
 def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The same of those rows that are slower by a ring."""
+    """Those rows in registers that are slower by a ring."""
     call = Call(problem, results, backward=True)
     if comes_first(call.N, call.variant):
         yield from _rows_of_gradient(call, device)

@@ -49,7 +49,7 @@ FORWARD_UNALIGNED = (
 )
 
 # at most so many stages, 0: as many as there is shared memory for
-# Of rows from 128 KiB on shares of the roof, H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
+# Of rows from 64 KiB on, shares of the roof: H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
 # of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap

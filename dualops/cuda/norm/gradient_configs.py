@@ -1,7 +1,7 @@
 """The Configs of the norms' gradients, with what was measured: which one a row of so many 16-byte vectors takes.
 
-Shares of the roof that a plain kernel with the same reads and writes reaches, one H100 80 GB, 2026-11-27, of two or
-three numbers of rows, 2^27 to 2^28 elements, weights of x's dtype; in brackets those of what was taken before, which
+Shares of the roof that a plain kernel with the same reads and writes reaches, one H100 80 GB, 2026-11-27, of one to
+three numbers of rows, 2^25 to 2^28 elements, weights of x's dtype; in brackets those of what was taken before, which
 had been chosen by two lengths on an H200. How full a Config's threads are counts: a row of 3072 bfloat16 in place of
 4096 takes `RingConfig(256, 2, 1, 6)` from 0.94 to 0.86. So does where its arrays lie; neighbours differ by 5 %.
 """
@@ -41,8 +41,8 @@ ROWS = {
 }
 # Rows that are faster so than by a ring, where dsummed is not added: of so many vectors at most, and of more than so
 # many and at most so many where the compiler has the registers: of rows along one axis, with weights of x's dtype
-FIRST = 64
-FIRST_TOO = {False: (96, 128), True: (384, 512)}
+IN_REGISTERS = 64
+IN_REGISTERS_TOO = {False: (96, 128), True: (384, 512)}
 UNALIGNED = (
     RowsConfig(32, 4, 8, aligned=False, min_blocks=2),
     RowsConfig(32, 16, 8, aligned=False, min_blocks=2),
@@ -55,8 +55,8 @@ SHORT = (
     (16, RingConfig(16, 1, 16, 0, min_blocks=2)),
     (32, RingConfig(32, 1, 8, 0, min_blocks=2)),
 )
-# (vectors of a row, at most, Config) by `centred`. Numbers without a date beside them, of rows from 64 KiB on: an H200,
-# 2026-11-26, float32 weights, in brackets those of rows that are read again (long_rows.py)
+# (vectors of a row, at most, Config) by `centred`. Beside a length in columns: what the first lines say; in KiB: an
+# H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows.py)
 RINGS = {
     False: (
         *SHORT,
@@ -72,6 +72,7 @@ RINGS = {
         (2048, RingConfig(128, 4, 1, 6, 4, overlap=True)),  # 16384: 0.94 (0.89), of float32 half as long 0.96 (0.92)
         (4096, RingConfig(512, 2, 1, 0, 4, overlap=True)),  # 64 KiB: 0.95, without overlap 0.89
         (8192, RingConfig(256, 2, 1, 6, 16, overlap=True)),  # 65536: 0.89 (0.83)
+        (8192, RingConfig(512, 2, 1, 0, 8, overlap=True)),  # of GPUs without clusters of 16
         (16384, RingConfig(512, 2, 1, 0, 16, overlap=True)),  # 256 KiB: 0.92 (0.58), without overlap 0.89
         (32768, RingConfig(256, 8, 1, 0, 16, w_shared=True)),  # 512 KiB: 0.71 (0.52)
     ),
@@ -89,32 +90,30 @@ RINGS = {
         (2048, RingConfig(512, 2, 1, 0, 2)),  # 16384: 0.88 to 0.91
         (4096, RingConfig(512, 2, 1, 0, 4, overlap=True)),  # 64 KiB: 0.96; without overlap 0.91, as 256 threads
         (4096, RingConfig(256, 4, 1, 0, 4)),  # for 16-bit rows
-        (8192, RingConfig(256, 4, 1, 0, 8, overlap=True)),  # 128 KiB: 0.87, H100 0.79 to 0.85
+        (8192, RingConfig(256, 4, 1, 0, 8, overlap=True)),  # 65536: 0.79 to 0.85; 128 KiB: 0.87
         (16384, RingConfig(256, 4, 1, 0, 16, overlap=True)),  # 256 KiB: 0.89 (0.56); 512 threads 0.88
     ),
 }
-# the same of rows to which dsummed is added, in place of those for as many vectors
+# of rms_norm with dsummed, in place of those for as many vectors
 ADDED = {
-    False: {
-        128: RingConfig(64, 2, 2, 6, min_blocks=2),  # 1024: 0.86 to 0.94 (0.80 to 0.85)
-        512: RingConfig(128, 4, 1, 4, min_blocks=2),  # 4096: 0.94 (0.91); as without it 0.93
-    },
-    True: {},
+    128: RingConfig(64, 2, 2, 6, min_blocks=2),  # 1024: 0.86 to 0.94 (0.80 to 0.85)
+    512: RingConfig(128, 4, 1, 4, min_blocks=2),  # 4096: 0.94 (0.91); as without it 0.93
 }
 
 
 def comes_first(N: int, variant: Variant) -> bool:
-    """Whether rows of N elements are faster in registers than by a ring."""
-    vectors, (more, most) = cdiv(N, storage(variant.dtype).vector), FIRST_TOO[variant.centred]
+    """Whether rows of N elements are faster in registers than by a ring, where there is one."""
+    vectors, (more, most) = cdiv(N, storage(variant.dtype).vector), IN_REGISTERS_TOO[variant.centred]
     plain = variant.rank == 1 and variant.w in (None, variant.dtype)
-    return not variant.added and (vectors <= FIRST or (plain and more < vectors <= most))
+    return not variant.added and (vectors <= IN_REGISTERS or (plain and more < vectors <= most))
 
 
 def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
     """The rings that hold rows of N elements, best first, with as many stages as there may be."""
     vectors, both = cdiv(N, storage(variant.dtype).vector), variant.weight_gradients > 1
+    instead = ADDED if variant.added and not variant.centred else {}
     for most, config in RINGS[variant.centred]:
         # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
         spills = config.overlap and config.row_threads > 256 and both and storage(variant.dtype).vector > 4
         if vectors <= most and not spills:
-            yield ADDED[variant.centred].get(most, config) if variant.added else config
+            yield instead.get(most, config)
