@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -31,6 +32,7 @@ from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.retention_passes import passes_of, walk_work
 from dualops.cuda.cost.steps import Product
 from dualops.cuda.device import ARCHITECTURES as COMPILED, known
+from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
 from dualops.cuda.offline import absent_problem
@@ -126,6 +128,27 @@ def test_the_order_is_that_of_measurements():
         others = [pair for pair in mine if not pair.fitted]
         assert not others or draw.rank_correlation(others) >= 0.8
     assert fill(draw.PAGE.read_text("utf-8"), draw.table(found), *draw.MARKERS).count("\n|") > len(draw.listed(found))
+
+
+def test_what_a_call_takes_is_as_fast_as_the_best_that_was_found():
+    """Within 5 %, of rows in blocks and gradients of norms, in each run in which it was timed."""
+    h100, compared = ARCHITECTURES["h100"], 0
+    for run in json.loads((draw.ROOT / "benchmarks/configs/blocks_h100.json").read_text())["runs"]:
+        p = absent_problem(*problem_of(run["problem"]), backward=run["backward"])
+        operation = OPERATIONS[p.spec.name][run["backward"]]
+        taken = operation.choose(p, p.outputs(operation.outputs), h100.device).config
+        fields = ["row_threads", "vectors", "rows", "min_blocks"]
+        if isinstance(taken, RingConfig):
+            fields[3:] = ["stages", "cluster", "min_blocks", "overlap"]
+        kind = "rings" if isinstance(taken, RingConfig) else "rows"
+        times = {tuple(shape): time for *shape, time in run.get(kind, ())}
+        own = times.get(tuple(getattr(taken, field) for field in fields))
+        if own is not None:
+            compared += 1
+            assert own <= 1.05 * min(time for each in ("rows", "rings") for *_, time in run.get(each, ())), run[
+                "problem"
+            ]
+    assert compared >= 90
 
 
 def test_the_picture_of_the_page(tmp_path: Path):
