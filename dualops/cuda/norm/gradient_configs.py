@@ -111,9 +111,9 @@ def comes_first(N: int, variant: Variant) -> bool:
 def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
     """The rings that hold rows of N elements, best first, with as many stages as there may be."""
     vectors, both = cdiv(N, storage(variant.dtype).vector), variant.weight_gradients > 1
-    instead = ADDED if variant.added and not variant.centred else {}
+    instead = variant.added and not variant.centred
     for most, config in RINGS[variant.centred]:
         # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
         spills = config.overlap and config.row_threads > 256 and both and storage(variant.dtype).vector > 4
         if vectors <= most and not spills:
-            yield instead.get(most, config)
+            yield ADDED.get(most, config) if instead else config
