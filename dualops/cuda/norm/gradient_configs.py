@@ -116,4 +116,4 @@ def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
         # of 8-number vectors, dw and db of two leave each of 512 threads no registers for the next row's sums
         spills = config.overlap and config.row_threads > 256 and both and storage(variant.dtype).vector > 4
         if vectors <= most and not spills:
-            yield ADDED.get(most, config) if instead else config
+            yield ADDED[most] if instead and most in ADDED else config
