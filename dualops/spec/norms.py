@@ -226,9 +226,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     build = {Tag.COMPILE}
     add("columns128", (1024, 128), bf16, build, narrow=True)
     add("columns1024", (1024, 1024), bf16, build, narrow=True, residual=True, asked=True)
-    add("columns2048", (1024, 2048), bf16, build, narrow=True)
     add("columns4096", (1024, 4096), single, build, residual=True, asked=True)
-    add("columns4096narrow", (1024, 4096), bf16, build, narrow=True)
     add("columns6144", (1024, 6144), bf16, build, narrow=True)
     add("columns16384", (1024, 16384), bf16, build, narrow=True, residual=True)
     add("columns16384", (1024, 16384), ("float64",), build, has=(), asked=True)
