@@ -291,7 +291,7 @@ def table(found: Sequence[Pair]) -> str:
 
 
 def draw_estimates() -> Figure:
-    """Estimated against measured TFLOP/s, and percents of the roof; of the norms' figures one of twenty."""
+    """Estimated against measured TFLOP/s, and percents of the roof; of the norms' figures one of forty."""
     found = pairs()
     figure = new_figure(6.4, 3.3)
     for axes, groups, unit in zip(figure.subplots(1, 2), (COLORS, ROWS), ("TFLOP/s", "% of the roof"), strict=True):
@@ -313,7 +313,7 @@ def draw_estimates() -> Figure:
     return figure
 
 
-MANY, EACH = 500, 20  # of more figures than so many, one of so many is drawn
+MANY, EACH = 500, 40  # of more figures than so many, one of so many is drawn
 PICTURES = {"cost_estimates.png": draw_estimates}
 
 if __name__ == "__main__":

@@ -203,10 +203,13 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
     # gradients have a Config for each of these, whose blocks take a few rows
-    for columns, rows in ((256, 9000), (512, 5000), (768, 2500), (2048, 800), (3072, 600), (4096, 600)):
+    for columns, rows in ((256, 9000), (512, 5000), (768, 2500), (2048, 800), (3072, 600), (5120, 300)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
-    for columns, rows in ((1024, 1700), (5120, 300), (6144, 300), (8192, 300), (12288, 200)):
-        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True, residual=columns in (1024, 8192))
+    add("residual1700x1024", (1700, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
+    long = ((4096, 600), (6144, 300), (8192, 300), (10240, 200), (12288, 200), (14336, 150), (16384, 150))
+    for columns, rows in (*long, (20480, 140), (24576, 100), (32768, 80)):
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
+        add(f"residual{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True, residual=True)
     add("row", (257,), FLOATS, edge, asked=True, residual=True)
     add("batch3x5x130", (3, 5, 130), FLOATS, edge, narrow=True, residual=True, asked=True)
     add("eps", (9, 200), FLOATS, {Tag.TEST}, eps=0.5, residual=True, asked=True)

@@ -7,7 +7,7 @@ import pytest
 import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS, Choice
-from dualops.cuda.norm.gradient_configs import RINGS, ROWS
+from dualops.cuda.norm.gradient_configs import ADDED, RINGS, ROWS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.offline import absent_problem
@@ -37,13 +37,17 @@ def choices(
         ("rms_norm", 776, RowsConfig(32, 4, 4, min_blocks=2)),
         ("rms_norm", 1024, RowsConfig(32, 4, 4, min_blocks=2)),
         ("rms_norm", 3072, RingConfig(128, 4, 2, 6)),
-        ("rms_norm", 4096, RingConfig(256, 2, 1, 6)),
+        ("rms_norm", 4096, RingConfig(128, 2, 1, 6, 2, min_blocks=2, overlap=True)),
         ("rms_norm", 8192, RingConfig(256, 2, 1, 6, 2, overlap=True)),
+        ("rms_norm", 20480, RingConfig(320, 2, 1, 6, 4, overlap=True)),
+        ("rms_norm", 32768, RingConfig(128, 2, 1, 7, 16, min_blocks=3)),
         ("layer_norm", 256, RowsConfig(16, 2, 16, min_blocks=2)),
         ("layer_norm", 1024, RingConfig(64, 2, 2, 6, min_blocks=3, w_shared=True)),
         ("layer_norm", 3072, RingConfig(128, 3, 1, 6, min_blocks=2, w_shared=True)),
         ("layer_norm", 4096, RowsConfig(128, 4, 1, min_blocks=3)),
         ("layer_norm", 5120, RingConfig(320, 2, 1, 6, w_shared=True)),
+        ("layer_norm", 16384, RingConfig(128, 2, 1, 7, 8, min_blocks=3, w_shared=True)),
+        ("layer_norm", 24576, RingConfig(256, 3, 1, 6, 4, w_shared=True, overlap=True)),
     ],
 )
 def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: RowsConfig | RingConfig):
@@ -60,15 +64,19 @@ def test_a_rung_is_offered_once_wherever_it_stands():
 
 def test_dsummed_and_wide_weights_leave_rows_no_registers():
     assert choices("rms_norm", 1024, added=True)[0].config == RingConfig(64, 2, 2, 6, min_blocks=2)
-    assert choices("rms_norm", 4096, added=True)[0].config == RingConfig(128, 4, 1, 4, min_blocks=2)
+    assert choices("rms_norm", 6144, added=True)[0].config == RingConfig(384, 1, 1, 6, 2, overlap=True)
     assert choices("layer_norm", 4096, added=True)[0].rung == "sm90"
+    assert choices("layer_norm", 16384, added=True)[0].config.cluster == 4
     assert choices("layer_norm", 4096, wide=True)[0].config == RingConfig(256, 2, 1, 6, w_shared=True)
     assert choices("layer_norm", 512, wide=True)[0].rung == "simt"
 
 
 @pytest.mark.parametrize(
     ("operator", "N"),
-    [*(("rms_norm", N) for N in (1024, 8192, 16384, 65536)), ("layer_norm", 1024), ("layer_norm", 8192)],
+    [
+        *(("rms_norm", N) for N in (1024, 8192, 16384, 32768, 65536)),
+        *(("layer_norm", N) for N in (1024, 8192, 32768)),
+    ],
 )
 def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
     found = [choice.config for choice in choices(operator, N, "sm_120") if choice.rung == "sm90"]
@@ -79,6 +87,8 @@ def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
 def test_configs_hold_what_they_are_listed_for(centred: bool):
     lengths = [most for most, _ in RINGS[centred]]
     assert lengths == sorted(lengths)
-    assert all(config.cluster * config.row_threads * config.vectors >= most for most, config in RINGS[centred])
+    assert {*ADDED[centred]} <= {*lengths}
+    for most, config in (*RINGS[centred], *ADDED[centred].items()):
+        assert config.cluster * config.row_threads * config.vectors >= most
     held = [config.row_threads * config.vectors for config in ROWS[centred]]
     assert held == sorted(held)

@@ -4,12 +4,12 @@ A block's rows come to its registers, or ahead of it to the stages of a ring. A 
 
     turn = BEGINS + MEETS * sums * log2(its warps) + BETWEEN * log2(its blocks) + NUMBERS * numbers * warps of an SM
 
-where the next row's sums are on their way AHEAD of the second and third term; and more where it has yet to arrive: in
-registers each time, and AGAIN where dsummed comes behind the sums, by a ring what its stages don't hide. All rows that
-are at once share the bandwidth, of which rings that fill an SM lose a part, and a second launch adds up what blocks
-have kept:
+where the next row's sums are on their way AHEAD of the second and third term, and BESIDE more where a block takes
+several rows by a ring. In registers a row has yet to arrive each time, and AGAIN where dsummed comes behind the sums.
+All rows that are at once share the bandwidth, of which rings that fill an SM lose a part. A stage of a ring is free for
+another row after all of that, so that few stages decide too. A second launch adds up what blocks have kept:
 
-    kernel = rounds * longer + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
+    kernel = rounds * longest + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
 
 Fitted to figures of both norms, in microseconds; which Configs spill registers was read from compiled kernels.
 """
@@ -34,12 +34,13 @@ from .candidates import Candidate, Part
 from .model import LAUNCH, REACHED, Estimate
 from .steps import MOST_REGISTERS
 
-ARRIVES, BEGINS, MEETS, BETWEEN, NUMBERS = 0.5, 0.3, 0.046, 0.07, 0.002
-AGAIN = 0.6  # that dsummed takes to arrive behind the sums
-AHEAD = 0.83  # of meeting what is left where the next row's sums are on their way
-FULL = 0.08  # of memory's time what it takes more where stages fill all of an SM's shared memory
-KEPT = 4.9  # times that memory moves what is kept: by pieces, which are added up, and by a launch of its own
-SHARP = 2.8  # how sudden it is that memory decides: turn and memory's time add up by this power
+ARRIVES, BEGINS, MEETS, BETWEEN, NUMBERS = 0.4, 0.32, 0.053, 0.081, 0.0021
+AGAIN = 0.71  # that dsummed takes to arrive behind the sums
+BESIDE = 0.16  # of rows that a block takes at once by a ring
+AHEAD = 0.84  # of meeting what is left where the next row's sums are on their way
+FULL = 0.076  # of memory's time what it takes more where stages fill all of an SM's shared memory
+KEPT = 7.5  # times that memory moves what is kept: by pieces, which are added up, and by a launch of its own
+SHARP = {"rows": 2.6, "rings": 4.6}  # how sudden it is that one of them decides: they add up by this power
 AnyConfig = RowsConfig | RingConfig
 VECTORS, THREADS, BLOCKS, CLUSTERS = (1, 2, 3, 4, 8), (128, 256, 512), (1, 2, 3, 4), (1, 2, 4, 8, 16)
 LEAST_THREADS, LEAST_OF_CLUSTER = 8, 128  # that share a row
@@ -70,13 +71,19 @@ def rows_estimate(config: AnyConfig, p: Problem, gpu: Architecture) -> Estimate:
     cluster = config.cluster if isinstance(config, RingConfig) else 1
     slots = slots_of(p.M, config, cluster, gpu.device)
     row_bytes = (loaded + 1) * p.N * itemsize(p.dtype)
-    turn, full = _turn(config, p, cluster, loaded), _staged_bytes(config, p, loaded) / gpu.shared_per_sm
+    full = _staged_bytes(config, p, loaded) / gpu.shared_per_sm
+    turn = 1e-6 * _turn(config, p, cluster, loaded)
     memory = (1 + FULL * full) * slots * config.rows * row_bytes / bandwidth
     rounds = cdiv(p.M, slots * config.rows)
     vectors = _call(p).variant.weight_gradients
     kept = KEPT * slots * p.N * vectors * itemsize(compute_dtype(p.dtype)) / bandwidth
     launches = (2 if vectors else 1) * LAUNCH
-    seconds = rounds * (turn**SHARP + memory**SHARP) ** (1 / SHARP) + kept + launches
+    if isinstance(config, RingConfig):
+        again = (1e-6 * ARRIVES + turn + memory) / (config.stages - config.overlap)
+        longest = _longest("rings", turn, memory, again)
+    else:
+        longest = _longest("rows", turn, memory)
+    seconds = rounds * longest + kept + launches
     busy = {"memory": p.M * row_bytes / bandwidth + kept}
     return Estimate(seconds, busy, {"waits": rounds * turn, "launches": launches})
 
@@ -85,16 +92,20 @@ def _call(p: Problem) -> Call:
     return Call(p, p.outputs(p.spec.gradients), backward=True)
 
 
+def _longest(of: str, *terms: float) -> float:
+    power = SHARP[of]
+    return sum(term**power for term in terms) ** (1 / power)
+
+
 def _turn(config: AnyConfig, p: Problem, cluster: int, loaded: int) -> float:
-    """Seconds that a row takes by itself."""
+    """Microseconds that a row takes by itself."""
     numbers = config.vectors * storage(p.dtype).vector * (loaded + 1) / 3
     warps = config.row_threads * config.rows / 32 * config.min_blocks
     meets = MEETS * _sums(p) * log2(max(1, config.row_threads / 32)) + BETWEEN * log2(cluster)
-    work = NUMBERS * numbers * warps
+    work = BEGINS + NUMBERS * numbers * warps
     if isinstance(config, RingConfig):
-        turn = BEGINS + work + (AHEAD if config.overlap else 1) * meets
-        return 1e-6 * max(turn, (ARRIVES + turn) / config.stages)
-    return 1e-6 * (ARRIVES + BEGINS + work + meets + AGAIN * (loaded > 2))
+        return work + BESIDE * (config.rows > 1) + (AHEAD if config.overlap else 1) * meets
+    return ARRIVES + work + meets + AGAIN * (loaded > 2)
 
 
 def _sums(p: Problem) -> int:
