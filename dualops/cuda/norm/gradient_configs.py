@@ -134,7 +134,7 @@ def comes_first(N: int, variant: Variant) -> bool:
 
 def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
     """The rings that hold rows of N elements, best first, with as many stages as there may be."""
-    instead = ADDED[variant.centred] if variant.added else {}
+    instead: dict[int, RingConfig] = ADDED[variant.centred] if variant.added else {}
     for most, config in RINGS[variant.centred]:
         if cdiv(N, storage(variant.dtype).vector) <= most:
             yield instead.get(most, config)
