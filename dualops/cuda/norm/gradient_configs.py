@@ -58,7 +58,7 @@ SHORT = (
 )
 # (vectors of a row, at most, Config) by `centred`. Beside a length in columns: what the first lines say; in KiB: an
 # H200, 2026-11-26, float32 weights, in brackets rows that are read again (long_rows.py)
-RINGS = {
+RINGS: dict[bool, tuple[tuple[int, RingConfig], ...]] = {
     False: (
         *SHORT,
         (64, RingConfig(32, 2, 8, 0, min_blocks=2)),
@@ -104,7 +104,7 @@ RINGS = {
     ),
 }
 # with dsummed, in place of those for as many vectors, by `centred`
-ADDED = {
+ADDED: dict[bool, dict[int, RingConfig]] = {
     False: {
         128: RingConfig(64, 2, 2, 6, min_blocks=2),  # 1024: 0.86 to 0.94 (0.80 to 0.85)
         768: RingConfig(384, 1, 1, 6, 2, overlap=True),  # 6144: 0.94 to 0.96 (0.90 to 0.91)
@@ -134,7 +134,7 @@ def comes_first(N: int, variant: Variant) -> bool:
 
 def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
     """The rings that hold rows of N elements, best first, with as many stages as there may be."""
-    instead: dict[int, RingConfig] = ADDED[variant.centred] if variant.added else {}
+    instead = ADDED[variant.centred] if variant.added else {}
     for most, config in RINGS[variant.centred]:
         if cdiv(N, storage(variant.dtype).vector) <= most:
             yield instead.get(most, config)
