@@ -202,12 +202,12 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("rows3x300000", (3, 300000), both, {Tag.TEST}, narrow=True)
     add("rows3x1000000", (3, 1000000), bf16, {Tag.TEST}, narrow=True)
     add("rows5000x40", (5000, 40), FLOATS, {Tag.TEST}, asked=True)
-    # gradients have a Config for each of these, whose blocks take a few rows
-    for columns, rows in ((256, 9000), (512, 5000), (768, 2500), (2048, 800), (3072, 600), (5120, 300)):
+    # gradients have a Config for each of these, whose blocks take more rows than a ring has stages
+    for columns, rows in ((256, 9000), (512, 5000), (768, 5000), (2048, 2500), (3072, 1800), (5120, 1000)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
-    add("residual1700x1024", (1700, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
-    long = ((4096, 600), (6144, 300), (8192, 300), (10240, 200), (12288, 200), (14336, 150), (16384, 150))
-    for columns, rows in (*long, (20480, 140), (24576, 100), (32768, 80)):
+    add("residual4000x1024", (4000, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
+    long = ((4096, 1000), (6144, 1000), (8192, 800), (10240, 500), (12288, 500), (14336, 500), (16384, 400))
+    for columns, rows in (*long, (20480, 300), (24576, 250), (32768, 200), (65536, 120)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
         add(f"residual{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True, residual=True)
     add("row", (257,), FLOATS, edge, asked=True, residual=True)
@@ -230,7 +230,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("columns128", (1024, 128), bf16, build, narrow=True)
     add("columns1024", (1024, 1024), bf16, build, narrow=True, residual=True, asked=True)
     add("columns4096", (1024, 4096), single, build, residual=True, asked=True)
-    add("columns6144", (1024, 6144), bf16, build, narrow=True)
+    add("columns20480", (1024, 20480), bf16, build, narrow=True)
     add("columns16384", (1024, 16384), bf16, build, narrow=True, residual=True)
     add("columns16384", (1024, 16384), ("float64",), build, has=(), asked=True)
     add("columns65536", (1024, 65536), bf16, build)

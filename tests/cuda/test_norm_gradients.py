@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda.device import known
+from dualops.cuda.device import Device, known
 from dualops.cuda.launch import OPERATIONS, Choice
 from dualops.cuda.norm.gradient_configs import ADDED, RINGS, ROWS
 from dualops.cuda.norm.rows import RowsConfig
@@ -13,11 +15,12 @@ from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 
+H100 = known("sm_90a")
 VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
 
 
 def choices(
-    operator: str, N: int, arch: str = "sm_90a", dtype: str = "bfloat16", *, added: bool = False, wide: bool = False
+    operator: str, N: int, device: Device = H100, dtype: str = "bfloat16", *, added: bool = False, wide: bool = False
 ) -> list[Choice]:
     """Best first; added: dsummed; wide: weights of float32."""
     vectors = VECTORS[operator]
@@ -25,7 +28,7 @@ def choices(
     dtypes = {} if wide else dict.fromkeys(vectors, dtype)
     problem = absent_problem(OPERATORS[operator], Case("rows", dtype, shapes, dtypes=dtypes), True)
     operation = OPERATIONS[operator][True]
-    return [*operation.choices(problem, problem.outputs(operation.outputs), known(arch))]
+    return [*operation.choices(problem, problem.outputs(operation.outputs), device)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_a_rung_is_offered_once_wherever_it_stands():
         for operator in VECTORS:
             found = [(choice.rung, type(choice.config).__name__) for choice in choices(operator, N)]
             assert len(found) == len({*found}) and {"simt", "sm90", "naive"} == {rung for rung, _ in found}
-    assert [choice.rung for choice in choices("rms_norm", 1024, "sm_80")] == ["simt", "simt", "naive"]
+    assert [choice.rung for choice in choices("rms_norm", 1024, known("sm_80"))] == ["simt", "simt", "naive"]
 
 
 def test_dsummed_and_wide_weights_leave_rows_no_registers():
@@ -79,8 +82,10 @@ def test_dsummed_and_wide_weights_leave_rows_no_registers():
     ],
 )
 def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
-    found = [choice.config for choice in choices(operator, N, "sm_120") if choice.rung == "sm90"]
-    assert found and all(config.cluster <= 8 for config in found)
+    slice_of_one = replace(H100, sms=78, max_cluster=8)
+    for device, added in ((known("sm_120"), False), (slice_of_one, False), (slice_of_one, True)):
+        found = [choice.config for choice in choices(operator, N, device, added=added) if choice.rung == "sm90"]
+        assert found and all(config.cluster <= 8 for config in found)
 
 
 @pytest.mark.parametrize("centred", [False, True])

@@ -7,8 +7,11 @@ A block's rows come to its registers, or ahead of it to the stages of a ring. A 
 where the next row's sums are on their way AHEAD of the second and third term, and BESIDE more where a block takes
 several rows by a ring. In registers a row has yet to arrive each time, and AGAIN where dsummed comes behind the sums.
 All rows that are at once share the bandwidth, of which rings that fill an SM lose a part. A stage of a ring is free for
-another row after all of that, so that few stages decide too. A second launch adds up what blocks have kept:
+another row when its own has arrived, is met and is written, so that few stages decide too. The larger of these decides
+all but alone, and a second launch adds up what blocks have kept:
 
+    again = (ARRIVES + turn + memory) / (stages - 1 where rows overlap), of a ring alone
+    longest = (turn^SHARP + memory^SHARP + again^SHARP)^(1 / SHARP)
     kernel = rounds * longest + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
 
 Fitted to figures of both norms, in microseconds; which Configs spill registers was read from compiled kernels.
