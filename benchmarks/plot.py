@@ -205,9 +205,12 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
 
 
 def against_length(axes: Axes, operator: str, direction: str, newest: Recording, peers: Peers | None) -> None:
-    """TB/s against row length: dualops in every dtype, peers and roof, timed on the same GPU, in that of most cases."""
+    """TB/s against row length: dualops in every dtype, peers and roof, timed on the same GPU, in that of most cases.
+
+    Of rows alone: one with a residual moves other bytes.
+    """
     curves: dict[str, list[tuple[int, float]]] = {}
-    cases = known_cases(operator)
+    cases = {case_id: case for case_id, case in known_cases(operator).items() if "residual" not in case.shapes}
     dtypes = [case.dtype for case in cases.values()]
     main = max(dtypes, key=dtypes.count)
     for case_id, case in cases.items():

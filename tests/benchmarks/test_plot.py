@@ -215,6 +215,20 @@ class TestPicture:
         plot.against_length(axes, "softmax", "forward", newest, peer_runs(tree / "peers")["softmax"])
         assert set(self.curves(axes)) == {"dualops bfloat16", "dualops float32", "dualops float16"}
 
+    def test_a_curve_has_one_point_a_length(self) -> None:
+        """As committed, where norms are timed with a residual too."""
+        from matplotlib.figure import Figure
+
+        newest = recordings(ROOT / "benchmarks" / "results", "h100")[-1]
+        for operator in ("rms_norm", "layer_norm"):
+            axes = Figure().subplots()
+            plot.against_length(
+                axes, operator, "backward", newest, peer_runs(ROOT / "benchmarks/peer_results")[operator]
+            )
+            curves = self.curves(axes)
+            assert len(curves["dualops bfloat16"]) >= 4
+            assert all(len(points) == len({x for x, _ in points}) for points in curves.values())
+
     def test_a_curve_a_case_across_commits_with_gaps_where_it_was_not_timed(self, tree: Path) -> None:
         from matplotlib.figure import Figure
 
