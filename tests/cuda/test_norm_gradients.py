@@ -82,10 +82,18 @@ def test_dsummed_and_wide_weights_leave_rows_no_registers():
     ],
 )
 def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
-    slice_of_one = replace(H100, sms=78, max_cluster=8)
-    for device, added in ((known("sm_120"), False), (slice_of_one, False), (slice_of_one, True)):
-        found = [choice.config for choice in choices(operator, N, device, added=added) if choice.rung == "sm90"]
-        assert found and all(config.cluster <= 8 for config in found)
+    found = [choice.config for choice in choices(operator, N, known("sm_120")) if choice.rung == "sm90"]
+    assert found and all(config.cluster <= 8 for config in found)
+
+
+@pytest.mark.parametrize("N", [1024, 8192, 16384, 32768, 65536])
+def test_a_slice_of_a_gpu_has_rings_too(N: int):
+    """Where clusters of 16 don't fit, beside dsummed as well."""
+    device = replace(H100, sms=78, max_cluster=8)
+    for operator in VECTORS:
+        for added in (False, True):
+            found = [choice.config for choice in choices(operator, N, device, added=added) if choice.rung == "sm90"]
+            assert found and all(config.cluster <= 8 for config in found)
 
 
 @pytest.mark.parametrize("centred", [False, True])
