@@ -208,8 +208,9 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     add("residual4000x1024", (4000, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
     long = ((4096, 1000), (6144, 1000), (8192, 800), (10240, 500), (12288, 500), (14336, 500), (16384, 400))
     for columns, rows in (*long, (20480, 300), (24576, 250), (32768, 200), (65536, 120)):
-        add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
-        add(f"residual{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True, residual=True)
+        tags = edge if columns in (4096, 16384) else {Tag.TEST}
+        add(f"rows{rows}x{columns}", (rows, columns), bf16, tags, narrow=True)
+        add(f"residual{rows}x{columns}", (rows, columns), bf16, tags, narrow=True, residual=True)
     add("row", (257,), FLOATS, edge, asked=True, residual=True)
     add("batch3x5x130", (3, 5, 130), FLOATS, edge, narrow=True, residual=True, asked=True)
     add("eps", (9, 200), FLOATS, {Tag.TEST}, eps=0.5, residual=True, asked=True)
