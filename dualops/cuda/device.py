@@ -12,6 +12,7 @@ from functools import cache
 from .backend import SIMULATED, find_gpu
 
 KIB = 1024
+FAST_MEMORY = 30e9  # bytes a second and SM: more than an H100's 25e9, less than an H200's 36e9
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
 
 
@@ -24,6 +25,7 @@ class Device:
     arch: str  # as ptxas names it: "sm_90a"
     sms: int
     l2_bytes: int
+    memory_bandwidth: float  # bytes a second, by its clock and the width of its bus
     shared_memory_per_block: int  # bytes, with opting in
     max_cluster: int  # blocks of the largest cluster; 1 where there are none
     index: int = 0
@@ -44,25 +46,32 @@ class Device:
         return self.compute_capability[0] == 9
 
     @property
+    def has_fast_memory(self) -> bool:
+        """Whether memory brings an SM's rows sooner than a few warps do what is to be done with them."""
+        return self.memory_bandwidth > FAST_MEMORY * self.sms
+
+    @property
     def takes_more_registers(self) -> bool:
         """Whether ptxas needs more registers for the same kernel than for other architectures."""
         return self.compute_capability >= (12, 0)
 
 
-def _known(name: str, cc: tuple[int, int], arch: str, sms: int, l2_mib: int, shared_kib: int, cluster: int) -> Device:
-    return Device(name, cc, arch, sms, l2_mib * KIB * KIB, shared_kib * KIB, cluster)
+def _known(
+    name: str, cc: tuple[int, int], arch: str, sms: int, l2_mib: int, gigabytes: int, shared_kib: int, cluster: int
+) -> Device:
+    return Device(name, cc, arch, sms, l2_mib * KIB * KIB, 1e9 * gigabytes, shared_kib * KIB, cluster)
 
 
-# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30
+# one card for each architecture; CUDA C++ Programming Guide 13.0, table 30; gigabytes a second of the data sheets
 _KNOWN = {
     device.arch: device
     for device in (
-        _known("NVIDIA A100", (8, 0), "sm_80", 108, 40, 163, 1),
-        _known("NVIDIA GeForce RTX 3090", (8, 6), "sm_86", 82, 6, 99, 1),
-        _known("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", 128, 72, 99, 1),
-        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 227, 16),
-        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 227, 16),
-        _known("NVIDIA GeForce RTX 5090", (12, 0), "sm_120", 170, 96, 99, 8),
+        _known("NVIDIA A100", (8, 0), "sm_80", 108, 40, 2039, 163, 1),
+        _known("NVIDIA GeForce RTX 3090", (8, 6), "sm_86", 82, 6, 936, 99, 1),
+        _known("NVIDIA GeForce RTX 4090", (8, 9), "sm_89", 128, 72, 1008, 99, 1),
+        _known("NVIDIA H200", (9, 0), "sm_90a", 132, 60, 4800, 227, 16),
+        _known("NVIDIA B200", (10, 0), "sm_100a", 148, 126, 8000, 227, 16),
+        _known("NVIDIA GeForce RTX 5090", (12, 0), "sm_120", 170, 96, 1792, 99, 8),
     )
 }
 ARCHITECTURES = tuple(_KNOWN)
@@ -110,7 +119,9 @@ def require() -> None:
 def at(index: int) -> Device:
     """GPU number `index`."""
     if SIMULATED:
-        return Device("simulator", (9, 0), "sm_90a", 2, 60 * KIB * KIB, 227 * KIB, 16, index)
+        small, h200 = 2, known("sm_90a")
+        bandwidth = h200.memory_bandwidth * small / h200.sms
+        return Device("simulator", (9, 0), "sm_90a", small, h200.l2_bytes, bandwidth, 227 * KIB, 16, index)
     require()
     from cuda.core import Device as CoreDevice
 
@@ -124,6 +135,7 @@ def at(index: int) -> Device:
         arch,
         properties.multiprocessor_count,
         properties.l2_cache_size,
+        2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8,  # kHz, twice a cycle; bits
         properties.max_shared_memory_per_block_optin,
         _max_cluster(major, properties.multiprocessor_count),
         index,

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
+from dualops.cuda.cost import architecture
 from dualops.cuda.device import Device, known
 from dualops.cuda.launch import OPERATIONS, Choice
-from dualops.cuda.norm.gradient_configs import ADDED, RINGS, ROWS
+from dualops.cuda.norm.gradient_configs import ADDED, FAST, RINGS, ROWS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 
-H100 = known("sm_90a")
+H100, H200 = architecture("h100").device, known("sm_90a")
 VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
 
 
@@ -55,6 +56,27 @@ def choices(
 )
 def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: RowsConfig | RingConfig):
     assert choices(operator, N)[0].config == config
+
+
+@pytest.mark.parametrize(
+    ("operator", "N", "config"),
+    [
+        ("rms_norm", 4096, RingConfig(128, 4, 2, 6)),
+        ("rms_norm", 16384, RingConfig(512, 2, 1, 6, 2, overlap=True)),
+        ("rms_norm", 65536, RingConfig(512, 2, 1, 6, 8, overlap=True)),
+        ("layer_norm", 1024, RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True)),
+        ("layer_norm", 4096, RingConfig(256, 2, 1, 2, min_blocks=2, w_shared=True)),
+        ("layer_norm", 16384, RingConfig(512, 2, 1, 5, 2, w_shared=True)),
+        ("layer_norm", 32768, RingConfig(256, 4, 1, 5, 4, w_shared=True)),
+    ],
+)
+def test_fast_memory_wants_more_threads_on_an_sm(operator: str, N: int, config: RingConfig):
+    assert H200.has_fast_memory and not H100.has_fast_memory
+    found = choices(operator, N, H200)[0].config
+    assert found == config != choices(operator, N)[0].config
+    for each in (8192, 20480):  # of all others, and with dsummed, both take the same
+        assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
+    assert choices(operator, N, H200, added=True)[0].config == choices(operator, N, added=True)[0].config
 
 
 def test_a_rung_is_offered_once_wherever_it_stands():
@@ -100,8 +122,8 @@ def test_a_slice_of_a_gpu_has_rings_too(N: int):
 def test_configs_hold_what_they_are_listed_for(centred: bool):
     lengths = [most for most, _ in RINGS[centred]]
     assert lengths == sorted(lengths)
-    assert {*ADDED[centred]} <= {*lengths}
-    for most, config in (*RINGS[centred], *ADDED[centred].items()):
+    assert {*ADDED[centred], *FAST[centred]} <= {*lengths}
+    for most, config in (*RINGS[centred], *ADDED[centred].items(), *FAST[centred].items()):
         assert config.cluster * config.row_threads * config.vectors >= most
     held = [config.row_threads * config.vectors for config in ROWS[centred]]
     assert held == sorted(held)

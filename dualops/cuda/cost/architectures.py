@@ -53,6 +53,7 @@ class Architecture:
             self.arch,
             self.sms,
             self.l2_bytes,
+            self.memory_bandwidth,
             self.shared_per_block,
             like.max_cluster,
         )

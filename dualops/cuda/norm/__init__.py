@@ -58,14 +58,14 @@ def rows_steps(config: RowsConfig, call: Call) -> list[Step]:
 def backward_rows(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Rows in registers."""
     call = Call(problem, results, backward=True)
-    if not comes_first(call.N, call.variant):
+    if not comes_first(call.N, call.variant, device):
         yield from _rows_of_gradient(call, device)
 
 
 def backward_first(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Those rows in registers that are slower by a ring."""
     call = Call(problem, results, backward=True)
-    if comes_first(call.N, call.variant):
+    if comes_first(call.N, call.variant, device):
         yield from _rows_of_gradient(call, device)
 
 

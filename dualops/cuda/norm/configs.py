@@ -192,7 +192,7 @@ def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     if not device.has_bulk_copies:
         return None
     dtype, number = variant.dtype, itemsize(compute_dtype(variant.dtype))
-    ladder = gradient_configs.rings(N, variant) if variant.backward else RINGS[variant.centred]
+    ladder = gradient_configs.rings(N, variant, device) if variant.backward else RINGS[variant.centred]
     for config in ladder if device.name != "simulator" else SIMULATED_RING:
         if config.cluster * config.columns(dtype) < N or config.cluster > device.max_cluster:
             continue

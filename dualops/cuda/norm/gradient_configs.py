@@ -7,6 +7,10 @@ threads are counts: a row of 3072 bfloat16 in place of 4096 takes `RingConfig(25
 where its arrays lie; neighbours differ by 5 %. Long rows of layer_norm are best in large clusters of blocks of 128
 threads, three to an SM, where a row fills them (two take up to 1.2 times as long); rms_norm, and dsummed, mostly want
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
+
+On an H100 a row may take few warps as long as memory. An H200 brings it 1.4 times as fast, and some of these Configs
+are no faster there: FAST has what was chosen on one before, of five lengths; all other lengths, and dsummed, wait for
+somebody with a GPU like it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..arrays import cdiv
+from ..device import Device
 from ..tile.storage import storage
 from .rows import RowsConfig
 from .staging import RingConfig
@@ -125,20 +130,44 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
+# without dsummed, likewise, of GPUs with fast memory. H200, rows to 8 KiB 2026-11-21, longer ones 2026-11-26 with
+# float32 weights; in brackets what an H100 takes, on an H200, 2026-11-28, where that has 0.91 and, of layer_norm, 0.94
+# of 4096 columns of float32, 0.78 of 1024 of bfloat16 (rms_norm), and 0.86 of 65536 (layer_norm)
+FAST: dict[bool, dict[int, RingConfig]] = {
+    False: {
+        512: RingConfig(128, 4, 2, 6),  # 4096: 0.89 (0.86)
+        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.91 (0.70)
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 32768: 0.95
+        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.95 (0.71)
+    },
+    True: {
+        128: RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024: 0.83 (0.76)
+        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.90 (0.81 in registers)
+        2048: RingConfig(512, 2, 1, 0, 2),  # 16384: 0.91 (0.82)
+        4096: RingConfig(256, 4, 1, 0, 4),  # 32768: 0.91
+    },
+}
 
 
-def comes_first(N: int, variant: Variant) -> bool:
+def comes_first(N: int, variant: Variant, device: Device) -> bool:
     """Whether rows of N elements are faster in registers than by a ring, where there is one."""
     vectors, (more, most) = cdiv(N, storage(variant.dtype).vector), IN_REGISTERS_TOO[variant.centred]
-    plain = variant.rank == 1 and variant.w in (None, variant.dtype)
+    plain = variant.rank == 1 and variant.w in (None, variant.dtype) and most not in _first(variant, device)
     return not variant.added and (vectors <= IN_REGISTERS or (plain and more < vectors <= most))
 
 
-def rings(N: int, variant: Variant) -> Iterator[RingConfig]:
+def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
     """The rings that hold rows of N elements, best first, with as many stages as there may be."""
-    first = ADDED[variant.centred] if variant.added else {}
+    first = _first(variant, device)
     for most, config in RINGS[variant.centred]:
         if cdiv(N, storage(variant.dtype).vector) <= most:
             if most in first:
                 yield first[most]
             yield config
+
+
+def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
+    """The rings that come before those for as many vectors."""
+    if variant.added:
+        return ADDED[variant.centred]
+    return FAST[variant.centred] if device.has_fast_memory else {}
