@@ -177,38 +177,43 @@ def row_operators() -> list[str]:
 def picture(operator: str, history: Sequence[Recording], peers: Peers | None, target: Path) -> None:
     """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
 
-    history: recordings, oldest first; the last with the operator is the curve, those of its GPU are the points. With
-    `peers`, theirs and the roof are drawn too, wherever they win. Raises ValueError if no recording has a time of the
-    operator.
+    history: recordings, oldest first; those of the GPU of the last with the operator are the points, and the newest of
+    each case the curve. With `peers`, theirs and the roof are drawn too, wherever they win. Raises ValueError if no
+    recording has a time of the operator.
     """
     from matplotlib.figure import Figure
 
     history = [one for one in history if any(key.operator == operator for key in one.seconds)]
     if not history:
         raise ValueError(f"no commit has a time of {operator}")
-    newest, ways = history[-1], directions(spec.OPERATORS[operator])
-    history = [one for one in history if one.device == newest.device]
+    device, ways = history[-1].device, directions(spec.OPERATORS[operator])
+    history = [one for one in history if one.device == device]
     lines = 2 if len(history) > 1 else 1
     figure = Figure(figsize=(6.2 * len(ways), 4.2 * lines), layout="constrained")
     axes = figure.subplots(lines, len(ways), squeeze=False, sharey="row")
     for column, direction in enumerate(ways):
-        against_length(axes[0, column], operator, direction, newest, peers)
+        against_length(axes[0, column], operator, direction, history, peers)
         if lines == 2:
             across_commits(axes[1, column], operator, direction, history)
     for row in axes:  # from zero to above the highest point of either direction
         row[0].set_ylim(0, 1.05 * max(max(curve.get_ydata()) for one in row for curve in one.get_lines()))
     for last in axes[:, -1]:  # one legend a line, beside it: both directions have the same curves
         last.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
-    figure.suptitle(f"{operator} on one {newest.device}, {newest.measured:%Y-%m-%d}, commit {newest.commit[:8]}")
+    figure.suptitle(f"{operator} on one {device}")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=130)
 
 
-def against_length(axes: Axes, operator: str, direction: str, newest: Recording, peers: Peers | None) -> None:
+def against_length(
+    axes: Axes, operator: str, direction: str, history: Sequence[Recording], peers: Peers | None
+) -> None:
     """TB/s against row length: dualops in every dtype, peers and roof, timed on the same GPU, in that of most cases.
 
-    Of rows alone: one with a residual moves other bytes.
+    history: of one GPU, oldest first; each case counts at the newest commit that timed it. Of rows alone: one with a
+    residual moves other bytes.
     """
+    newest, device = {key: one for one in history for key in one.seconds}, history[-1].device
+    drawn: dict[str, str] = {}
     curves: dict[str, list[tuple[int, float]]] = {}
     cases = {case_id: case for case_id, case in known_cases(operator).items() if "residual" not in case.shapes}
     dtypes = [case.dtype for case in cases.values()]
@@ -216,9 +221,11 @@ def against_length(axes: Axes, operator: str, direction: str, newest: Recording,
     for case_id, case in cases.items():
         key = Key(operator, case_id, direction)
         work, length = work_of(key), bind(spec.OPERATORS[operator], case).N
-        if key in newest.seconds:
-            curves.setdefault(f"dualops {case.dtype}", []).append((length, work.rate(newest.seconds[key])))
-        if peers and case.dtype == main and key in peers.runs and peers.runs[key].device == newest.device:
+        if key in newest:
+            one = newest[key]
+            curves.setdefault(f"dualops {case.dtype}", []).append((length, work.rate(one.seconds[key])))
+            drawn[one.commit[:8]] = f"{one.measured:%Y-%m-%d}, {one.commit[:8]}"
+        if peers and case.dtype == main and key in peers.runs and peers.runs[key].device == device:
             for name, measurement in peers.measurements.get(key, {}).items():
                 if name == "dualops":
                     curves.setdefault("roof", []).append((length, work.rate(measurement["roof"])))
@@ -239,7 +246,7 @@ def against_length(axes: Axes, operator: str, direction: str, newest: Recording,
     lengths = sorted({bind(spec.OPERATORS[operator], case).N for case in cases.values()})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths], rotation=30)
-    axes.set(title=f"{direction}, {main}", xlabel="row length", ylabel="TB/s")
+    axes.set(title="; ".join((f"{direction}, {main}", *drawn.values())), xlabel="row length", ylabel="TB/s")
     axes.grid(alpha=0.3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ class TestPicture:
         record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5, "torch eager": None}, 4e-5)
         axes = Figure().subplots()
         newest, peers = recordings(tree / "results", "h200")[-1], peer_runs(tree / "peers")["softmax"]
-        plot.against_length(axes, "softmax", "forward", newest, peers)
+        plot.against_length(axes, "softmax", "forward", [newest], peers)
         curves = self.curves(axes)
         assert set(curves) == {"dualops bfloat16", "dualops float32", "dualops float16", "QuACK", "roof"}
         assert [x for x, _ in curves["QuACK"]] == [1024, 4096, 16384, 65536, 262144]
@@ -212,22 +213,34 @@ class TestPicture:
         record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
         axes = Figure().subplots()
         newest = recordings(tree / "results", "h200")[-1]._replace(device="NVIDIA B200")
-        plot.against_length(axes, "softmax", "forward", newest, peer_runs(tree / "peers")["softmax"])
+        plot.against_length(axes, "softmax", "forward", [newest], peer_runs(tree / "peers")["softmax"])
         assert set(self.curves(axes)) == {"dualops bfloat16", "dualops float32", "dualops float16"}
 
     def test_a_curve_has_one_point_a_length(self) -> None:
         """As committed, where norms are timed with a residual too."""
         from matplotlib.figure import Figure
 
-        newest = recordings(ROOT / "benchmarks" / "results", "h100")[-1]
-        for operator in ("rms_norm", "layer_norm"):
+        history = recordings(ROOT / "benchmarks" / "results", "h100")
+        every = peer_runs(ROOT / "benchmarks" / "peer_results")
+        for operator, direction in product(("rms_norm", "layer_norm"), ("forward", "backward")):
             axes = Figure().subplots()
-            plot.against_length(
-                axes, operator, "backward", newest, peer_runs(ROOT / "benchmarks/peer_results")[operator]
-            )
+            plot.against_length(axes, operator, direction, history, every[operator])
             curves = self.curves(axes)
             assert len(curves["dualops bfloat16"]) >= 4
             assert all(len(points) == len({x for x, _ in points}) for points in curves.values())
+
+    def test_a_direction_that_the_newest_commit_did_not_time_is_of_one_before(self, tree: Path) -> None:
+        from matplotlib.figure import Figure
+
+        older, newest = recordings(tree / "results", "h200")
+        newest = newest._replace(seconds={k: v for k, v in newest.seconds.items() if k.direction == "backward"})
+        titles = []
+        for direction in ("forward", "backward"):
+            axes = Figure().subplots()
+            plot.against_length(axes, "softmax", direction, [older, newest], None)
+            assert "dualops bfloat16" in self.curves(axes)
+            titles.append(axes.get_title())
+        assert [title.split(", ")[-1] for title in titles] == [older.commit[:8], newest.commit[:8]]
 
     def test_a_curve_a_case_across_commits_with_gaps_where_it_was_not_timed(self, tree: Path) -> None:
         from matplotlib.figure import Figure
