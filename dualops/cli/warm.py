@@ -54,11 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     offline, devices = import_module("dualops.cuda.offline"), import_module("dualops.cuda.device")
     if not arguments.arch and (lacking := missing()):
         raise CommandError(f"{' '.join(lacking)} Or name what to compile for: --arch sm_90a needs no GPU.")
-    places = [devices.known(arch) for arch in architectures_of(arguments.arch)] or [devices.current()]
+    places = [each for arch in architectures_of(arguments.arch) for each in devices.every(arch)] or [devices.current()]
     try:
-        wanted = [
-            each for device in places for each in offline.to_warm(problems, device, backward=not arguments.forward)
-        ]
+        every = [offline.to_warm(problems, device, backward=not arguments.forward) for device in places]
+        wanted = [*dict.fromkeys(each for one in every for each in one)]
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
     began = time.perf_counter()

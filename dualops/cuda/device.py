@@ -1,18 +1,19 @@
 """What a GPU is. Nothing else asks the driver for that; what its memory can do is measured in `roof`.
 
 `Device` holds what kernels are configured by: `current()` and `at(index)` ask a GPU, `known(arch)` knows one of each
-architecture, for the offline compiler. In the simulator there is a small H200.
+architecture, for the offline compiler, and `every(arch)` all that take other Configs. In the simulator there is a small
+H200.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from .backend import SIMULATED, find_gpu
 
 KIB = 1024
-FAST_MEMORY = 30e9  # bytes a second and SM: more than an H100's 25e9, less than an H200's 36e9
+FAST_MEMORY = 33e9  # bytes a second and SM: more than the 25e9 of an H100 SXM, less than an H200's 36e9
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every GPU with clusters takes; more must be asked for
 
 
@@ -75,6 +76,7 @@ _KNOWN = {
     )
 }
 ARCHITECTURES = tuple(_KNOWN)
+_OTHERS = {"sm_90a": (replace(_KNOWN["sm_90a"], name="NVIDIA H100", memory_bandwidth=3350e9),)}
 
 
 def known(arch: str) -> Device:
@@ -82,6 +84,11 @@ def known(arch: str) -> Device:
     if arch not in _KNOWN:
         raise ValueError(f"arch is {arch!r}, expected one of {', '.join(_KNOWN)}")
     return _KNOWN[arch]
+
+
+def every(arch: str) -> tuple[Device, ...]:
+    """The devices of architecture `arch` that take other Configs than one another, `known`'s first. Raises as that."""
+    return known(arch), *_OTHERS.get(arch, ())
 
 
 def compute_capability(arch: str) -> tuple[int, ...] | tuple[int, int, str]:

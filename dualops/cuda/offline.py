@@ -29,15 +29,16 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
         warm("rms_norm x=8192x4096:bfloat16 w=4096", "flash_attention q=2x32x4096x128:bfloat16 ... causal=True")
 
     problems: as `spec.text` says; or an operator's name, which stands for the sizes that it is timed at, or its name
-    and cases that are timed, alone or beside peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a", ...;
-    the current GPU's. jobs: processes that compile side by side; as many as there are cores. backward: the gradient
-    too, and what forward then returns for it.
+    and cases that are timed, alone or beside peers, "flash_attention:s4096*"; none: all operators. arch: "sm_90a", ...,
+    for each of its GPUs; the current GPU's. jobs: processes that compile side by side; as many as there are cores.
+    backward: the gradient too, and what forward then returns for it.
 
     Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError
     for a problem that can't be read, is none, or has no kernel.
     """
-    device = devices.current() if arch is None else devices.known(arch)
-    return list(build_all(to_warm(problems, device, backward=backward), jobs))
+    places = (devices.current(),) if arch is None else devices.every(arch)
+    wanted = [each for device in places for each in to_warm(problems, device, backward=backward)]
+    return list(build_all(dict.fromkeys(wanted), jobs))
 
 
 def to_warm(problems: Iterable[str], device: Device, *, backward: bool = True) -> list[Wanted]:

@@ -206,7 +206,7 @@ def common_cases(make: Callable[..., list[Case]]) -> list[Case]:
     for columns, rows in ((256, 9000), (512, 5000), (768, 5000), (2048, 2500), (3072, 1800), (5120, 1000)):
         add(f"rows{rows}x{columns}", (rows, columns), bf16, {Tag.TEST}, narrow=True)
     add("residual4000x1024", (4000, 1024), bf16, {Tag.TEST}, narrow=True, residual=True)
-    long = ((4096, 1000), (6144, 1000), (8192, 800), (10240, 500), (12288, 500), (14336, 500), (16384, 400))
+    long = ((4096, 1800), (6144, 1000), (8192, 800), (10240, 500), (12288, 500), (14336, 500), (16384, 400))
     for columns, rows in (*long, (20480, 300), (24576, 250), (32768, 200), (65536, 120)):
         tags = edge if columns in (4096, 16384) else {Tag.TEST}
         add(f"rows{rows}x{columns}", (rows, columns), bf16, tags, narrow=True)

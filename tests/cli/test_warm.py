@@ -7,12 +7,19 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from dualops.spec import OPERATORS
 from tests.cli.test_command import python
+
+
+class Named(NamedTuple):
+    """In the place of a kernel."""
+
+    arch: str
+    name: str
 
 
 @pytest.fixture
@@ -21,27 +28,30 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     asked = SimpleNamespace(problems=[], backward=None, jobs=None, arches=[], folder=tmp_path / "kept" / "cubins")
     names = ("softmax.rows.build_forward(32)", "softmax.rows.build_backward(32)")
 
-    def to_warm(problems: list[str], device: Any, *, backward: bool) -> list[SimpleNamespace]:
+    def to_warm(problems: list[str], device: Any, *, backward: bool) -> list[Named]:
         if "wrong" in "".join(problems):
             raise ValueError("softmax: wrong=1, expected something else")
         asked.problems, asked.backward = problems, backward
         asked.arches.append(device.arch)
-        return [SimpleNamespace(arch=device.arch, name=name) for name in names]
+        return [Named(device.arch, name) for name in names]
 
-    def build_all(wanted: list[SimpleNamespace], jobs: int | None) -> Iterator[SimpleNamespace]:
+    def build_all(wanted: list[Named], jobs: int | None) -> Iterator[Named]:
         asked.jobs = jobs
         for number, each in enumerate(wanted):
             (asked.folder / f"{number}.cubin").touch()
             yield each
 
-    def known(arch: str) -> SimpleNamespace:
+    def one(arch: str) -> SimpleNamespace:
         return SimpleNamespace(arch=arch)
+
+    def every(arch: str) -> list[SimpleNamespace]:
+        return [one(arch)] * (2 if arch == "sm_90a" else 1)
 
     stand_ins = {
         "": SimpleNamespace(),
         ".backend": SimpleNamespace(SIMULATED=False),
         ".compile": SimpleNamespace(cache_dir=lambda: asked.folder),
-        ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), known=known, current=lambda: known("sm_89")),
+        ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), every=every, current=lambda: one("sm_89")),
         ".offline": SimpleNamespace(to_warm=to_warm, build_all=build_all),
     }
     for name, module in stand_ins.items():
@@ -70,7 +80,7 @@ def test_what_was_there_is_not_compiled_again(run, warmed):
 def test_operators_and_problems(run, warmed):
     assert run("warm", "softmax", "rope", "--jobs", 3, "--forward", "--arch", "all")[0] == 0
     assert (warmed.problems, warmed.backward, warmed.jobs) == (["softmax", "rope"], False, 3)
-    assert warmed.arches == ["sm_80", "sm_90a"]
+    assert warmed.arches == ["sm_80", "sm_90a", "sm_90a"]  # two GPUs, whose kernels are the same
     assert run("warm", "softmax", "--problem", "x=3x5", "--problem", "x=7 axis=0")[0] == 0
     assert warmed.problems == ["softmax x=3x5", "softmax x=7 axis=0"]
     assert run("warm", "--problem", "softmax x=3x5", "--problem", "rope q=1x2x3x4")[0] == 0

@@ -31,7 +31,7 @@ from dualops.cuda.cost.model import makespan
 from dualops.cuda.cost.problems import problem_of
 from dualops.cuda.cost.retention_passes import passes_of, walk_work
 from dualops.cuda.cost.steps import Product
-from dualops.cuda.device import ARCHITECTURES as COMPILED, known
+from dualops.cuda.device import ARCHITECTURES as COMPILED, every, known
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
@@ -56,6 +56,9 @@ def test_rates_are_those_of_data_sheets():
         assert gpu.tensor["bfloat16"] * gpu.sms * clock / 1e12 == pytest.approx(tflops, rel=0.01)
         like = known(gpu.arch)
         assert gpu.shared_per_block == like.shared_memory_per_block and gpu.sms == like.sms
+    for arch in COMPILED:
+        bandwidths = {gpu.device.memory_bandwidth for gpu in ARCHITECTURES.values() if gpu.arch == arch}
+        assert bandwidths in ({device.memory_bandwidth for device in every(arch)}, set())
 
 
 def test_every_architecture_that_has_a_gpu_here_is_found_by_its_own_name():

@@ -74,9 +74,23 @@ def test_fast_memory_wants_more_threads_on_an_sm(operator: str, N: int, config: 
     assert H200.has_fast_memory and not H100.has_fast_memory
     found = choices(operator, N, H200)[0].config
     assert found == config != choices(operator, N)[0].config
-    for each in (8192, 20480):  # of all others, and with dsummed, both take the same
+    for each in (8192, 20480):  # of other lengths, and with dsummed, both take the same
         assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
     assert choices(operator, N, H200, added=True)[0].config == choices(operator, N, added=True)[0].config
+
+
+def test_float32_rows_and_one_of_dw_and_db_leave_registers_for_the_next_sums():
+    overlapped = RingConfig(512, 2, 1, 6, 4, w_shared=True, overlap=True)
+    assert choices("layer_norm", 16384, H200, "float32")[0].config == overlapped
+    assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
+
+
+def test_nobody_has_measured_a_faster_gpu_than_hopper():
+    b200 = known("sm_100a")
+    assert b200.has_fast_memory
+    for operator in VECTORS:
+        for N in (1024, 4096, 16384, 65536):
+            assert choices(operator, N, b200)[0].config == choices(operator, N)[0].config
 
 
 def test_a_rung_is_offered_once_wherever_it_stands():
@@ -111,7 +125,7 @@ def test_gpus_without_clusters_of_16_have_rings_too(operator: str, N: int):
 @pytest.mark.parametrize("N", [1024, 8192, 16384, 32768, 65536])
 def test_a_slice_of_a_gpu_has_rings_too(N: int):
     """Where clusters of 16 don't fit, beside dsummed as well."""
-    device = replace(H100, sms=78, max_cluster=8)
+    device = replace(H100, sms=78, max_cluster=8, memory_bandwidth=H100.memory_bandwidth * 78 / 132)
     for operator in VECTORS:
         for added in (False, True):
             found = [choice.config for choice in choices(operator, N, device, added=added) if choice.rung == "sm90"]

@@ -8,15 +8,16 @@ where its arrays lie; neighbours differ by 5 %. Long rows of layer_norm are best
 threads, three to an SM, where a row fills them (two take up to 1.2 times as long); rms_norm, and dsummed, mostly want
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
 
-On an H100 a row may take few warps as long as memory. An H200 brings it 1.4 times as fast, and some of these Configs
-are no faster there: FAST has what was chosen on one before, of five lengths; all other lengths, and dsummed, wait for
-somebody with a GPU like it.
+On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast, and some of
+these Configs are no faster there: FAST has what was chosen on one before, by five lengths. What else an H200 takes, and
+what it takes with dsummed, was chosen on an H100.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...spec.meta import compute_dtype, itemsize
 from ..arrays import cdiv
 from ..device import Device
 from ..tile.storage import storage
@@ -130,9 +131,9 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
-# without dsummed, likewise, of GPUs with fast memory. H200, rows to 8 KiB 2026-11-21, longer ones 2026-11-26 with
-# float32 weights; in brackets what an H100 takes, on an H200, 2026-11-28, where that has 0.91 and, of layer_norm, 0.94
-# of 4096 columns of float32, 0.78 of 1024 of bfloat16 (rms_norm), and 0.86 of 65536 (layer_norm)
+# without dsummed, likewise, of Hoppers with fast memory. An H200, 2026-11-21, and from 16384 columns on 2026-11-26 with
+# float32 weights; in brackets what an H100 takes there, 2026-11-28, with weights of x's dtype. Of what both take: 4096
+# columns of float32 0.91 (rms_norm) and 0.94 (layer_norm), 1024 0.78 (rms_norm), 65536 0.86 (layer_norm)
 FAST: dict[bool, dict[int, RingConfig]] = {
     False: {
         512: RingConfig(128, 4, 2, 6),  # 4096: 0.89 (0.86)
@@ -144,9 +145,11 @@ FAST: dict[bool, dict[int, RingConfig]] = {
         128: RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024: 0.83 (0.76)
         512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.90 (0.81 in registers)
         2048: RingConfig(512, 2, 1, 0, 2),  # 16384: 0.91 (0.82)
-        4096: RingConfig(256, 4, 1, 0, 4),  # 32768: 0.91
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384 of float32: 0.96
     },
 }
+# where 16-bit rows have dw and db, which leave 512 threads no registers for the next row's sums
+FAST_WITH_BOTH = {4096: RingConfig(256, 4, 1, 0, 4)}  # 32768: 0.91
 
 
 def comes_first(N: int, variant: Variant, device: Device) -> bool:
@@ -170,4 +173,8 @@ def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
     """The rings that come before those for as many vectors."""
     if variant.added:
         return ADDED[variant.centred]
-    return FAST[variant.centred] if device.has_fast_memory else {}
+    # layer_norm's have no registers for the places of rows along several axes
+    if not (device.has_fast_memory and device.has_wgmma) or (variant.centred and variant.rank > 1):
+        return {}
+    narrow = itemsize(variant.dtype) < itemsize(compute_dtype(variant.dtype))
+    return FAST[variant.centred] | (FAST_WITH_BOTH if narrow and variant.weight_gradients > 1 else {})

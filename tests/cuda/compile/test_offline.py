@@ -7,7 +7,7 @@ import pytest
 import dualops.cuda  # noqa: F401  registers the operators
 from dualops.cuda import compile as compiler, device as devices, offline
 from dualops.cuda.compile import Wanted, binary
-from dualops.cuda.device import known
+from dualops.cuda.device import every, known
 from dualops.cuda.offline import absent_problem, build_gradient_ahead, gradient_of, to_warm, warm
 from dualops.spec import OPERATORS, Tag
 from dualops.spec.text import case_of
@@ -111,6 +111,17 @@ def test_warm(folder, monkeypatch):
     assert len(warm(LION)) == 3
     with pytest.raises(ValueError, match="arch is 'sm_91'"):
         warm(LION, arch="sm_91")
+
+
+def test_an_architecture_with_two_gpus_has_the_kernels_of_both(monkeypatch):
+    """One has faster memory, and takes other Configs."""
+    wanted: list[Wanted] = []
+    monkeypatch.setattr(offline, "build_all", lambda each, jobs: wanted.extend(each) or [])
+    text = "rms_norm x=300x16384:bfloat16 w=16384:bfloat16"
+    warm(text, arch="sm_90a")
+    assert len({each.kernel.identity for each in wanted}) == len(wanted)
+    for device in every("sm_90a"):
+        assert {*to_warm([text], device)} < {*wanted}
 
 
 @pytest.mark.parametrize(("spec", "case"), CASES)
