@@ -85,6 +85,19 @@ def test_float32_rows_and_one_of_dw_and_db_leave_registers_for_the_next_sums():
     assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
 
 
+def test_layer_norm_has_no_registers_for_places_along_several_axes():
+    def taken(operator: str, device: Device) -> RowsConfig | RingConfig:
+        vectors = dict.fromkeys(VECTORS[operator], (4096,))
+        dtypes = dict.fromkeys(vectors, "bfloat16")
+        case = Case("rows", "bfloat16", {"x": (5, 60, 4096), **vectors}, dtypes=dtypes, orders={"x": (1, 0, 2)})
+        problem = absent_problem(OPERATORS[operator], case, True)
+        operation = OPERATIONS[operator][True]
+        return operation.choose(problem, problem.outputs(operation.outputs), device).config
+
+    assert taken("rms_norm", H200) == RingConfig(128, 4, 2, 6) != taken("rms_norm", H100)
+    assert taken("layer_norm", H200) == taken("layer_norm", H100)
+
+
 def test_nobody_has_measured_a_faster_gpu_than_hopper():
     b200 = known("sm_100a")
     assert b200.has_fast_memory
