@@ -10,7 +10,7 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.cost import architecture
 from dualops.cuda.device import Device, known
 from dualops.cuda.launch import OPERATIONS, Choice
-from dualops.cuda.norm.gradient_configs import ADDED, FAST, RINGS, ROWS
+from dualops.cuda.norm.gradient_configs import ADDED, FAST, FAST_WITH_BOTH, RINGS, ROWS
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import RingConfig
 from dualops.cuda.offline import absent_problem
@@ -79,7 +79,7 @@ def test_fast_memory_wants_more_threads_on_an_sm(operator: str, N: int, config: 
     assert choices(operator, N, H200, added=True)[0].config == choices(operator, N, added=True)[0].config
 
 
-def test_float32_rows_and_one_of_dw_and_db_leave_registers_for_the_next_sums():
+def test_rows_wider_than_16_bits_leave_registers_for_the_next_sums():
     overlapped = RingConfig(512, 2, 1, 6, 4, w_shared=True, overlap=True)
     assert choices("layer_norm", 16384, H200, "float32")[0].config == overlapped
     assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
@@ -150,7 +150,9 @@ def test_configs_hold_what_they_are_listed_for(centred: bool):
     lengths = [most for most, _ in RINGS[centred]]
     assert lengths == sorted(lengths)
     assert {*ADDED[centred], *FAST[centred]} <= {*lengths}
-    for most, config in (*RINGS[centred], *ADDED[centred].items(), *FAST[centred].items()):
+    assert {*FAST_WITH_BOTH} <= {*FAST[True]}
+    first = (ADDED[centred], FAST[centred], FAST_WITH_BOTH)
+    for most, config in (*RINGS[centred], *(pair for each in first for pair in each.items())):
         assert config.cluster * config.row_threads * config.vectors >= most
     held = [config.row_threads * config.vectors for config in ROWS[centred]]
     assert held == sorted(held)
