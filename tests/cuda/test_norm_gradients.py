@@ -61,40 +61,48 @@ def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: Ro
 @pytest.mark.parametrize(
     ("operator", "N", "config"),
     [
-        ("rms_norm", 4096, RingConfig(128, 4, 2, 6)),
+        ("rms_norm", 1024, RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True)),
         ("rms_norm", 16384, RingConfig(512, 2, 1, 6, 2, overlap=True)),
         ("rms_norm", 65536, RingConfig(512, 2, 1, 6, 8, overlap=True)),
         ("layer_norm", 1024, RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True)),
+        ("layer_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
         ("layer_norm", 4096, RingConfig(256, 2, 1, 2, min_blocks=2, w_shared=True)),
-        ("layer_norm", 16384, RingConfig(512, 2, 1, 5, 2, w_shared=True)),
-        ("layer_norm", 32768, RingConfig(256, 4, 1, 5, 4, w_shared=True)),
+        ("layer_norm", 16384, RingConfig(256, 4, 1, 4, 2, overlap=True)),
+        ("layer_norm", 24576, RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True)),
     ],
 )
-def test_fast_memory_wants_more_threads_on_an_sm(operator: str, N: int, config: RingConfig):
+def test_fast_memory_wants_other_blocks(operator: str, N: int, config: RingConfig):
     assert H200.has_fast_memory and not H100.has_fast_memory
     found = choices(operator, N, H200)[0].config
     assert found == config != choices(operator, N)[0].config
-    for each in (8192, 20480):  # of other lengths, and with dsummed, both take the same
+    for each in (5120, 65536 * 2):  # of other lengths, and with dsummed, both take the same
         assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
     assert choices(operator, N, H200, added=True)[0].config == choices(operator, N, added=True)[0].config
 
 
+def test_two_blocks_that_keep_up_serve_both_gpus():
+    config = RingConfig(128, 2, 1, 6, 2, min_blocks=2, overlap=True)
+    assert choices("rms_norm", 4096, H200)[0].config == config == choices("rms_norm", 4096)[0].config
+
+
 def test_rows_wider_than_16_bits_leave_registers_for_the_next_sums():
-    overlapped = RingConfig(512, 2, 1, 6, 4, w_shared=True, overlap=True)
-    assert choices("layer_norm", 16384, H200, "float32")[0].config == overlapped
+    overlapped = RingConfig(512, 2, 1, 6, 4, overlap=True)
+    assert choices("rms_norm", 16384, H200, "float32")[0].config == overlapped
+    assert choices("layer_norm", 16384, H200, "float32")[0].config == replace(overlapped, w_shared=True)
     assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
+    assert choices("layer_norm", 4096, H200, "float32")[0].config == RingConfig(256, 2, 1, 6, 2, overlap=True)
 
 
 def test_layer_norm_has_no_registers_for_places_along_several_axes():
     def taken(operator: str, device: Device) -> RowsConfig | RingConfig:
-        vectors = dict.fromkeys(VECTORS[operator], (4096,))
+        vectors = dict.fromkeys(VECTORS[operator], (16384,))
         dtypes = dict.fromkeys(vectors, "bfloat16")
-        case = Case("rows", "bfloat16", {"x": (5, 60, 4096), **vectors}, dtypes=dtypes, orders={"x": (1, 0, 2)})
+        case = Case("rows", "bfloat16", {"x": (5, 60, 16384), **vectors}, dtypes=dtypes, orders={"x": (1, 0, 2)})
         problem = absent_problem(OPERATORS[operator], case, True)
         operation = OPERATIONS[operator][True]
         return operation.choose(problem, problem.outputs(operation.outputs), device).config
 
-    assert taken("rms_norm", H200) == RingConfig(128, 4, 2, 6) != taken("rms_norm", H100)
+    assert taken("rms_norm", H200) == RingConfig(512, 2, 1, 6, 2, overlap=True) != taken("rms_norm", H100)
     assert taken("layer_norm", H200) == taken("layer_norm", H100)
 
 
@@ -149,9 +157,10 @@ def test_a_slice_of_a_gpu_has_rings_too(N: int):
 def test_configs_hold_what_they_are_listed_for(centred: bool):
     lengths = [most for most, _ in RINGS[centred]]
     assert lengths == sorted(lengths)
-    assert {*ADDED[centred], *FAST[centred]} <= {*lengths}
-    assert {*FAST_WITH_BOTH} <= {*FAST[True]}
-    first = (ADDED[centred], FAST[centred], FAST_WITH_BOTH)
+    first = [ADDED[centred], *(FAST[centred, narrow] for narrow in (False, True))]
+    if centred:
+        first += FAST_WITH_BOTH.values()
+    assert all({*each} <= {*lengths} for each in first)
     for most, config in (*RINGS[centred], *(pair for each in first for pair in each.items())):
         assert config.cluster * config.row_threads * config.vectors >= most
     held = [config.row_threads * config.vectors for config in ROWS[centred]]

@@ -191,13 +191,14 @@ def _with_sums(
 
     Where there are no rows, there is but the sum of nothing.
     """
-    wanted, N, config = call.variant.weight_gradients, call.N, sums_config(device)
+    wanted, N = call.variant.weight_gradients, call.N
     if not wanted:
         return steps, {}
+    blocks = wanted * cdiv(N, LANES)
+    config = sums_config(blocks, device)
 
     def all_steps() -> list[Step]:
         kernel = build_sums(config, compute_dtype(call.dtype), *call.sums_dtypes)
-        blocks = wanted * cdiv(N, LANES)
         made = steps() if call.M else []
         return [*made, Step(kernel, (blocks,), ("dw", "db", "partials", slots, N), resident=True)]
 

@@ -8,14 +8,15 @@ where its arrays lie; neighbours differ by 5 %. Long rows of layer_norm are best
 threads, three to an SM, where a row fills them (two take up to 1.2 times as long); rms_norm, and dsummed, mostly want
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
 
-On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast, and some of
-these Configs are no faster there: FAST has what was chosen on one before, by five lengths. What else an H200 takes, and
-what it takes with dsummed, was chosen on an H100.
+On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
+is faster there, of fifteen lengths. What else an H200 takes, and what it takes with dsummed, was chosen on an H100.
+Figures of an H100 are of a loop with a sixth more instructions (ring_backward.py before 2026-11-28).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...spec.meta import compute_dtype, itemsize
 from ..arrays import cdiv
@@ -131,25 +132,49 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
-# without dsummed, likewise, of Hoppers with fast memory. An H200, 2026-11-21, and from 16384 columns on 2026-11-26 with
-# float32 weights; in brackets what an H100 takes there, 2026-11-28, with weights of x's dtype. Of what both take: 4096
-# columns of float32 0.91 (rms_norm) and 0.94 (layer_norm), 1024 0.78 (rms_norm), 65536 0.86 (layer_norm)
-FAST: dict[bool, dict[int, RingConfig]] = {
-    False: {
-        512: RingConfig(128, 4, 2, 6),  # 4096: 0.89 (0.86)
-        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.91 (0.70)
-        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 32768: 0.95
-        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.95 (0.71)
+# without dsummed, likewise, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
+# 2026-11-28, 2^28 elements of bfloat16, in brackets what an H100 takes. GPCs get the same bandwidth there, and those
+# with 18 SMs end last: what is as fast as memory at any rate stays below 0.91, and two blocks that just keep up reach
+# 0.95. Of float32, but for 4096 columns, 2026-11-26
+FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
+    (False, True): {
+        128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.83 in registers)
+        384: RingConfig(192, 2, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.92 (0.85)
+        768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.92 (0.88)
+        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.89, of twice as many rows 0.90
+        2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.90 (0.82)
+        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.88, of twice as many rows 0.90
     },
-    True: {
-        128: RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024: 0.83 (0.76)
-        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.90 (0.81 in registers)
-        2048: RingConfig(512, 2, 1, 0, 2),  # 16384: 0.91 (0.82)
-        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384 of float32: 0.96
+    (False, False): {
+        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.95
+        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),
+    },
+    (True, True): {
+        128: RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024: 0.92
+        384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.89 (0.85)
+        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92 (0.83 in registers)
+        2048: RingConfig(512, 2, 1, 0, 2),  # 16384: 0.86
+    },
+    (True, False): {
+        2048: RingConfig(512, 2, 1, 0, 2),
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.96
     },
 }
-# where 16-bit rows have dw and db, which leave 512 threads no registers for the next row's sums
-FAST_WITH_BOTH = {4096: RingConfig(256, 4, 1, 0, 4)}  # 32768: 0.91
+# where there are dw and db, by whether x is of 16 bits; w stays in registers
+FAST_WITH_BOTH = {
+    False: {1024: RingConfig(256, 2, 1, 6, 2, overlap=True)},  # 4096 of float32: 0.96 (0.88)
+    True: {
+        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.93 (0.87)
+        1024: RingConfig(256, 4, 1, 2),  # 8192: 0.90 (0.88)
+        1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.90 (0.80)
+        1536: RingConfig(128, 3, 1, 6, 4, min_blocks=2, overlap=True),  # 12288: 0.91 (0.90)
+        2048: RingConfig(256, 4, 1, 4, 2, overlap=True),  # 16384: 0.88 (0.86), of twice as many rows 0.89
+        2560: RingConfig(320, 4, 1, 4, 2, overlap=True),  # 20480: 0.87 (0.84)
+        3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 (0.85)
+        4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.86 (0.83 with w in shared memory)
+    },
+}
 
 
 def comes_first(N: int, variant: Variant, device: Device) -> bool:
@@ -166,15 +191,23 @@ def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
         if cdiv(N, storage(variant.dtype).vector) <= most:
             if most in first:
                 yield first[most]
-            yield config
+            yield with_place_for_w(config, variant)
+
+
+def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
+    """dw and db leave w no registers."""
+    return replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
 
 
 def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
     """The rings that come before those for as many vectors."""
-    if variant.added:
-        return ADDED[variant.centred]
-    # layer_norm's have no registers for the places of rows along several axes
-    if not (device.has_fast_memory and device.has_wgmma) or (variant.centred and variant.rank > 1):
-        return {}
+    fast = device.has_fast_memory and device.has_wgmma
     narrow = itemsize(variant.dtype) < itemsize(compute_dtype(variant.dtype))
-    return FAST[variant.centred] | (FAST_WITH_BOTH if narrow and variant.weight_gradients > 1 else {})
+    first, as_they_are = {}, {}
+    if variant.added:
+        first = ADDED[variant.centred]
+    elif fast and (not variant.centred or variant.rank == 1):
+        # layer_norm's have no registers for the places of rows along several axes
+        first = FAST[variant.centred, narrow]
+        as_they_are = FAST_WITH_BOTH[narrow] if variant.weight_gradients > 1 else {}
+    return {most: with_place_for_w(config, variant) for most, config in first.items()} | as_they_are

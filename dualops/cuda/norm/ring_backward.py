@@ -1,14 +1,19 @@
 """The gradient of norms on sm_90: as ring.py, with two or three arrays in a stage, and dw and db kept in registers.
 
-    1  level = sum(g), along = sum(g * xhat) of every warp, g = dy * (w + offset), xhat = (x - mean) * rstd
+    1  level = sum(g), along = sum(g * xc) of every warp, g = dy * (w + offset), xc = x - mean
     2  warps send theirs to every block of the cluster, and sum all of them                (st.async, one mbarrier)
-    3  dx = rstd * (g - level / N - xhat * along / N) + dsummed;  dw += dy * xhat;  db += dy;  the stage is free
+    3  dx = rstd * g - rstd * level / N - rstd^3 * along / N * xc + dsummed;  dw += rstd * dy * xc;  db += dy;  the
+       stage is free
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 A row stays in its stage, and is read again in step 3. Where a Config overlaps rows, steps 1 and 2 of the next row come
-before step 3 of a row, whose sums have arrived meanwhile. Papers as in ring.py. Shared memory: that of ring.py, and a
-row of numbers where a block has several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and
-db, and about 60 more.
+before step 3 of a row, whose sums have arrived meanwhile. Each lane loads the statistics of another row, long before.
+
+What bounds it beside memory is how many instructions an SM issues: an H200 brings 16 elements to each of 128 threads in
+370 slots of its schedulers, and layer_norm takes 390 of them, 235 for the elements alone. So xhat is not made, each
+number is scaled once, and two sums share their shuffles; float32 rows beyond 1e18, or below 1e-18 with eps = 0, lose
+the last term of dx to it. Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has
+several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from typing import Any, NamedTuple
 from ..backend import Kernel, builds, cuda, i32, i64, kernel, verb
 from ..tile.numbers import numbers
 from ..tile.ring import bar_sync, ring, start_cluster
+from ..tile.rows import FULL_WARP
 from ..tile.storage import storage
 from .staging import RingConfig, copies, own_weights
 from .sums import PIECE, partial_sums
@@ -34,6 +40,15 @@ class Begun(NamedTuple):
     rstd: Any
     along: Any
     level: Any
+
+
+class Known(NamedTuple):
+    """Statistics that lanes which share a row have loaded, each another row's: of the next rows and of those behind."""
+
+    mean: Any
+    rstd: Any
+    next_mean: Any
+    next_rstd: Any
 
 
 EVERYBODY = 15  # the barrier of all warps but the copying one; a row has number 1 + its place in the block
@@ -64,6 +79,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
     sums = partial_sums(variant, config.row_threads, config.vectors, config.rows, True, readers_meet(config.readers))
     STEP = config.row_threads * mem.vector  # columns between a thread's vectors
     AHEAD = 2 if config.overlap else 1  # rows from one that is written to the next whose sums begin after it
+    SHARING = min(config.row_threads, 32)  # lanes of a warp that share a row
 
     @verb
     def first_in_stage():
@@ -72,6 +88,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
 
     @verb
     def statistics(place, row, turns, mean, rstd):
+        """Of the row so many turns after `row` as my lane comes after the first that shares my rows."""
+        row += cuda.threadIdx.x % SHARING * turns.step
         row_mean, row_rstd = num.zero, num.zero
         if row < turns.M:
             axes.locate(place, row, turns.sizes)
@@ -79,11 +97,21 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
         return row_mean, row_rstd
 
     @verb
-    def begin(smem, sent, w_frag, w_smem, i, is_row, row_mean, row_rstd):
+    def known_of(place, row, turns, mean, rstd):
+        first = statistics(place, row, turns, mean, rstd)
+        then = statistics(place, row + SHARING * turns.step, turns, mean, rstd)
+        return Known(first[0], first[1], then[0], then[1])
+
+    @verb
+    def begin(smem, sent, w_frag, w_smem, i, is_row, known):
         """Steps 1 and 2 of row number i, but for their sums over the warps."""
         x_frag = cuda.local.array(mem.vector, mem.number)
         dy_frag = cuda.local.array(mem.vector, mem.number)
-        level, along = num.zero, num.zero
+        level, along, row_mean = num.zero, num.zero, num.zero
+        source = i32(cuda.threadIdx.x % 32 // SHARING * SHARING + (i & SHARING - 1))
+        row_rstd = num.of_lane(known.rstd, source, FULL_WARP)
+        if variant.centred:
+            row_mean = num.of_lane(known.mean, source, FULL_WARP)
         stage = pipe.wait(smem, i)
         tile = pipe.begin(stage) + first_in_stage()
         if config.rows == 1 or is_row:  # else the stage holds an older row there
@@ -93,14 +121,14 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                 mem.load_shared(dy_frag, 0, smem.tiles, at + pipe.tile)
                 own_w.recall(w_frag, v * mem.vector, w_smem)
                 for c in range(mem.vector):
-                    xhat = (x_frag[c] - row_mean) * row_rstd
                     g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
                     if variant.centred:
                         level += g
-                    along += g * xhat
-        along = group.of_warp(along)
+                    along += g * (x_frag[c] - row_mean)
         if variant.centred:
-            level = group.of_warp(level)
+            along, level = group.two_of_warp(along, level)
+        else:
+            along = group.of_warp(along)
         if group.parts > 1:
             group.send(sent, i, along, level)
         return Begun(stage, row_mean, row_rstd, along, level)
@@ -142,39 +170,40 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
             own_w.put(w_frag, w_smem)
 
             row = turns.first + tid // config.row_threads
-            next_mean, next_rstd = statistics(place, row, turns, mean, rstd)
+            known = known_of(place, row, turns, mean, rstd)
             now = coming = Begun(i32(0), num.zero, num.zero, num.zero, num.zero)
             rounds, i = staging.rounds(turns), i32(0)
             if config.overlap:  # the first row's sums have no row before them
-                coming = begin(smem, sent, w_frag, w_smem, i, row < M, next_mean, next_rstd)
-                next_mean, next_rstd = statistics(place, row + turns.step, turns, mean, rstd)
+                coming = begin(smem, sent, w_frag, w_smem, i, row < M, known)
             while i < rounds:
                 for c in range(len(w_frag)):
                     dw_frag[c] = num.zero
                     db_frag[c] = num.zero
-                end = i32(min(i + PIECE, rounds))
+                end = i32(min(i32(i + PIECE), rounds))
                 more = i > 0
                 while i < end:
                     if i > 0:
                         # of the row before; at its own end, sums would wait behind the branch
                         pipe.release(smem, now.stage)
-                    begun_mean, begun_rstd = next_mean, next_rstd
-                    next_mean, next_rstd = statistics(place, row + AHEAD * turns.step, turns, mean, rstd)
                     if config.overlap:
                         now = coming
-                        if i + 1 < rounds:
-                            of_next = row + turns.step < M
-                            coming = begin(smem, sent, w_frag, w_smem, i + 1, of_next, begun_mean, begun_rstd)
+                        if i32(i + 1) < rounds:
+                            coming = begin(smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < M, known)
                     else:
-                        now = begin(smem, sent, w_frag, w_smem, i, row < M, begun_mean, begun_rstd)
-                    row_mean, row_rstd, along, level = now.mean, now.rstd, now.along, now.level
+                        now = begin(smem, sent, w_frag, w_smem, i, row < M, known)
+                    if (i + AHEAD & SHARING - 1) == 0:
+                        later = statistics(place, row + (AHEAD + SHARING) * turns.step, turns, mean, rstd)
+                        known = Known(known.next_mean, known.next_rstd, later[0], later[1])
+                    row_mean = now.mean if variant.centred else num.zero
+                    row_rstd, along, level = now.rstd, now.along, now.level
                     if group.parts > 1:
                         found = group.wait(sent, i)
-                        along = group.sum(sent, found)
                         if variant.centred:
-                            level = group.sum(sent, found + 1)
-                    along *= inverse_N
-                    level = level * inverse_N if variant.centred else num.zero
+                            along, level = group.sum_two(sent, found)
+                        else:
+                            along = group.sum(sent, found)
+                    along = along * row_rstd * inverse_N * row_rstd * row_rstd
+                    level = level * inverse_N * row_rstd if variant.centred else num.zero
                     tile = pipe.begin(now.stage) + first_at
                     own = config.rows == 1 or row < M
 
@@ -189,13 +218,14 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                             if variant.added:
                                 mem.load_shared(other, 0, smem.tiles, at + 2 * pipe.tile)
                             for c in range(mem.vector):
-                                xhat = (x_frag[c] - row_mean) * row_rstd
-                                g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
-                                if variant.dw:
-                                    dw_frag[v * mem.vector + c] += dy_frag[c] * xhat
                                 if variant.db:
                                     db_frag[v * mem.vector + c] += dy_frag[c]
-                                x_frag[c] = (g - level - xhat * along) * row_rstd
+                                g, xc = dy_frag[c] * row_rstd, x_frag[c] - row_mean
+                                if variant.dw:
+                                    dw_frag[v * mem.vector + c] += g * xc
+                                if variant.w is not None:
+                                    g *= w_frag[v * mem.vector + c]
+                                x_frag[c] = g - level - xc * along
                                 if variant.added:
                                     x_frag[c] += other[c]
                             mem.store_vector(dx.data, dx_row + v * STEP, left > v * STEP, x_frag, 0)

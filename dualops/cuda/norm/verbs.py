@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Namespace, cuda, verb
+from ..backend import Namespace, cuda, i32, u32, verb
 from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
 from ..tile.ring import PartsSmem, parts
@@ -158,9 +158,11 @@ class ClusterSums(Namespace):
     smem: Callable[..., PartsSmem]
     init: Callable[..., None]  # (sent)
     of_warp: Callable[..., Any]  # (x): over the lanes of my warp that share my row
+    two_of_warp: Callable[..., Any]  # (a, b) -> both
     send: Callable[..., None]  # (sent, row_round, a, b)
     wait: Callable[..., Any]  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
     sum: Callable[..., Any]  # (sent, at): of every second number from there on, for all lanes
+    sum_two: Callable[..., Any]  # (sent, at) -> of a's parts, and of b's
 
 
 @cache
@@ -172,31 +174,42 @@ def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: i
     WARPS = max(row_threads // 32, 1)
     PARTS = WARPS * cluster
     STEP, WHOLE = min(PARTS, 32), PARTS & (PARTS - 1) == 0
-    num, of_warp = numbers(number), lane_reductions(number, min(row_threads, 32))
+    num, in_warp = numbers(number), lane_reductions(number, min(row_threads, 32))
     meeting = parts(number, num.send_pair, WARPS, cluster, rows, kept)
     lanes = lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
-    def sum_of_few(sent, at):
-        lane = cuda.threadIdx.x % 32
-        total = num.zero
+    def few(sent, at):
+        lane, total = i32(cuda.threadIdx.x % STEP), num.zero
         for part in range(0, PARTS, STEP):
-            total += sent.pairs[at + 2 * (part + lane % STEP)]
-        return lanes.sum(total)
+            total += sent.pairs[u32(at + 2 * (part + lane))]
+        return total
 
     @verb
-    def sum_of_any(sent, at):
+    def any_number(sent, at):
         total = num.zero
         for part in range(cuda.threadIdx.x % 32, PARTS, 32):
             total += sent.pairs[at + 2 * part]
-        return lanes.sum(total)
+        return total
+
+    mine = few if WHOLE else any_number  # of the parts, before lanes add up theirs
+
+    @verb
+    def sum_of(sent, at):
+        return lanes.sum(mine(sent, at))
+
+    @verb
+    def sum_two(sent, at):
+        return lanes.sum_two(mine(sent, at), mine(sent, at + 1))
 
     return ClusterSums(
         parts=PARTS,
         smem=meeting.smem,
         init=meeting.init,
-        of_warp=of_warp.sum,
+        of_warp=in_warp.sum,
+        two_of_warp=in_warp.sum_two,
         send=meeting.send,
         wait=meeting.wait,
-        sum=sum_of_few if WHOLE else sum_of_any,
+        sum=sum_of,
+        sum_two=sum_two,
     )

@@ -55,6 +55,18 @@ def shfl_idx_f32(x, source, mask):
 
 
 @instruction(
+    "(f64, i32, u32) -> f64",
+    "{ .reg .b32 low, high; mov.b64 {low, high}, {x}; shfl.sync.idx.b32 low, low, {source}, 0x1f, {mask}; "
+    "shfl.sync.idx.b32 high, high, {source}, 0x1f, {mask}; mov.b64 {d}, {low, high}; }",
+    section="9.7.9.6",
+    convergent=True,
+)
+def shfl_idx_f64(x, source, mask):
+    """The same for a double, as two words."""
+    return _from("shfl.sync.idx", double(x), source, mask)
+
+
+@instruction(
     "(i32, u32) -> i32",
     "{ .reg .pred own, any; setp.ne.s32 own, {x}, 0; vote.sync.any.pred any, own, {mask}; selp.s32 {d}, 1, 0, any; }",
     section="9.7.13.9",

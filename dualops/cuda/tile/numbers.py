@@ -40,7 +40,7 @@ from ..ptx.memory import (
     st_shared_v2_f64,
     st_shared_v4_f32,
 )
-from ..ptx.warp import shfl_bfly_f32, shfl_bfly_f64
+from ..ptx.warp import shfl_bfly_f32, shfl_bfly_f64, shfl_idx_f32, shfl_idx_f64
 
 LOG2_E = log2(EULER)
 
@@ -65,6 +65,7 @@ class Numbers(Namespace):
     rsqrt: Callable[..., Any]  # (x) -> 1 / sqrt(x), each rounded as IEEE says; x not negative
     is_minus_zero: Callable[..., Any]  # (x): whether it is -0
     shuffle: Callable[..., Any]  # (x, distance, mask): what lane ^ distance has
+    of_lane: Callable[..., Any]  # (x, lane, mask): what that lane has
     add_compensated: Callable[..., Any]  # (total, rest, x) -> total, rest: Kahan's sum, the rest is what is too much
     send_pair: Callable[..., None]  # (to, index, rank, a, b, barrier, barrier_index): to block `rank`'s array, later
     load_four: Callable[..., None]  # (frag, at, shared, index): four neighbours; index a multiple of four
@@ -151,6 +152,7 @@ def _double() -> Numbers:
         rsqrt=_rsqrt(f64),
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f64,
+        of_lane=shfl_idx_f64,
         add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
         load_four=load_four,
@@ -201,6 +203,7 @@ def _single() -> Numbers:
         rsqrt=_rsqrt(f32),
         is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f32,
+        of_lane=shfl_idx_f32,
         add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,
         load_four=load_four,

@@ -35,6 +35,8 @@ from ..ptx.warp import (
 from .rows import FULL_WARP
 from .storage import storage
 
+WARP = u32(32)  # threads: no sign to look after in what follows
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -145,7 +147,7 @@ def ring(stages: Stages, warps: int) -> Ring:
     @verb
     def release(smem, stage):
         bar_warp_sync(FULL_WARP)
-        if cuda.threadIdx.x % 32 == 0:
+        if u32(cuda.threadIdx.x) % WARP == 0:
             mbarrier_arrive(smem.empty, stage)
 
     return Ring(
@@ -268,7 +270,7 @@ def _parts_in_block(number: Any, warps: int, rows: int, kept: int) -> Parts:
 
 
 def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, kept: int) -> Parts:
-    SIZE, LAST = warps * cluster, kept - 1
+    SIZE, LAST, ROUND = warps * cluster, kept - 1, u32(kept)
     NBYTES = SIZE * number.bitwidth // 4  # of its pairs
 
     @verb
@@ -278,18 +280,18 @@ def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, c
 
     @verb
     def send(smem, row_round, a, b):
-        place, tid = row_round & LAST, cuda.threadIdx.x
-        lane, warp = tid % 32, tid // 32
-        if (warp == 0) & (lane == 0):
+        place, tid = i32(row_round & LAST), u32(cuda.threadIdx.x)
+        lane, warp = i32(tid % WARP), i32(tid // WARP)
+        if tid == 0:
             mbarrier_arrive_expect_tx(smem.bells, place, NBYTES)
         if lane < cluster:
-            at = (place * SIZE + cluster_ctarank() * warps + warp) * 2
-            send_pair(smem.pairs, at, i32(lane), a, b, smem.bells, place)
+            at = i32((place * SIZE + cluster_ctarank() * warps + warp) * 2)
+            send_pair(smem.pairs, at, lane, a, b, smem.bells, place)
 
     @verb
     def wait(smem, row_round):
-        place = row_round & LAST
-        mbarrier_wait(smem.bells, place, row_round // kept & 1)
-        return place * SIZE * 2
+        place = i32(row_round & LAST)
+        mbarrier_wait(smem.bells, place, u32(row_round) // ROUND & 1)
+        return i32(place * SIZE * 2)
 
     return Parts(size=SIZE, smem=_parts_smem(number, SIZE, kept), init=init, send=send, wait=wait)

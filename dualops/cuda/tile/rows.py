@@ -23,13 +23,14 @@ class LaneReductions(Namespace):
 
     max: Callable[..., Any]
     sum: Callable[..., Any]
+    sum_two: Callable[..., Any]  # (a, b) -> both sums, by two shuffles more than one of them
 
 
 @cache
 def lane_reductions(number: Any, lanes: int) -> LaneReductions:
     """The verbs for numbers of type f32 or f64. All 32 lanes of the warp must call them."""
     num = numbers(number)
-    STEPS = lanes.bit_length() - 1
+    STEPS, FAR = lanes.bit_length() - 1, lanes // 2
 
     @verb
     def lanes_max(x):
@@ -43,7 +44,19 @@ def lane_reductions(number: Any, lanes: int) -> LaneReductions:
             x += num.shuffle(x, 1 << step, FULL_WARP)
         return x
 
-    return LaneReductions(max=lanes_max, sum=lanes_sum)
+    @verb
+    def lanes_sum_two(a, b):
+        """Half of the lanes add up one of them, half the other."""
+        if lanes > 1:
+            upper = (cuda.threadIdx.x & FAR) != 0
+            mine = (b if upper else a) + num.shuffle(a if upper else b, FAR, FULL_WARP)
+            for step in range(STEPS - 1):
+                mine += num.shuffle(mine, 1 << step, FULL_WARP)
+            other = num.shuffle(mine, FAR, FULL_WARP)
+            a, b = (other if upper else mine), (mine if upper else other)
+        return a, b
+
+    return LaneReductions(max=lanes_max, sum=lanes_sum, sum_two=lanes_sum_two)
 
 
 def transposed(number: Any) -> Callable[..., Any]:

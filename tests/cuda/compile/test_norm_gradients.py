@@ -10,7 +10,7 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.compile import binary
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.norm.gradient_configs import FAST
+from dualops.cuda.norm.gradient_configs import FAST, FAST_WITH_BOTH
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
@@ -19,15 +19,16 @@ H200 = known("sm_90a")
 VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b")}
 # by how many axes they have, which are permuted, so that they do not become one
 ROWS, ORDERS = {1: (300,), 3: (2, 5, 30)}, {1: (0, 1), 3: (2, 1, 0, 3)}
-CASES = [
-    *(("rms_norm", vectors, "bfloat16", axes) for vectors in FAST[False] for axes in ROWS),
-    *(("layer_norm", vectors, "bfloat16", 1) for vectors in FAST[True]),
-    ("layer_norm", 4096, "float32", 1),
+DTYPES = {True: "bfloat16", False: "float32"}
+RMS = [("rms_norm", vectors, narrow, axes) for narrow in DTYPES for vectors in FAST[False, narrow] for axes in ROWS]
+LAYER = [
+    ("layer_norm", vectors, narrow, 1) for narrow in DTYPES for vectors in FAST[True, narrow] | FAST_WITH_BOTH[narrow]
 ]
 
 
-@pytest.mark.parametrize(("operator", "vectors", "dtype", "axes"), CASES)
-def test_they_spill_no_registers(operator: str, vectors: int, dtype: str, axes: int):
+@pytest.mark.parametrize(("operator", "vectors", "narrow", "axes"), [*RMS, *LAYER])
+def test_they_spill_no_registers(operator: str, vectors: int, narrow: bool, axes: int):
+    dtype = DTYPES[narrow]
     N = vectors * (16 // itemsize(dtype))
     shapes: dict[str, Any] = {"x": (*ROWS[axes], N), **dict.fromkeys(VECTORS[operator], (N,))}
     case = Case("rows", dtype, shapes, dtypes=dict.fromkeys(VECTORS[operator], dtype), orders={"x": ORDERS[axes]})

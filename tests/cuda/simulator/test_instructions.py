@@ -91,6 +91,7 @@ from dualops.cuda.ptx.warp import (
     shfl_bfly_f32,
     shfl_bfly_f64,
     shfl_idx_f32,
+    shfl_idx_f64,
     shfl_idx_i32,
     vote_any,
     vote_ballot,
@@ -543,15 +544,24 @@ def _one_block_after_another() -> None:
         run(kernel, Pointer(y, "y"))
 
 
-@of("shfl_idx_i32", "shfl_idx_f32")
+@of("shfl_idx_i32", "shfl_idx_f32", "shfl_idx_f64")
 def _broadcast() -> None:
-    def kernel(y):
-        tid = cuda.threadIdx.x
-        y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF) + shfl_idx_f32(tid + 0.5, 5, 0xFFFFFFFF)
+    for shuffle in (shfl_idx_f32, shfl_idx_f64):
 
-    y = np.zeros(64)
-    run(kernel, Pointer(y, "y"), threads=64)
-    assert y.tolist() == [8.5] * 32 + [72.5] * 32
+        def kernel(y, shuffle=shuffle):
+            tid = cuda.threadIdx.x
+            y[tid] = shfl_idx_i32(tid, 3, 0xFFFFFFFF) + shuffle(tid + 0.5, 5, 0xFFFFFFFF)
+
+        y = np.zeros(64)
+        run(kernel, Pointer(y, "y"), threads=64)
+        assert y.tolist() == [8.5] * 32 + [72.5] * 32
+
+    def whole(y):
+        y[cuda.threadIdx.x] = shfl_idx_f64(cuda.threadIdx.x + 2.0**-40, 1, 0xFFFFFFFF)
+
+    y = np.zeros(32)
+    run(whole, Pointer(y, "y"))
+    assert y.tolist() == [1 + 2.0**-40] * 32  # both words of it
 
     def absent(y):
         if cuda.threadIdx.x < 16:

@@ -202,6 +202,24 @@ def test_stages(monkeypatch, name, config, dtype):
 
 
 @every_norm
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        (RingConfig(8, 1, 4, stages=2), "float32"),  # four rows a warp, whose eight lanes know as many
+        (RingConfig(8, 1, 4, stages=3, overlap=True), "bfloat16"),
+        (RingConfig(32, 1, 1, stages=2, cluster=2), "float64"),
+        (RingConfig(32, 1, 1, stages=3, cluster=2, overlap=True), "float32"),
+    ],
+    ids=str,
+)
+def test_lanes_know_the_statistics_of_many_rows(monkeypatch, name, config, dtype):
+    """One cluster takes so many that its lanes load those of other rows three times."""
+    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
+    turns = 2 * min(config.row_threads, 32) + 3
+    hold(name, True, "sm90", turns * config.rows - 1, config.cluster * config.columns(dtype), dtype)
+
+
+@every_norm
 @DIRECTIONS
 def test_every_block_has_columns(name, backward):
     """Of a row of 65 vectors, dealt to four blocks; by lines of 128 bytes the last would begin behind its end."""
