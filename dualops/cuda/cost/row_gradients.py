@@ -14,7 +14,8 @@ all but alone, and a second launch adds up what blocks have kept:
     longest = (turn^SHARP + memory^SHARP + again^SHARP)^(1 / SHARP)
     kernel = rounds * longest + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
 
-Fitted to figures of both norms, in microseconds; which Configs spill registers was read from compiled kernels.
+Fitted to figures of both norms on an H100, in microseconds, of a loop of rings with a sixth more instructions (before
+2026-11-28); which Configs spill registers was read from compiled kernels.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _in_registers(call: Call) -> Iterator[RowsConfig]:
 
 
 def _in_rings(call: Call, gpu: Architecture) -> Iterator[RingConfig]:
-    both = call.variant.weight_gradients > 1  # leave w no registers
+    both = call.variant.weight_gradients > 1  # leave w no registers, or few
     for cluster in [each for each in CLUSTERS if each <= gpu.device.max_cluster]:
         for (row_threads, vectors, rows, blocks), overlap in product(_shapes(call, cluster), (False, True)):
             if cluster > 1 and (rows > 1 or row_threads < LEAST_OF_CLUSTER):

@@ -252,10 +252,11 @@ def with_chunks(config: StagesConfig, N: int, variant: Variant, device: Device) 
 
 
 def sums_config(tiles: int, device: Device) -> SumsConfig:
-    """For so many times LANES columns of dw and db: many blocks with few threads, once there is one for each SM.
+    """For so many times LANES columns of dw and db: many blocks with few threads, where there are two for each SM.
 
-    H200, 2026-11-28, an empty launch and all: 128 tiles of 198 slots 6.6 us by 16 slices, 6.7 by 8, 6.4 by 4; 256 tiles
-    6.7, 6.2, 6.3; 512 of 66 slots 8.7, 6.3, 6.3; 1024 tiles 14.6, 9.1, 8.3.
+    H200, 2026-11-28, with their launch, by 16 slices, by 8, by 4 of 16 loads each: 128 tiles of 198 slots 6.6, 6.7 and
+    6.4 us; 256 tiles 6.7, 6.2, 6.3; 512 of 66 slots 8.7, 6.3, 6.3; 1024 tiles 14.6, 9.1, 8.3. Few tiles may have more
+    slots, of shorter rows: as many slices as before are for them.
     """
     if device.name == "simulator":
         return SumsConfig(2)

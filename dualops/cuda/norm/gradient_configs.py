@@ -9,8 +9,9 @@ threads, three to an SM, where a row fills them (two take up to 1.2 times as lon
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
 
 On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
-is faster there, of fifteen lengths. What else an H200 takes, and what it takes with dsummed, was chosen on an H100.
-Figures of an H100 are of a loop with a sixth more instructions (ring_backward.py before 2026-11-28).
+is faster there, of fourteen lengths, of layer_norm with w and b. What else an H200 takes, and what it takes with
+dsummed, was chosen on an H100. Figures of an H100 are of a loop with a sixth more instructions (ring_backward.py before
+2026-11-28).
 """
 
 from __future__ import annotations
@@ -135,17 +136,18 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
 # without dsummed, likewise, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
 # 2026-11-28, 2^28 elements of bfloat16, in brackets what an H100 takes. GPCs get the same bandwidth there, and those
 # with 18 SMs end last: what is as fast as memory at any rate stays below 0.91, and two blocks that just keep up reach
-# 0.95. Of float32, but for 4096 columns, 2026-11-26
+# 0.95. Of wider x: 2026-11-21 and 26, before the loop was shorter
 FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, True): {
         128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.83 in registers)
         384: RingConfig(192, 2, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.92 (0.85)
         768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.92 (0.88)
-        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.89, of twice as many rows 0.90
+        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.89 (0.76), of twice as many rows 0.90
         2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.90 (0.82)
-        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.88, of twice as many rows 0.90
+        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.88 (0.78), of twice as many rows 0.90
     },
     (False, False): {
+        512: RingConfig(128, 4, 2, 6),
         2048: RingConfig(512, 2, 1, 0, 2, overlap=True),
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.95
         8192: RingConfig(512, 2, 1, 0, 8, overlap=True),
@@ -154,9 +156,12 @@ FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
         128: RingConfig(32, 4, 4, 2, min_blocks=2),  # 1024: 0.92
         384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.89 (0.85)
         512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92 (0.83 in registers)
-        2048: RingConfig(512, 2, 1, 0, 2),  # 16384: 0.86
+        2048: RingConfig(512, 2, 1, 0, 2),  # without w or b, as the next
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),
     },
     (True, False): {
+        128: RingConfig(32, 4, 4, 2, min_blocks=2),
+        512: RingConfig(256, 2, 1, 2, min_blocks=2),
         2048: RingConfig(512, 2, 1, 0, 2),
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.96
     },
@@ -169,7 +174,8 @@ FAST_WITH_BOTH = {
         1024: RingConfig(256, 4, 1, 2),  # 8192: 0.90 (0.88)
         1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.90 (0.80)
         1536: RingConfig(128, 3, 1, 6, 4, min_blocks=2, overlap=True),  # 12288: 0.91 (0.90)
-        2048: RingConfig(256, 4, 1, 4, 2, overlap=True),  # 16384: 0.88 (0.86), of twice as many rows 0.89
+        # 16384: 0.88 (0.86), of twice as many rows 0.89; nobody has measured 14336
+        2048: RingConfig(256, 4, 1, 4, 2, overlap=True),
         2560: RingConfig(320, 4, 1, 4, 2, overlap=True),  # 20480: 0.87 (0.84)
         3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 (0.85)
         4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.86 (0.83 with w in shared memory)
@@ -195,7 +201,7 @@ def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
 
 
 def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
-    """dw and db leave w no registers."""
+    """dw and db leave w no registers, if nobody has seen that they do (FAST_WITH_BOTH)."""
     return replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
 
 
@@ -207,7 +213,7 @@ def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
     if variant.added:
         first = ADDED[variant.centred]
     elif fast and (not variant.centred or variant.rank == 1):
-        # layer_norm's have no registers for the places of rows along several axes
+        # of layer_norm some have no registers for the places of rows along several axes
         first = FAST[variant.centred, narrow]
         as_they_are = FAST_WITH_BOTH[narrow] if variant.weight_gradients > 1 else {}
     return {most: with_place_for_w(config, variant) for most, config in first.items()} | as_they_are

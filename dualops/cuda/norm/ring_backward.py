@@ -11,8 +11,9 @@ before step 3 of a row, whose sums have arrived meanwhile. Each lane loads the s
 
 What bounds it beside memory is how many instructions an SM issues: an H200 brings 16 elements to each of 128 threads in
 370 slots of its schedulers, and layer_norm takes 390 of them, 235 for the elements alone. So xhat is not made, each
-number is scaled once, and two sums share their shuffles; float32 rows beyond 1e18, or below 1e-18 with eps = 0, lose
-the last term of dx to it. Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has
+number is scaled once, and two sums share their shuffles. rstd^2 * along / N has to be a float32, then: where eps is 0
+and x so small that rstd^2 * |dy| is beyond 3e38, dx is inf or NaN, and where that is below 1e-38, the last term is 0.
+Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has
 several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
 """
 

@@ -20,7 +20,8 @@ from .verbs import Columns, norm_axes, weights
 class RingConfig:
     """How rows are dealt to blocks of `row_threads * rows` threads and a warp that copies."""
 
-    row_threads: int  # threads of a block that share a row: a power of two below 32, or a multiple of 32
+    # threads of a block that share a row: a power of two below 32, at least 2 where rows overlap, or a multiple of 32
+    row_threads: int
     vectors: int  # 16-byte vectors of a row that each of them has
     rows: int  # of a block at once; 1 in a cluster
     stages: int

@@ -23,7 +23,7 @@ class LaneReductions(Namespace):
 
     max: Callable[..., Any]
     sum: Callable[..., Any]
-    sum_two: Callable[..., Any]  # (a, b) -> both sums, by two shuffles more than one of them
+    sum_two: Callable[..., Any]  # (a, b) -> both sums, by one shuffle more than one of them
 
 
 @cache

@@ -16,6 +16,7 @@ from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig
 from dualops.cuda.norm.staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
+from dualops.cuda.norm.sums import SumsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
 from tests.checks import check
@@ -199,6 +200,17 @@ def test_stages(monkeypatch, name, config, dtype):
     with simulator.order("reversed"):
         hold(name, False, "sm90", 3, 3 * kept, dtype)
         hold(name, False, "sm90", 2, vector, dtype)
+
+
+@every_norm
+@pytest.mark.parametrize("config", [SumsConfig(16), SumsConfig(8), SumsConfig(4, batch=16)], ids=str)
+def test_slots_are_summed_by_any_number_of_threads(monkeypatch, name, config):
+    """70 slots, a row in each: by four threads with batches of 16 loads in two rounds. The last block has a column."""
+    monkeypatch.setattr(norm, "rows_config", lambda *_, **__: None)
+    monkeypatch.setattr(norm, "LongRowsConfig", lambda *_: LongRowsConfig(32, 1, aligned=False))
+    monkeypatch.setattr(norm, "BLOCKS", 100)
+    monkeypatch.setattr(norm, "sums_config", lambda *_: config)
+    hold(name, True, "simt", 70, 33, "float64")
 
 
 @every_norm
