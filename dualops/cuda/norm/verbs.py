@@ -189,7 +189,7 @@ def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: i
     def any_number(sent, at):
         total = num.zero
         for part in range(cuda.threadIdx.x % 32, PARTS, 32):
-            total += sent.pairs[u32(at + 2 * part)]
+            total += sent.pairs[at + 2 * part]
         return total
 
     mine = few if WHOLE else any_number  # of the parts, before lanes add up theirs
