@@ -134,9 +134,9 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
     },
 }
 # without dsummed, likewise, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
-# 2026-11-28, 2^28 elements of bfloat16, in brackets what an H100 takes. GPCs get the same bandwidth there, and those
-# with 18 SMs end last: what is as fast as memory at any rate stays below 0.91, and two blocks that just keep up reach
-# 0.95. Of wider x: 2026-11-21 and 26, before the loop was shorter
+# 2026-11-28, 2^28 elements of bfloat16, in brackets what an H100 takes. By the blocks' own clocks, GPCs seem to get the
+# same bandwidth there, and those with 18 SMs end last: what could be faster than memory stays below 0.92; two blocks
+# that just keep up reach 0.95. Of wider x: 2026-11-21 and 26, before the loop was shorter
 FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, True): {
         128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.83 in registers)
