@@ -14,7 +14,7 @@ all but alone, and a second launch adds up what blocks have kept:
     longest = (turn^SHARP + memory^SHARP + again^SHARP)^(1 / SHARP)
     kernel = rounds * longest + KEPT * bytes of what they kept / bandwidth + 2 * LAUNCH
 
-Fitted to figures of both norms on an H100, in microseconds, of a loop of rings with a sixth more instructions (before
+Fitted to figures of both norms on an H100, in microseconds, of a loop of rings with an eighth more instructions (before
 2026-11-28); which Configs spill registers was read from compiled kernels.
 """
 

@@ -1,20 +1,18 @@
 """The gradient of norms on sm_90: as ring.py, with two or three arrays in a stage, and dw and db kept in registers.
 
-    1  level = sum(g), along = sum(g * xc) of every warp, g = dy * (w + offset), xc = x - mean
+    1  level = sum(g), along = sum(g * xhat) of every warp, g = dy * (w + offset), xhat = (x - mean) * rstd
     2  warps send theirs to every block of the cluster, and sum all of them                (st.async, one mbarrier)
-    3  dx = rstd * g - rstd * level / N - rstd^3 * along / N * xc + dsummed;  dw += rstd * dy * xc;  db += dy;  the
-       stage is free
+    3  dx = rstd * (g - level / N - xhat * along / N) + dsummed;  dw += dy * xhat;  db += dy;  the stage is free
     4  the blocks' dw and db are summed by a second kernel (sums.py)
 
 A row stays in its stage, and is read again in step 3. Where a Config overlaps rows, steps 1 and 2 of the next row come
 before step 3 of a row, whose sums have arrived meanwhile. Each lane loads the statistics of another row, long before.
 
 What bounds it beside memory is how many instructions an SM issues: an H200 brings 16 elements to each of 128 threads in
-370 slots of its schedulers, and layer_norm takes 390 of them, 235 for the elements alone. So xhat is not made, each
-number is scaled once, and two sums share their shuffles. rstd^2 * along / N has to be a float32, then: where eps is 0
-and x so small that rstd^2 * |dy| is beyond 3e38, dx is inf or NaN, and where that is below 1e-38, the last term is 0.
-Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has
-several rows. Registers: vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
+370 slots of its schedulers, and layer_norm takes 420 of them, 265 for the elements alone; so two sums share their
+shuffles. xhat is made twice, and dx scaled last: shorter forms leave float32's range where x or dy is far from 1.
+Papers as in ring.py. Shared memory: that of ring.py, and a row of numbers where a block has several rows. Registers:
+vectors * 16 / itemsize numbers a thread for each of w, dw and db, and about 60 more.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
         x_frag = cuda.local.array(mem.vector, mem.number)
         dy_frag = cuda.local.array(mem.vector, mem.number)
         level, along, row_mean = num.zero, num.zero, num.zero
-        source = i32(cuda.threadIdx.x % 32 // SHARING * SHARING + (i & SHARING - 1))
+        source = i32(cuda.threadIdx.x % 32 // SHARING * SHARING + (i & (SHARING - 1)))
         row_rstd = num.of_lane(known.rstd, source, FULL_WARP)
         if variant.centred:
             row_mean = num.of_lane(known.mean, source, FULL_WARP)
@@ -125,7 +123,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                     g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
                     if variant.centred:
                         level += g
-                    along += g * (x_frag[c] - row_mean)
+                    along += g * ((x_frag[c] - row_mean) * row_rstd)
         if variant.centred:
             along, level = group.two_of_warp(along, level)
         else:
@@ -192,7 +190,7 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                             coming = begin(smem, sent, w_frag, w_smem, i32(i + 1), row + turns.step < M, known)
                     else:
                         now = begin(smem, sent, w_frag, w_smem, i, row < M, known)
-                    if (i + AHEAD & SHARING - 1) == 0:
+                    if ((i + AHEAD) & (SHARING - 1)) == 0:
                         later = statistics(place, row + (AHEAD + SHARING) * turns.step, turns, mean, rstd)
                         known = Known(known.next_mean, known.next_rstd, later[0], later[1])
                     row_mean = now.mean if variant.centred else num.zero
@@ -203,8 +201,8 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                             along, level = group.sum_two(sent, found)
                         else:
                             along = group.sum(sent, found)
-                    along = along * row_rstd * inverse_N * row_rstd * row_rstd
-                    level = level * inverse_N * row_rstd if variant.centred else num.zero
+                    along *= inverse_N
+                    level = level * inverse_N if variant.centred else num.zero
                     tile = pipe.begin(now.stage) + first_at
                     own = config.rows == 1 or row < M
 
@@ -221,12 +219,11 @@ def build_backward(config: RingConfig, variant: Variant) -> Kernel:
                             for c in range(mem.vector):
                                 if variant.db:
                                     db_frag[v * mem.vector + c] += dy_frag[c]
-                                g, xc = dy_frag[c] * row_rstd, x_frag[c] - row_mean
+                                xhat = (x_frag[c] - row_mean) * row_rstd
                                 if variant.dw:
-                                    dw_frag[v * mem.vector + c] += g * xc
-                                if variant.w is not None:
-                                    g *= w_frag[v * mem.vector + c]
-                                x_frag[c] = g - level - xc * along
+                                    dw_frag[v * mem.vector + c] += dy_frag[c] * xhat
+                                g = dy_frag[c] * w_frag[v * mem.vector + c] if variant.w is not None else dy_frag[c]
+                                x_frag[c] = (g - level - xhat * along) * row_rstd
                                 if variant.added:
                                     x_frag[c] += other[c]
                             mem.store_vector(dx.data, dx_row + v * STEP, left > v * STEP, x_frag, 0)

@@ -232,6 +232,26 @@ def test_lanes_know_the_statistics_of_many_rows(monkeypatch, name, config, dtype
 
 
 @every_norm
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("scale", "dy_scale"), [(2.0**-62, 2.0**20), (2.0**55, 2.0**50), (2.0**55, 2.0**-60)])
+def test_gradients_of_rows_far_from_one(monkeypatch, name, overlap, scale, dy_scale):
+    """Products of x, dy and w, and rstd^2 times dy, are beyond float32's range; dx and dw are not."""
+    config = RingConfig(32, 1, 1, stages=3, cluster=2, overlap=overlap)
+    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: config)
+    M, N = 5, config.cluster * config.columns("float32")
+    x, dy = (normal(M, N, seed=seed, dtype="float64") for seed in (1, 2))
+    w = normal(N, seed=3, dtype="float64") * (2.0**50 if dy_scale > 1 and scale > 1 else 1)
+    x, dy, w = ((array * by).astype(np.float32) for array, by in ((x, scale), (dy, dy_scale), (w, 1)))
+    mean = x.astype(np.float64).mean(axis=1) if name == "layer_norm" else np.zeros(M)
+    rstd = (1 / np.sqrt(((x - mean[:, None]) ** 2).mean(axis=1))).astype(np.float32)
+    statistics = (mean.astype(np.float32), rstd) if name == "layer_norm" else (rstd,)
+    arrays, own = (x, *statistics, dy, w), f"{name}_backward"
+    exact = getattr(reference, own)(*(array.astype(np.float64) for array in arrays))
+    for found, truth in zip(getattr(dualops.cuda, own)(*arrays, kernel="sm90")[:2], exact[:2], strict=True):
+        np.testing.assert_allclose(found, truth, rtol=0, atol=1e-5 * np.abs(truth).max())
+
+
+@every_norm
 @DIRECTIONS
 def test_every_block_has_columns(name, backward):
     """Of a row of 65 vectors, dealt to four blocks; by lines of 128 bytes the last would begin behind its end."""
