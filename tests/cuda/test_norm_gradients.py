@@ -62,8 +62,9 @@ def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: Ro
     ("operator", "N", "config"),
     [
         ("rms_norm", 1024, RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True)),
-        ("rms_norm", 16384, RingConfig(512, 2, 1, 6, 2, overlap=True)),
-        ("rms_norm", 65536, RingConfig(512, 2, 1, 6, 8, overlap=True)),
+        ("rms_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
+        ("rms_norm", 16384, RingConfig(128, 2, 1, 4, 8, min_blocks=3, overlap=True)),
+        ("rms_norm", 65536, RingConfig(384, 3, 1, 6, 8, overlap=True)),
         ("layer_norm", 1024, RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True)),
         ("layer_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
         ("layer_norm", 4096, RingConfig(256, 2, 1, 2, min_blocks=2, w_shared=True)),
@@ -75,9 +76,15 @@ def test_fast_memory_wants_other_blocks(operator: str, N: int, config: RingConfi
     assert H200.has_fast_memory and not H100.has_fast_memory
     found = choices(operator, N, H200)[0].config
     assert found == config != choices(operator, N)[0].config
-    for each in (5120, 65536 * 2):  # of other lengths, and with dsummed, both take the same
+    for each in (512, 65536 * 2):  # of other lengths both take the same
         assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
-    assert choices(operator, N, H200, added=True)[0].config == choices(operator, N, added=True)[0].config
+
+
+@pytest.mark.parametrize("N", [1024, 4096, 8192, 16384, 32768, 65536])
+def test_beside_dsummed_fast_memory_wants_others_for_long_rows_of_layer_norm(N: int):
+    for operator in VECTORS:
+        of_h200, of_h100 = (choices(operator, N, device, added=True)[0].config for device in (H200, H100))
+        assert (of_h200 != of_h100) == (operator == "layer_norm" and N >= 16384)
 
 
 def test_two_blocks_that_keep_up_serve_both_gpus():
@@ -88,7 +95,7 @@ def test_two_blocks_that_keep_up_serve_both_gpus():
 def test_rows_wider_than_16_bits_leave_registers_for_the_next_sums():
     overlapped = RingConfig(512, 2, 1, 6, 4, overlap=True)
     assert choices("rms_norm", 16384, H200, "float32")[0].config == overlapped
-    assert choices("layer_norm", 16384, H200, "float32")[0].config == replace(overlapped, w_shared=True)
+    assert choices("layer_norm", 16384, H200, "float32")[0].config == RingConfig(384, 3, 1, 6, 4, overlap=True)
     assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
     assert choices("layer_norm", 4096, H200, "float32")[0].config == RingConfig(256, 2, 1, 6, 2, overlap=True)
 
@@ -102,7 +109,7 @@ def test_layer_norm_has_no_registers_for_places_along_several_axes():
         operation = OPERATIONS[operator][True]
         return operation.choose(problem, problem.outputs(operation.outputs), device).config
 
-    assert taken("rms_norm", H200) == RingConfig(512, 2, 1, 6, 2, overlap=True) != taken("rms_norm", H100)
+    assert taken("rms_norm", H200) == choices("rms_norm", 16384, H200)[0].config != taken("rms_norm", H100)
     assert taken("layer_norm", H200) == taken("layer_norm", H100)
 
 

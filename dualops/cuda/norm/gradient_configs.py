@@ -9,9 +9,8 @@ threads, three to an SM, where a row fills them (two take up to 1.2 times as lon
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
 
 On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
-is faster there, of thirteen lengths, of layer_norm with w and b. What else an H200 takes, and what it takes with
-dsummed, was chosen on an H100. No figures are of the loop of ring_backward.py as it is: an H100's are of one with an
-eighth more instructions, an H200's of one with 6 to 9 % fewer, which left float32's range (both until 2026-11-28).
+is faster there, of fifteen lengths, of layer_norm with w and b. What else an H200 takes was chosen on an H100, whose
+figures are of a loop with an eighth more instructions than ring_backward.py's (until 2026-11-28).
 """
 
 from __future__ import annotations
@@ -133,50 +132,67 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
         8192: RingConfig(256, 2, 1, 6, 16, overlap=True),  # 65536: 0.86 to 0.94 (0.71 to 0.77)
     },
 }
-# without dsummed, likewise, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
-# 2026-11-28, 2^28 elements of bfloat16, in brackets what an H100 takes. By the blocks' own clocks, GPCs seem to get the
-# same bandwidth there, and those with 18 SMs end last: what could be faster than memory stays below 0.92; two blocks
-# that just keep up reach 0.95. Of wider x: 2026-11-21 and 26, before the loop was shorter
+# likewise without dsummed, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
+# 2026-11-28, 2^28 elements of bfloat16, in brackets what it takes without. By the blocks' own clocks, GPCs seem to get
+# the same bandwidth there, and those with 18 SMs end last: what could be faster than memory stays below 0.92; blocks
+# that just keep up reach 0.95, as of 384 threads here. Of wider x: 2026-11-21 and 26, of a longer loop
 FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, True): {
         128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.83 in registers)
+        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.93 (0.89)
         384: RingConfig(192, 2, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.92 (0.85)
-        768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.92 (0.88)
-        2048: RingConfig(512, 2, 1, 0, 2, overlap=True),  # 16384: 0.89 (0.76), of twice as many rows 0.90
-        2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.90 (0.82)
-        8192: RingConfig(512, 2, 1, 0, 8, overlap=True),  # 65536: 0.88 (0.78), of twice as many rows 0.90
+        768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.93 (0.88)
+        1024: RingConfig(256, 4, 1, 2),  # 8192: 0.92 to 0.93 (0.91 to 0.92)
+        1536: RingConfig(256, 3, 1, 4, 2, overlap=True),  # 12288: 0.93 (0.90)
+        # 16384: 0.90, of twice as many rows 0.91 to 0.92 (512 threads: 0.87 to 0.89, 0.90 to 0.91)
+        2048: RingConfig(128, 2, 1, 4, 8, min_blocks=3, overlap=True),
+        2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.89 (0.82)
+        3072: RingConfig(384, 2, 1, 6, 4, overlap=True),  # 24576: 0.95 (512 threads: 0.88)
+        4096: RingConfig(128, 2, 1, 6, 16, min_blocks=3, overlap=True),  # 32768: 0.91 to 0.92 (0.90 to 0.91)
+        8192: RingConfig(384, 3, 1, 6, 8, overlap=True),  # 65536: 0.93 (512 threads: 0.89 to 0.91)
     },
     (False, False): {
         512: RingConfig(128, 4, 2, 6),
         2048: RingConfig(512, 2, 1, 0, 2, overlap=True),
-        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.95
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.91
         8192: RingConfig(512, 2, 1, 0, 8, overlap=True),
     },
     (True, True): {
         128: RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True),  # 1024: 0.92
-        384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.89 (0.85)
-        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.92 (0.83 in registers)
+        384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.90 (0.85)
+        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.91 to 0.92 (0.83 in registers)
+        640: RingConfig(128, 5, 1, 2, min_blocks=2),  # 5120: 0.90 (0.76)
+        2560: RingConfig(320, 4, 1, 4, 2, overlap=True),  # 20480: 0.91 (0.83)
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # without w or b
     },
     (True, False): {
         128: RingConfig(32, 4, 4, 2, min_blocks=2),
         512: RingConfig(256, 2, 1, 2, min_blocks=2),
         2048: RingConfig(512, 2, 1, 0, 2),
-        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # 16384: 0.96
+        4096: RingConfig(512, 2, 1, 0, 4, overlap=True),
     },
 }
-# where there are dw and db, by whether x is of 16 bits; w stays in registers
-FAST_WITH_BOTH = {
-    False: {1024: RingConfig(256, 2, 1, 6, 2, overlap=True)},  # 4096 of float32: 0.96 (0.88)
-    True: {
-        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.93 (0.87)
-        1024: RingConfig(256, 4, 1, 2),  # 8192: 0.90 (0.88)
-        1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.90 (0.80)
-        1536: RingConfig(128, 3, 1, 6, 4, min_blocks=2, overlap=True),  # 12288: 0.91 (0.90)
-        # 16384: 0.88 (0.86), of twice as many rows 0.89; nobody has measured 14336
+# where there are dw and db, by whether x is of 16 bits and dsummed is added; w stays in registers
+FAST_WITH_BOTH: dict[tuple[bool, bool], dict[int, RingConfig]] = {
+    (False, False): {
+        1024: RingConfig(256, 2, 1, 6, 2, overlap=True),  # 4096 of float32: 0.96 (0.88)
+        4096: RingConfig(384, 3, 1, 6, 4, overlap=True),  # 16384 of float32: 0.94 (512 threads: 0.90)
+    },
+    (True, False): {
+        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.91 (0.87)
+        1024: RingConfig(256, 4, 1, 2),  # 8192: 0.89 to 0.90 (0.88)
+        1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.93 (0.81)
+        # 16384: 0.88, of twice as many rows 0.89 to 0.90; 14336: 0.92 (0.76)
         2048: RingConfig(256, 4, 1, 4, 2, overlap=True),
-        3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 (0.85)
-        4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.86 (0.83 with w in shared memory)
+        3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 to 0.92 (0.85)
+        4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.89 (0.83 with w in shared memory)
+        8192: RingConfig(256, 4, 1, 6, 8, overlap=True),  # 65536: 0.88 (0.86 to 0.87 with w in shared memory)
+    },
+    (True, True): {
+        # 16384: 0.92 to 0.93, of twice as many rows 0.94 (0.86 to 0.88)
+        2048: RingConfig(128, 2, 1, 6, 8, min_blocks=2, overlap=True),
+        4096: RingConfig(256, 2, 1, 6, 8, overlap=True),  # 32768: 0.88 (0.85 with w in shared memory)
+        8192: RingConfig(256, 4, 1, 4, 8, overlap=True),  # 65536: 0.88 (0.80)
     },
 }
 
@@ -205,13 +221,14 @@ def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
 
 def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
     """The rings that come before those for as many vectors."""
-    fast = device.has_fast_memory and device.has_wgmma
+    # of layer_norm some have no registers for the places of rows along several axes
+    fast = device.has_fast_memory and device.has_wgmma and (not variant.centred or variant.rank == 1)
     narrow = itemsize(variant.dtype) < itemsize(compute_dtype(variant.dtype))
     first, as_they_are = {}, {}
     if variant.added:
         first = ADDED[variant.centred]
-    elif fast and (not variant.centred or variant.rank == 1):
-        # of layer_norm some have no registers for the places of rows along several axes
+    elif fast:
         first = FAST[variant.centred, narrow]
-        as_they_are = FAST_WITH_BOTH[narrow] if variant.weight_gradients > 1 else {}
+    if fast and variant.weight_gradients > 1:
+        as_they_are = FAST_WITH_BOTH.get((narrow, variant.added), {})
     return {most: with_place_for_w(config, variant) for most, config in first.items()} | as_they_are

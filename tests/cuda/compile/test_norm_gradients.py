@@ -16,23 +16,32 @@ from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
 
 H200 = known("sm_90a")
-VECTORS = {"rms_norm": ("w",), "layer_norm": ("w", "b"), "layer_norm without b": ("w",)}
+WEIGHTS = {"rms_norm": "w", "layer_norm": "wb", "layer_norm without b": "w", "layer_norm with residual": "wb"}
 # by how many axes they have, which are permuted, so that they do not become one
 ROWS, ORDERS = {1: (300,), 3: (2, 5, 30)}, {1: (0, 1), 3: (2, 1, 0, 3)}
 DTYPES = {True: "bfloat16", False: "float32"}
 RMS = [("rms_norm", vectors, narrow, axes) for narrow in DTYPES for vectors in FAST[False, narrow] for axes in ROWS]
 LAYER = [
-    ("layer_norm", vectors, narrow, 1) for narrow in DTYPES for vectors in FAST[True, narrow] | FAST_WITH_BOTH[narrow]
+    (operator, vectors, narrow, 1)
+    for narrow in DTYPES
+    for operator, taken in {
+        "layer_norm": FAST[True, narrow] | FAST_WITH_BOTH[narrow, False],
+        "layer_norm without b": FAST[True, narrow],
+        "layer_norm with residual": FAST_WITH_BOTH.get((narrow, True), {}),
+    }.items()
+    for vectors in taken
 ]
-LAYER += [("layer_norm without b", vectors, narrow, 1) for narrow in DTYPES for vectors in FAST[True, narrow]]
 
 
 @pytest.mark.parametrize(("operator", "vectors", "narrow", "axes"), [*RMS, *LAYER])
 def test_they_spill_no_registers(operator: str, vectors: int, narrow: bool, axes: int):
     dtype = DTYPES[narrow]
     N = vectors * (16 // itemsize(dtype))
-    shapes: dict[str, Any] = {"x": (*ROWS[axes], N), **dict.fromkeys(VECTORS[operator], (N,))}
-    case = Case("rows", dtype, shapes, dtypes=dict.fromkeys(VECTORS[operator], dtype), orders={"x": ORDERS[axes]})
+    weights = WEIGHTS[operator]
+    shapes: dict[str, Any] = {"x": (*ROWS[axes], N), **dict.fromkeys(weights, (N,))}
+    if operator == "layer_norm with residual":
+        shapes["residual"] = shapes["x"]
+    case = Case("rows", dtype, shapes, dtypes=dict.fromkeys(weights, dtype), orders={"x": ORDERS[axes]})
     name = operator.split()[0]
     problem = absent_problem(OPERATORS[name], case, True)
     operation = OPERATIONS[name][True]
