@@ -177,16 +177,16 @@ def row_operators() -> list[str]:
 def picture(operator: str, history: Sequence[Recording], peers: Peers | None, target: Path) -> None:
     """Draw an operator's picture: TB/s against row length, forward and backward, and under it one point a commit.
 
-    history: recordings, oldest first; those of the GPU of the last with the operator are the points, and the newest of
-    each case the curve. With `peers`, theirs and the roof are drawn too, wherever they win. Raises ValueError if no
-    recording has a time of the operator.
+    history: recordings, oldest first; those of one GPU are the points, and the newest of each case the curve. It is the
+    GPU that most of `peers` were timed on, else that of the last with the operator. With `peers`, theirs and the roof
+    are drawn too, wherever they win. Raises ValueError if no recording has a time of the operator.
     """
     from matplotlib.figure import Figure
 
     history = [one for one in history if any(key.operator == operator for key in one.seconds)]
     if not history:
         raise ValueError(f"no commit has a time of {operator}")
-    device, ways = history[-1].device, directions(spec.OPERATORS[operator])
+    device, ways = drawn_gpu(history, peers), directions(spec.OPERATORS[operator])
     history = [one for one in history if one.device == device]
     lines = 2 if len(history) > 1 else 1
     figure = Figure(figsize=(6.2 * len(ways), 4.2 * lines), layout="constrained")
@@ -202,6 +202,13 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
     figure.suptitle(f"{operator} on one {device}")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=130)
+
+
+def drawn_gpu(history: Sequence[Recording], peers: Peers | None) -> str:
+    """The one of these recordings' that most cases were timed on beside peers; the last one's where none was."""
+    beside = Counter(run.device for run in peers.runs.values()) if peers else Counter()
+    timed = [one.device for one in reversed(history)]
+    return max(timed, key=lambda device: beside[device])
 
 
 def against_length(

@@ -56,8 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{' '.join(lacking)} Or name what to compile for: --arch sm_90a needs no GPU.")
     places = [each for arch in architectures_of(arguments.arch) for each in devices.every(arch)] or [devices.current()]
     try:
-        every = [offline.to_warm(problems, device, backward=not arguments.forward) for device in places]
-        wanted = [*dict.fromkeys(each for one in every for each in one)]
+        wanted = offline.to_warm(problems, places, backward=not arguments.forward)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
     began = time.perf_counter()

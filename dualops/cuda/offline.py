@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import product
 
 from ..spec import OPERATORS, ArrayMeta, Case, Problem, Spec, Tag
 from ..spec.base import Input
@@ -37,17 +38,17 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
     for a problem that can't be read, is none, or has no kernel.
     """
     places = (devices.current(),) if arch is None else devices.every(arch)
-    wanted = [each for device in places for each in to_warm(problems, device, backward=backward)]
-    return list(build_all(dict.fromkeys(wanted), jobs))
+    return list(build_all(to_warm(problems, places, backward=backward), jobs))
 
 
-def to_warm(problems: Iterable[str], device: Device, *, backward: bool = True) -> list[Wanted]:
+def to_warm(problems: Iterable[str], places: Iterable[Device], *, backward: bool = True) -> list[Wanted]:
     """The kernels that `warm` builds, each once."""
-    found: dict[str, Wanted] = {}
-    for text in tuple(problems) or OPERATORS:
-        for spec, case in _cases(text):
-            for step in steps_of(spec, case, device, backward=backward and case.backward):
-                found.setdefault(step.kernel.identity, Wanted(step.kernel, device.arch, step.shared_bytes))
+    found: dict[tuple[str, str], Wanted] = {}
+    cases = [each for text in tuple(problems) or OPERATORS for each in _cases(text)]
+    for device, (spec, case) in product(places, cases):
+        for step in steps_of(spec, case, device, backward=backward and case.backward):
+            identity = step.kernel.identity, device.arch
+            found.setdefault(identity, Wanted(step.kernel, device.arch, step.shared_bytes))
     return list(found.values())
 
 

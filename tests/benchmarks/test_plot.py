@@ -260,6 +260,13 @@ class TestPicture:
             heights.append(int.from_bytes((tree / "softmax.png").read_bytes()[20:24], "big"))
         assert heights[0] > 1.5 * heights[1]  # one point has no line of commits
 
+    def test_a_picture_is_of_the_gpu_that_peers_were_timed_on(self, tree: Path) -> None:
+        record_peers(tree / "peers", {"dualops": 2e-4, "QuACK": 5e-5}, 4e-5)
+        older, newest = recordings(tree / "results", "h200")
+        peers, newest = peer_runs(tree / "peers")["softmax"], newest._replace(device="NVIDIA B200")
+        assert plot.drawn_gpu([older, newest], peers) == "NVIDIA H200"
+        assert plot.drawn_gpu([older, newest], None) == plot.drawn_gpu([newest], peers) == "NVIDIA B200"
+
     def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
         only = recordings(tree / "results", "h200")[-1]
         nothing = only._replace(seconds={key: 1.0 for key in only.seconds if key.operator != "softmax"})

@@ -28,12 +28,12 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     asked = SimpleNamespace(problems=[], backward=None, jobs=None, arches=[], folder=tmp_path / "kept" / "cubins")
     names = ("softmax.rows.build_forward(32)", "softmax.rows.build_backward(32)")
 
-    def to_warm(problems: list[str], device: Any, *, backward: bool) -> list[Named]:
+    def to_warm(problems: list[str], places: list[Any], *, backward: bool) -> list[Named]:
         if "wrong" in "".join(problems):
             raise ValueError("softmax: wrong=1, expected something else")
         asked.problems, asked.backward = problems, backward
-        asked.arches.append(device.arch)
-        return [Named(device.arch, name) for name in names]
+        asked.arches += [device.arch for device in places]
+        return [Named(arch, name) for arch in dict.fromkeys(asked.arches) for name in names]
 
     def build_all(wanted: list[Named], jobs: int | None) -> Iterator[Named]:
         asked.jobs = jobs

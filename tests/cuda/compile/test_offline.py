@@ -25,7 +25,7 @@ CASES = [
 
 def names(*texts: str, backward: bool = True) -> list[str]:
     """The kernels, by the functions that build them."""
-    wanted = to_warm(texts, known(ARCH), backward=backward)
+    wanted = to_warm(texts, [known(ARCH)], backward=backward)
     return [each.kernel.identity.removeprefix("dualops.cuda.").partition("(")[0] for each in wanted]
 
 
@@ -62,7 +62,7 @@ def test_lists_of_tensors():
 def test_the_order_of_axes_counts():
     """Heads that lie side by side are rotated by another kernel than those that lie apart."""
     apart, beside = "rope q=2x8x64x64{0}:bfloat16 k=2x2x64x64{0} cos=64x32 sin=64x32", "@0213"
-    kernels = [to_warm([apart.format(order)], known(ARCH))[0].kernel for order in ("", beside)]
+    kernels = [to_warm([apart.format(order)], [known(ARCH)])[0].kernel for order in ("", beside)]
     assert kernels[0].identity != kernels[1].identity
 
 
@@ -86,17 +86,17 @@ def test_what_is_no_problem(text, error, message):
         assert names(text)
         return
     with pytest.raises(error, match=message):
-        to_warm([text], known(ARCH))
+        to_warm([text], [known(ARCH)])
 
 
 def test_cases_that_are_timed_stand_for_themselves():
-    everything = {wanted.kernel.identity for wanted in to_warm(["softmax:*"], known(ARCH))}
-    one = {wanted.kernel.identity for wanted in to_warm(["softmax:rows32768x1024-bfloat16"], known(ARCH))}
-    assert one and one < everything >= {wanted.kernel.identity for wanted in to_warm(["softmax"], known(ARCH))}
+    everything = {wanted.kernel.identity for wanted in to_warm(["softmax:*"], [known(ARCH)])}
+    one = {wanted.kernel.identity for wanted in to_warm(["softmax:rows32768x1024-bfloat16"], [known(ARCH)])}
+    assert one and one < everything >= {wanted.kernel.identity for wanted in to_warm(["softmax"], [known(ARCH)])}
     with pytest.raises(
         ValueError, match=r"^softmax: no case that is timed is 'none', it has rows32768x1024-bfloat16, "
     ):
-        to_warm(["softmax:none"], known(ARCH))
+        to_warm(["softmax:none"], [known(ARCH)])
 
 
 def test_warm(folder, monkeypatch):
@@ -105,7 +105,7 @@ def test_warm(folder, monkeypatch):
     assert all(report.allowed and report.arch == ARCH for report in reports)
     monkeypatch.setattr(compiler, "compile_kernel", None)  # nothing is compiled any more
     assert sorted(warm(LION, arch=ARCH), key=str) == sorted(reports, key=str)
-    for kernel, arch, shared_bytes in to_warm([LION], known(ARCH)):
+    for kernel, arch, shared_bytes in to_warm([LION], [known(ARCH)]):
         assert binary(kernel, arch, shared_bytes).report in reports
     monkeypatch.setattr(devices, "current", lambda: known(ARCH))
     assert len(warm(LION)) == 3
@@ -121,7 +121,7 @@ def test_an_architecture_with_two_gpus_has_the_kernels_of_both(monkeypatch):
     warm(text, arch="sm_90a")
     assert len({each.kernel.identity for each in wanted}) == len(wanted)
     for device in every("sm_90a"):
-        assert {*to_warm([text], device)} < {*wanted}
+        assert {*to_warm([text], [device])} < {*wanted}
 
 
 @pytest.mark.parametrize(("spec", "case"), CASES)
@@ -145,7 +145,7 @@ def test_the_gradients_kernels_are_built_ahead(monkeypatch):
     monkeypatch.setattr(offline, "ahead", lambda wanted: asked.extend(Wanted(*each) for each in wanted))
     spec, case = case_of(ATTENTION, OPERATORS)
     build_gradient_ahead(absent_problem(spec, case, requests=True), known(ARCH))
-    forwards, gradients = to_warm([ATTENTION], known(ARCH))[:3], to_warm([ATTENTION], known(ARCH))[3:]
+    forwards, gradients = to_warm([ATTENTION], [known(ARCH)])[:3], to_warm([ATTENTION], [known(ARCH)])[3:]
     assert len(gradients) == 3
     assert [each for each in asked if each not in forwards] == gradients
     count = len(asked)
