@@ -206,9 +206,8 @@ def picture(operator: str, history: Sequence[Recording], peers: Peers | None, ta
 
 def drawn_gpu(history: Sequence[Recording], peers: Peers | None) -> str:
     """The one of these recordings' that most cases were timed on beside peers; the last one's where none was."""
-    beside = Counter(run.device for run in peers.runs.values()) if peers else Counter()
-    timed = [one.device for one in reversed(history)]
-    return max(timed, key=lambda device: beside[device])
+    with_peers = Counter(run.device for run in peers.runs.values()) if peers else Counter()
+    return max((one.device for one in reversed(history)), key=lambda device: with_peers[device])
 
 
 def against_length(

@@ -42,14 +42,13 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
 
 
 def to_warm(problems: Iterable[str], places: Iterable[Device], *, backward: bool = True) -> list[Wanted]:
-    """The kernels that `warm` builds, each once."""
-    found: dict[tuple[str, str], Wanted] = {}
+    """The kernels that `warm` builds, each once for an architecture."""
     cases = [each for text in tuple(problems) or OPERATORS for each in _cases(text)]
+    found: dict[Wanted, None] = {}
     for device, (spec, case) in product(places, cases):
         for step in steps_of(spec, case, device, backward=backward and case.backward):
-            identity = step.kernel.identity, device.arch
-            found.setdefault(identity, Wanted(step.kernel, device.arch, step.shared_bytes))
-    return list(found.values())
+            found[Wanted(step.kernel, device.arch, step.shared_bytes)] = None
+    return list(found)
 
 
 def _cases(text: str) -> list[tuple[Spec, Case]]:

@@ -266,6 +266,11 @@ class TestPicture:
         peers, newest = peer_runs(tree / "peers")["softmax"], newest._replace(device="NVIDIA B200")
         assert plot.drawn_gpu([older, newest], peers) == "NVIDIA H200"
         assert plot.drawn_gpu([older, newest], None) == plot.drawn_gpu([newest], peers) == "NVIDIA B200"
+        heights = []
+        for beside in (peers, None):
+            plot.picture("softmax", [older, older, newest], beside, tree / "softmax.png")
+            heights.append(int.from_bytes((tree / "softmax.png").read_bytes()[20:24], "big"))
+        assert heights[0] > 1.5 * heights[1]  # two points of the one GPU, one of the other
 
     def test_an_operator_without_times_has_no_picture(self, tree: Path) -> None:
         only = recordings(tree / "results", "h200")[-1]

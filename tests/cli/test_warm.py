@@ -33,7 +33,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
             raise ValueError("softmax: wrong=1, expected something else")
         asked.problems, asked.backward = problems, backward
         asked.arches += [device.arch for device in places]
-        return [Named(arch, name) for arch in dict.fromkeys(asked.arches) for name in names]
+        return [Named(arch, name) for arch in dict.fromkeys(device.arch for device in places) for name in names]
 
     def build_all(wanted: list[Named], jobs: int | None) -> Iterator[Named]:
         asked.jobs = jobs

@@ -133,7 +133,7 @@ def test_the_order_is_that_of_measurements():
     assert fill(draw.PAGE.read_text("utf-8"), draw.table(found), *draw.MARKERS).count("\n|") > len(draw.listed(found))
 
 
-@pytest.mark.parametrize(("gpu", "least"), [("h100", 200), ("h200", 30)])
+@pytest.mark.parametrize(("gpu", "least"), [("h100", 200), ("h200", 70)])
 def test_what_a_call_takes_is_as_fast_as_the_best_that_was_found(gpu: str, least: int):
     """Within 5 %, of rows in blocks and gradients of norms, in each run in which it was timed."""
     known, compared = json.loads((draw.ROOT / f"benchmarks/configs/blocks_{gpu}.json").read_text()), 0

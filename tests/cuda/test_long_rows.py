@@ -121,4 +121,4 @@ def test_of_16_bit_rows_with_two_gradients_of_weights_512_threads_do_not_overlap
     for kib in (16, 20, 24, 28, 32, 40, 48, 64, 128):
         config = chosen("layer_norm", True, kib, "bfloat16").config
         assert config.row_threads < 512 or not config.overlap
-    assert chosen("rms_norm", True, 256, "bfloat16").config == RingConfig(512, 2, 1, 6, 16, overlap=True)
+    assert chosen("rms_norm", True, 48, "bfloat16").config == RingConfig(384, 2, 1, 6, 4, overlap=True)

@@ -63,28 +63,46 @@ def test_each_length_has_threads_that_it_fills(operator: str, N: int, config: Ro
     [
         ("rms_norm", 1024, RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True)),
         ("rms_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
+        ("rms_norm", 8192, RingConfig(256, 4, 1, 2)),
+        ("rms_norm", 12288, RingConfig(256, 3, 1, 4, 2, overlap=True)),
         ("rms_norm", 16384, RingConfig(128, 2, 1, 4, 8, min_blocks=3, overlap=True)),
+        ("rms_norm", 24576, RingConfig(384, 2, 1, 6, 4, overlap=True)),
+        ("rms_norm", 32768, RingConfig(128, 2, 1, 6, 16, min_blocks=3, overlap=True)),
         ("rms_norm", 65536, RingConfig(384, 3, 1, 6, 8, overlap=True)),
         ("layer_norm", 1024, RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True)),
         ("layer_norm", 2048, RingConfig(128, 2, 1, 4, min_blocks=2)),
         ("layer_norm", 4096, RingConfig(256, 2, 1, 2, min_blocks=2, w_shared=True)),
+        ("layer_norm", 5120, RingConfig(128, 5, 1, 2, min_blocks=2, w_shared=True)),
         ("layer_norm", 16384, RingConfig(256, 4, 1, 4, 2, overlap=True)),
+        ("layer_norm", 20480, RingConfig(320, 4, 1, 4, 2, w_shared=True, overlap=True)),
         ("layer_norm", 24576, RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True)),
+        ("layer_norm", 65536, RingConfig(256, 4, 1, 6, 8, overlap=True)),
     ],
 )
 def test_fast_memory_wants_other_blocks(operator: str, N: int, config: RingConfig):
     assert H200.has_fast_memory and not H100.has_fast_memory
     found = choices(operator, N, H200)[0].config
     assert found == config != choices(operator, N)[0].config
-    for each in (512, 65536 * 2):  # of other lengths both take the same
+    for each in (512, 6144 if operator == "layer_norm" else 10240, 65536 * 2):  # of other lengths both take the same
         assert choices(operator, each, H200)[0].config == choices(operator, each)[0].config
 
 
-@pytest.mark.parametrize("N", [1024, 4096, 8192, 16384, 32768, 65536])
-def test_beside_dsummed_fast_memory_wants_others_for_long_rows_of_layer_norm(N: int):
+@pytest.mark.parametrize(
+    ("N", "config"),
+    [
+        (1024, None),
+        (4096, None),
+        (8192, None),
+        (16384, RingConfig(128, 2, 1, 6, 8, min_blocks=2, overlap=True)),
+        (32768, RingConfig(256, 2, 1, 6, 8, overlap=True)),
+        (65536, RingConfig(256, 4, 1, 4, 8, overlap=True)),
+    ],
+)
+def test_beside_dsummed_fast_memory_wants_others_for_long_rows_of_layer_norm(N: int, config: RingConfig | None):
     for operator in VECTORS:
         of_h200, of_h100 = (choices(operator, N, device, added=True)[0].config for device in (H200, H100))
-        assert (of_h200 != of_h100) == (operator == "layer_norm" and N >= 16384)
+        own = operator == "layer_norm" and config is not None
+        assert of_h200 == (config if own else of_h100) and (of_h200 != of_h100) == own
 
 
 def test_two_blocks_that_keep_up_serve_both_gpus():
@@ -97,6 +115,8 @@ def test_rows_wider_than_16_bits_leave_registers_for_the_next_sums():
     assert choices("rms_norm", 16384, H200, "float32")[0].config == overlapped
     assert choices("layer_norm", 16384, H200, "float32")[0].config == RingConfig(384, 3, 1, 6, 4, overlap=True)
     assert choices("layer_norm", 16384, H200, "float64")[0].config.overlap
+    for N in (2048, 8192):  # registers for dw, db and w of float64 are too few
+        assert choices("layer_norm", N, H200, "float64")[0].config.w_shared
     assert choices("layer_norm", 4096, H200, "float32")[0].config == RingConfig(256, 2, 1, 6, 2, overlap=True)
 
 

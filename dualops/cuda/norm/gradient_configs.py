@@ -9,8 +9,10 @@ threads, three to an SM, where a row fills them (two take up to 1.2 times as lon
 larger blocks whose rows overlap. GPUs with less shared memory than Hopper take fewer stages, which nobody has measured.
 
 On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
-is faster there, of fifteen lengths, of layer_norm with w and b. What else an H200 takes was chosen on an H100, whose
-figures are of a loop with an eighth more instructions than ring_backward.py's (until 2026-11-28).
+is faster there, of fifteen lengths, of layer_norm with w and b. Where an H200 takes what an H100 does, that was within
+1 % of the best there too (rms_norm of 4096, 5120, 10240, 14336 columns, layer_norm of 6144 and 12288; with dsummed
+1024, 4096, 8192, of rms_norm up to 65536), or nobody has timed it. An H100's figures are of a loop with an eighth more
+instructions than ring_backward.py's (until 2026-11-28).
 """
 
 from __future__ import annotations
@@ -133,23 +135,23 @@ ADDED: dict[bool, dict[int, RingConfig]] = {
     },
 }
 # likewise without dsummed, of Hoppers with fast memory, by `centred` and whether x is of 16 bits. Shares of an H200,
-# 2026-11-28, 2^28 elements of bfloat16, in brackets what it takes without. By the blocks' own clocks, GPCs seem to get
-# the same bandwidth there, and those with 18 SMs end last: what could be faster than memory stays below 0.92; blocks
-# that just keep up reach 0.95, as of 384 threads here. Of wider x: 2026-11-21 and 26, of a longer loop
+# 2026-11-28, bfloat16 of 2^27 elements to 3072 columns and of 2^28 beyond, float32 of 2^27; in brackets what an H100
+# takes, there. By the blocks' own clocks, GPCs seem to get the same bandwidth, and those with 18 SMs end last: what
+# could be faster than memory stays below 0.92; blocks that just keep up reach 0.94, as of 384 threads
 FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, True): {
-        128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.83 in registers)
+        128: RingConfig(64, 2, 1, 6, min_blocks=4, overlap=True),  # 1024: 0.91 (0.84 in registers)
         256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.93 (0.89)
-        384: RingConfig(192, 2, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.92 (0.85)
-        768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.93 (0.88)
+        384: RingConfig(192, 2, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.92 (0.86)
+        768: RingConfig(128, 3, 1, 4, 2, min_blocks=2, overlap=True),  # 6144: 0.93 (0.89)
         1024: RingConfig(256, 4, 1, 2),  # 8192: 0.92 to 0.93 (0.91 to 0.92)
         1536: RingConfig(256, 3, 1, 4, 2, overlap=True),  # 12288: 0.93 (0.90)
-        # 16384: 0.90, of twice as many rows 0.91 to 0.92 (512 threads: 0.87 to 0.89, 0.90 to 0.91)
+        # 16384: 0.90, of twice as many rows 0.91 to 0.92 (0.72, 0.73)
         2048: RingConfig(128, 2, 1, 4, 8, min_blocks=3, overlap=True),
-        2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.89 (0.82)
-        3072: RingConfig(384, 2, 1, 6, 4, overlap=True),  # 24576: 0.95 (512 threads: 0.88)
+        2560: RingConfig(320, 4, 1, 5, 2),  # 20480: 0.89 (0.81)
+        3072: RingConfig(384, 2, 1, 6, 4, overlap=True),  # 24576: 0.94 (0.88)
         4096: RingConfig(128, 2, 1, 6, 16, min_blocks=3, overlap=True),  # 32768: 0.91 to 0.92 (0.90 to 0.91)
-        8192: RingConfig(384, 3, 1, 6, 8, overlap=True),  # 65536: 0.93 (512 threads: 0.89 to 0.91)
+        8192: RingConfig(384, 3, 1, 6, 8, overlap=True),  # 65536: 0.93 (0.76; 512 threads: 0.89 to 0.91)
     },
     (False, False): {
         512: RingConfig(128, 4, 2, 6),
@@ -158,11 +160,9 @@ FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
         8192: RingConfig(512, 2, 1, 0, 8, overlap=True),
     },
     (True, True): {
-        128: RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True),  # 1024: 0.92
-        384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.90 (0.85)
-        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.91 to 0.92 (0.83 in registers)
-        640: RingConfig(128, 5, 1, 2, min_blocks=2),  # 5120: 0.90 (0.76)
-        2560: RingConfig(320, 4, 1, 4, 2, overlap=True),  # 20480: 0.91 (0.83)
+        128: RingConfig(32, 4, 4, 2, min_blocks=2, w_shared=True),  # 1024: 0.92 (0.85)
+        384: RingConfig(128, 3, 1, 4, min_blocks=2, overlap=True),  # 3072: 0.90 (0.86)
+        512: RingConfig(256, 2, 1, 2, min_blocks=2),  # 4096: 0.91 to 0.92 (0.83 to 0.84 in registers)
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),  # without w or b
     },
     (True, False): {
@@ -172,26 +172,29 @@ FAST: dict[tuple[bool, bool], dict[int, RingConfig]] = {
         4096: RingConfig(512, 2, 1, 0, 4, overlap=True),
     },
 }
-# where there are dw and db, by whether x is of 16 bits and dsummed is added; w stays in registers
+# where there are dw and db, by whether x is of 16 bits, else float32, and dsummed is added; w stays where it says
 FAST_WITH_BOTH: dict[tuple[bool, bool], dict[int, RingConfig]] = {
     (False, False): {
-        1024: RingConfig(256, 2, 1, 6, 2, overlap=True),  # 4096 of float32: 0.96 (0.88)
-        4096: RingConfig(384, 3, 1, 6, 4, overlap=True),  # 16384 of float32: 0.94 (512 threads: 0.90)
+        1024: RingConfig(256, 2, 1, 6, 2, overlap=True),  # 4096: 0.96 (0.88)
+        4096: RingConfig(384, 3, 1, 6, 4, overlap=True),  # 16384: 0.94 (512 threads: 0.90)
     },
     (True, False): {
-        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.91 (0.87)
+        256: RingConfig(128, 2, 1, 4, min_blocks=2),  # 2048: 0.91 (0.85)
+        640: RingConfig(128, 5, 1, 2, min_blocks=2, w_shared=True),  # 5120: 0.90 (0.76 to 0.77)
         1024: RingConfig(256, 4, 1, 2),  # 8192: 0.89 to 0.90 (0.88)
-        1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.93 (0.81)
-        # 16384: 0.88, of twice as many rows 0.89 to 0.90; 14336: 0.92 (0.76)
+        1280: RingConfig(320, 4, 1, 4, overlap=True),  # 10240: 0.92 (0.81)
+        # 16384: 0.88, of twice as many rows 0.89 to 0.90 (0.85, 0.86); 14336: 0.92 (0.76). Three blocks of 128 threads
+        # in clusters of eight, overlapping: 0.89, 0.90 to 0.91; nobody has measured them at 14336
         2048: RingConfig(256, 4, 1, 4, 2, overlap=True),
-        3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 to 0.92 (0.85)
-        4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.89 (0.83 with w in shared memory)
-        8192: RingConfig(256, 4, 1, 6, 8, overlap=True),  # 65536: 0.88 (0.86 to 0.87 with w in shared memory)
+        2560: RingConfig(320, 4, 1, 4, 2, w_shared=True, overlap=True),  # 20480: 0.91 (0.83)
+        3072: RingConfig(128, 3, 1, 6, 8, min_blocks=2, overlap=True),  # 24576: 0.91 to 0.92 (0.86)
+        4096: RingConfig(256, 4, 1, 6, 4, overlap=True),  # 32768: 0.89 (0.77)
+        8192: RingConfig(256, 4, 1, 6, 8, overlap=True),  # 65536: 0.88 (0.86 to 0.87)
     },
     (True, True): {
-        # 16384: 0.92 to 0.93, of twice as many rows 0.94 (0.86 to 0.88)
+        # 16384: 0.92 to 0.93, of twice as many rows 0.94 (0.86 to 0.87, 0.88)
         2048: RingConfig(128, 2, 1, 6, 8, min_blocks=2, overlap=True),
-        4096: RingConfig(256, 2, 1, 6, 8, overlap=True),  # 32768: 0.88 (0.85 with w in shared memory)
+        4096: RingConfig(256, 2, 1, 6, 8, overlap=True),  # 32768: 0.88 (0.85 to 0.86)
         8192: RingConfig(256, 4, 1, 4, 8, overlap=True),  # 65536: 0.88 (0.80)
     },
 }
@@ -215,7 +218,7 @@ def rings(N: int, variant: Variant, device: Device) -> Iterator[RingConfig]:
 
 
 def with_place_for_w(config: RingConfig, variant: Variant) -> RingConfig:
-    """w in shared memory beside dw and db: they leave it no registers. Of FAST_WITH_BOTH it was seen that they do."""
+    """w in shared memory beside dw and db: they leave it no registers, but in most of FAST_WITH_BOTH they do."""
     return replace(config, w_shared=config.w_shared or variant.weight_gradients > 1)
 
 
@@ -229,6 +232,6 @@ def _first(variant: Variant, device: Device) -> dict[int, RingConfig]:
         first = ADDED[variant.centred]
     elif fast:
         first = FAST[variant.centred, narrow]
-    if fast and variant.weight_gradients > 1:
+    if fast and variant.weight_gradients > 1 and itemsize(variant.dtype) <= 4:
         as_they_are = FAST_WITH_BOTH.get((narrow, variant.added), {})
     return {most: with_place_for_w(config, variant) for most, config in first.items()} | as_they_are

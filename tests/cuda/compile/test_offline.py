@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operators
@@ -122,6 +124,12 @@ def test_an_architecture_with_two_gpus_has_the_kernels_of_both(monkeypatch):
     assert len({each.kernel.identity for each in wanted}) == len(wanted)
     for device in every("sm_90a"):
         assert {*to_warm([text], [device])} < {*wanted}
+
+
+def test_each_architecture_has_kernels_of_its_own():
+    places = known("sm_80"), known("sm_90a"), known("sm_90a")
+    wanted = to_warm([LION], places)
+    assert Counter(each.arch for each in wanted) == {"sm_80": 3, "sm_90a": 3} and len({*wanted}) == 6
 
 
 @pytest.mark.parametrize(("spec", "case"), CASES)
