@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..machine import NEWEST, install_command
@@ -81,6 +82,18 @@ def require_compiler() -> None:
     os.environ[SWITCH] = "0"
     if import_module("dualops.cuda.backend").SIMULATED:
         raise CommandError(f"Numba was imported before with {SWITCH}=1: start a new process")
+
+
+def cache_folder() -> Path:
+    """Where kernels are kept, and what was measured. Raises CommandError where they can't be."""
+    folder: Path = import_module("dualops.cuda.compile").cache_dir()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{folder}: {error.strerror}; DUALOPS_CACHE_DIR names another place") from None
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"{folder} can't be written; DUALOPS_CACHE_DIR names another place")
+    return folder
 
 
 def architectures_of(wanted: Sequence[str]) -> list[str]:

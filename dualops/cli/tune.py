@@ -10,7 +10,8 @@ A problem is said as `estimate` and `warm` take it: sizes of attention, matmul, 
 arrays. What was timed before is not timed again, unless --anew; Ctrl-C loses nothing that was.
 `print(dualops.cuda.plan(...))` says what a call takes.
 
-Exit code 2: what was asked for can't be read, is no problem of the operator's, or there is no GPU to time it on.
+Exit code 2: what was asked for can't be read, is no problem of the operator's, there is no GPU to time it on or none of
+its ways works there, the cache can't be written, or it was interrupted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from importlib.util import find_spec
 from ..machine import missing
 from ..spec import OPERATORS, Case, Spec, Tag
 from ..spec.text import case_of
+from .check import cache_folder
 from .errors import CommandError
 from .gpu import Bench
 from .own import case_arrays, job_of_case
@@ -58,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.arch and not arguments.dry_run:
         raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
     if arguments.clear:
+        if arguments.dry_run or arguments.problem:
+            raise CommandError("--clear forgets all of an operator, expected neither --dry-run nor --problem beside it")
         _without_compiler()
         return _clear(name)
     if name is None:
@@ -70,11 +74,17 @@ def run(arguments: argparse.Namespace) -> int:
     found = [each for each in tasks().values() if each.spec.name == name and not (arguments.forward and each.backward)]
     try:
         problems = [(task, case) for case in _cases(name, arguments.problem) for task in _of_case(found, case)]
+        absent_problem = import_module("dualops.cuda.offline").absent_problem
+        for task, case in problems:
+            absent_problem(task.spec, case, task.backward)  # raises what is wrong, before any of them is timed
         if arguments.dry_run:
             return _dry_run(problems, arguments.arch or DEFAULT, arguments.top)
+        cache_folder()
         return _tune(problems, arguments.top, arguments.anew)
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise CommandError(str(error)) from None
+    except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError, MemoryError) as error:
+        raise CommandError(str(error) or type(error).__name__) from None
+    except KeyboardInterrupt:
+        raise CommandError("interrupted; what was timed is kept") from None
 
 
 def _without_compiler() -> None:

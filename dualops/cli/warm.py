@@ -15,15 +15,13 @@ Exit code 2: what was asked for can't be read, is no problem of the operator's, 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from ..machine import missing
 from ..spec import OPERATORS
-from .check import architectures_of, operators_of, require_compiler
+from .check import architectures_of, cache_folder, operators_of, require_compiler
 from .errors import CommandError
 from .progress import progress
 
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.jobs is not None and arguments.jobs < 1:
         raise CommandError(f"--jobs is {arguments.jobs}, expected at least 1")
     require_compiler()
-    folder = _folder()
+    folder = cache_folder()
     import_module("dualops.cuda")  # registers the operators
     offline, devices = import_module("dualops.cuda.offline"), import_module("dualops.cuda.device")
     if not arguments.arch and (lacking := missing()):
@@ -77,15 +75,3 @@ def _problems(operators: Sequence[str], texts: Sequence[str]) -> list[str]:
             f"--problem is of one operator, expected no more than one before it, not {' '.join(operators)}"
         )
     return [" ".join([*operators, text]) for text in texts] or known
-
-
-def _folder() -> Path:
-    """Where kernels are kept. Raises CommandError where they can't be."""
-    folder: Path = import_module("dualops.cuda.compile").cache_dir()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"{folder}: {error.strerror}; DUALOPS_CACHE_DIR names another place") from None
-    if not os.access(folder, os.W_OK):
-        raise CommandError(f"{folder} can't be written; DUALOPS_CACHE_DIR names another place")
-    return folder

@@ -24,7 +24,7 @@ from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
 from .backend import SIMULATED, NumbaError
 from .device import Device
 from .plans import Call, Choice as Choice, Choices, Family, Plan, Settled, sizes_of
-from .tuned import Record, recorded, way_of
+from .tuned import Record, fastest_of, recorded, way_of
 
 MOST_PLANS = 10_000  # an operation keeps so many, a few kilobytes each, and then begins anew
 MOST_FAMILIES = 32  # of calls that differ in sizes alone
@@ -349,10 +349,11 @@ class Operation:
         """
         if rung is not None and rung not in self.spec.rungs:
             raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
-        if rung is None and (found := recorded(self.op, problem, device, self.lengths)) is not None:
-            for choice in self.choices(problem, results, device):
-                if way_of(choice) == found.best:
-                    return choice._replace(reason=_measured(choice, found))
+        if rung is None and (records := recorded(self.op, problem, device, self.lengths)):
+            choices = [*self.choices(problem, results, device)]
+            if found := fastest_of(choices, records):
+                choice, record = found
+                return choice._replace(reason=_measured(choice, choices[0], record))
         for choice in self.choices(problem, results, device):
             if rung is None or choice.rung == rung:
                 return choice
@@ -364,9 +365,9 @@ class Operation:
 OPERATIONS: dict[str, list[Operation]] = {}  # forward first
 
 
-def _measured(choice: Choice, found: Record) -> str:
-    """Why a way is taken that was measured."""
-    seconds, first = found.seconds[found.best], next(iter(found.seconds.values()))
+def _measured(choice: Choice, own: Choice, record: Record) -> str:
+    """Why a way is taken that was measured. own: the operator's first."""
+    seconds, first = record.seconds[way_of(choice)], record.seconds[way_of(own)]
     gain = "" if seconds == first else f", where the first way takes {1e6 * first:.1f}"
     return f"{choice.reason}; measured: {1e6 * seconds:.1f} us{gain}"
 

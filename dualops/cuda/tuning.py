@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from statistics import median
 from typing import Any, TypeVar
+from warnings import warn
 
 from .arrays import adapter_of
 from .backend import SIMULATED
@@ -19,7 +20,7 @@ from .driver import away, elapsed
 from .launch import Offer, Operation
 from .planning import named_call
 from .plans import Choice, Plan
-from .tuned import Record, keep, recorded, way_of
+from .tuned import Record, keep, measured, way_of
 
 SLOW = "naive"  # the rung that nobody takes for its speed
 CALLS, BURSTS = 20, 5  # calls back to back, and the median of so many bursts of them
@@ -47,17 +48,21 @@ def tune(
     memory of their own, or to `out`. top: so many ways, of those that the operator puts first; the rung "naive" is not
     among them. anew: also those that were timed before. begin: is told of each way as its turn comes.
 
-    Calls like it have shapes whose axes are as long up to the next power of two, the same dtypes and parameters, and a
-    GPU of the same name; `plan` says of a call what was measured. Ways differ in the last bits of their results, so
-    after a tune a row may depend on the size of its batch where two sizes have different winners.
+    Calls like it have shapes whose axes are as long up to the next power of two, the same dtypes and parameters, the
+    same first way by the operator's own rules, and a GPU of the same name; `plan` says of a call what was measured. Of
+    two problems that are like each other the one that was timed last counts. Ways differ in the last bits of their
+    results, so after a tune a row may depend on the size of its batch where two sizes have different winners.
 
-    Returns the record: seconds of a call by each way, in bursts back to back, and the best. A way must be 1 % faster
-    than the operator's own first to be taken for it. Kernels are compiled on all cores beforehand, and what was
-    measured is kept at once: an interrupted call loses nothing. Records lie under DUALOPS_CACHE_DIR, for these sources
+    Returns the record: seconds of a call by each way, in bursts back to back, and the best. All calls have the same
+    arrays: what fits into L2 is found there. A way must be 1 % faster than the operator's own first to be taken for it.
+    Kernels are compiled on all cores beforehand, and what was measured is kept at once: an interrupted call loses
+    nothing. A way that fails is left out, with a RuntimeWarning. Records lie under DUALOPS_CACHE_DIR, for these sources
     and this compiler alone; `python -m dualops tune --clear` forgets them.
-    Raises what the call itself would raise, ValueError for a count below 1, RuntimeError where the stream of the arrays
-    is being captured, OSError where the cache can't be written.
+    Raises what the call itself would raise, TypeError and ValueError for a count that is none, RuntimeError where the
+    stream of the arrays is being captured, OSError where the cache can't be written.
     """
+    if not isinstance(top, int) or isinstance(top, bool):
+        raise TypeError(f"tune: top is {top!r}, expected an integer of at least 1")
     if top < 1:
         raise ValueError(f"tune: top is {top}, expected at least 1")
     call = named_call("tune", operator, arrays, out, backward, params)
@@ -68,18 +73,25 @@ def tune(
     ways = worth_timing(operation.ways(given, call.params, results))[:top]
     first = ways[0].settled
     keeping = operation.op, first.problem, first.device, operation.lengths
-    before = None if anew else recorded(*keeping)
+    record = measured(*keeping)
     _refuse_capture(operation, given)
-    todo = [way for way in ways if before is None or way_of(way.choice) not in before.seconds]
+    todo = [way for way in ways if anew or record is None or way_of(way.choice) not in record.seconds]
     _build(todo)
-    record = before
-    for way in todo:
-        name = way_of(way.choice)
-        begin(f"{name.rung}  {name.config}")
-        record = keep(*keeping, {name: _seconds(way.plan(), given, results)})
-    operation.forget()
-    assert record is not None  # of the ways that there are, each is in it
-    return record
+    try:
+        for way in todo:
+            name = way_of(way.choice)
+            begin(f"{name.rung}  {name.config}")
+            try:
+                seconds = _seconds(way.plan(), given, results)
+            except RuntimeError as error:
+                if way is ways[0]:
+                    raise
+                warn(f"tune: {name.rung}  {name.config} is left out: {error}", RuntimeWarning, stacklevel=2)
+            else:
+                record = keep(*keeping, {name: seconds})
+        return record if record is not None and todo else keep(*keeping, {})
+    finally:
+        operation.forget()
 
 
 def worth_timing(ways: Iterable[Ranked]) -> list[Ranked]:

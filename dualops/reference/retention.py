@@ -77,10 +77,11 @@ def retention(
 
         lightning attention-2    retention(q, k, v, gamma=np.exp(-slopes), scale=1.0)                  slopes [H]
         simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
-        SSD of Mamba-2           retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0)       dt [B, H, S]
+        SSD of Mamba-2           retention(C, B, dtx, log_decay=dt * A, scale=1.0)                     dt [B, H, S]
 
-    where C and B are np.broadcast_to(C[:, None], (B, H, S, D)), which takes no memory; dt is positive and A [H, 1]
-    negative.
+    where C and B are np.broadcast_to(C[:, None], (B, H, S, D)), which takes no memory, and dtx is
+    (dt[..., None] * x).astype(x.dtype); dt is positive and A [H, 1] negative. Beside q of 16 bits slopes, log_gates, dt
+    and A are float32.
     """
     problem, arrays = bound(SPEC, locals())
     results = retain(problem, arrays)

@@ -178,7 +178,7 @@ def measure_varlen(
         raise ValueError(f"{op}: cu_seqlens has no elements, expected B+1 of them")
     if sizes.get("B", B) != B:
         name = next(name for name in ("initial_state", "initial_norm", "dstate", "dstate_norm") if name in arrays)
-        raise ValueError(f"{op}: {name} has B={sizes['B']}, cu_seqlens has B+1={B + 1}")
+        raise ValueError(f"{op}: {name} has B={sizes['B']}, expected {B}: cu_seqlens has {B + 1} elements")
     longest = longest_in(params, "max_seqlen", sizes["total"])
     _check(op, arrays, params, sizes)
     return {"B": B, "Sq": longest, "Sk": longest, "form": "chunk"}

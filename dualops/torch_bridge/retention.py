@@ -80,9 +80,11 @@ def retention(
 
         lightning attention-2    retention(q, k, v, gamma=torch.exp(-slopes), scale=1.0)               slopes [H]
         simple GLA               retention(q, k, v, log_decay=log_gates)                               [B, H, S]
-        SSD of Mamba-2           retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0)       dt [B, H, S]
+        SSD of Mamba-2           retention(C, B, dtx, log_decay=dt * A, scale=1.0)                     dt [B, H, S]
 
-    where C and B are C[:, None].expand(-1, H, -1, -1), which takes no memory; dt is positive and A [H, 1] negative.
+    where C and B are C[:, None].expand(-1, H, -1, -1), which takes no memory, and dtx is
+    (dt[..., None] * x).to(x.dtype); dt is positive and A [H, 1] negative. Beside q of 16 bits slopes, log_gates, dt and
+    A are float32.
 
     Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient, of
     gamma or of mask, and where a device cannot do it.

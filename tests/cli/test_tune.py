@@ -88,6 +88,41 @@ def test_what_was_measured_is_forgotten(run, folder):
     assert run("tune", "--clear")[:2] == (0, "0 records forgotten\n")
 
 
+@pytest.mark.parametrize("arguments", [("--dry-run",), ("--problem", "x=3x8")])
+def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
+    code, out, err = run("tune", "softmax", "--clear", *arguments)
+    assert (code, out) == (2, "") and "expected neither --dry-run nor --problem" in err and not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted; what was timed is kept"),
+        (RuntimeError("too many resources"), "too many resources"),
+        (OSError("no space left"), "no space left"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_one_line_for_what_goes_wrong_meanwhile(run, monkeypatch: pytest.MonkeyPatch, error, told):
+    def stand_in(*given: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(command, "missing", lambda: ())
+    monkeypatch.setattr(command, "_tune", stand_in)
+    assert run("tune", "softmax", "--problem", "x=3x8") == (2, "", f"dualops tune: {told}\n")
+
+
+def test_nothing_is_timed_before_all_of_it_can_be(run, monkeypatch: pytest.MonkeyPatch):
+    """A second problem that is none; a cache that nothing can be kept in."""
+    monkeypatch.setattr(command, "missing", lambda: ())
+    monkeypatch.setattr(command, "_tune", lambda *given: pytest.fail("something was timed"))
+    code, _, err = run("tune", "softmax", "--problem", "x=3x8", "--problem", "x=3x8 axis=5")
+    assert code == 2 and "softmax: axis is 5" in err
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
+    code, _, err = run("tune", "softmax", "--problem", "x=3x8")
+    assert code == 2 and "DUALOPS_CACHE_DIR names another place" in err and len(err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -63,7 +63,17 @@ def test_rates_are_those_of_data_sheets():
 
 def test_every_architecture_that_has_a_gpu_here_is_found_by_its_own_name():
     assert {gpu.arch for gpu in ARCHITECTURES.values()} == {*COMPILED} - {"sm_86"}
-    assert architecture("sm_90a") is H200
+    assert architecture("sm_90a") is architecture("sm_90") is architecture("H200") is H200
+    assert architecture("sm_100").name == "b200"
+    with pytest.raises(ValueError, match=r"arch is 'sm_86', expected one of a100, .*, h200, .*, sm_80, .*, sm_90a, "):
+        architecture("sm_86")
+
+
+@pytest.mark.parametrize("operator", ["softmax", "rms_norm", "layer_norm"])
+def test_the_usual_rows_have_estimates_on_every_gpu(operator: str):
+    for name in ARCHITECTURES:
+        for ranking in estimate(operator, arch=name):
+            assert ranking.rows
 
 
 @pytest.mark.parametrize(("columns", "left", "bytes_a_clock"), [(64, True, 128), (128, True, 96), (256, True, 80)])
@@ -401,7 +411,12 @@ UNKNOWN = [
     ("layer_norm x=0x64:float32 w=64:float32", "no estimates of an empty problem"),
     ("softmax M=64 N=1001", "no estimates where rows are no multiple of 16 bytes"),
     ("softmax x=64x8192:float16 axis=0", "no estimates where a call takes StridedConfig"),
-    ("matmul M=4097 N=4097 K=4097", "no estimates where rows are no multiple of 16 bytes"),
+    (
+        "matmul M=4097 N=4097 K=4097",
+        "no estimates where a factor is copied first: rows that are no multiple of 16 bytes",
+    ),
+    ("matmul M=2147483648 N=4096 K=4096", "first: rows .*, or sizes past what boxes reach"),
+    ("retention B=2 H=16 S=32 D=128", "no estimates for S=32, expected more than 32 tokens"),
 ]
 
 

@@ -213,6 +213,14 @@ def test_lightning_attention_simple_gla_and_state_spaces_are_one_call_each(form)
     q, k = (np.broadcast_to(each[:, None], (*shape, 5)) for each in (C, B))
     found = retention(q, k, dt[..., None] * arrays["v"], log_decay=dt * A[:, None], scale=1.0, form=form)
     hold({"y": found}, {"y": state_space(A, dt, B, C, arrays["v"])})
+    narrow, x = numpy_dtype("bfloat16"), arrays["v"].astype(numpy_dtype("bfloat16"))
+    dt, A = dt.astype(np.float32), A.astype(np.float32)
+    q, k = (np.broadcast_to(each.astype(narrow)[:, None], (*shape, 5)) for each in (C, B))
+    dtx = (dt[..., None] * x).astype(x.dtype)
+    rounded = retention(q, k, dtx, log_decay=dt * A[:, None], scale=1.0, form=form)
+    wide = [np.array(each, np.float64, order="C") for each in (q, k, dtx, dt * A[:, None])]
+    exact = retention(*wide[:3], log_decay=wide[3], scale=1.0, form=form)
+    assert rounded.dtype == narrow and np.abs(rounded.astype(np.float64) - exact).max() <= 2**-8 * np.abs(exact).max()
 
 
 # --- the forms agree -----------------------------------------------------------------------------

@@ -168,11 +168,16 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture(name: str) -> Architecture:
-    """A GPU by its name ("h200"), or by that of its architecture ("sm_90a"). Raises ValueError for an unknown one."""
+    """A GPU by its name ("h200"), or by that of its architecture ("sm_90a", "sm_90"), in any case.
+
+    Raises ValueError for an unknown one.
+    """
+    wanted = name.lower()
     for each in ARCHITECTURES.values():
-        if name == each.name:
+        if wanted == each.name:
             return each
     for each in reversed(ARCHITECTURES.values()):  # of Hopper's two the one that dualops is tuned on
-        if name == each.arch:
+        if wanted.removesuffix("a") == each.arch.removesuffix("a"):
             return each
-    raise ValueError(f"arch is {name!r}, expected one of {', '.join(ARCHITECTURES)}")
+    archs = dict.fromkeys(each.arch for each in ARCHITECTURES.values())
+    raise ValueError(f"arch is {name!r}, expected one of {', '.join([*ARCHITECTURES, *archs])}")

@@ -42,7 +42,10 @@ def products_of(
         if not (each.batches and each.m.size and each.n.size and each.k.size):
             raise NotImplementedError(f"{p.spec.name}: no estimates of an empty product")
         if gpu.device.has_wgmma and ready(each, p, metas).copies:
-            raise NotImplementedError(f"{p.spec.name}: no estimates where rows are no multiple of 16 bytes")
+            raise NotImplementedError(
+                f"{p.spec.name}: no estimates where a factor is copied first: rows that are no "
+                "multiple of 16 bytes, or sizes past what boxes reach"
+            )
         yield name, each, metas
 
 

@@ -25,6 +25,8 @@ def refuse_unknown(p: Problem, backward: bool) -> None:
         raise NotImplementedError(f"{op}: no estimates of an empty problem")
     if p.form != "chunk":
         raise NotImplementedError(f"{op}: no estimates for form={p.form!r}, expected 'chunk'")
+    if p.Sk <= sm80.FEW:
+        raise NotImplementedError(f"{op}: no estimates for S={p.Sk}, expected more than {sm80.FEW} tokens")
     if p.normalize is not None:
         raise NotImplementedError(f"{op}: no estimates with normalize={p.normalize!r}, expected None")
     if backward and "log_decay" in p.arrays:

@@ -57,7 +57,8 @@ def retention(
     gradient of a normalized call needs.
     Returns o [B, H, Sq, Dv], in the order of q's axes, then state, state_norm and row_sum [B, H, Sq] as asked for.
     Others are one call each: lightning attention-2 (gamma=exp(-slopes), scale=1), simple GLA (log_decay=log_gates) and
-    Mamba-2's SSD, retention(C, B, dt[..., None] * x, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast.
+    Mamba-2's SSD, retention(C, B, dtx, log_decay=dt * A, scale=1.0), with C and B of all heads broadcast and dtx being
+    dt[..., None] * x in x's dtype.
     Beside their results the rungs simt and sm80 need the states before the chunks, B * H * ceil(S / chunk) * D * Dv
     numbers, with chunks of 32 to 256 tokens (`plan` says it); sm90 that before each segment where sequences are few,
     B * H * segments * D * Dv numbers, and else none; naive needs B * H * Sq * Sk scores. log_decay takes

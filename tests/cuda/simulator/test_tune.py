@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import tuned, tuning
 from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.tuned import Way, bucket, clear, keep, recorded
+from dualops.cuda.tuned import Way, bucket, clear, keep, measured, recorded
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 Timed = Callable[[Callable[[Any], float]], list[str]]
@@ -110,6 +112,51 @@ def test_what_was_timed_is_not_timed_again(timed):
     assert dualops.cuda.tune("softmax", X, anew=True).best.rung == "simt"
 
 
+def test_times_of_another_problem_are_not_compared(timed):
+    """What was timed last counts, of its very size alone."""
+    timed(sm90_is_best)
+    small, large = wide(5, 36), wide(8, 64)
+    dualops.cuda.tune("softmax", small, top=1)
+    assert rung_of(small) == rung_of(large) == "simt"
+    timed(lambda choice: 10 * sm90_is_best(choice))
+    record = dualops.cuda.tune("softmax", large)
+    assert record.best.rung == rung_of(large) == rung_of(small) == "sm90" and min(record.seconds.values()) == 1e-2
+    dualops.cuda.tune("softmax", small, top=1)
+    assert rung_of(small) == rung_of(large) == "simt"
+
+
+def test_a_call_with_another_first_way_takes_that(timed):
+    """Rows that do not begin at multiples of 16 bytes, of an even length or of columns of a wider array."""
+    timed(sm90_is_best)
+    odd, strided, plain = wide(8, 50), wide(8, 128)[:, ::2], wide(8, 64)
+    own = {str(dualops.cuda.plan("softmax", each).choice.config) for each in (odd, strided, plain)}
+    assert len(own) == 3
+    for other in (odd, strided):
+        dualops.cuda.tune("softmax", other)
+        assert "measured" in repr(dualops.cuda.plan("softmax", other))
+        assert "measured" not in repr(dualops.cuda.plan("softmax", plain))
+    assert dualops.cuda.tune("softmax", plain).best.rung == rung_of(plain) == "sm90"
+
+
+def test_a_way_that_fails_is_left_out(timed):
+    def fails(choice: Any) -> float:
+        if choice.rung == "sm90":
+            raise RuntimeError("too many resources")
+        return 1e-3
+
+    timed(fails)
+    with pytest.warns(RuntimeWarning, match="tune: sm90  RingConfig.* is left out: too many resources"):
+        record = dualops.cuda.tune("softmax", X)
+    assert {way.rung for way in record.seconds} == {"simt"} and len(record.seconds) > 1
+
+    def first_fails(choice: Any) -> float:
+        raise RuntimeError("no such device")
+
+    timed(first_fails)
+    with pytest.raises(RuntimeError, match="no such device"):
+        dualops.cuda.tune("softmax", wide(9, 40))
+
+
 def test_an_interrupted_one_keeps_what_it_has(timed):
     def interrupted(choice: Any) -> float:
         if choice.rung == "sm90":
@@ -117,6 +164,7 @@ def test_an_interrupted_one_keeps_what_it_has(timed):
         return 2e-3
 
     timed(interrupted)
+    dualops.cuda.softmax(X)  # has a plan of before
     with pytest.raises(KeyboardInterrupt):
         dualops.cuda.tune("softmax", X)
     assert rung_of(X) == "simt" and "measured" in repr(dualops.cuda.plan("softmax", X))
@@ -167,15 +215,47 @@ def test_nothing_of_the_callers_is_written():
     np.testing.assert_allclose(out, reference.softmax(x), rtol=1e-6)
 
 
-def test_two_who_measure_the_same_add_up():
+def softmax_of_x() -> tuple[str, Any, Any, Any]:
     operation = OPERATIONS["softmax"][0]
     settled = next(operation.ways((X,), (-1,))).settled
-    keeping = operation.op, settled.problem, settled.device, operation.lengths
+    return operation.op, settled.problem, settled.device, operation.lengths
+
+
+def test_two_who_measure_the_same_add_up():
+    keeping = softmax_of_x()
     keep(*keeping, {Way("simt", "one"): 3e-3})
     keep(*keeping, {Way("sm90", "other"): 1e-3})
-    record = recorded(*keeping)
-    assert record and record.seconds == {Way("simt", "one"): 3e-3, Way("sm90", "other"): 1e-3}
+    (record,) = recorded(*keeping)
+    assert record.seconds == {Way("simt", "one"): 3e-3, Way("sm90", "other"): 1e-3} and measured(*keeping) == record
     assert "measured" not in repr(dualops.cuda.plan("softmax", X))  # no way of today has that name
+
+
+KEEPS = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.cuda.simulator.test_tune import Way, keep, softmax_of_x
+keeping = softmax_of_x()
+for number in range(30):
+    keep(*keeping, {{Way({name!r}, str(number)): 1e-3}})
+"""
+
+
+def test_two_processes_lose_nothing_while_a_third_forgets():
+    """Of the same problem; and who forgets meanwhile takes no folder from under them."""
+    keeping, root = softmax_of_x(), str(Path(__file__).resolve().parents[3])
+
+    def begin() -> list[subprocess.Popen[bytes]]:
+        code = (KEEPS.format(root=root, name=name) for name in ("one", "other"))
+        return [subprocess.Popen([sys.executable, "-c", each]) for each in code]
+
+    for process in begin():
+        assert process.wait() == 0
+    record = measured(*keeping)
+    assert record and len(record.seconds) == 60
+    processes = begin()
+    while any(process.poll() is None for process in processes):
+        clear("softmax")
+    assert [process.returncode for process in processes] == [0, 0]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"problem": "", "device": "", "seconds": []}'])
@@ -215,6 +295,8 @@ def test_buckets():
     ("call", "error", "message"),
     [
         ({"top": 0}, ValueError, "tune: top is 0, expected at least 1"),
+        ({"top": "3"}, TypeError, "tune: top is '3', expected an integer of at least 1"),
+        ({"top": 2.5}, TypeError, "tune: top is 2.5, expected an integer of at least 1"),
         ({"operator": "softmin"}, ValueError, "tune: operator is 'softmin', expected one of block_mask, "),
         ({"operator": "lion", "backward": True}, NotImplementedError, "tune: lion has no backward yet"),
         ({"axes": 1}, TypeError, "softmax: "),
