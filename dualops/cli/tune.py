@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.arch and not arguments.dry_run:
         raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
     if arguments.clear:
-        if arguments.dry_run or arguments.problem:
-            raise CommandError("--clear forgets all of an operator, expected neither --dry-run nor --problem beside it")
+        if arguments.dry_run or arguments.problem or arguments.forward or arguments.anew:
+            raise CommandError("--clear forgets all of an operator, expected no other option beside it")
         _without_compiler()
         return _clear(name)
     if name is None:
@@ -96,7 +96,10 @@ def _without_compiler() -> None:
 def _clear(name: str | None) -> int:
     """Forget the records of an operator and its gradient, or all."""
     clear = import_module("dualops.cuda.tuned").clear
-    count = clear() if name is None else clear(name) + clear(f"{name}_backward")
+    try:
+        count = clear() if name is None else clear(name) + clear(f"{name}_backward")
+    except OSError as error:
+        raise CommandError(str(error)) from None
     print(f"{count} records forgotten")
     return 0
 

@@ -3,9 +3,10 @@
 A file is of an operator's direction, its arrays' shapes, each axis to the next power of two, their dtypes, the
 parameters, those that are fractions whatever they are, and the GPU; and of the sources and the compiler that the
 kernels were of, so that a change to either begins anew. In it is a record for each problem that was timed, its very
-sizes, strides and alignment, the newest first: times of different problems are not compared. A file is written whole
-and renamed into place, by one process at a time: a reader sees all of it or none, and two that measure the same problem
-add to what the other kept.
+sizes, strides and alignment, results included, the newest first, so many at most: times of different problems are not
+compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. A file is written
+whole and renamed into place, by one process at a time: a reader sees all of it or none, and two that measure the same
+problem add to what the other kept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,25 @@ from .plans import Choice
 MARGIN = 0.01  # of the first way's time: who is not so much faster is not taken for it
 ALIGNMENT = 16  # bytes: what kernels ask about
 MOST = 16  # records of problems that are like each other
+
+
+class Timed(NamedTuple):
+    """A problem that is timed. lengths: the parameters that are sizes."""
+
+    op: str
+    problem: Problem
+    results: Mapping[str, ArrayMeta]
+    device: Device
+    lengths: Collection[str]
+
+    @property
+    def exactly(self) -> str:
+        """It alone: the sizes that it has, what it returns, where its numbers lie, and how they are aligned."""
+        arrays = [
+            f"{name}={meta.shape}:{meta.dtype} {meta.strides} {meta.pointer % ALIGNMENT if meta.shape else ''}"
+            for name, meta in (*self.problem.arrays.items(), *self.results.items())
+        ]
+        return " ".join([self.op, *arrays, *_params(self.problem, ())])
 
 
 class Way(NamedTuple):
@@ -75,14 +95,14 @@ def _best(seconds: Mapping[Way, float], first: Way) -> Way:
 
 
 def fastest_of(choices: Sequence[Choice], records: Iterable[Record]) -> tuple[Choice, Record] | None:
-    """The best of a problem's choices, by the first of the records that has the operator's own first choice.
+    """The best of a problem's choices, by the first of the records whose problem has the same first choice.
 
-    None where none has: what was timed of other ways does not say whether they are faster than that one.
+    None where none has: where the operator would do otherwise, its ways are likely to differ in time as well.
     """
     offered = {way_of(choice): choice for choice in reversed(choices)}
     for record in records if choices else ():
         first = way_of(choices[0])
-        if first in record.seconds:
+        if first == next(iter(record.seconds)):
             known = {way: seconds for way, seconds in record.seconds.items() if way in offered}
             return offered[_best(known, first)], record
     return None
@@ -96,33 +116,36 @@ def recorded(op: str, problem: Problem, device: Device, lengths: Iterable[str]) 
     return _read(_path(op, title(op, problem, lengths), device)) if _folder(op).is_dir() else []
 
 
-def measured(op: str, problem: Problem, device: Device, lengths: Iterable[str]) -> Record | None:
+def measured(of: Timed) -> Record | None:
     """What was kept of this very problem; None if nothing was."""
-    timed = _exactly(op, problem)
-    return next((record for record in recorded(op, problem, device, lengths) if record.timed == timed), None)
+    return next((each for each in recorded(of.op, of.problem, of.device, of.lengths) if each.timed == of.exactly), None)
 
 
-def keep(op: str, problem: Problem, device: Device, lengths: Iterable[str], seconds: Mapping[Way, float]) -> Record:
-    """Add what was measured to the record, which becomes the newest. Raises OSError where it can't be written."""
-    told, timed = title(op, problem, lengths), _exactly(op, problem)
-    path = _path(op, told, device)
+def keep(of: Timed, seconds: Mapping[Way, float], failed: Collection[Way] = ()) -> Record:
+    """Add what was measured to the record, which becomes the newest. Raises OSError where it can't be written.
+
+    seconds: the operator's own first way first. failed: ways that are no longer in it.
+    """
+    told = title(of.op, of.problem, of.lengths)
+    path = _path(of.op, told, of.device)
     with _alone():
         records = _read(path)
-        before = next((record.seconds for record in records if record.timed == timed), {})
-        made = Record(told, device.name, timed, {**before, **seconds})
-        others = [record for record in records if record.timed != timed]
+        before = next((record.seconds for record in records if record.timed == of.exactly), {})
+        every = {**seconds, **{way: each for way, each in before.items() if way not in seconds}}
+        made = Record(told, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
+        others = [record for record in records if record.timed != of.exactly]
         write_whole(path, _text([made, *others[: MOST - 1]]).encode())
     return made
 
 
 def clear(op: str | None = None) -> int:
-    """Forget what was kept of an operation, or of all; how many records that were."""
+    """Forget what was kept of an operation, or of all; how many records that were. Raises OSError where it can't."""
     folder = _root() if op is None else _folder(op)
     if not folder.is_dir():
         return 0
     with _alone():
-        count = sum(len(_read(path)) for path in folder.rglob("*.json"))
-        shutil.rmtree(folder, ignore_errors=True)
+        count = sum(max(1, len(_read(path))) for path in folder.rglob("*.json"))
+        shutil.rmtree(folder)
     return count
 
 
@@ -130,15 +153,6 @@ def title(op: str, problem: Problem, lengths: Iterable[str] = ()) -> str:
     """A problem and its like, as one line: "matmul a=4096x1024:bfloat16 b=1024x4096:bfloat16 transpose_b=True"."""
     arrays = [f"{name}={_array(meta)}" for name, meta in problem.arrays.items()]
     return " ".join([op, *arrays, *_params(problem, lengths)])
-
-
-def _exactly(op: str, problem: Problem) -> str:
-    """A problem alone: the sizes that it has, where its numbers lie, and how they are aligned."""
-    arrays = [
-        f"{name}={meta.shape}:{meta.dtype} {meta.strides} {meta.pointer % ALIGNMENT if meta.shape else ''}"
-        for name, meta in problem.arrays.items()
-    ]
-    return " ".join([op, *arrays, *_params(problem, ())])
 
 
 def _params(problem: Problem, lengths: Iterable[str]) -> Iterator[str]:
@@ -184,8 +198,11 @@ def _alone() -> Iterator[None]:
     """While no other process writes or forgets. Raises OSError where the cache can't be written."""
     cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     with (cache_dir() / "tuned.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
-        yield
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing it would not, where a child has the file too
 
 
 def _text(records: Sequence[Record]) -> str:
@@ -197,7 +214,7 @@ def _text(records: Sequence[Record]) -> str:
 
 
 def _read(path: Path) -> list[Record]:
-    """None where the file is missing, or has no record."""
+    """None of them where the file is missing, or no such file."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads(path.read_text())
         every = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from numbers import Integral
 from statistics import median
 from typing import Any, TypeVar
 from warnings import warn
@@ -20,7 +21,7 @@ from .driver import away, elapsed
 from .launch import Offer, Operation
 from .planning import named_call
 from .plans import Choice, Plan
-from .tuned import Record, keep, measured, way_of
+from .tuned import Record, Timed, Way, keep, measured, way_of
 
 SLOW = "naive"  # the rung that nobody takes for its speed
 CALLS, BURSTS = 20, 5  # calls back to back, and the median of so many bursts of them
@@ -56,12 +57,12 @@ def tune(
     Returns the record: seconds of a call by each way, in bursts back to back, and the best. All calls have the same
     arrays: what fits into L2 is found there. A way must be 1 % faster than the operator's own first to be taken for it.
     Kernels are compiled on all cores beforehand, and what was measured is kept at once: an interrupted call loses
-    nothing. A way that fails is left out, with a RuntimeWarning. Records lie under DUALOPS_CACHE_DIR, for these sources
-    and this compiler alone; `python -m dualops tune --clear` forgets them.
+    nothing. A way that fails as it runs is left out, with a RuntimeWarning. Records lie under DUALOPS_CACHE_DIR, for
+    these sources and this compiler alone; `python -m dualops tune --clear` forgets them.
     Raises what the call itself would raise, TypeError and ValueError for a count that is none, RuntimeError where the
     stream of the arrays is being captured, OSError where the cache can't be written.
     """
-    if not isinstance(top, int) or isinstance(top, bool):
+    if isinstance(top, bool) or not isinstance(top, Integral):
         raise TypeError(f"tune: top is {top!r}, expected an integer of at least 1")
     if top < 1:
         raise ValueError(f"tune: top is {top}, expected at least 1")
@@ -70,26 +71,29 @@ def tune(
     given = operation.with_numbers(call.arrays)
     results = call.out if call.out is not None else _results(operation, given)
     operation.plan(given, call.params, results)  # raises what is wrong
-    ways = worth_timing(operation.ways(given, call.params, results))[:top]
+    ways = worth_timing(operation.ways(given, call.params, results))[: int(top)]
     first = ways[0].settled
-    keeping = operation.op, first.problem, first.device, operation.lengths
-    record = measured(*keeping)
+    of = Timed(operation.op, first.problem, first.results, first.device, operation.lengths)
+    before = measured(of)
+    seconds = dict(before.seconds) if before else {}
     _refuse_capture(operation, given)
-    todo = [way for way in ways if anew or record is None or way_of(way.choice) not in record.seconds]
+    todo = [way for way in ways if anew or way_of(way.choice) not in seconds]
     _build(todo)
+    own, failed = way_of(ways[0].choice), set[Way]()
     try:
         for way in todo:
             name = way_of(way.choice)
             begin(f"{name.rung}  {name.config}")
             try:
-                seconds = _seconds(way.plan(), given, results)
-            except RuntimeError as error:
-                if way is ways[0]:
+                seconds[name] = _seconds(way.plan(), given, results)
+            except (RuntimeError, MemoryError) as error:
+                if name == own:
                     raise
+                seconds.pop(name, None)
+                failed.add(name)
                 warn(f"tune: {name.rung}  {name.config} is left out: {error}", RuntimeWarning, stacklevel=2)
-            else:
-                record = keep(*keeping, {name: seconds})
-        return record if record is not None and todo else keep(*keeping, {})
+            keep(of, {own: seconds[own], **seconds}, failed)
+        return keep(of, {own: seconds[own], **seconds}, failed)
     finally:
         operation.forget()
 

@@ -138,16 +138,55 @@ def test_a_call_with_another_first_way_takes_that(timed):
     assert dualops.cuda.tune("softmax", plain).best.rung == rung_of(plain) == "sm90"
 
 
+def test_results_elsewhere_and_others_are_problems_of_their_own(timed):
+    timed(sm90_is_best)
+    first = dualops.cuda.tune("softmax", X)
+    timed(lambda choice: 5e-3)
+    assert dualops.cuda.tune("softmax", X, out=np.empty((3, 80), np.float32)[:, ::2]).seconds != first.seconds
+    assert dualops.cuda.tune("softmax", X).seconds == first.seconds
+    q = np.ones((1, 1, 8, 16), np.float16)
+    for return_lse in (False, True):
+        asked = timed(sm90_is_best)
+        asked.clear()
+        dualops.cuda.tune("flash_attention", q, q, q, top=1, return_lse=return_lse)
+        assert len(asked) == 1
+
+
+def test_who_forgets_meanwhile_takes_none_of_the_times(timed):
+    timed(sm90_is_best)
+
+    def forgets(name: str) -> None:
+        clear("softmax")
+
+    record = dualops.cuda.tune("softmax", X, begin=forgets)
+    assert record.best.rung == rung_of(X) == "sm90" and len(record.seconds) > 2
+
+
+def test_a_child_does_not_keep_the_lock(timed):
+    timed(sm90_is_best)
+    with tuned._alone():
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
+    dualops.cuda.tune("softmax", X)
+    child.communicate(b"\n")
+
+
 def test_a_way_that_fails_is_left_out(timed):
     def fails(choice: Any) -> float:
         if choice.rung == "sm90":
             raise RuntimeError("too many resources")
-        return 1e-3
+        return 2e-3
 
     timed(fails)
     with pytest.warns(RuntimeWarning, match="tune: sm90  RingConfig.* is left out: too many resources"):
         record = dualops.cuda.tune("softmax", X)
     assert {way.rung for way in record.seconds} == {"simt"} and len(record.seconds) > 1
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    assert rung_of(X) == "sm90"
+    timed(fails)
+    with pytest.warns(RuntimeWarning, match="is left out"):
+        dualops.cuda.tune("softmax", X, anew=True)
+    assert rung_of(X) == "simt"  # what it took before is forgotten
 
     def first_fails(choice: Any) -> float:
         raise RuntimeError("no such device")
@@ -215,18 +254,19 @@ def test_nothing_of_the_callers_is_written():
     np.testing.assert_allclose(out, reference.softmax(x), rtol=1e-6)
 
 
-def softmax_of_x() -> tuple[str, Any, Any, Any]:
+def softmax_of_x() -> tuned.Timed:
     operation = OPERATIONS["softmax"][0]
     settled = next(operation.ways((X,), (-1,))).settled
-    return operation.op, settled.problem, settled.device, operation.lengths
+    return tuned.Timed(operation.op, settled.problem, settled.results, settled.device, operation.lengths)
 
 
 def test_two_who_measure_the_same_add_up():
-    keeping = softmax_of_x()
-    keep(*keeping, {Way("simt", "one"): 3e-3})
-    keep(*keeping, {Way("sm90", "other"): 1e-3})
-    (record,) = recorded(*keeping)
-    assert record.seconds == {Way("simt", "one"): 3e-3, Way("sm90", "other"): 1e-3} and measured(*keeping) == record
+    of = softmax_of_x()
+    keep(of, {Way("simt", "one"): 3e-3})
+    keep(of, {Way("sm90", "other"): 1e-3})
+    record = measured(of)
+    assert record and record.seconds == {Way("simt", "one"): 3e-3, Way("sm90", "other"): 1e-3}
+    assert recorded(of.op, of.problem, of.device, of.lengths) == [record]
     assert "measured" not in repr(dualops.cuda.plan("softmax", X))  # no way of today has that name
 
 
@@ -234,15 +274,15 @@ KEEPS = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.cuda.simulator.test_tune import Way, keep, softmax_of_x
-keeping = softmax_of_x()
+of = softmax_of_x()
 for number in range(30):
-    keep(*keeping, {{Way({name!r}, str(number)): 1e-3}})
+    keep(of, {{Way({name!r}, str(number)): 1e-3}})
 """
 
 
 def test_two_processes_lose_nothing_while_a_third_forgets():
     """Of the same problem; and who forgets meanwhile takes no folder from under them."""
-    keeping, root = softmax_of_x(), str(Path(__file__).resolve().parents[3])
+    of, root = softmax_of_x(), str(Path(__file__).resolve().parents[3])
 
     def begin() -> list[subprocess.Popen[bytes]]:
         code = (KEEPS.format(root=root, name=name) for name in ("one", "other"))
@@ -250,7 +290,7 @@ def test_two_processes_lose_nothing_while_a_third_forgets():
 
     for process in begin():
         assert process.wait() == 0
-    record = measured(*keeping)
+    record = measured(of)
     assert record and len(record.seconds) == 60
     processes = begin()
     while any(process.poll() is None for process in processes):
