@@ -112,7 +112,7 @@ def test_errors_are_the_specs(change, kind, message):
         ({"max_seqlen": 4}, "max_seqlen is 4, expected 5 or more, as cu_seqlens has it"),
         ({"max_seqlen": -1}, "max_seqlen is -1, expected 0 or more"),
         ({"cu_seqlens": np.zeros(0, np.int32)}, "cu_seqlens has no elements, expected B+1 of them"),
-        ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, cu_seqlens has B+1=3"),
+        ({"initial_state": np.ones((3, 2, 4, 4))}, "initial_state has B=3, expected 2: cu_seqlens has 3 elements"),
         ({"gamma": np.array([0.5, 2.0])}, "gamma is 2.0 for head 1, expected above 0 and at most 1"),
         ({"normalize": "abs"}, "normalize is 'abs', expected one of None, 'signed'"),
         ({"log_decay": -np.ones((8, 2))}, "log_decay has total=8, q has total=9"),
