@@ -214,7 +214,7 @@ def _text(records: Sequence[Record]) -> str:
 
 
 def _read(path: Path) -> list[Record]:
-    """None of them where the file is missing, or no such file."""
+    """Empty where the file is missing, or holds no records."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads(path.read_text())
         every = [

@@ -10,8 +10,8 @@ larger blocks whose rows overlap. GPUs with less shared memory than Hopper take 
 
 On an H100 a few warps may take as long over a row as memory does. An H200 brings it 1.4 times as fast: FAST has what
 is faster there, of fifteen lengths, of layer_norm with w and b. Where an H200 takes what an H100 does, that was within
-1 % of the best there too (rms_norm of 4096, 5120, 10240, 14336 columns, layer_norm of 6144 and 12288; with dsummed
-1024, 4096, 8192, of rms_norm up to 65536), or nobody has timed it. An H100's figures are of a loop with an eighth more
+1 % of the best there too (rms_norm of 4096, 5120 and 10240 columns, layer_norm of 6144 and 12288; with dsummed 4096 and
+8192, of rms_norm up to 65536), or nothing else was timed there. An H100's figures are of a loop with an eighth more
 instructions than ring_backward.py's (until 2026-11-28).
 """
 

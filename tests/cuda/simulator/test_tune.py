@@ -15,7 +15,8 @@ import dualops.cuda
 from dualops import reference
 from dualops.cuda import tuned, tuning
 from dualops.cuda.launch import OPERATIONS
-from dualops.cuda.tuned import Way, bucket, clear, keep, measured, recorded
+from dualops.cuda.plans import Choice
+from dualops.cuda.tuned import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 Timed = Callable[[Callable[[Any], float]], list[str]]
@@ -162,12 +163,35 @@ def test_who_forgets_meanwhile_takes_none_of_the_times(timed):
     assert record.best.rung == rung_of(X) == "sm90" and len(record.seconds) > 2
 
 
-def test_a_child_does_not_keep_the_lock(timed):
-    timed(sm90_is_best)
-    with tuned._alone():
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
-    dualops.cuda.tune("softmax", X)
-    child.communicate(b"\n")
+FORKS = """
+import fcntl, os, signal, time
+from dualops.cuda import tuned
+with tuned._alone():
+    child = os.fork()
+    if child == 0:
+        time.sleep(100)
+        os._exit(0)
+try:
+    with (tuned.cache_dir() / "tuned.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_child_does_not_keep_the_lock():
+    """One that was forked while it was held, and lives on."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_record_whose_first_way_is_another_is_not_taken():
+    own, other = (Choice("simt", name, "", tuple) for name in ("own", "other"))
+    times = {way_of(own): 2e-3, way_of(other): 1e-3, Way("sm90", "of another problem"): 1e-4}
+    found, turned = (Record("", "", "", dict(each)) for each in (times.items(), [*times.items()][1::-1]))
+    assert fastest_of([own, other], [turned]) is None and fastest_of([], [found]) is None
+    assert fastest_of([own, other], [turned, found]) == (other, found)
 
 
 def test_a_way_that_fails_is_left_out(timed):
