@@ -10,11 +10,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..backend import Namespace, cuda, f32, i32, u32, verb
-from ..tile.numbers import LOG2_E, numbers
+from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
 from ..tile.unrolled import one_after_another
 from ..views import start
+from .options import OptionChain
+from .saved_lse import lowered, of_products
 
 PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
 
@@ -35,7 +37,9 @@ class QueryTiles(Protocol):
 
 
 class Columns(Namespace):
-    """The verbs. lse is to base 2 there, and 0 for a query that sees nothing, whose scores are all masked."""
+    """The verbs. lse is as `saved_lse` has it: lowered where options change products, else to base 2. It is 0 for a
+    query that sees nothing, whose scores are all masked.
+    """
 
     slots: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
     own: Callable[..., Any]  # () -> a local array for what a lane of the bringing warp has on its way
@@ -51,9 +55,9 @@ def my_lane():
     return u32(cuda.threadIdx.x) % u32(32)
 
 
-def columns_of(config: QueryTiles) -> Columns:
+def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
     """The verbs of tiles of the Config's queries."""
-    num, LOG2 = numbers(f32), f32(LOG2_E)
+    num, base_of = numbers(f32), lowered if chain.scores else of_products
     BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
     STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
     SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
@@ -90,7 +94,7 @@ def columns_of(config: QueryTiles) -> Columns:
         at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
         for n in range(PER_LANE):
             if i32(lane) < i32(BLOCK_Q - 32 * n):
-                slots[at + 8 * n] = num.base(own[2 * n]) * LOG2
+                slots[at + 8 * n] = base_of(own[2 * n])
                 slots[at + (8 * n + DELTA)] = own[2 * n + 1]
 
     @verb

@@ -10,6 +10,7 @@ from ..tile.masked import is_marked
 from ..tile.numbers import LOG2_E, numbers
 from .fragment_places import Places, my_row
 from .options import OptionChain
+from .saved_lse import exponent
 
 # (products, held, options, scale, bases, where) -> two probabilities, and the two times their slopes
 PairBends = Callable[..., Any]
@@ -28,7 +29,7 @@ def pair_bends(
     skips: bool,
     word: Callable[..., Any] | None,
 ) -> PairBends:
-    """Of quad j and row h of a thread: P = exp2(score * log2(e) - base), 0 where a product is marked.
+    """Of quad j and row h of a thread: P = exp(score - lse), 0 where a product is marked. bases: lse, lowered.
 
     near: of products that `OptionChain.near_score` is for, none of which is masked. skips: what is hidden is skipped by
     a branch, for which kernels of queries take fewer registers, and those of keys more. word: as `fragment_scores` has
@@ -55,7 +56,7 @@ def pair_bends(
         if not is_marked(product):
             score = score_of(product * scale, options, at, bits, e)
             if score != num.minus_inf:
-                prob = bent = num.exp2(score * LOG2 - base)
+                prob = bent = num.exp2(exponent(score, base))
                 if chain.bends:
                     bent *= slope(product * scale, options, at)
         return prob, bent
@@ -64,7 +65,7 @@ def pair_bends(
     def prob_of_any(product, options, scale, base, at, bits, e):
         """Without a branch: what is done in vain are a few instructions."""
         score = score_of(product * scale, options, at, bits, e)
-        prob = bent = num.exp2(score * LOG2 - base)
+        prob = bent = num.exp2(exponent(score, base))
         if chain.bends:
             bent *= slope(product * scale, options, at)
         hidden = is_marked(product)
@@ -74,7 +75,7 @@ def pair_bends(
 
     @verb
     def prob_of_near(product, options, scale, base, at, bits, e):
-        prob = num.exp2(through(product * scale, options, at) * LOG2 - base)
+        prob = num.exp2((through(product * scale, options, at) - base) * LOG2)
         return prob, prob * slope(product * scale, options, at)
 
     far = prob_of_seen if skips and chain.near_score is None else prob_of_any
@@ -104,7 +105,10 @@ def pair_probabilities(chain: OptionChain, bends: PairBends) -> PairProbabilitie
         options, (scale, multiplier), where, held = given
         if chain.bends:
             return bends(scores, held, options, scale, bases, where)
-        probs = num.exp2(scores[0] * multiplier - bases[0]), num.exp2(scores[1] * multiplier - bases[1])
+        if chain.scores:
+            probs = num.exp2(exponent(scores[0], bases[0])), num.exp2(exponent(scores[1], bases[1]))
+        else:
+            probs = num.exp2(scores[0] * multiplier - bases[0]), num.exp2(scores[1] * multiplier - bases[1])
         return probs, probs
 
     return pair

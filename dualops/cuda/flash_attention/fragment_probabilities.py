@@ -25,7 +25,7 @@ GROUP = 8  # scores of which a loop is left to the compiler
 class FragmentProbabilities(Namespace):
     """The verbs. rows: row_max, row_sum, rescale, and a pair for a tile's own maxima."""
 
-    factors: Callable[..., Any]  # (options, scale) -> what exponents are made by: of maxima of rows the first
+    factors: Callable[..., Any]  # (options, scale) -> what exponents are made by; first the `units` of rows' maxima
     exponentials: Callable[..., None]  # (scores, rows, factors, options, where): of this tile, too
 
 
@@ -43,26 +43,28 @@ def fragment_probabilities(chain: OptionChain, softmax: SoftmaxRows, score: Frag
 def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
     @verb
     def factors(options, scale):
-        return (score.multiplier(scale),)
+        return (softmax.units(score.units(scale)),)
 
     @verb
     def exponentials(scores, rows, factors, options, where):
         row_max, row_sum, rescale, new_max = rows
         softmax.new_max(new_max, scores, row_max)
-        softmax.rescale_of(rescale, row_max, new_max, factors[0])
-        softmax.exp2(scores, row_max, factors[0])
+        base, factor = softmax.pair(), softmax.pair()
+        softmax.exponents(base, factor, new_max, factors[0])
+        softmax.rescale_of(rescale, row_max, new_max, base, factor)
+        softmax.exp2(scores, base, factor)
         softmax.add(row_sum, scores, rescale)
 
     return FragmentProbabilities(factors=factors, exponentials=exponentials)
 
 
 def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
-    num, LOG2, (rate_of, size_of, curve) = numbers(f32), f32(LOG2_E), chain.curve
+    num, LOG2, LN2, (rate_of, size_of, curve) = numbers(f32), f32(LOG2_E), f32(1 / LOG2_E), chain.curve
     groups = [range(first, first + GROUP) for first in range(0, score.size, GROUP)]
 
     @verb
     def factors(options, scale):
-        return num.one, scale * rate_of(options), size_of(options) * LOG2
+        return softmax.units((num.one, LN2)), scale * rate_of(options), size_of(options) * LOG2
 
     def measured(group: range) -> Callable[..., None]:
         FIRST, END = group.start, group.stop
@@ -94,7 +96,8 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
             row_max, row_sum, rescale, new_max = rows
             for h in range(2):
                 new_max[h] = num.maximum(row_max[h], curve.any(new_max[h], numbers, num.zero))
-            softmax.rescale_of(rescale, row_max, new_max, num.one)
+                rescale[h] = num.exp2(row_max[h] - new_max[h])
+                row_max[h] = new_max[h]
             make(scores, row_max, numbers, 0)
             if ANY:  # what is hidden is far away
                 score.clear(scores, options, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, i64, u32, u64, verb
+from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
 from ..tile.masked import is_marked, mark
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
@@ -29,8 +29,7 @@ class FragmentScores(Namespace):
     """
 
     size: int  # scores of a thread
-    multiplier: Callable[..., Any]  # (scale) -> what a score is multiplied by to be an exponent of 2
-    sink: Callable[..., Any]  # (options, h, multiplier) -> the sink as a score, and this lane's share of the sum
+    units: Callable[..., Any]  # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
     finish: Callable[..., None]  # (scores, options, scale, where): products become scores; -inf where a mask is
     fetches: bool  # these three: as `FragmentChanges` has them
     held: Callable[..., Any]
@@ -124,15 +123,12 @@ def fragment_scores(
     masked, is_masked = (mark, is_marked) if bent else (minus_inf, is_minus_inf)
 
     @verb
-    def multiplier(scale):
-        return LOG2 if chain.scores else scale * LOG2
+    def units_of_scores(scale):
+        return LOG2, num.one
 
     @verb
-    def sink(options, h, multiplier):
-        found, share = chain.sink(options, i64(h)) * LOG2 / multiplier, num.zero
-        if cuda.threadIdx.x % LANES == 0:
-            share = num.exp2((found - num.base(found)) * multiplier)
-        return found, share
+    def units_of_products(scale):
+        return scale * LOG2, scale
 
     @verb
     def before(column):
@@ -304,8 +300,7 @@ def fragment_scores(
 
     return FragmentScores(
         size=4 * quads,
-        multiplier=multiplier,
-        sink=sink,
+        units=units_of_scores if chain.scores else units_of_products,
         finish=finish,
         fetches=change.fetches,
         held=change.held,

@@ -1,6 +1,6 @@
 """Gradients of a bias in the registers of tensor cores' products, where rows are queries.
 
-P = exp2(scores * log2(e) - lse);  total += P * (weight * dP - delta)
+P = exp(scores - lse);  total += P * (weight * dP - delta)
 
 A bias comes after all that bends a score, so that its slope is 1. What a mask hides is left out, whatever dP and P are
 there: 0 * NaN is NaN.
@@ -12,18 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, f32, i32, verb
-from ..tile.numbers import LOG2_E, numbers
+from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import ROWS
 from ..tile.unrolled import one_after_another
 from .fragment_places import my_row
+from .saved_lse import exponent, lowered
 
 
 class GradientOfBias(Namespace):
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers."""
 
     clear: Callable[..., None]  # (totals)
-    bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
+    bases: Callable[..., None]  # (base, lse): lse, lowered (`saved_lse`)
     # (scores, where) -> whether all of a warp's finished scores count: none is masked or beyond the last query
     all_count: Callable[..., Any]
     # (scores, where, base, all_count): finished scores become P, or MASKED where they do not count
@@ -37,7 +38,7 @@ GREATEST = 3.4028234663852886e38  # finite float32
 
 def gradient_of_bias(size: int) -> GradientOfBias:
     """For so many scores of a thread."""
-    num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
+    num, quads, NOT_THERE, MOST = numbers(f32), size // 4, f32(MASKED), f32(GREATEST)
 
     @verb
     def clear(totals):
@@ -47,7 +48,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
     @verb
     def bases(base, lse):
         for h in range(ROWS):
-            base[h] = num.base(lse[h]) * LOG2
+            base[h] = lowered(lse[h])
 
     @verb
     def all_count(scores, where):
@@ -64,7 +65,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
     def exponentials(scores, base):
         for j in range(quads):
             for e in range(4):
-                scores[4 * j + e] = num.exp2(scores[4 * j + e] * LOG2 - base[e // 2])
+                scores[4 * j + e] = num.exp2(exponent(scores[4 * j + e], base[e // 2]))
 
     @verb
     def add_all(totals, probs, d_probs, delta):
@@ -79,7 +80,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
             for j in range(quads):
                 for e in range(2):
                     score = scores[4 * j + 2 * h + e]
-                    prob = num.exp2(score * LOG2 - base[h])
+                    prob = num.exp2(exponent(score, base[h]))
                     scores[4 * j + 2 * h + e] = prob if (score != num.minus_inf) & there else NOT_THERE
 
         return probabilities

@@ -10,12 +10,13 @@ from typing import Any
 
 from ..backend import Namespace, cuda, f32, verb
 from ..tile.handover import EIGHT, Handover
-from ..tile.numbers import LOG2_E, numbers
+from ..tile.numbers import numbers
 from ..tile.softmax_rows import ROWS, SoftmaxRows
 from ..tile.unrolled import one_after_another
 from ..views import start
 from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
+from .saved_lse import lowered, of_products
 
 
 class RowsOfQueries(Namespace):
@@ -29,7 +30,7 @@ class RowsOfQueries(Namespace):
 class GradientOfQueries(RowsOfQueries):
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
 
-    bases: Callable[..., None]  # (base, lse): what exponents of 2 are less by
+    bases: Callable[..., None]  # (base, lse): lse as `saved_lse` has it, lowered where options change products
     probs: Callable[..., None]  # (scores, held, options, scale, where, base): finished scores become P; held: `bend`'s
     d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
 
@@ -73,19 +74,22 @@ def gradient_of_queries(
     chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
 ) -> GradientOfQueries:
     """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
-    num, LOG2, quads, own = numbers(f32), f32(LOG2_E), scores_size // 4, rows_of_queries(acc_size)
+    quads, own = scores_size // 4, rows_of_queries(acc_size)
 
     @verb
     def bases(base, lse):
         for h in range(ROWS):
-            base[h] = num.base(lse[h]) * LOG2
+            base[h] = lowered(lse[h]) if chain.scores else of_products(lse[h])
 
     @verb
     def probs(scores, held, options, scale, where, base):
         if chain.scores:
             score.bend(scores, held, options, (scale, base[0], base[1]), where)
         else:
-            rows.exp2_from(scores, base, score.multiplier(scale))
+            factor = rows.pair()
+            for h in range(ROWS):
+                factor[h] = score.units(scale)[0]
+            rows.exp2(scores, base, factor)
         rows.settle(scores)
 
     def of_row(h: int) -> Callable[..., None]:

@@ -1,7 +1,8 @@
 """Rows that a NaN or an infinity of V may have reached though a mask hides its key.
 
 Products of tensor cores leave nothing out: 0 * NaN is NaN. So a row of o that is not finite, though the sum of its
-exponentials is, is made anew by its warp: score after score, and of V what the row sees.
+exponentials is, is made anew by its warp: score after score, and of V what the row sees. So is a row of dq whose lse is
+large (`saved_lse`).
 
     p = exp(score - lse),  o += p * v[j]          for each key j that is seen
 
@@ -16,6 +17,7 @@ make a score -inf, which is a masked one, and 0 times that infinity is NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from ..backend import Namespace, cuda, f32, i32, verb
@@ -29,6 +31,7 @@ from ..views import start
 from .arguments import Variant
 from .fragment_scores import LANES, my_column
 from .options import OptionChain, pair_places
+from .saved_lse import exponential
 from .walk import Rows
 
 HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
@@ -40,6 +43,26 @@ class HiddenRows(Namespace):
     # (acc, lse, arrays, task, row, column, scale, options): lse of my two rows; q, k and v, of a gradient do and delta
     # too; the warpgroup's first row, and the first column of acc
     repair: Callable[..., None]
+
+
+@cache
+def warp_product(dtype: str) -> Callable[..., Any]:
+    """The verb (x, x_row, y, y_row, width) -> a row of x times one of y, and how far the same product on tensor cores
+    may be from it; in all lanes of a warp.
+    """
+    mem, num, lanes, ERROR = storage(dtype), numbers(f32), lane_reductions(f32, 32), f32(2.0**-20)
+
+    @verb
+    def product(x, x_row, y, y_row, width):
+        total, size, d = num.zero, num.zero, i32(cuda.threadIdx.x % 32)
+        while d < width:
+            term = mem.load(x.data, x_row + d) * mem.load(y.data, y_row + d)
+            total += term
+            size += abs(term)
+            d = opaque_i32(d + 32)
+        return lanes.sum(total), lanes.sum(size) * ERROR
+
+    return product
 
 
 def hidden_rows(
@@ -58,7 +81,7 @@ def hidden_rows(
     sequences. gradient: acc is of dq, before it is scaled, instead of o.
     """
     mem, num, pair_at, totals = storage(variant.dtype), numbers(f32), pair_places(f32), doubts_of(acc_size)
-    quad, warp_lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
+    quad = lane_reductions(f32, LANES)
     D, Dv, slots = variant.D, variant.Dv, acc_size // 16  # columns of a lane: lane, lane + 32, ...
     WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
 
@@ -73,15 +96,7 @@ def hidden_rows(
     def is_finite(x):
         return x - x == num.zero
 
-    @verb
-    def product(q, q_row, k, k_row, width):
-        """q[i] @ k[j], in all lanes."""
-        total = num.zero
-        d = i32(cuda.threadIdx.x % 32)
-        while d < width:
-            total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
-            d = opaque_i32(d + 32)
-        return warp_lanes.sum(total)
+    product = warp_product(variant.dtype)
 
     def add_slot(slot: int) -> Callable[..., None]:
         @verb
@@ -107,7 +122,7 @@ def hidden_rows(
         do, delta = arrays[3], arrays[4]
         token = task.q_first + at.i
         v_row = start(arrays[2], task.b, task.h_kv, task.k_first + at.j)
-        d_prob = product(do, start(do, task.b, at.h, token), arrays[2], v_row, Dv)
+        d_prob, _ = product(do, start(do, task.b, at.h, token), arrays[2], v_row, Dv)
         if chain.weighs:
             d_prob *= chain.weight(options, at)
         d_score = prob * (d_prob - delta.data[start(delta, task.b, at.h, token)])
@@ -130,12 +145,13 @@ def hidden_rows(
         j, end = max(i32(first), of_first), min(i32(end), of_end)
         while j < end:
             at = pair_at(task.b, h, i, j, task.offset)
-            scaled = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D) * scale
+            found, error = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D)
+            scaled = found * scale
             score = scaled
             if chain.scores:
                 score = chain.score(scaled, options, at)
             if score != num.minus_inf and chain.pick(options, at):
-                counts = share_of(num.exp(score - row_lse), arrays, task, at, scaled, options)
+                counts = share_of(exponential(score, row_lse, error * scale), arrays, task, at, scaled, options)
                 add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
             j = opaque_i32(j + 1)
 

@@ -1,7 +1,8 @@
 """Rows of dk and dv that a NaN or an infinity of Q, dO or V may have reached though a mask hides it.
 
 Products of tensor cores leave nothing out: 0 * NaN is NaN. So a key whose row of dk or dv is not finite has both made
-anew by its warp: score after score, and of Q and dO what sees the key.
+anew by its warp: score after score, and of Q and dO what sees the key. So has a key that a query of large lse sees
+(`saved_lse`).
 
     p = exp(score - lse),  dv += weight * p * do[i]                for each query i that sees it, of each head
     dS = p * (weight * do[i] @ v - delta) * slope,  dk += dS * q[i]
@@ -22,8 +23,9 @@ from ..tile.unrolled import one_after_another
 from ..views import start
 from .arguments import Variant
 from .fragment_places import my_column
-from .hidden import LANES
+from .hidden import LANES, warp_product
 from .options import OptionChain, pair_places
+from .saved_lse import exponential
 
 
 class HiddenKeys(Namespace):
@@ -106,32 +108,27 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
 
     There is always something to hide: a score of -inf, of an infinite q say.
     """
-    mem, num, pair_at = storage(variant.dtype), numbers(f32), pair_places(f32)
-    quad, lanes = lane_reductions(f32, LANES), lane_reductions(f32, 32)
+    num, pair_at = numbers(f32), pair_places(f32)
+    quad = lane_reductions(f32, LANES)
     D, Dv = variant.D, variant.Dv
     of_k, of_v = warp_row(variant.dtype, D, dk_size), warp_row(variant.dtype, Dv, dv_size)
 
-    @verb
-    def product(x, x_row, y, y_row, width):
-        """A row of x times one of y, in all lanes."""
-        total, d = num.zero, i32(cuda.threadIdx.x % 32)
-        while d < width:
-            total += mem.load(x.data, x_row + d) * mem.load(y.data, y_row + d)
-            d = opaque_i32(d + 32)
-        return lanes.sum(total)
+    product = warp_product(variant.dtype)
 
     @verb
     def add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options):
         q, k, v, do, lse, delta = arrays
         token = task.q_first + at.i
         q_row, do_row = start(q, at.b, at.h, token), start(do, at.b, at.h, token)
-        scaled = product(q, q_row, k, k_row, D) * scale
+        found, error = product(q, q_row, k, k_row, D)
+        scaled = found * scale
         score = scaled
         if chain.scores:
             score = chain.score(scaled, options, at)
         if score != num.minus_inf and chain.pick(options, at):
-            prob = num.exp(score - num.base(lse.data[start(lse, at.b, at.h, token)]))
-            d_prob, weighted = product(do, do_row, v, v_row, Dv), prob
+            prob = exponential(score, lse.data[start(lse, at.b, at.h, token)], error * scale)
+            d_prob, _ = product(do, do_row, v, v_row, Dv)
+            weighted = prob
             if chain.weighs:
                 weight = chain.weight(options, at)
                 d_prob *= weight

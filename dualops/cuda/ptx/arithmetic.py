@@ -91,6 +91,13 @@ def max_nan_f32(a, b):
     return np.float32(math.nan) if a != a or b != b else _larger(a, b)
 
 
+@instruction("(f32, f32) -> f32", "min.NaN.f32 {d}, {a}, {b};", section="9.7.3.11", pure=True)
+def min_nan_f32(a, b):
+    """The smaller; NaN if one is NaN. From sm_80 on."""
+    a, b = single(a), single(b)
+    return np.float32(math.nan) if a != a or b != b else -_larger(-a, -b)
+
+
 @instruction("(f64, f64) -> f64", "max.f64 {d}, {a}, {b};", section="9.7.3.12", pure=True)
 def max_f64(a, b):
     """The larger; of a number and a NaN, the number."""

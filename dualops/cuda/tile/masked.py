@@ -6,9 +6,9 @@ A product may be -inf with no mask, and an option may make a score that counts o
 from __future__ import annotations
 
 from ..backend import u32, verb
-from ..ptx.arithmetic import bits_of_f32, f32_of_bits, max_nan_f32 as max_or_nan
+from ..ptx.arithmetic import bits_of_f32, f32_of_bits, max_nan_f32 as max_or_nan, min_nan_f32 as min_or_nan
 
-__all__ = ["is_marked", "mark", "max_or_nan"]
+__all__ = ["is_marked", "mark", "max_or_nan", "min_or_nan"]
 
 MARK = u32(0x7FC0D0A1)  # tensor cores' own NaN is 0x7FFFFFFF
 

@@ -1,13 +1,19 @@
 """The softmax of rows that come a tile of scores after the other, on accumulators of tensor cores, in base 2.
 
     rows.new_max(new_max, scores, row_max)                 two rows a thread, each shared by four lanes
-    rows.rescale_of(rescale, row_max, new_max, multiplier) what sums and results so far are to be multiplied by
-    rows.exp2(scores, row_max, multiplier)                 scores become probabilities
+    rows.exponents(base, factor, new_max, units)           the exponent of a score is score * factor - base
+    rows.rescale_of(rescale, row_max, new_max, base, factor)   factor of the sums and results so far
+    rows.exp2(scores, base, factor)                        scores become probabilities
     rows.add(row_sum, scores, rescale)
     rows.scale(acc, rescale)
     rows.pack(probs, scores)                               as the left factor of the next product
+    rows.close(row_max, row_sum, rescale, sink, units)     row_max becomes lse
 
-A score times `multiplier` is an exponent. Of accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two
+A score may be any finite number. `score * factor - base` is one fma. Its error is that of base, half an ulp, which is
+the same for all scores of a row and cancels. It must only be small enough for 2 ** error to be a number: so `factor`
+is scale * log2(e) for a row whose greatest exponent is below LIMIT, and a power of two for any other, where base is
+exact. Neighbouring floats are then more than 16 apart as exponents, so the power of two in place of scale * log2(e)
+changes nothing that float32 can hold. Of accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two
 neighbours of the one and two of the other (`fragment.accumulator`). A row that has seen nothing has the maximum -inf
 and counts from 0.
 """
@@ -21,21 +27,26 @@ from typing import Any
 from ..backend import Namespace, cuda, f32, i32, u32, verb
 from ..ptx.arithmetic import (
     bits_of_f32,
+    f32_of_bits,
     largest_unsigned_word as largest_unsigned_word,
     largest_word,
+    mul_rn,
     settle as settle,
     settle_bits,
     smallest_word,
 )
 from ..ptx.convert import pack_bf16x2, pack_f16x2
-from .numbers import numbers
+from .numbers import LOG2_E, numbers
 from .rows import FULL_WARP, lane_reductions, vote_any
 from .thirds import put_parts
 from .unrolled import one_after_another
 
 ROWS = 2  # of a thread
 LANES = 4  # that share a row
-SIGN = u32(1 << 31)
+SIGN, EXPONENT_BITS, HALF = u32(1 << 31), u32(0x7F800000), f32(0.5)
+LOG2, LN2 = f32(LOG2_E), f32(1 / LOG2_E)
+# exponents in size below which a row's factor is scale * log2(e): P is at most 2 ** (half an ulp of them)
+LIMITS = {"bfloat16": 2.0**30, "float32": 2.0**30, "float16": 2.0**28}
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
@@ -43,23 +54,24 @@ class SoftmaxRows(Namespace):
     """The verbs; row_max, new_max, row_sum and rescale are local arrays of two numbers."""
 
     pair: Callable[..., Any]  # () -> such an array
-    # (row_max, row_sum, first, share): rows begin with a logit without a value, or -inf, and this lane's share of its 1
-    start: Callable[..., None]
+    start: Callable[..., None]  # (row_max, row_sum): of rows that have seen nothing
     new_max: Callable[..., None]  # (new_max, scores, row_max): in all lanes of a row
-    rescale_of: Callable[..., None]  # (rescale, row_max, new_max, multiplier): and row_max becomes new_max
-    exp2: Callable[..., None]  # (scores, row_max, multiplier)
-    exp2_from: Callable[..., None]  # (scores, base, multiplier): of exponents less those of the rows, in base
+    # (factors of a score's exponent and of its value) -> `units`: these, and between them the power of two and the
+    # score from which on it is taken
+    units: Callable[..., Any]
+    exponents: Callable[..., None]  # (base, factor, maxima, units): of rows with these maxima
+    rescale_of: Callable[..., None]  # (rescale, row_max, new_max, base, factor): and row_max becomes new_max
+    exp2: Callable[..., None]  # (scores, base, factor)
     settle: Callable[..., None]  # (scores): all are known before what comes next, which may be a wait for products
     add: Callable[..., None]  # (row_sum, scores, rescale): a lane's share of the sums
     scale: Callable[..., None]  # (acc, rescale)
     scale_changed: Callable[..., None]  # (acc, rescale): my warp's upper rows, or lower, if one changes
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
-    # (row_max, row_sum, rescale, logit, multiplier): a logit without a value joins rows whose lanes have met
-    join: Callable[..., None]
     divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
-    # (row_max, row_sum, multiplier): row_max becomes the logarithm to base 2 of the sum of exponentials
-    log2: Callable[..., None]
+    # (row_max, row_sum, rescale, sink, units): row_max becomes lse. With sinks, the sink joins row_sum, and rescale is
+    # the factor of acc
+    close: Callable[..., None]
 
 
 @cache
@@ -99,8 +111,17 @@ def _each(of_row: Callable[[int], Callable[..., None]], rows: int) -> Callable[.
     return each
 
 
+@verb
+def power_of_two(x, most):
+    """The largest power of two up to x; half of it if it exceeds `most`."""
+    power = f32_of_bits(u32(bits_of_f32(x) & EXPONENT_BITS))
+    return power * HALF if power > most else power
+
+
 @cache
-def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *, threes: bool = False) -> SoftmaxRows:
+def softmax_rows(
+    dtype: str, scores_size: int, acc_size: int, strips: int = 1, *, threes: bool = False, sinks: bool = False
+) -> SoftmaxRows:
     """For so many scores and results of a thread, and as many again for each strip of rows; probabilities are packed as
     "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
 
@@ -113,7 +134,7 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
     """
     num, lanes = numbers(f32), lane_reductions(f32, LANES)
     quads, acc_quads, put_pair = scores_size // 4, acc_size // 4, pairs_of(dtype, scores_size // 2)
-    ROWS_THERE = ROWS * strips
+    ROWS_THERE, LIMIT = ROWS * strips, f32(LIMITS[dtype])
 
     def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
         return _each(of_row, ROWS_THERE)
@@ -127,10 +148,10 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
         return cuda.local.array(ROWS_THERE, f32)
 
     @verb
-    def start(row_max, row_sum, first, share):
+    def start(row_max, row_sum):
         for h in range(ROWS_THERE):
-            row_max[h] = first
-            row_sum[h] = share
+            row_max[h] = num.minus_inf
+            row_sum[h] = num.zero
 
     def new_max_of(h: int) -> Callable[..., None]:
         FIRST = first_of(h, scores_size)
@@ -173,39 +194,33 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
             new_max[h] = num.maximum(row_max[h], lanes.max(most[h]))
 
     @verb
-    def rescale_of(rescale, row_max, new_max, multiplier):
+    def units(of_scores):
+        to_exponent, to_score = of_scores
+        return to_exponent, power_of_two(to_exponent, max(to_score, num.one)), LIMIT / to_exponent, to_score
+
+    @verb
+    def exponents(base, factor, maxima, units):
         for h in range(ROWS_THERE):
-            rescale[h] = num.exp2((row_max[h] - num.base(new_max[h])) * multiplier)
+            most = num.base(maxima[h])
+            factor[h] = units[0] if abs(most) < units[2] else units[1]
+            base[h] = mul_rn(most, factor[h])
+
+    @verb
+    def rescale_of(rescale, row_max, new_max, base, factor):
+        for h in range(ROWS_THERE):
+            rescale[h] = num.exp2(mul_rn(row_max[h], factor[h]) - base[h])
             row_max[h] = new_max[h]
 
-    def exp2_less(h: int) -> Callable[..., None]:
+    def exp2_of(h: int) -> Callable[..., None]:
         FIRST = first_of(h, scores_size)
 
         @verb
-        def exp2(scores, base, multiplier):
+        def exp2(scores, base, factor):
             for j in range(quads):
-                scores[FIRST + 4 * j] = num.exp2(scores[FIRST + 4 * j] * multiplier - base)
-                scores[FIRST + 4 * j + 1] = num.exp2(scores[FIRST + 4 * j + 1] * multiplier - base)
+                scores[FIRST + 4 * j] = num.exp2(scores[FIRST + 4 * j] * factor[h] - base[h])
+                scores[FIRST + 4 * j + 1] = num.exp2(scores[FIRST + 4 * j + 1] * factor[h] - base[h])
 
         return exp2
-
-    def exp2_of(h: int) -> Callable[..., None]:
-        less = exp2_less(h)
-
-        @verb
-        def exp2(scores, row_max, multiplier):
-            less(scores, num.base(row_max[h]) * multiplier, multiplier)
-
-        return exp2
-
-    def exp2_from_of(h: int) -> Callable[..., None]:
-        less = exp2_less(h)
-
-        @verb
-        def exp2_from(scores, base, multiplier):
-            less(scores, base[h], multiplier)
-
-        return exp2_from
 
     @verb
     def settle_all(scores):
@@ -285,34 +300,32 @@ def softmax_rows(dtype: str, scores_size: int, acc_size: int, strips: int = 1, *
             row_sum[h] = lanes.sum(row_sum[h])
 
     @verb
-    def join(row_max, row_sum, rescale, logit, multiplier):
-        new_max = pair()
+    def close(row_max, row_sum, rescale, sink, units):
         for h in range(ROWS_THERE):
-            new_max[h] = num.maximum(row_max[h], logit)
-        rescale_of(rescale, row_max, new_max, multiplier)
-        for h in range(ROWS_THERE):
-            share = num.exp2((logit - num.base(row_max[h])) * multiplier)
-            row_sum[h] = row_sum[h] * rescale[h] + share
-
-    @verb
-    def log2_of(row_max, row_sum, multiplier):
-        for h in range(ROWS_THERE):
-            row_max[h] = num.base(row_max[h]) * multiplier + num.log2(row_sum[h])
+            # in exponents where both fit, else in scores
+            fits = abs(num.base(row_max[h])) < units[2] and abs(num.base(sink)) * LOG2 < LIMIT
+            most, to_exponent = mul_rn(row_max[h], units[0] if fits else units[3]), num.one if fits else LOG2
+            if sinks:
+                found, logit = most, mul_rn(sink, LOG2) if fits else sink
+                most = num.maximum(found, logit)
+                rescale[h] = num.exp2((found - num.base(most)) * to_exponent)
+                row_sum[h] = row_sum[h] * rescale[h] + num.exp2((logit - num.base(most)) * to_exponent)
+            row_max[h] = num.base(most) * (LN2 if fits else num.one) + num.log2(row_sum[h]) * LN2
 
     return SoftmaxRows(
         pair=pair,
         start=start,
         new_max=new_max_by_threes if threes else each(new_max_of),
+        units=units,
+        exponents=exponents,
         rescale_of=rescale_of,
         exp2=each(exp2_of),
-        exp2_from=each(exp2_from_of),
         settle=settle_all,
         add=each(add_of),
         scale=scale,
         scale_changed=scale_changed,
         pack=pack,
         total=total,
-        join=join,
         divide=divide,
-        log2=log2_of,
+        close=close,
     )

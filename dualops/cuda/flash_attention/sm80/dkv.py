@@ -71,7 +71,7 @@ def build_dkv(
     vdo = strip_abt(dtype, tile.v, tile.do, tile.v_boxes, held=config.v_held)
     pdo, dsq = strip_ab(dtype, tile.do_steps, tile.v_boxes), strip_ab(dtype, tile.q_steps, tile.k_boxes)
     score = fragment_scores(chain, ROWS, BLOCK_Q, apart=False, bent=chain.bends, transposed=True)
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     gradient = gradient_of_keys(chain, score, dtype, BLOCK_Q)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     widest = max(variant.D, variant.Dv)
@@ -111,7 +111,7 @@ def build_dkv(
         cp_async_commit()
 
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        factors, seed = (scale, score.multiplier(scale)), score.seed(options)
+        factors, seed = (scale, score.units(scale)[0]), score.seed(options)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         cp_async_wait_group(0)
         cuda.syncthreads()

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, builds, cuda, f32, i32, kernel, u32, verb
+from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
-from ...tile.numbers import LOG2_E, numbers
+from ...tile.numbers import numbers
 from ...tile.products import anew_i32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
@@ -64,7 +64,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
 
     vectors: elements that copies of q, k and v have, and stores of o. heads: of all batches.
     """
-    mem, num, INVERSE, BLOCK_KV = storage(variant.dtype), numbers(f32), f32(1 / LOG2_E), config.block_kv
+    mem, num, BLOCK_KV = storage(variant.dtype), numbers(f32), config.block_kv
     STRIPS, HELD = config.strips, config.holds_q(variant.D, mem.itemsize)
     chain, tile = chain_of(variant.having, variant.dtype), config.tiles(variant.D, variant.Dv, mem.itemsize)
     if STRIPS > 1 and chain.weighs:
@@ -77,7 +77,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
     qk = strip_abt(variant.dtype, tile.q, tile.k, tile.q_boxes, held=HELD, strips=STRIPS)
     pv = strip_ab(variant.dtype, tile.v, tile.v_boxes, STRIPS)
     scores_size, acc_size = qk.size // STRIPS, pv.size // STRIPS
-    rows = softmax_rows(variant.dtype, scores_size, acc_size, STRIPS)
+    rows = softmax_rows(variant.dtype, scores_size, acc_size, STRIPS, sinks=chain.sinks)
     score = scores_of_strips(fragment_scores(chain, ROWS, BLOCK_KV, apart=False), scores_size, STRIPS)
     hidden = hidden_rows(chain, variant, ROWS_OF_A_HEAD, keys.keys, acc_size, passes=False)
     output = output_of(variant.dtype, variant.Dv, tile.v_boxes, vectors.o > 1)
@@ -95,7 +95,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             o, lse, read = arrays
             task, row, scale, options = place
             mine, row = take(acc), i32(row + ROWS * strip)
-            upper, lower = row_max[2 * strip] * INVERSE, row_max[2 * strip + 1] * INVERSE
+            upper, lower = row_max[2 * strip], row_max[2 * strip + 1]
             if with_lse:
                 store_lse(lse, task, i32(row + my_row()), upper)
                 store_lse(lse, task, i32(row + my_row() + 8), lower)
@@ -132,13 +132,11 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
-        multiplier, seed = score.multiplier(scale), score.seed(options)
+        units, seed = rows.units(score.units(scale)), score.seed(options)
         scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
         row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
-        sink, share = num.minus_inf, num.zero
-        if chain.sinks:
-            sink, share = score.sink(options, h, multiplier)
-        rows.start(row_max, row_sum, sink, share)
+        base, factor = rows.pair(), rows.pair()
+        rows.start(row_max, row_sum)
         if KEPT:
             kept.store(row_max, row_sum)
         cp_async_wait_group(0)
@@ -165,8 +163,9 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             if KEPT:
                 kept.load(row_max, row_sum)
             rows.new_max(new_max, scores, row_max)
-            rows.rescale_of(rescale, row_max, new_max, multiplier)
-            rows.exp2(scores, row_max, multiplier)
+            rows.exponents(base, factor, new_max, units)
+            rows.rescale_of(rescale, row_max, new_max, base, factor)
+            rows.exp2(scores, base, factor)
             rows.add(row_sum, scores, rescale)
             if KEPT:
                 kept.store(row_max, row_sum)
@@ -185,8 +184,13 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         if KEPT:
             kept.load(row_max, row_sum)
         rows.total(row_sum)
+        sink = num.minus_inf
+        if chain.sinks:
+            sink = chain.sink(options, i64(task.h))
+        rows.close(row_max, row_sum, rescale, sink, units)  # row_max becomes lse
+        if chain.sinks:
+            rows.scale(acc, rescale)
         rows.divide(acc, row_sum, score.growth(options))
-        rows.log2(row_max, row_sum, multiplier)
         end_all(acc, row_max, (o, lse, (q, k, v)), (task, row, scale, options))
 
     return flash_attention_sm80

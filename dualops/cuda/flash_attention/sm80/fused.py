@@ -94,7 +94,7 @@ def build_fused(
     words = strip_words(tile.words, STRIPS)
     dsk = tile_sums(dtype, tile.ds, tile.k_right, HALVES * PARTS, HALVES)
     score = fragment_scores(chain, ROWS, PART, apart=False, bent=chain.bends, transposed=True)
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     gradient = strips_of_keys(score, gradient_of_keys(chain, score, dtype, PART), kq.size // STRIPS)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     dk_halves, dv_halves = (halves_of(size, config.rows_bytes(D, Dv), threads) for size in (dsq.size, pdo.size))
@@ -180,7 +180,7 @@ def build_fused(
         cp_async_commit()
 
         scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-        factors, seed = (scale, score.multiplier(scale)), score.seed(options)
+        factors, seed = (scale, score.units(scale)[0]), score.seed(options)
         dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
         cp_async_wait_group(0)
         cuda.syncthreads()

@@ -85,7 +85,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
     score = fragment_scores(
         tile_chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, word=bias.word, others=variant.varlen
     )
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, BLOCK_Q)
     loaded = LoadedTiles(k_tile, v_tile, q_tile, do_tile)
@@ -163,7 +163,7 @@ def build_dkv(config: DkvConfig, variant: Variant, dk_stored: str, dv_stored: st
             n = i32(task.n0 + ROWS * warpgroup)
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed = kq.fragment(), vdo.fragment(), pdo.left()
-            factors, words, seed = (scale, score.multiplier(scale)), bias.words(), score.seed(options)
+            factors, words, seed = (scale, score.units(scale)[0]), bias.words(), score.seed(options)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)

@@ -84,7 +84,7 @@ def build_dkv_apart(
     kq, vdo = warpgroup_mma(variant.dtype, tiles.k, tiles.q), warpgroup_mma(variant.dtype, tiles.v, tiles.do)
     pdo, dsq = register_mma(variant.dtype, tiles.do_steps), register_mma(variant.dtype, tiles.q_steps)
     score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     box = handover(tiles.p_at, kq.size, config.places, config.exact)
     gradient = gradient_apart(chain, score, variant.dtype, BLOCK_Q, box)
     both, ZERO, ONE = meeting(CONSUMERS_APART), i32(0), i32(1)
@@ -160,7 +160,7 @@ def build_dkv_apart(
             role.consume()
             end = u32(shfl_idx_i32(i32(end), 0, FULL_WARP))
             dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
-            bent, factors = kq.fragment(), (scale, score.multiplier(scale))
+            bent, factors = kq.fragment(), (scale, score.units(scale)[0])
             for e in range(pdo.size):
                 dv_acc[e] = num.zero
             if end != u32(0):

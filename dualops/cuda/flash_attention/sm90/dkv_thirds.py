@@ -78,7 +78,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant, packed: bool = F
     pdo = register_mma(dtype, tiles.do_steps, True, from_base=True)
     dsq = register_mma(dtype, tiles.q_steps, True, from_base=True)
     score = fragment_scores(chain, ROWS, BLOCK_Q, bent=chain.bends, transposed=True, others=variant.varlen)
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     box = handover(tiles.p_at, kq.size, config.places, exact=True)
     gradient = gradient_apart(chain, score, variant.dtype, BLOCK_Q, box)
     hidden_dk, hidden_dv = hidden_keys(chain, variant, dsq.size, 0), hidden_keys(chain, variant, 0, pdo.size)
@@ -150,7 +150,7 @@ def build_dkv_thirds(config: DkvThirdsConfig, variant: Variant, packed: bool = F
             role.consume()
             end, base = u32(shfl_idx_i32(i32(end), 0, FULL_WARP)), base_of(smem)
             dv_acc, scores, packed = pdo.fragment(), kq.fragment(), pdo.left()
-            bent, factors = kq.fragment(), (scale, score.multiplier(scale))
+            bent, factors = kq.fragment(), (scale, score.units(scale)[0])
             sums = pdo.sums(dv_acc)
             if end != u32(0):
                 kv_once.wait(kv_full)

@@ -52,7 +52,7 @@ from __future__ import annotations
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, pointer, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.left_factor import left_factor
-from ...tile.numbers import LOG2_E, numbers
+from ...tile.numbers import numbers
 from ...tile.pipeline import pipeline
 from ...tile.roles import roles
 from ...tile.rows import FULL_WARP, shfl_idx_i32
@@ -96,7 +96,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     parts of Configs that split keys among blocks.
     """
     D, BLOCK_KV, O_OVER_Q = padded(variant.D), config.block_kv, config.o_over_q
-    num, INVERSE = numbers(f32), f32(1 / LOG2_E)
+    num = numbers(f32)
     chain, role = chain_of(variant.having, variant.dtype), roles(config.consumers, most=config.most)
     tile_chain = chain_of(in_words(variant.having), variant.dtype) if config.bias_stages else chain
     warps, tiles = 4 * config.consumers, config.tiles(D, variant.Dv)
@@ -112,7 +112,8 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     qk = left_factor(factors(variant.dtype), tiles.q, tiles.k, held=config.held, parts=config.thirds, from_base=True)
     Q_FREE_EARLY = config.held and not O_OVER_Q
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
-    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True)
+    has_sinks = chain.sinks and not config.split
+    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks)
     bias = bias_stages(config, variant, tiles)
     score = fragment_scores(
         tile_chain,
@@ -134,7 +135,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     walk, following = walk_of(config, variant, chain, visits), following_of(config, chain)
     get = get_of(varlen=variant.varlen, split=config.split, sliced=config.slices > 1)
     hidden = hidden_rows(chain, variant, queries, visits.keys, pv.size, passes=variant.varlen)
-    output, has_sinks = output_of(config, variant, queries, stored), chain.sinks and not config.split
+    output = output_of(config, variant, queries, stored)
     serial, stores_lse = serial_of(config, variant, chain, queries, with_lse), with_lse and not config.serial
     piece_of = slices_of(config.slices, tiles.v.width)
 
@@ -224,7 +225,6 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
         else:
             role.consume()
             factors, seed = probability.factors(options, scale), score.seed(options)
-            multiplier = factors[0]
             scores, acc, probs, words = qk.fragment(), pv.fragment(), pv.left(), words_of_options()
             q_words = qk.words()
             base = base_of(smem)
@@ -237,7 +237,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 b, h, row = task.b, task.h, i32(ROWS * warpgroup)
                 m = i32(task.m0 + row)
                 sink = num.minus_inf
-                rows.start(row_max, row_sum, sink, num.zero)
+                rows.start(row_max, row_sum)
                 q_at, sums = queries.at(q_pipe.wait(q_bars, piece)), pv.sums(acc)
                 if task.count != u32(0):
                     tile = visits.last(task, options)
@@ -305,7 +305,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     stage = v_pipe.wait(v_bars, i - 1)
                     pv.add(sums, probs, base, v_tile.at(stage), adds)
                     if has_sinks:
-                        sink = score.sink(options, h, multiplier)[0]
+                        sink = chain.sink(options, i64(h))
                     pv.wait(sums)
                     v_pipe.release(v_bars, i - 1)
                     pv.collect(acc, sums)
@@ -313,16 +313,15 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                     if not O_OVER_Q:
                         q_pipe.skip(q_bars, piece)
                     if has_sinks:  # whose share is no sum of 0
-                        sink = score.sink(options, h, multiplier)[0]
+                        sink = chain.sink(options, i64(h))
                         for n in range(pv.size):
                             acc[n] = num.zero
                 rows.total(row_sum)
+                rows.close(row_max, row_sum, rescale, sink, factors[0])  # row_max becomes lse
                 if has_sinks:
-                    rows.join(row_max, row_sum, rescale, sink, multiplier)
                     rows.scale_changed(acc, rescale)
                 rows.divide(acc, row_sum, score.growth(options))
-                rows.log2(row_max, row_sum, multiplier)
-                upper, lower = row_max[0] * INVERSE, row_max[1] * INVERSE
+                upper, lower = row_max[0], row_max[1]
                 if stores_lse and column == 0:
                     output.store_lse(lse, task, i32(row + my_row()), upper)
                     output.store_lse(lse, task, i32(row + my_row() + 8), lower)

@@ -99,7 +99,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
     dsk = warpgroup_mma(variant.dtype, tiles.ds, tiles.k_columns)
     VARLEN = variant.varlen
     score = fragment_scores(tile_chain, ROWS, ROWS, bent=chain.bends, transposed=True, word=bias.word, others=VARLEN)
-    columns = columns_of(config)
+    columns = columns_of(config, chain)
     hidden = hidden_keys(chain, variant, dsq.size, pdo.size)
     gradient = gradient_of_keys(tile_chain, score, variant.dtype, ROWS)
     stepwise = probs_by_steps(gradient, variant.dtype, tiles.do_steps)
@@ -234,7 +234,7 @@ def build_fused(config: FusedConfig, variant: Variant, dk_stored: str, dv_stored
             dk_acc, dv_acc = dsq.fragment(), pdo.fragment()
             scores, d_probs, packed, packed_ds = kq.fragment(), vdo.fragment(), probs.left(), dsq.left()
             k_words, v_words = kq.words(), vdo.words()
-            factors, words, seed = (scale, score.multiplier(scale)), bias.words(), score.seed(options)
+            factors, words, seed = (scale, score.units(scale)[0]), bias.words(), score.seed(options)
             if end != u32(0):
                 kv_once.wait(kv_full)
                 k_at, v_at, adds = k_tile.at(0), v_tile.at(0), i32(0)
