@@ -241,7 +241,12 @@ def _report(kernel: Kernel, arch: str, dynamic: int, cubin: bytes, log: str, sec
 
 @functools.cache
 def _sources() -> str:
-    return _digest(sys.modules[__package__].__spec__, attention.__spec__)
+    return _digest(*_packages())
+
+
+def _packages() -> tuple[Any, ...]:
+    """Those whose code is in kernels."""
+    return sys.modules[__package__].__spec__, attention.__spec__
 
 
 def _digest(*packages: Any) -> str:
