@@ -315,6 +315,8 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
     ("dualops/cuda/device.py", "from . import roof", 1, "dualops.cuda.roof"),
+    ("dualops/cuda/cache.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/launch.py", "from . import cache", 1, "dualops.cuda.cache"),
     ("dualops/cuda/step.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
     ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     there = kernels().keys()
     try:
         with progress(len(wanted)) as advance:
-            for report in offline.build_all(wanted, arguments.jobs):
+            for report in offline.build_all(wanted, arguments.jobs, must_keep=True):
                 advance(f"{report.arch}  {report.name}")
         built = len(kernels().keys() - there)
     except OSError as error:

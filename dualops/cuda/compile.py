@@ -113,18 +113,20 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
             promised.add_done_callback(functools.partial(_arrived, path))
 
 
-def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False) -> Iterator[Report]:
+def build_all(
+    wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
+) -> Iterator[Report]:
     """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
 
-    anew: whatever the disk holds, which is then left as it is. Raises what a build raises, and OSError where a kernel
-    can't be written to the disk.
+    anew: whatever the disk holds, which is then left as it is. Raises what a build raises; with must_keep also OSError
+    where a kernel can't be written to the disk.
     """
     wanted = list(wanted)
     if not anew:
         there = {each: found for each in wanted if (found := _read(_path(*each)))}
         yield from (found.report for found in there.values())
         wanted = [each for each in wanted if each not in there]
-    build: Callable[..., Binary] = compile_kernel if anew else _on_disk
+    build: Callable[..., Binary] = compile_kernel if anew else _build_and_write if must_keep else binary
     jobs = min(jobs or cores(), len(wanted))
     if jobs < 2:
         yield from (build(*each).report for each in wanted)
@@ -144,14 +146,14 @@ def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool =
                 yield build(*sent[done]).report
                 continue
             if not anew:
-                _write(_path(*sent[done]), made)
+                (_write if must_keep else _keep)(_path(*sent[done]), made)
             yield made.report
 
 
-def _on_disk(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
-    """As `binary`, but raises OSError where the disk does not hold it then."""
+def _build_and_write(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
+    """As `binary`, but raises OSError where the kernel can't be written to the disk."""
     made, path = binary(kernel, arch, shared_bytes), _path(kernel, arch, shared_bytes)
-    if not _read(path):  # this process holds it, or a helper built it and its thread has yet to write it
+    if not _read(path):  # this process alone has it, or a helper's thread has yet to write it
         _write(path, made)
     return made
 
@@ -315,7 +317,7 @@ def _read(path: Path) -> Binary | None:
 
 
 def _write(path: Path, made: Binary) -> None:
-    """Raises OSError where it can't be written."""
+    """Raises OSError where `path` can't be written."""
     header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
     cache.write(path, header + b"\n" + made.cubin)
 

@@ -37,7 +37,8 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         asked.arches += [device.arch for device in places]
         return [Named(arch, name) for arch in dict.fromkeys(device.arch for device in places) for name in names]
 
-    def build_all(wanted: list[Named], jobs: int | None) -> Iterator[Named]:
+    def build_all(wanted: list[Named], jobs: int | None, *, must_keep: bool) -> Iterator[Named]:
+        assert must_keep
         asked.jobs = jobs
         for number, each in enumerate(wanted):
             (asked.folder / f"{number}.cubin").touch()

@@ -73,6 +73,13 @@ def test_operators_stand_for_what_is_timed():
     assert {name.partition(".")[0] for name in names()} >= {"flash_attention", "matmul", "norm", "retention", "softmax"}
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_can_not_be_kept_is_an_error(monkeypatch, jobs):
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
+    with pytest.raises(NotADirectoryError):
+        warm(LION, arch=ARCH, jobs=jobs)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
