@@ -248,7 +248,7 @@ def _sources() -> str:
 
 def _packages() -> tuple[Any, ...]:
     """Those whose code is in kernels."""
-    return sys.modules[__package__].__spec__, attention.__spec__
+    return sys.modules[f"{__package__}"].__spec__, attention.__spec__
 
 
 def _digest(*packages: Any) -> str:

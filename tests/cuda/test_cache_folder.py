@@ -263,7 +263,7 @@ def test_what_a_killed_process_left_is_removed(path):
     names = {f"{NAME}abcd_123.tmp": 7200, f"{NAME}wxyz_456.tmp": 0, "notes.tmp": 7200, f"{NAME}.tmp": 7200}
     for name, age in names.items():
         (path.parent / name).touch()
-        os.utime(path.parent / name, (time.time() - age,) * 2)
+        os.utime(path.parent / name, (time.time() - age, time.time() - age))
     cache._remove_old.cache_clear()
     cache.write(path, CONTENT)
     there = {each.name for each in path.parent.iterdir()}

@@ -125,7 +125,7 @@ def test_warm(folder, monkeypatch):
 def test_an_architecture_with_two_gpus_has_the_kernels_of_both(monkeypatch):
     """One has faster memory, and takes other Configs."""
     wanted: list[Wanted] = []
-    monkeypatch.setattr(offline, "build_all", lambda each, jobs: wanted.extend(each) or [])
+    monkeypatch.setattr(offline, "build_all", lambda each, jobs, must_keep: wanted.extend(each) or [])
     text = "rms_norm x=300x16384:bfloat16 w=16384:bfloat16"
     warm(text, arch="sm_90a")
     assert len({each.kernel.identity for each in wanted}) == len(wanted)
