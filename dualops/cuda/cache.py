@@ -168,9 +168,9 @@ def _make(place: Path) -> None:
 
 
 def _known(place: Path) -> Path:
-    """Raise FileNotFoundError for a path that begins with a home directory that nobody knows."""
+    """Return the path; raise NotADirectoryError where it begins with a home directory that the system does not know."""
     if str(place).startswith("~"):
-        raise FileNotFoundError(errno.ENOENT, "the home directory is unknown", str(place))
+        raise NotADirectoryError(errno.ENOTDIR, "the home directory is unknown", str(place))
     return place
 
 

@@ -4,8 +4,8 @@ A file is of an operator's direction, its arrays' shapes, each axis to the next 
 parameters, those that are fractions whatever they are, and the GPU; and of the sources and the compiler that the
 kernels were of, so that a change to either begins anew. In it is a record for each problem that was timed, its very
 sizes, strides and alignment, results included, the newest first, so many at most: times of different problems are not
-compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. A file is written
-by one process at a time: two that measure the same problem add to what the other kept.
+compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. One process at a
+time writes a file: two that measure the same problem add to what the other kept.
 """
 
 from __future__ import annotations

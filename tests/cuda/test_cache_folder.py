@@ -230,9 +230,10 @@ def test_an_unknown_home(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.platformdirs, "user_cache_dir", lambda name: f"~nobody-of-that-name/{name}")
     monkeypatch.chdir(tmp_path)
     path = cache.folder() / "key.cubin"
-    assert cache.read(path) is None and cache.kernels() == {}
-    with pytest.raises(OSError, match="the home directory is unknown"):
-        cache.write(path, b"")
+    assert cache.read(path) is None and not cache.holds(path)
+    for call in (lambda: cache.write(path, b""), cache.kernels, cache.prepare, lock):
+        with pytest.raises(NotADirectoryError, match="the home directory is unknown"):
+            call()
     assert not [*tmp_path.iterdir()]
 
 
