@@ -23,6 +23,7 @@ TOOLKIT = ("cuda.bindings", "cuda.core")
 SIZES = "dualops.cuda.sizes"
 OFFLINE = "dualops.cuda.offline"
 DECLARED = "dualops.cuda.public"
+CACHE = "dualops.cuda.cache"
 HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
 BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
 HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
@@ -85,14 +86,15 @@ LAW = (
     # the one package that knows Numba's compiler from inside
     Row("dualops.cuda.frontend.*", (BACKEND,), ("llvmlite", "numba", "numba.cuda")),
     Row("dualops.cuda.helpers", (SPEC,), ()),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING), (*NUMBERS, *TOOLKIT, "platformdirs")),
+    Row(CACHE, (), ("platformdirs",)),
+    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING, CACHE), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.kept", HOST[:4], ()),
     Row("dualops.cuda.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.words", (BACKEND, "dualops.cuda.device", TILE, "dualops.cuda.step"), ()),
     Row("dualops.cuda.maps", ("dualops.cuda.tensor_map",), ("numpy",)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.maps", "dualops.cuda.step"), ()),
-    Row(TUNED, (SPEC, *HOST, "dualops.cuda.plans"), ()),
+    Row(TUNED, (SPEC, *HOST, CACHE, "dualops.cuda.plans"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans", TUNED), NUMBERS),
     Row(PLANNING, (SPEC, "dualops.cuda.plans", "dualops.cuda.launch"), ()),
     Row(TUNING, (SPEC, *HOST, "dualops.cuda.plans", TUNED, "dualops.cuda.launch", PLANNING), ()),
@@ -119,7 +121,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, OFFLINE, ROOF, COST, TUNED, TUNING),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, CACHE, OFFLINE, ROOF, COST, TUNED, TUNING),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -270,7 +272,8 @@ LAWFUL = {
     "dualops/cuda/frontend/__init__.py": "from numba.cuda.compiler import CUDACompiler\nfrom .passes import x\n",
     "dualops/cuda/frontend/passes.py": "from numba.core import types\n",
     "dualops/cuda/helpers.py": "from ..spec import SPEC\n",
-    "dualops/cuda/compile.py": "import platformdirs\nfrom . import device, frontend, helpers\n",
+    "dualops/cuda/cache.py": "import platformdirs\n",
+    "dualops/cuda/compile.py": "from . import cache, device, frontend, helpers\n",
     "dualops/cuda/step.py": "from . import compile, device\n",
     "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
     "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
@@ -312,6 +315,8 @@ PLANTED = [  # file, source, line, what it imports
     ("dualops/cuda/device.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/device.py", "from .softmax import x", 1, "dualops.cuda.softmax"),
     ("dualops/cuda/device.py", "from . import roof", 1, "dualops.cuda.roof"),
+    ("dualops/cuda/cache.py", "from . import compile", 1, "dualops.cuda.compile"),
+    ("dualops/cuda/launch.py", "from . import cache", 1, "dualops.cuda.cache"),
     ("dualops/cuda/step.py", "from . import launch", 1, "dualops.cuda.launch"),
     ("dualops/cuda/launch.py", "from . import ptx", 1, "dualops.cuda.ptx"),
     ("dualops/cuda/roof.py", "from .softmax import x", 1, "dualops.cuda.softmax"),

@@ -86,14 +86,15 @@ def require_compiler() -> None:
 
 def cache_folder() -> Path:
     """Where kernels are kept, and what was measured. Raises CommandError where they can't be."""
-    folder: Path = import_module("dualops.cuda.compile").cache_dir()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return import_module("dualops.cuda.cache").prepare()
     except OSError as error:
-        raise CommandError(f"{folder}: {error.strerror}; DUALOPS_CACHE_DIR names another place") from None
-    if not os.access(folder, os.W_OK):
-        raise CommandError(f"{folder} can't be written; DUALOPS_CACHE_DIR names another place")
-    return folder
+        raise not_kept(error) from None
+
+
+def not_kept(error: OSError) -> CommandError:
+    """What to say where a file can't be written to the cache."""
+    return CommandError(f"{error.filename}: {error.strerror}; DUALOPS_CACHE_DIR names another place")
 
 
 def architectures_of(wanted: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ import argparse
 import platform
 from collections.abc import Iterator
 from importlib import import_module, metadata
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -64,7 +63,11 @@ def device() -> Iterator[tuple[str, str]]:
 
 
 def cache() -> Iterator[tuple[str, str]]:
-    """Where compiled kernels are kept, and how many."""
-    folder: Path = import_module("dualops.cuda.compile").cache_dir()
-    kept = [path.stat().st_size for path in folder.glob("*.cubin")]
-    yield "cache", f"{folder}: {len(kept)} kernels, {size(sum(kept))}"
+    """Where compiled kernels are kept, and how many, or why none are."""
+    there = import_module("dualops.cuda.cache")
+    try:
+        kept = there.kernels().values()
+        told = f"{len(kept)} kernels, {size(sum(kept))}"
+    except OSError as error:
+        told = f"not used, {error.strerror}"
+    yield "cache", f"{there.folder()}: {told}"

@@ -21,7 +21,7 @@ from importlib import import_module
 
 from ..machine import missing
 from ..spec import OPERATORS
-from .check import architectures_of, cache_folder, operators_of, require_compiler
+from .check import architectures_of, cache_folder, not_kept, operators_of, require_compiler
 from .errors import CommandError
 from .progress import progress
 
@@ -58,11 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, TypeError, NotImplementedError) as error:
         raise CommandError(str(error)) from None
     began = time.perf_counter()
-    there = set(folder.glob("*.cubin"))
-    with progress(len(wanted)) as advance:
-        for report in offline.build_all(wanted, arguments.jobs):
-            advance(f"{report.arch}  {report.name}")
-    built = len(set(folder.glob("*.cubin")) - there)
+    kernels = import_module("dualops.cuda.cache").kernels
+    there = kernels().keys()
+    try:
+        with progress(len(wanted)) as advance:
+            for report in offline.build_all(wanted, arguments.jobs, must_keep=True):
+                advance(f"{report.arch}  {report.name}")
+        built = len(kernels().keys() - there)
+    except OSError as error:
+        raise not_kept(error) from None
     print(f"{len(wanted)} kernels in {folder}, {built} of them compiled now, in {time.perf_counter() - began:.1f} s")
     return 0
 

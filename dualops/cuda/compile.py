@@ -1,10 +1,10 @@
 """From a kernel to a cubin: Numba -> LTO-IR -> nvJitLink, without a GPU, and kept on disk.
 
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
-A cubin is kept under DUALOPS_CACHE_DIR (else the user's cache directory) by a key of everything it depends on: the
-sources of `dualops.cuda` and of attention's options, the build with its arguments, the architecture, the versions of
-Numba, numba-cuda and the toolkit. So what one machine built serves others, of whichever Python. Files are written whole
-and renamed into place, checked when read, and done without where the directory can't be written.
+A cubin is kept in the cache folder, see `cache`, by a key of everything it depends on: the sources of `dualops.cuda`
+and of attention's options, the build with its arguments, the architecture, the versions of Numba, numba-cuda and the
+toolkit. So what one machine built serves others, of whichever Python. Where a cubin can't be kept, the process that
+built it holds it.
 
 Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
 the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
@@ -18,24 +18,26 @@ Python ends. A build may ask for another build.
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
+import marshal
 import os
 import pickle
+import pkgutil
 import re
-import tempfile
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
-import platformdirs
-
+from ..spec import attention
+from . import cache
 from .backend import SIMULATED, Kernel, compiler_lock
 from .device import compute_capability, known
 from .helpers import HelperError, Helpers, cores, most_helpers
@@ -104,24 +106,27 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
         return
     for kernel, arch, shared_bytes in wanted:
         path = _path(kernel, arch, shared_bytes)
-        if path in _PROMISED or path in _UNKEPT or path.exists():
+        if path in _PROMISED or path in _UNKEPT or cache.holds(path):
             continue
         with suppress(pickle.PicklingError):
             promised = _PROMISED[path] = _submit(_helpers(), kernel, arch, shared_bytes)
-            promised.add_done_callback(partial(_arrived, path))
+            promised.add_done_callback(functools.partial(_arrived, path))
 
 
-def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False) -> Iterator[Report]:
+def build_all(
+    wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
+) -> Iterator[Report]:
     """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
 
-    anew: whatever the disk holds, which is then left as it is. Raises what a build raises.
+    anew: whatever the disk holds, which is then left as it is. Raises what a build raises; with must_keep also OSError
+    where a kernel can't be written to the disk.
     """
     wanted = list(wanted)
     if not anew:
         there = {each: found for each in wanted if (found := _read(_path(*each)))}
         yield from (found.report for found in there.values())
         wanted = [each for each in wanted if each not in there]
-    build: Callable[..., Binary] = compile_kernel if anew else binary
+    build: Callable[..., Binary] = compile_kernel if anew else _build_and_write if must_keep else binary
     jobs = min(jobs or cores(), len(wanted))
     if jobs < 2:
         yield from (build(*each).report for each in wanted)
@@ -140,7 +145,17 @@ def build_all(wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool =
             except HelperError:  # the same error here, with its cause; or a helper that died
                 yield build(*sent[done]).report
                 continue
-            yield (made if anew else _keep(_path(*sent[done]), made)).report
+            if not anew:
+                (_write if must_keep else _keep)(_path(*sent[done]), made)
+            yield made.report
+
+
+def _build_and_write(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
+    """As `binary`, but raises OSError where the kernel can't be written to the disk."""
+    made, path = binary(kernel, arch, shared_bytes), _path(kernel, arch, shared_bytes)
+    if not _read(path):  # this process alone has it, or a helper's thread has yet to write it
+        _write(path, made)
+    return made
 
 
 def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: bytes | None = None) -> Binary:
@@ -226,22 +241,36 @@ def _report(kernel: Kernel, arch: str, dynamic: int, cubin: bytes, log: str, sec
 # --- the disk --------------------------------------------------------------------------------------
 
 
-def cache_dir() -> Path:
-    """DUALOPS_CACHE_DIR, else the user's cache directory for dualops."""
-    given = os.environ.get("DUALOPS_CACHE_DIR")
-    return Path(given) if given else Path(platformdirs.user_cache_dir("dualops"))
-
-
-@cache
+@functools.cache
 def _sources() -> str:
+    return _digest(*_packages())
+
+
+def _packages() -> tuple[Any, ...]:
+    """Those whose code is in kernels."""
+    return sys.modules[f"{__package__}"].__spec__, attention.__spec__
+
+
+def _digest(*packages: Any) -> str:
     digest = hashlib.sha256()
-    package = Path(__file__).parent.parent
-    for path in sorted([*package.glob("cuda/**/*.py"), *package.glob("spec/attention/*.py")]):
-        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for package in packages:
+        for name, code in _modules(package):
+            digest.update(f"{name} {len(code)}\n".encode() + code)
     return digest.hexdigest()
 
 
-@cache
+def _modules(spec: Any) -> Iterator[tuple[str, bytes]]:
+    """The names of a module and of all below it, each with its source, or its bytecode where there is no source.
+
+    spec: the ModuleSpec. Its loader is asked, because a package may lie in a zip file.
+    """
+    source = spec.loader.get_source(spec.name)
+    yield spec.name, marshal.dumps(spec.loader.get_code(spec.name), 2) if source is None else source.encode()
+    for finder, name, _ in pkgutil.iter_modules(spec.submodule_search_locations or (), f"{spec.name}."):
+        yield from _modules(finder.find_spec(name, None))
+
+
+@functools.cache
 def _versions() -> str:
     names = ("numba", "llvmlite", "numba-cuda", "nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-nvcc")
     found = []
@@ -264,46 +293,42 @@ def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
 
 
 def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
-    return cache_dir() / f"{_key(kernel, arch, shared_bytes)}.cubin"
+    return cache.folder() / f"{_key(kernel, arch, shared_bytes)}.cubin"
+
+
+_REPORTED = {name: get_origin(kind) or kind for name, kind in get_type_hints(Report).items()}  # types of its fields
 
 
 def _read(path: Path) -> Binary | None:
-    """What a file holds, or None where it is missing or damaged."""
-    try:
-        digest, header, cubin = path.read_bytes().split(b"\n", 2)
-        if hashlib.sha256(header + b"\n" + cubin).hexdigest().encode() != digest:
-            return None
-        fields: dict[str, Any] = json.loads(header)
-        fields["report"]["complaints"] = tuple(fields["report"]["complaints"])
-        return Binary(fields["entry"], cubin, Report(**fields["report"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    """What a file holds, or None where it is missing, damaged or not to be trusted."""
+    content = cache.read(path)
+    if content is None:
         return None
+    header, _, cubin = content.partition(b"\n")
+    try:
+        fields: dict[str, Any] = json.loads(header)
+        report = Report(**{**fields["report"], "complaints": tuple(fields["report"]["complaints"])})
+        for text in (fields["entry"], report.name, report.arch, *report.complaints):
+            text.encode()
+    except cache.DAMAGED:
+        return None
+    typed = all(type(getattr(report, name)) is kind for name, kind in _REPORTED.items())
+    return Binary(fields["entry"], cubin, report) if typed else None
+
+
+def _write(path: Path, made: Binary) -> None:
+    """Raises OSError where `path` can't be written."""
+    header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
+    cache.write(path, header + b"\n" + made.cubin)
 
 
 def _keep(path: Path, made: Binary) -> Binary:
     """Write `made` to the disk, or hold it here where that can't be."""
-    body = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode() + b"\n" + made.cubin
     try:
-        write_whole(path, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        _write(path, made)
     except OSError:
         _UNKEPT[path] = made
     return made
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file under a name of its own, then rename it: a reader sees the whole file or none.
-
-    Raises OSError where it can't be written; nothing is left behind then.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 # --- other processes ---------------------------------------------------------------------------------
@@ -312,7 +337,7 @@ _PROMISED: dict[Path, Future[Binary]] = {}  # what helpers are at
 _UNKEPT: dict[Path, Binary] = {}  # what could not be written
 
 
-@cache
+@functools.cache
 def _helpers() -> Helpers:
     return Helpers(most_helpers(), begin=_prepare)
 

@@ -1,8 +1,8 @@
 """Helpers: processes that build kernels while this one does something else, or builds another.
 
-A helper is a new Python with this one's `sys.path`. It imports dualops and nothing of the program's, is sent functions
-of dualops with their arguments, and sends back what they return. It is ended by the process that started it, and ends
-when that one does.
+A helper is a new Python with this one's `sys.path`, isolated if this one is. It imports dualops and nothing of the
+program's, is sent functions of dualops with their arguments, and sends back what they return. It is ended by the
+process that started it, and ends when that one does. Where the system has no thread or process for one, there is none.
 
 What a user wrote is not sent: it may depend on what no other process has. Options of attention are sent by name.
 """
@@ -32,6 +32,16 @@ from ..spec.attention import OPTIONS, Option, UserFunction
 
 MOST = 4  # helpers of a process that was not told how many; each takes some 200 MB
 IDLE = 10.0  # seconds that a helper waits for more to do
+# flags of this Python that change what a new one imports or compiles, and their letters on the command line
+FLAGS = {
+    "isolated": "I",
+    "ignore_environment": "E",
+    "no_user_site": "s",
+    "safe_path": "P",
+    "no_site": "S",
+    "dont_write_bytecode": "B",
+    "optimize": "O",
+}
 PROGRAM = "import sys; sys.path[:] = {path!r}; from dualops.cuda.helpers import serve; serve({pipe})"
 
 
@@ -83,12 +93,19 @@ class Helpers:
         with self._changed:
             self._orders.append((future, order))
             if self._waiting < len(self._orders) and self._threads < self.most:
-                self._threads += 1
-                Thread(target=self._work, name="dualops helper", daemon=True).start()
+                self._begin_thread()
             self._changed.notify()
-        if not self.most:
-            self._give_up("there are none")
+            if not self._threads:
+                self._give_up("no thread could be started" if self.most else "there are none")
         return future
+
+    def _begin_thread(self) -> None:
+        """One more, unless the system has no more threads for this process."""
+        self._threads += 1
+        try:
+            Thread(target=self._work, name="dualops helper", daemon=True).start()
+        except (RuntimeError, MemoryError):
+            self._threads -= 1
 
     def close(self) -> None:
         """End all helpers, whatever they are doing, and have none from now on."""
@@ -120,7 +137,7 @@ class Helpers:
                 pipe.close()
                 process.kill()
                 process.wait()
-        except (OSError, EOFError) as error:  # it could not be started, or died
+        except Exception as error:  # it could not be started, or died; its orders must not wait for ever
             with self._changed:
                 self._threads -= 1
             if not self._threads:
@@ -131,7 +148,7 @@ class Helpers:
         pipe, theirs = Pipe()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable or "", "-c", PROGRAM.format(path=sys.path, pipe=theirs.fileno())],
+                [sys.executable or "", *_flags(), "-c", PROGRAM.format(path=sys.path, pipe=theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -161,7 +178,7 @@ class Helpers:
         try:
             pipe.send_bytes(order)
             answer, error = pickle.loads(pipe.recv_bytes())
-        except (OSError, EOFError) as lost:
+        except Exception as lost:
             future.set_exception(HelperError(f"a helper died: {lost!r}"))
             raise
         if error is None:
@@ -176,6 +193,10 @@ class Helpers:
         for future, _ in left:
             if future.set_running_or_notify_cancel():
                 future.set_exception(HelperError(f"no helper: {told}"))
+
+
+def _flags() -> list[str]:
+    return [f"-{letter * getattr(sys.flags, name)}" for name, letter in FLAGS.items() if getattr(sys.flags, name)]
 
 
 _ALL: WeakSet[Helpers] = WeakSet()

@@ -35,10 +35,11 @@ def warm(*problems: str, arch: str | None = None, jobs: int | None = None, backw
     backward: the gradient too, and what forward then returns for it.
 
     Returns a report for each kernel, those that were there first. Raises ValueError, TypeError and NotImplementedError
-    for a problem that can't be read, is none, or has no kernel.
+    for a problem that can't be read, is none, or has no kernel, and OSError where a kernel can't be kept: the cache
+    folder can't be written, is full, or belongs to another user.
     """
     places = (devices.current(),) if arch is None else devices.every(arch)
-    return list(build_all(to_warm(problems, places, backward=backward), jobs))
+    return list(build_all(to_warm(problems, places, backward=backward), jobs, must_keep=True))
 
 
 def to_warm(problems: Iterable[str], places: Iterable[Device], *, backward: bool = True) -> list[Wanted]:

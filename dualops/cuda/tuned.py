@@ -4,25 +4,26 @@ A file is of an operator's direction, its arrays' shapes, each axis to the next 
 parameters, those that are fractions whatever they are, and the GPU; and of the sources and the compiler that the
 kernels were of, so that a change to either begins anew. In it is a record for each problem that was timed, its very
 sizes, strides and alignment, results included, the newest first, so many at most: times of different problems are not
-compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. A file is written
-whole and renamed into place, by one process at a time: a reader sees all of it or none, and two that measure the same
-problem add to what the other kept.
+compared. What is in the arrays counts as nothing: neither a mask's blocks nor where sequences end. One process at a
+time writes a file: two that measure the same problem add to what the other kept.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
+import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..spec import ArrayMeta, Problem
-from .compile import built_of, cache_dir, write_whole
+from . import cache
+from .compile import built_of
 from .device import Device
 from .plans import Choice
 
@@ -113,7 +114,7 @@ def recorded(op: str, problem: Problem, device: Device, lengths: Iterable[str]) 
 
     Where nothing was kept of an operation at all, sizes are not looked at.
     """
-    return _read(_path(op, title(op, problem, lengths), device)) if _folder(op).is_dir() else []
+    return _read(_path(op, title(op, problem, lengths), device)) if os.path.isdir(_folder(op)) else []
 
 
 def measured(of: Timed) -> Record | None:
@@ -134,7 +135,7 @@ def keep(of: Timed, seconds: Mapping[Way, float], failed: Collection[Way] = ()) 
         every = {**seconds, **{way: each for way, each in before.items() if way not in seconds}}
         made = Record(told, of.device.name, of.exactly, {way: every[way] for way in every if way not in failed})
         others = [record for record in records if record.timed != of.exactly]
-        write_whole(path, _text([made, *others[: MOST - 1]]).encode())
+        cache.write(path, _text([made, *others[: MOST - 1]]).encode())
     return made
 
 
@@ -144,7 +145,7 @@ def clear(op: str | None = None) -> int:
     if not folder.is_dir():
         return 0
     with _alone():
-        count = sum(max(1, len(_read(path))) for path in folder.rglob("*.json"))
+        count = sum(max(1, len(_read(path))) for path in folder.rglob("*.record"))
         shutil.rmtree(folder)
     return count
 
@@ -180,7 +181,7 @@ def _array(meta: ArrayMeta) -> str:
 
 
 def _root() -> Path:
-    return cache_dir() / "tuned"
+    return cache.folder() / "tuned"
 
 
 def _folder(op: str) -> Path:
@@ -190,19 +191,12 @@ def _folder(op: str) -> Path:
 def _path(op: str, told: str, device: Device) -> Path:
     place = f"{device.name} {device.arch} {device.sms}"
     key = "\n".join([built_of(), place, told])
-    return _folder(op) / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    return _folder(op) / f"{hashlib.sha256(key.encode()).hexdigest()}.record"
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
+def _alone() -> AbstractContextManager[None]:
     """While no other process writes or forgets. Raises OSError where the cache can't be written."""
-    cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (cache_dir() / "tuned.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing it would not, where a child has the file too
+    return cache.locked(cache.folder() / "tuned.lock")
 
 
 def _text(records: Sequence[Record]) -> str:
@@ -214,12 +208,22 @@ def _text(records: Sequence[Record]) -> str:
 
 
 def _read(path: Path) -> list[Record]:
-    """Empty where the file is missing, or holds no records."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads(path.read_text())
-        every = [
-            (each["timed"], {Way(way["rung"], way["config"]): float(way["seconds"]) for way in each["seconds"]})
-            for each in found["records"]
-        ]
-        return [Record(found["problem"], found["device"], timed, seconds) for timed, seconds in every if seconds]
-    return []
+    """Empty where the file is missing, holds no records, or is not to be trusted."""
+    content = cache.read(path)
+    if content is None:
+        return []
+    try:
+        found = json.loads(content)
+        return [_record(found["problem"], found["device"], each) for each in found["records"]]
+    except cache.DAMAGED:
+        return []
+
+
+def _record(problem: str, device: str, found: Any) -> Record:
+    """Raises one of `cache.DAMAGED` for what is none."""
+    seconds = {Way(way["rung"], way["config"]): float(way["seconds"]) for way in found["seconds"]}
+    for text in (problem, device, found["timed"], *(word for way in seconds for word in way)):
+        text.encode()
+    if not seconds or not all(0 < each < math.inf for each in seconds.values()):
+        raise ValueError("no times")
+    return Record(problem, device, found["timed"], seconds)

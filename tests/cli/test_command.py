@@ -13,7 +13,7 @@ import numpy as np
 
 from dualops import reference
 from dualops.cli.estimate import duration
-from tests.processes import python_path
+from tests.processes import AS_A_USER, python_path
 
 
 def python(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +43,23 @@ def test_info(tmp_path):
         assert name in names
     assert f"{tmp_path}: 1 kernels, 2 KiB" in " ".join(done.stdout.split())  # a long path makes more lines of it
     assert "the simulator" in done.stdout
+
+
+def test_info_where_the_cache_can_not_be_entered(tmp_path):
+    """As in a container with --user 1000 and HOME=/root. All is imported before: Python may lie there too."""
+    (tmp_path / "closed").mkdir(mode=0)
+    program = f"from dualops.cli import main\nmain(['info'])\n{AS_A_USER}\nraise SystemExit(main(['info']))"
+    folder = tmp_path / "closed" / "below"
+    done = python("-c", program, DUALOPS_CACHE_DIR=str(folder), NUMBA_ENABLE_CUDASIM="1", COLUMNS="500")
+    assert done.returncode == 0, done.stderr
+    assert f"{folder}: not used, Permission denied" in " ".join(done.stdout.split())
+
+
+def test_info_where_others_may_write_to_the_cache(tmp_path):
+    tmp_path.chmod(0o770)
+    done = python("-m", "dualops", "info", DUALOPS_CACHE_DIR=str(tmp_path), NUMBA_ENABLE_CUDASIM="1", COLUMNS="500")
+    assert done.returncode == 0 and "Warning" not in done.stderr
+    assert f"{tmp_path}: not used, other users may write to it (mode 0770)" in " ".join(done.stdout.split())
 
 
 def test_no_subcommand_is_exit_code_2():

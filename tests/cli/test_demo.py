@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dualops import reference
 from dualops.cli import SUBCOMMANDS
 from dualops.cli.afterwards import afterwards
 from dualops.cli.problems import tasks
+from dualops.cuda import cache
 from dualops.spec import OPERATORS
 
 LINE = r"(\w+) +(\d+) of \2 within tolerance, worst at \d+ % of allowed"
@@ -346,8 +346,8 @@ def test_unknown_option_is_argparses_error(run):
 
 def test_info_tells_what_is_missing_to_the_last_bracket(run, simulator, monkeypatch, tmp_path):
     simulator()
-    compile_: Any = SimpleNamespace(cache_dir=lambda: tmp_path)
-    monkeypatch.setitem(sys.modules, "dualops.cuda.compile", compile_)
+    monkeypatch.setitem(sys.modules, "dualops.cuda.cache", cache)
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("dualops.cli.place.missing", lambda: ("There is no driver.", "Do: pip install 'this[cu13]'."))
     code, out, _ = run("info")
     assert code == 0

@@ -14,6 +14,7 @@ from dualops.cli import gpu
 from dualops.cli.gpu import BURST_SECONDS, BURSTS, CALLS, FLUSH, Bench, TwoBytes
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import Job, tasks
+from dualops.cuda import cache
 from dualops.spec import ArrayMeta
 from dualops.spec.meta import numpy_dtype
 
@@ -60,10 +61,11 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
         ".roof": SimpleNamespace(
             stream_roof=lambda read, written: read / 1e9 + written / 5e8, ceilings=lambda: {"1:1": 4.2e12}
         ),
-        ".compile": SimpleNamespace(cache_dir=lambda: tmp_path),
+        ".cache": cache,
     }
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"dualops.cuda{name}", module)  # type: ignore[misc]
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("dualops.cli.place.missing", tuple)
     made = Host(operators.calls)
     monkeypatch.setattr(gpu, "library", lambda: made)

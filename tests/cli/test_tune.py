@@ -12,7 +12,7 @@ import pytest
 
 import dualops.cuda
 from dualops.cli import tune as command
-from dualops.cuda import tuned, tuning
+from dualops.cuda import cache, tuned, tuning
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS
@@ -81,8 +81,8 @@ def test_what_was_measured_is_forgotten(run, folder):
         operation = OPERATIONS["softmax"][backward]
         problem = absent_problem(spec, case, backward)
         tuned.keep(tuned.Timed(operation.op, problem, {}, device, ()), {tuned.Way("simt", "a Config"): 1e-3})
-    (file,) = folder.glob("tuned/softmax/*.json")
-    assert json.loads(file.read_text())["problem"] == "softmax x=4x8:float32 axis=1"
+    (file,) = folder.glob("tuned/softmax/*.record")
+    assert json.loads(cache.read(file) or b"")["problem"] == "softmax x=4x8:float32 axis=1"
     assert run("tune", "matmul", "--clear")[:2] == (0, "0 records forgotten\n")
     assert run("tune", "softmax", "--clear")[:2] == (0, "2 records forgotten\n")
     assert run("tune", "--clear")[:2] == (0, "0 records forgotten\n")

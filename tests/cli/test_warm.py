@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from dualops.cuda import cache
 from dualops.spec import OPERATORS
 from tests.cli.test_command import python
 
@@ -26,6 +27,7 @@ class Named(NamedTuple):
 def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """Puts a stand-in in the place of the compiler; has what it was asked."""
     asked = SimpleNamespace(problems=[], backward=None, jobs=None, arches=[], folder=tmp_path / "kept" / "cubins")
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(asked.folder))
     names = ("softmax.rows.build_forward(32)", "softmax.rows.build_backward(32)")
 
     def to_warm(problems: list[str], places: list[Any], *, backward: bool) -> list[Named]:
@@ -35,7 +37,8 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
         asked.arches += [device.arch for device in places]
         return [Named(arch, name) for arch in dict.fromkeys(device.arch for device in places) for name in names]
 
-    def build_all(wanted: list[Named], jobs: int | None) -> Iterator[Named]:
+    def build_all(wanted: list[Named], jobs: int | None, *, must_keep: bool) -> Iterator[Named]:
+        assert must_keep
         asked.jobs = jobs
         for number, each in enumerate(wanted):
             (asked.folder / f"{number}.cubin").touch()
@@ -50,7 +53,7 @@ def warmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     stand_ins = {
         "": SimpleNamespace(),
         ".backend": SimpleNamespace(SIMULATED=False),
-        ".compile": SimpleNamespace(cache_dir=lambda: asked.folder),
+        ".cache": cache,
         ".device": SimpleNamespace(ARCHITECTURES=("sm_80", "sm_90a"), every=every, current=lambda: one("sm_89")),
         ".offline": SimpleNamespace(to_warm=to_warm, build_all=build_all),
     }
@@ -116,15 +119,48 @@ def test_without_a_compiler(run, warmed, monkeypatch):
     assert code == 2 and "no compiler" in err and "pip install" in err
 
 
-def test_a_folder_that_can_not_be_made(run, warmed):
-    warmed.folder = Path("/dev/null/below")
+def test_a_folder_that_can_not_be_made(run, warmed, monkeypatch):
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
     code, _, err = run("warm")
     assert code == 2 and err.startswith("dualops warm: /dev/null/below: Not a directory; DUALOPS_CACHE_DIR")
 
 
+def test_a_folder_that_others_may_write_to(run, warmed):
+    warmed.folder.mkdir(parents=True)
+    warmed.folder.chmod(0o777)
+    code, _, err = run("warm")
+    assert code == 2 and err.startswith(f"dualops warm: {warmed.folder}: other users may write to it (mode 0777)")
+    assert err.count("\n") == 1
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+from dualops.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_disk_without_room(tmp_path, jobs):
+    """By a limit on a file's size. What was not kept is no success."""
+    arguments = ("warm", *LION, "--arch", "sm_90a", "--jobs", jobs)
+    done = python("-c", FULL, *arguments, DUALOPS_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    if find_spec("numba_cuda") is None:
+        assert "no compiler" in line
+        return
+    assert line.startswith(f"dualops warm: {tmp_path}/") and ".cubin: File too large; DUALOPS_CACHE_DIR names" in line
+    assert not list(tmp_path.iterdir())
+
+
+LION = ("lion", "--problem", "params=64:float32 grads=64 momenta=64")
+
+
 def test_real_kernels(tmp_path):
     """One that is soon built, as a command, by two processes; then found."""
-    arguments = ("-m", "dualops", "warm", "lion", "--problem", "params=64:float32 grads=64 momenta=64")
+    arguments = ("-m", "dualops", "warm", *LION)
     if find_spec("numba_cuda") is None:  # a system that NVIDIA publishes no compiler for
         assert python(*arguments).returncode == 2
         return

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
+import json
 import multiprocessing
 import os
-import stat
+import py_compile
+import shutil
+import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from dualops.cuda import compile as compiler
+from dualops.cuda import cache, compile as compiler
 from dualops.cuda.backend import builds, cuda, f32, kernel, pointer
-from dualops.cuda.compile import Binary, binary, cache_dir
+from dualops.cuda.compile import Binary, Wanted, binary, build_all
+from tests.cuda.compile.small import run
+from tests.processes import AS_A_USER
 
 ARCH = "sm_90a"
 
@@ -73,18 +81,6 @@ def test_the_second_call_reads_the_file(folder, compilations):
     assert only_file(folder).read_bytes().endswith(first.cubin)
 
 
-def test_the_folder_is_the_owners_alone(folder):
-    assert cache_dir() == folder
-    binary(KERNEL, ARCH)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(only_file(folder).stat().st_mode) & 0o077 == 0
-
-
-def test_without_the_variable_it_is_the_users_cache(monkeypatch):
-    monkeypatch.delenv("DUALOPS_CACHE_DIR", raising=False)
-    assert cache_dir().name == "dualops" and cache_dir() != Path("dualops")
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -109,6 +105,106 @@ def test_a_damaged_file_is_built_anew(folder, compilations, damage):
     assert binary(KERNEL, ARCH) == again and len(compilations) == 2  # and kept anew
 
 
+FIELDS = compiler.Report("n", "sm_90a", 1, 0, 0, 0, 0, 3, ("a",), True, 0.5)
+
+
+def header(entry='"e"', **fields) -> bytes:
+    """As a cubin's file has it, with other JSON for a field."""
+    told = {name: json.dumps(value) for name, value in vars(FIELDS).items()} | fields
+    report = ", ".join(f'"{name}": {value}' for name, value in told.items())
+    return f'{{"entry": {entry}, "report": {{{report}}}}}'.encode()
+
+
+def test_headers_are_read(folder):
+    path = folder / "key.cubin"
+    cache.write(path, header() + b"\ncubin")
+    assert compiler._read(path) == Binary("e", b"cubin", FIELDS)
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        b"",
+        b"[" * 100_000,
+        b"[]",
+        b"5",
+        b'{"entry": "e", "report": [1]}',
+        header(entry="5"),
+        header(entry='"\\ud800"'),
+        header(name='"\\ud800"'),
+        header(arch="null"),
+        header(registers="1e999"),
+        header(registers="true"),
+        header(registers="1" + "0" * 5000),
+        header(complaints='"text"', arch="1"),
+        header(complaints="[1]"),
+        header(complaints='["\\ud800"]'),
+        header(complaints="1"),
+        header(allowed="1"),
+        header(more="1"),
+    ],
+)
+def test_a_crafted_header_is_built_anew(folder, compilations, crafted):
+    path = folder / f"{compiler._key(KERNEL, ARCH, 0)}.cubin"
+    cache.write(path, crafted + b"\ncubin")
+    assert compiler._read(path) is None
+    assert is_whole(binary(KERNEL, ARCH)) and len(compilations) == 1
+
+
+def test_a_cubin_under_another_key_is_built_anew(folder, compilations):
+    other = build(Config(4), "float32")
+    binary(other, ARCH)
+    only_file(folder).rename(folder / f"{compiler._key(KERNEL, ARCH, 0)}.cubin")
+    assert is_whole(binary(KERNEL, ARCH)) and compilations == [other, KERNEL]
+
+
+def test_a_folder_that_others_may_write_to(folder, compilations):
+    binary(KERNEL, ARCH)
+    folder.chmod(0o777)
+    cache._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="dualops does not use the cache"):
+        assert is_whole(binary(KERNEL, ARCH))
+    assert binary(KERNEL, ARCH) and len(compilations) == 2  # this process keeps it itself
+    with pytest.raises(cache.RefusedFolder):
+        list(build_all([Wanted(KERNEL, ARCH)], must_keep=True))
+
+
+CLOSED = (
+    """
+import os
+from dualops.cuda import compile as compiler
+from tests.cuda.compile.small import ARCH, build
+compiler.compile_kernel(build(1), ARCH)
+"""
+    + AS_A_USER
+    + """
+os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
+compiler.ahead([(build(2), ARCH, 0)])
+assert compiler.binary(build(2), ARCH) is compiler.binary(build(2), ARCH)
+"""
+)
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_folder_that_can_not_be_entered(tmp_path, below):
+    (tmp_path / "closed").mkdir(mode=0)
+    done = run(CLOSED, tmp_path / "closed" / below)
+    assert not done.returncode and not done.stderr, done.stderr
+
+
+def test_building_ahead_of_time_without_a_disk_is_an_error(tmp_path, monkeypatch, compilations):
+    """A kernel that a call has built and could not keep is written when there is room."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path / "file" / "below"))
+    binary(KERNEL, ARCH)
+    assert len(list(build_all([Wanted(KERNEL, ARCH)]))) == 1  # whose caller needs no more than the report
+    with pytest.raises(NotADirectoryError):
+        list(build_all([Wanted(KERNEL, ARCH)], must_keep=True))
+    (tmp_path / "file").unlink()
+    assert len(list(build_all([Wanted(KERNEL, ARCH)], must_keep=True))) == 1
+    assert only_file(tmp_path / "file" / "below") and len(compilations) == 1
+
+
 def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch, compilations):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DUALOPS_CACHE_DIR", str(tmp_path / "file" / "below"))
@@ -116,7 +212,7 @@ def test_a_folder_that_can_not_be_made(tmp_path, monkeypatch, compilations):
     assert len(compilations) == 1  # this process keeps it itself
 
 
-@pytest.mark.parametrize("call", ["replace", "fdopen"])
+@pytest.mark.parametrize("call", ["replace", "open"])
 def test_a_folder_that_can_not_be_written(folder, monkeypatch, compilations, call):
     """By a mocked refusal, since no mode keeps root from writing."""
     folder.mkdir(parents=True)
@@ -124,7 +220,7 @@ def test_a_folder_that_can_not_be_written(folder, monkeypatch, compilations, cal
     def refuse(*_, **__):
         raise PermissionError(30, "Read-only file system")
 
-    monkeypatch.setattr(compiler.os, call, refuse)
+    monkeypatch.setattr(cache.os, call, refuse)
     assert is_whole(binary(KERNEL, ARCH))
     assert not list(folder.iterdir())  # no half-written file is left
 
@@ -166,22 +262,78 @@ def test_the_key_names_everything_that_a_cubin_depends_on(monkeypatch):
     assert len(keys) == 7
 
 
-def test_the_sources_are_all_of_dualops_cuda(monkeypatch, tmp_path):
-    package = tmp_path / "cuda"
-    (package / "tile").mkdir(parents=True)
-    (package / "compile.py").write_text("a = 1\n")
-    (package / "tile" / "rows.py").write_text("b = 1\n")
-    monkeypatch.setattr(compiler, "__file__", str(package / "compile.py"))
-    digests = set()
-    for path, text in (
-        ("compile.py", "a = 1\n"),
-        ("compile.py", "a = 2\n"),
-        ("tile/rows.py", "b = 2\n"),
-        ("new.py", ""),
-    ):
-        (package / path).write_text(text)
-        digests.add(compiler._sources.__wrapped__())
-    assert len(digests) == 4
+def as_sources(tree: Path, made: Path) -> None:
+    shutil.copytree(tree, made)
+
+
+def as_bytecode(tree: Path, made: Path) -> None:
+    """What is left where sources are not installed."""
+    for source in tree.rglob("*.py"):
+        target = made / source.relative_to(tree).with_suffix(".pyc")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        py_compile.compile(str(source), str(target), dfile=source.name, doraise=True)
+
+
+def zipped(make: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
+    def in_zip(tree: Path, made: Path) -> None:
+        make(tree, made.with_name("loose"))
+        with zipfile.ZipFile(made, "w") as archive:
+            for each in made.with_name("loose").rglob("*.*"):
+                archive.write(each, each.relative_to(made.with_name("loose")))
+
+    return in_zip
+
+
+@pytest.mark.parametrize("make", [as_sources, as_bytecode, zipped(as_sources), zipped(as_bytecode)])
+def test_the_digest_is_of_all_that_a_package_holds(tmp_path, make):
+    """However it is installed."""
+    files = {"package/__init__.py": "", "package/tile/__init__.py": "", "package/tile/rows.py": "b = 1\n"}
+    changes = [{}, {"package/__init__.py": "a = 1\n"}, {"package/tile/rows.py": "b = 2\n"}, {"package/new.py": ""}, {}]
+    digests = []
+    for number, change in enumerate(changes):
+        tree, made = tmp_path / f"{number}" / "tree", tmp_path / f"{number}" / "made"
+        for name, text in (files | change).items():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text)
+        make(tree, made)
+        spec = importlib.machinery.PathFinder.find_spec("package", [str(made)])
+        digests.append(compiler._digest(spec))
+    assert len(set(digests)) == 4 and digests[0] == digests[-1]
+
+
+def test_the_sources_are_those_of_kernels_and_options():
+    names = {name for spec in compiler._packages() for name, _ in compiler._modules(spec)}
+    package = Path(compiler.__file__).parent.parent
+    files = [*package.glob("cuda/**/*.py"), *package.glob("spec/attention/*.py")]
+    assert names == {
+        ".".join(("dualops", *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
+        for path in files
+    }
+
+
+ZIPPED = """
+from dualops.cuda import compile as compiler
+from dualops.cuda.words import build_writer
+assert ".zip" in compiler.__file__
+print(compiler._sources())
+print(len(compiler.binary(build_writer(3), "sm_90a").cubin))
+"""
+
+
+def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
+    """The whole of dualops: two processes agree on the digest, whatever their hashes; another version has another."""
+    package, told = Path(compiler.__file__).parent.parent, []
+    shutil.copytree(package, tmp_path / "tree" / "dualops", ignore=shutil.ignore_patterns("__pycache__"))
+    zipped(as_bytecode)(tmp_path / "tree", tmp_path / "first.zip")
+    with (tmp_path / "tree" / "dualops" / "cuda" / "words.py").open("a") as file:
+        file.write("another = 1\n")
+    shutil.rmtree(tmp_path / "loose")
+    zipped(as_bytecode)(tmp_path / "tree", tmp_path / "second.zip")
+    for name, seed in (("first", "1"), ("first", "2"), ("second", "1")):
+        done = run(f"sys.path.insert(0, {str(tmp_path / name)!r} + '.zip')\n{ZIPPED}", PYTHONHASHSEED=seed)
+        assert not done.returncode, done.stderr
+        told.append(done.stdout)
+    assert told[0] == told[1] != told[2] and len(list(folder.iterdir())) == 2
 
 
 def test_the_versions_are_those_installed():

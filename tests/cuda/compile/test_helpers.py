@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import errno
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from dualops.spec import OPERATORS
 from dualops.spec.attention import UserFunction
 from tests.cuda.compile.ptx import compile_list
 from tests.cuda.compile.small import ARCH, build, run
+from tests.processes import AS_A_USER
 
 SENT, ALSO_SENT = build_writer(3), build_writer(4)  # dualops' own, and soon built
 LONG = 60.0  # seconds that nothing here takes
@@ -132,6 +136,92 @@ def test_a_helper_that_can_not_be_started(monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
     with Helpers(2) as made, pytest.raises(HelperError, match="no helper"):
         made.submit(os.getpid).result(LONG)
+
+
+def refuses(error: Exception) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_no_thread_for_a_helper(monkeypatch, error):
+    with Helpers(2) as made:
+        with monkeypatch.context() as patched:
+            patched.setattr(helpers.Thread, "start", refuses(error))
+            answers = [made.submit(os.getpid) for _ in range(2)]
+            for answer in answers:
+                with pytest.raises(HelperError, match="no helper: no thread could be started"):
+                    answer.result(LONG)
+        assert made.submit(os.getpid).result(LONG) != os.getpid()  # there is one again
+
+
+def test_no_second_thread(monkeypatch):
+    """The first helper does all."""
+    with Helpers(2) as made:
+        pid = made.submit(os.getpid).result(LONG)
+        monkeypatch.setattr(helpers.Thread, "start", refuses(RuntimeError("can't start new thread")))
+        answers = [made.submit(os.getpid) for _ in range(3)]
+        assert {answer.result(LONG) for answer in answers} == {pid}
+
+
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(errno.EAGAIN, "try again"), OSError(errno.ENOMEM, "no memory"), MemoryError()]
+)
+def test_no_process_for_a_helper(monkeypatch, error):
+    monkeypatch.setattr(helpers.subprocess, "Popen", refuses(error))
+    with Helpers(2) as made:
+        for answer in [made.submit(os.getpid) for _ in range(3)]:
+            with pytest.raises(HelperError, match="no helper"):
+                answer.result(LONG)
+
+
+LIMITED = (
+    """
+import os, resource
+from dualops.cuda import compile as compiler
+from dualops.cuda.words import build_writer
+compiler.compile_kernel(build_writer(2), "sm_90a")
+"""
+    + AS_A_USER
+    + """
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # of which this process is one
+compiler.ahead([(build_writer(3), "sm_90a", 0)])
+print(len(compiler.binary(build_writer(3), "sm_90a").cubin) > 0, compiler._PROMISED)
+wanted = [compiler.Wanted(build_writer(number), "sm_90a") for number in (4, 5)]
+print(len(list(compiler.build_all(wanted, 2, anew=True))))
+"""
+)
+
+
+def test_a_limit_of_processes(folder):
+    done = run(LIMITED, DUALOPS_HELPERS="2")
+    assert done.stdout == "True {}\n2\n" and not done.stderr, done.stderr
+
+
+ISOLATED = """
+import sys
+sys.path[:] = {path!r}
+from dualops.cuda.helpers import Helpers, _flags
+with Helpers(1) as made:
+    print(made.submit(_flags).result(60))
+"""
+
+
+@pytest.mark.parametrize("flags", [["-I"], ["-E", "-OO"], ["-s", "-B"], []])
+def test_a_helper_is_as_isolated_as_this_python(tmp_path, flags):
+    """PYTHONPATH is nothing to an isolated one: what it names must not run in a helper either."""
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('once\\n')")
+    command = [sys.executable, *flags, "-c", ISOLATED.format(path=sys.path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["PYTHONPATH"] = str(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    letters = {letter for flag in ast.literal_eval(done.stdout) for letter in flag[1:]}
+    assert letters == {"-I": set("IEsP"), "-E": set("EO"), "-s": set("sB")}.get((flags or [""])[0], set())
+    ran = (tmp_path / "ran").read_text().count("once") if (tmp_path / "ran").exists() else 0
+    assert ran == (0 if letters & {"I", "E"} else 2)  # here and in the helper
 
 
 def test_helpers_end_when_there_is_nothing_to_do():

@@ -73,6 +73,13 @@ def test_operators_stand_for_what_is_timed():
     assert {name.partition(".")[0] for name in names()} >= {"flash_attention", "matmul", "norm", "retention", "softmax"}
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_can_not_be_kept_is_an_error(monkeypatch, jobs):
+    monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
+    with pytest.raises(NotADirectoryError):
+        warm(LION, arch=ARCH, jobs=jobs)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -118,7 +125,7 @@ def test_warm(folder, monkeypatch):
 def test_an_architecture_with_two_gpus_has_the_kernels_of_both(monkeypatch):
     """One has faster memory, and takes other Configs."""
     wanted: list[Wanted] = []
-    monkeypatch.setattr(offline, "build_all", lambda each, jobs: wanted.extend(each) or [])
+    monkeypatch.setattr(offline, "build_all", lambda each, jobs, must_keep: wanted.extend(each) or [])
     text = "rms_norm x=300x16384:bfloat16 w=16384:bfloat16"
     warm(text, arch="sm_90a")
     assert len({each.kernel.identity for each in wanted}) == len(wanted)

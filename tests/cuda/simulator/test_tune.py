@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ import pytest
 
 import dualops.cuda
 from dualops import reference
-from dualops.cuda import tuned, tuning
+from dualops.cuda import cache, tuned, tuning
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.plans import Choice
 from dualops.cuda.tuned import Record, Way, bucket, clear, fastest_of, keep, measured, recorded, way_of
+from tests.processes import AS_A_USER
 
 X = np.random.default_rng(0).standard_normal((3, 40)).astype(np.float32)
 Timed = Callable[[Callable[[Any], float]], list[str]]
@@ -165,14 +167,14 @@ def test_who_forgets_meanwhile_takes_none_of_the_times(timed):
 
 FORKS = """
 import fcntl, os, signal, time
-from dualops.cuda import tuned
+from dualops.cuda import cache, tuned
 with tuned._alone():
     child = os.fork()
     if child == 0:
         time.sleep(100)
         os._exit(0)
 try:
-    with (tuned.cache_dir() / "tuned.lock").open("w") as file:
+    with (cache.folder() / "tuned.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 finally:
     os.kill(child, signal.SIGKILL)
@@ -322,15 +324,124 @@ def test_two_processes_lose_nothing_while_a_third_forgets():
     assert [process.returncode for process in processes] == [0, 0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"problem": "", "device": "", "seconds": []}'])
-def test_a_damaged_record_is_none(timed, folder, text):
+def with_way(**fields: str) -> str:
+    """A file's content that holds one record, with other JSON for a rung, a Config or seconds."""
+    way = {"rung": '"sm90"', "config": '"a"', "seconds": "1e-3", "timed": '"x"', "problem": '"x"', **fields}
+    one = f'{{"rung": {way["rung"]}, "config": {way["config"]}, "seconds": {way["seconds"]}}}'
+    return (
+        f'{{"problem": {way["problem"]}, "device": "", "records": [{{"timed": {way["timed"]}, "seconds": [{one}]}}]}}'
+    )
+
+
+CRAFTED = {
+    "empty": "",
+    "a brace": "{",
+    "a list": "[]",
+    "no records": '{"problem": "", "device": "", "seconds": []}',
+    "deep": "[" * 100_000,
+    "no times": '{"problem": "", "device": "", "records": [{"timed": "", "seconds": []}]}',
+    "a huge time": with_way(seconds=f"1{'0' * 400}"),
+    "no end of time": with_way(seconds="1e999"),
+    "not a number": with_way(seconds="NaN"),
+    "before it began": with_way(seconds="-1"),
+    "a list of times": with_way(seconds="[1]"),
+    "half a character": with_way(config='"\\ud800"'),
+    "half a character of the problem": with_way(problem='"\\ud800"'),
+    "a number for a rung": with_way(rung="5"),
+    "a list for a rung": with_way(rung="[]"),
+    "a number for what was timed": with_way(timed="5"),
+}
+
+
+def record_file(folder: Path) -> Path:
+    (file,) = folder.glob("tuned/softmax/*.record")
+    return file
+
+
+@pytest.mark.parametrize("text", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_record_is_none(timed, folder, text):
+    """A whole file, but none that `keep` writes."""
     timed(sm90_is_best)
     dualops.cuda.tune("softmax", X)
-    (file,) = folder.glob("tuned/softmax/*.json")
-    file.write_text(text)
+    cache.write(record_file(folder), text.encode())
+    assert not tuned._read(record_file(folder))
+    forget()
+    assert rung_of(X) == "simt" and "measured" not in repr(dualops.cuda.plan("softmax", X))
+    assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "sm90"
+
+
+def test_crafted_records_differ_from_whole_ones_in_what_they_say(folder):
+    """`with_way` itself makes a record."""
+    path = folder / "tuned" / "softmax" / "key.record"
+    cache.write(path, with_way().encode())
+    assert tuned._read(path) == [Record("x", "", "x", {Way("sm90", "a"): 1e-3})]
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-1], lambda whole: whole.replace(b"0.002", b"0.001")])
+def test_a_damaged_record_is_none(timed, folder, damage):
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    file = record_file(folder)
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    assert file.read_bytes() != before
     forget()
     assert rung_of(X) == "simt"
     assert dualops.cuda.tune("softmax", X).best.rung == rung_of(X) == "sm90"
+
+
+CLOSED = (
+    """
+import os, sys
+import numpy as np, dualops.cuda
+from dualops.cuda import tuned
+x = np.ones((3, 40), np.float32)
+dualops.cuda.softmax(x)
+tuned.built_of()
+"""
+    + AS_A_USER
+    + """
+os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
+assert np.allclose(dualops.cuda.softmax(x[:, :20]), 1 / 20)
+for call in (lambda: dualops.cuda.tune("softmax", x), tuned.clear):
+    try:
+        call()
+        assert call is tuned.clear  # there is nothing to forget, as far as anybody sees
+    except PermissionError:
+        pass
+"""
+)
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_calls_do_without_a_folder_that_can_not_be_entered(tmp_path, below):
+    (tmp_path / "closed").mkdir(mode=0)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "closed", 65534, 65534)
+    command = [sys.executable, "-W", "error", "-c", CLOSED, str(tmp_path / "closed" / below)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_calls_do_without_a_folder_that_others_may_write_to(timed, folder):
+    timed(sm90_is_best)
+    dualops.cuda.tune("softmax", X)
+    forget()
+    (folder / "tuned" / "softmax").chmod(0o777)
+    cache._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match="does not use the cache .*softmax: other users may write to it"):
+        assert rung_of(X) == "simt"
+    with pytest.raises(cache.RefusedFolder):
+        dualops.cuda.tune("softmax", X)
+
+
+def test_the_lock_is_no_way_to_empty_another_file(timed, folder):
+    timed(sm90_is_best)
+    (folder / "precious").write_text("something")
+    (folder / "tuned.lock").symlink_to(folder / "precious")
+    with pytest.raises(OSError, match=r"tuned\.lock"):
+        dualops.cuda.tune("softmax", X)
+    assert (folder / "precious").read_text() == "something"
 
 
 def test_other_sources_begin_anew(timed, monkeypatch):
