@@ -15,12 +15,9 @@ from dualops.torch_bridge.integrations.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
 )
+from tests.torch_bridge.integrations.conftest import drawn
 
 B, H, HKV, D = 2, 4, 2, 8
-
-
-def drawn(*shape: int, device: str, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
 def qkv(Sq: int, Sk: int, device: str) -> Any:

@@ -1,4 +1,4 @@
-"""The drop-in beside torch's own function, and torch's own switch."""
+"""The drop-in compared with torch's own function."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as torchs
 
-from dualops.torch_bridge.integrations import scaled_dot_product_attention as module
 from dualops.torch_bridge.integrations.scaled_dot_product_attention import scaled_dot_product_attention
-
-SWITCH = hasattr(torch.nn.attention, "register_flash_attention_impl")
-
-
-def drawn(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+from tests.torch_bridge.integrations.conftest import drawn
 
 
 def qkv(device: str, *, q: tuple[int, ...], k: tuple[int, ...], Dv: int | None = None) -> Any:
@@ -149,59 +142,3 @@ def test_compiled(device: str) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v, mask), torchs(q, k, v, mask))
-
-
-# --- torch's own switch --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def overrides() -> Any:
-    """dualops in torch's place, for CPU tensors too, which have no flash kernel under that name."""
-    made = [module.Overrides("CPU")]
-    yield
-    for each in made:
-        each.remove()
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_the_kernels_behind_the_switch(is_causal: bool, overrides: Any) -> None:
-    tensors = qkv("cpu", q=(2, 3, 5, 4), k=(2, 3, 5, 4))
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    found, lse, *_ = flash(*tensors, 0.0, is_causal, scale=0.7)
-    expected = torchs(*tensors, is_causal=is_causal, scale=0.7)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert lse.shape == (2, 3, 5)
-    incoming = drawn(*found.shape, seed=9)
-    for x, y in zip(*(torch.autograd.grad(o, tensors, incoming) for o in (found, expected)), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
-
-
-def test_dropout_behind_the_switch_is_repeated_by_the_gradient(overrides: Any) -> None:
-    q, k, v = qkv("cpu", q=(1, 2, 16, 4), k=(1, 2, 16, 4))
-    found = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.4)[0]
-    (dv,) = torch.autograd.grad(found.sum(), v)
-    # o is linear in v: the same dropout gives o.sum() as v * dv, summed
-    torch.testing.assert_close((v * dv).sum(), found.sum(), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.skipif(not SWITCH, reason="torch has no register of flash kernels")
-def test_the_switch(device: str) -> None:
-    module.register()
-    assert "dualops" in torch.nn.attention.list_flash_attention_impls()
-    torch.nn.attention.activate_flash_attention_impl("dualops")
-    try:
-        assert torch.nn.attention.current_flash_attention_impl() == "dualops"
-        if device == "cuda":
-            q, k, v = (drawn(2, 3, 64, 32, device=device, dtype=torch.bfloat16, seed=i) for i in range(3))
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-                found = torchs(q, k, v, is_causal=True)
-            assert torch.equal(found, scaled_dot_product_attention(q, k, v, is_causal=True))
-    finally:
-        torch.nn.attention.restore_flash_attention_impl()
-    assert torch.nn.attention.current_flash_attention_impl() is None
-
-
-@pytest.mark.skipif(SWITCH, reason="torch has one")
-def test_an_older_torch_has_no_switch() -> None:
-    with pytest.raises(NotImplementedError, match=r"has no register of flash kernels, expected 2\.13"):
-        module.register()
