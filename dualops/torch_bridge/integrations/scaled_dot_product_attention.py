@@ -106,12 +106,8 @@ def _mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> dict[str, Tens
             f"{NAME}: attn_mask has dtype {mask.dtype}, expected {', '.join(str(d) for d in dict.fromkeys(dtypes))}"
         )
     *batches, H, _, Sk = shape
-    try:
-        torch.broadcast_shapes(mask.shape, shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{NAME}: attn_mask has shape {tuple(mask.shape)}, expected one that broadcasts to {shape}"
-        ) from None
+    if not _broadcasts(tuple(mask.shape), shape):
+        raise ValueError(f"{NAME}: attn_mask has shape {tuple(mask.shape)}, expected one that broadcasts to {shape}")
     mask = mask[(None,) * (len(shape) - mask.ndim)]  # [..., 1 or H, 1 or Sq, 1 or Sk]
     if H == 0:
         mask = mask.expand(*batches, 0, *mask.shape[-2:])
@@ -124,6 +120,12 @@ def _mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> dict[str, Tens
     if mask.shape[1] == mask.shape[2] == 1:
         return {"key_padding_mask": mask[:, 0, 0].expand(prod(batches) if H else 0, Sk)}
     return {"bias": torch.where(mask, 0.0, -torch.inf).to(query.dtype)}
+
+
+def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a mask of that shape is one of scores of `shape`, and does not widen them."""
+    ends = zip(reversed(mask), reversed(shape))
+    return len(mask) <= len(shape) and all(mine in (1, size) for mine, size in ends)
 
 
 def _dtype_under_autocast(x: Tensor) -> torch.dtype:
