@@ -8,12 +8,15 @@
 
 In between, torch runs dualops on CUDA tensors wherever it would run its flash kernel: in `scaled_dot_product_attention`
 (float16 and bfloat16, no mask), of nested tensors too, in compiled code, in context_parallel's ring, and in
-`torch.nn.attention.varlen.varlen_attn`. Flash is then the first of the kernels that torch tries; on Hopper it would try
-cuDNN's first. An option that dualops does not have raises NotImplementedError, which names it. Causal
-attention counts from the last key, as in torch's flash kernel.
+`torch.nn.attention.varlen.varlen_attn`. Activation also puts flash first in the order of kernels that torch tries,
+since on Hopper torch tries cuDNN's first; removal restores the order. `varlen_attn` of torch 2.15 goes by that order in
+the thread that activates dualops; in other threads it does so under `sdpa_kernel(..., set_priority=True)`.
 
-A function here has the name of the operator of torch's that it replaces. Arguments that torch gives newer operators
-arrive in `others`.
+Causal attention counts from the last key, as in torch's flash kernel. An option that dualops does not have raises
+NotImplementedError, which names it: alibi_slopes, seqused_k, block_table, num_splits and return_debug_mask.
+
+Each function here that stands for an operator of torch has its name. Arguments that only newer versions of the operator
+have arrive in `others`.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def _try_flash_first() -> Callable[[], None]:
     if torch.cuda.is_available():
         # the first choice on a GPU sets torch's own order, and would undo one that was set before it
         x = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device="cuda")
-        torch._fused_sdp_choice(x, x, x)
+        torch._fused_sdp_choice(x, x, x)  # pyright: ignore[reportPrivateImportUsage]
     before = torch._C._get_sdp_priority_order()
     ours = [FLASH, *(backend for backend in before if backend != FLASH)]
     torch._C._set_sdp_priority_order(ours)
@@ -112,7 +115,7 @@ def _scaled_dot_product_flash_attention_backward(
     *,
     scale: float | None = None,
     **others: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """max_q and max_k are not read: context_parallel of torch 2.11 passes those of the whole shard."""
     _refuse("_scaled_dot_product_flash_attention_backward", **others)
     call = _Call(scale, dropout_p, is_causal, philox_seed)

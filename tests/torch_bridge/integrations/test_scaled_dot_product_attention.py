@@ -166,7 +166,7 @@ def test_dtypes_of_masks_are_torchs(dtype: torch.dtype, size: int, device: str) 
     taken = set()
     for kind in (*floats, torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.complex64):
         mask = torch.tensor([[0, 1, 1]] * size).reshape(size, 3).to(kind)
-        arrays = [x.to(device) for x in (q, k, k, mask)]
+        arrays: Any = [x.to(device) for x in (q, k, k, mask)]
         try:
             torchs(q, k, k, mask)
         except RuntimeError:
