@@ -50,8 +50,8 @@ class Adapter(Protocol):
         """What makes new arrays on that device, which is the current one when it does; their values are undefined."""
         ...
 
-    def stream(self, array: Any) -> int:
-        """Handle of the stream that work on this array goes to."""
+    def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
+        """Handle of the stream that work on these arrays goes to. Raises ValueError if they are of several."""
         ...
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -157,20 +157,30 @@ class TorchAdapter:
 
         return allocate_quickly
 
-    def stream(self, array: Any) -> int:
-        return self.raw_stream(array.get_device())
+    def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
+        return self.raw_stream(arrays[0].get_device())
 
     def is_capturing(self, handle: int) -> bool:
         return self.torch.cuda.is_current_stream_capturing()
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
-        if handle != (self.stream(array) if home is None else home):
+        if handle != (self.stream((array,)) if home is None else home):
             array.record_stream(self.torch.cuda.ExternalStream(handle, device=array.device))
 
 
 def _seen(face: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the metadata of an array follows from beside its address: shape, strides, dtype, if it is read-only."""
     return face["shape"], face.get("strides"), face["typestr"], face["data"][1]
+
+
+def _address(face: Mapping[str, Any]) -> int:
+    """Of the first element; 0 where there is none. Raises ValueError for one that an element can't have."""
+    if 0 in face["shape"]:
+        return 0
+    address, size = face["data"][0], np.dtype(face["typestr"]).itemsize
+    if not address or address % size:
+        raise ValueError(f"address {address:#x} is no place of an element, expected a multiple of its {size} bytes")
+    return address
 
 
 # dtype names of a `__cuda_array_interface__`; torch and ml_dtypes show bfloat16 as two bytes without a meaning
@@ -186,15 +196,13 @@ class InterfaceAdapter:
     @staticmethod
     def _layout(array: Any) -> tuple[tuple[Any, ...], int]:
         face = array.__cuda_array_interface__
-        shape, strides, typestr, (pointer, read_only) = (
-            tuple(face["shape"]),
-            face.get("strides"),
-            face["typestr"],
-            face["data"],
-        )
+        if face.get("mask") is not None:
+            raise TypeError("it is a masked array, expected one without a mask")
+        shape, strides, typestr = tuple(face["shape"]), face.get("strides"), face["typestr"]
         steps = contiguous_strides(shape) if strides is None else in_elements(strides, np.dtype(typestr).itemsize)
-        device = device_of_address(pointer)
-        return (shape, steps, typestr, device, type(array), read_only, pointer & 15), pointer
+        address, read_only = _address(face), face["data"][1]
+        device = device_of_address(address)
+        return (shape, steps, typestr, device, type(array), read_only, address & 15), address
 
     def meta(self, array: Any) -> ArrayMeta:
         layout, address = self._layout(array)
@@ -202,11 +210,12 @@ class InterfaceAdapter:
 
     def meta_of(self, layout: Any) -> ArrayMeta:
         shape, strides, typestr, index, _, read_only, alignment = layout
-        dtype = _TYPESTR.get(typestr) or np.dtype(typestr).name
+        named = np.dtype(typestr)
+        dtype = _TYPESTR.get(typestr) or (named.name if named.isnative else typestr)  # ">f4" is no dtype of ours
         return ArrayMeta(shape, dtype, strides, f"cuda:{index}", alignment, read_only)
 
     def pointer(self, array: Any) -> int:
-        return array.__cuda_array_interface__["data"][0]
+        return _address(array.__cuda_array_interface__)
 
     def allocator(self, dtype: str, device: str) -> Allocator:
         if dtype == "bfloat16":
@@ -214,8 +223,14 @@ class InterfaceAdapter:
         size, stored = itemsize(dtype), numpy_dtype(dtype)
         return lambda shape, strides: cuda.device_array(shape, stored, strides=tuple(step * size for step in strides))
 
-    def stream(self, array: Any) -> int:
-        return array.__cuda_array_interface__.get("stream") or 0
+    def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
+        """The one that arrays name; CUDA's default stream where none does, as in version 2 of the interface."""
+        faces = (array.__cuda_array_interface__ for array in arrays if array is not None and type(array) not in NUMBERS)
+        said = {stream for face in faces if (stream := face.get("stream"))}
+        if len(said) > 1:
+            told = ", ".join(map(str, sorted(said)))
+            raise ValueError(f"{op}: arrays are of streams {told}, expected one, or a call with stream=")
+        return next(iter(said), 0)
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
         pass  # Numba's memory is freed when the device is done with everything
@@ -251,11 +266,11 @@ class CupyAdapter(InterfaceAdapter):
 
         return allocate
 
-    def stream(self, array: Any) -> int:
+    def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
         return self.cupy.cuda.get_current_stream().ptr
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
-        owner = self.stream(array) if home is None else home
+        owner = self.stream((array,)) if home is None else home
         if handle != owner:  # its pool hands memory on at once, in the order of the stream that it was made on
             done = self.cupy.cuda.ExternalStream(handle).record()
             self.cupy.cuda.ExternalStream(owner).wait_event(done)
@@ -292,7 +307,7 @@ class NumpyAdapter:
 
         return allocate
 
-    def stream(self, array: Any) -> int:
+    def stream(self, arrays: Sequence[Any], op: str = "dualops.cuda") -> int:
         return 0
 
     def used_on(self, array: Any, handle: int, home: int | None = None) -> None:
@@ -315,13 +330,17 @@ class NumpyAdapter:
 
 
 ADAPTERS: dict[type, Adapter] = {}
+_INTERFACE = InterfaceAdapter()
 
 
 def adapter_of(array: Any, op: str, name: str) -> Adapter:
-    """The adapter for arrays of this type. Raises TypeError, naming operator and argument, for what can't be taken."""
-    found = ADAPTERS.get(type(array))
+    """The adapter for this array. Raises TypeError, naming operator and argument, for what can't be taken."""
+    kind = type(array)
+    found = ADAPTERS.get(kind)
     if found is None:
-        found = ADAPTERS[type(array)] = _find(array, op, name)
+        found = _find(array, op, name)
+        if found is not _INTERFACE or hasattr(kind, "__cuda_array_interface__"):  # else another instance may lack it
+            ADAPTERS[kind] = found
     return found
 
 
@@ -338,8 +357,8 @@ def _find(array: Any, op: str, name: str) -> Adapter:
         return CupyAdapter(cupy)
     if isinstance(array, np.ndarray):
         raise TypeError(f"{op}: {name} is a NumPy array on the host, expected an array on a GPU")
-    if hasattr(type(array), "__cuda_array_interface__"):
-        return InterfaceAdapter()
+    if hasattr(array, "__cuda_array_interface__"):
+        return _INTERFACE
     raise TypeError(f"{op}: {name} is a {_told(array)}, expected an array with __cuda_array_interface__")
 
 

@@ -12,7 +12,7 @@ safe, without ever waiting for the GPU:
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,11 +40,11 @@ class Streams(NamedTuple):
     captured: bool  # whether that is being captured
 
 
-def streams_of(adapter: Adapter, array: Any, handle: int | None) -> Streams:
-    """Where work on an array goes: to the stream that the caller gave, or its library's. Its GPU must be current."""
+def streams_of(op: str, adapter: Adapter, arrays: Sequence[Any], handle: int | None) -> Streams:
+    """Where work on arrays goes: to the stream that the caller gave, or their library's. Their GPU must be current."""
     if SIMULATED:
         return Streams(0, handle or 0, False)
-    home = adapter.stream(array)
+    home = adapter.stream(arrays if handle is None else arrays[:1], op)
     if handle is None or handle == home:  # a library tells sooner than the driver whether its own stream is captured
         return Streams(home, home, adapter.is_capturing(home))
     return Streams(home, handle, is_capturing(handle))

@@ -214,7 +214,7 @@ class Operation:
         if self.lengths:
             lengths = [name for name, at in self.lengths.items() if type(params[at]) is int and params[at] >= 0]
         if layouts is not None:
-            adapter = ADAPTERS[type(arrays[0])]
+            adapter = adapter_of(arrays[0], self.op, self.inputs[0])
             sizes, kinds = sizes_of(layouts)
             others = params
             if lengths:
@@ -260,7 +260,7 @@ class Operation:
         metas = {
             name: number_meta(array, self.op, name, self.host[name])
             if type(array) in NUMBERS and name in self.host
-            else adapter.meta(array)
+            else self._meta(adapter, name, array)
             for name, array in present.items()
         }
         call = Call(metas, None, dict(zip(self.defaults, params, strict=True)), kernel)
@@ -275,10 +275,19 @@ class Operation:
             wanted = self._bind(call).outputs(self.outputs)
             self._check_count(wanted, out)
             names = list(wanted)
+        metas = []
         for name, array in zip(names, out, strict=True):
             if type(adapter_of(array, self.op, f"out {name}")) is not type(adapter):
                 raise TypeError(f"{self.op}: out {name} is a {type(array).__qualname__}, expected the inputs' library")
-        return tuple(map(adapter.meta, out))
+            metas.append(self._meta(adapter, f"out {name}", array))
+        return tuple(metas)
+
+    def _meta(self, adapter: Adapter, name: str, array: Any) -> ArrayMeta:
+        """What is known of an array, or the adapter's error with the argument's name."""
+        try:
+            return adapter.meta(array)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.op}: {name}: {error}") from None
 
     def _family(self, call: Call, lengths: Sequence[str], adapter: Adapter) -> Family:
         try:

@@ -181,7 +181,7 @@ class Plan:
         adapter = self.adapter
         pointers += map(adapter.pointer, results)
         if handle is None:
-            handle = adapter.stream(arrays[0])
+            handle = adapter.stream(arrays, self.family.op)
         if workspace:
             pointers += map(adapter.pointer, workspace)
             if stream is not None:

@@ -117,7 +117,7 @@ def _results(operation: Operation, arrays: tuple[Any, ...]) -> tuple[Any, ...] |
 def _refuse_capture(operation: Operation, arrays: tuple[Any, ...]) -> None:
     """Raise RuntimeError where what is launched would go into a graph, and take no time."""
     adapter = adapter_of(arrays[0], operation.op, operation.inputs[0])
-    if not SIMULATED and adapter.is_capturing(adapter.stream(arrays[0])):
+    if not SIMULATED and adapter.is_capturing(adapter.stream(arrays, operation.op)):
         raise RuntimeError(f"tune: {operation.op}'s arrays are on a stream that is being captured")
 
 
@@ -134,7 +134,7 @@ def _seconds(plan: Plan, arrays: tuple[Any, ...], out: tuple[Any, ...] | None) -
     """Of one call under a plan, in bursts, the first of which is not counted."""
     everything = arrays if out is None else (*arrays, *out)
     adapter = plan.adapter
-    handle = adapter.stream(arrays[0])
+    handle = adapter.stream(everything)
 
     def burst(calls: int) -> float:
         def run() -> None:

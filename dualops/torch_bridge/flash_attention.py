@@ -96,10 +96,11 @@ def flash_attention(
     dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16;
         backward draws the same ones again
 
-    sinks and alibi_slopes are of q's dtype, or float32. seed is an integer of 64 bits or an int64 tensor without axes.
-    One on the CPU is as good as an integer; one on q's device is read there by the kernel, so a captured CUDA graph can
-    be replayed with another. None draws one on q's device from torch's generator: torch.manual_seed repeats it. So do
-    compiled functions, with Inductor from a generator of its own unless its fallback_random is set.
+    sinks and alibi_slopes are of q's dtype, or float32 (float64 for float64). seed is an integer of 64 bits or an int64
+    tensor without axes. One on the CPU is as good as an integer; one on q's device is read there by the kernel, so a
+    captured CUDA graph can be replayed with another. None draws one on q's device from torch's generator:
+    torch.manual_seed repeats it. So do compiled functions, with Inductor from a generator of its own unless its
+    fallback_random is set.
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
     (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key gives

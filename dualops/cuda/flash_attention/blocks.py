@@ -51,7 +51,7 @@ def block_mask(
     _, mask_mod = as_they_are(None, mask_mod)
     sizes = sizes_of(B, H, Sq, Sk)
     adapter = adapter_of(like, SPEC.name, "like")
-    handle = adapter.stream(like) if stream is None and not SIMULATED else stream_of(SPEC.name, stream or 0)
+    handle = adapter.stream((like,)) if stream is None and not SIMULATED else stream_of(SPEC.name, stream or 0)
     place = (type(adapter), adapter.meta(like).device, handle)
     return kept(mask_mod, sizes, place, lambda: forward((like,), (mask_mod, *sizes), None, None, stream))
 

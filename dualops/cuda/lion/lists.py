@@ -153,7 +153,7 @@ class ListOperation:
             pointers = adapter.pointers(arrays)
             lr = None if type(call.lr) is float else adapter.meta(call.lr)._replace(pointer=0)
             kind = (type(adapter), len(arrays), tuple(call.everything), lr, call.kernel)
-        except (TypeError, AttributeError, RuntimeError):
+        except (TypeError, ValueError, AttributeError, RuntimeError):
             self._metas(call)  # says whose fault it is
             raise
         known = self.ready.get((pointers, kind))
@@ -171,7 +171,7 @@ class ListOperation:
     def _tables(self, bound: Bound, pointers: Addresses, arrays: list[Any], stream: Any) -> tuple[Tables, Streams]:
         """The call's tables, from before or new, on the current GPU."""
         adapter, key = bound.place.adapter, (pointers, bound.kind)
-        streams = streams_of(adapter, arrays[0], None if stream is None else stream_of(self.op, stream))
+        streams = streams_of(self.op, adapter, arrays, None if stream is None else stream_of(self.op, stream))
         known = self.ready.get(key)
         if known is None or known.bound is not bound or not known.tables.memory.is_written(streams):
             addresses = np.array(pointers, np.int64)
@@ -238,8 +238,8 @@ class ListOperation:
                     raise TypeError(f"{self.op}: {told}, expected arrays of one library")
                 try:
                     metas[name].append(found.meta(array))
-                except TypeError as error:
-                    raise TypeError(f"{self.op}: {name}[{i}]: {error}") from None
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"{self.op}: {name}[{i}]: {error}") from None
         if type(call.lr) is float:
             return adapter, metas, number_meta(call.lr, self.op, "lr", LR_DTYPES)
         return adapter, metas, adapter_of(call.lr, self.op, "lr").meta(call.lr)

@@ -36,13 +36,11 @@ def flash_attn_func(
     """Attention of q [B, Sq, H, D] to k [B, Sk, Hkv, D] and v [B, Sk, Hkv, Dv]: [B, Sq, H, Dv], differentiable once.
 
     causal and window_size (left, right; -1 is unbounded) count from the last key: query i stands at i + Sk - Sq.
-    softcap 0 is none. alibi_slopes [H] float32. return_attn_probs, without dropout: (out, lse [B, H, Sq], None).
+    softcap 0 is none. alibi_slopes [H] is float32 or of q's dtype. return_attn_probs, without dropout: (out,
+    lse [B, H, Sq], None).
     """
-    op = "flash_attn_func"
-    options = _options(op, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-    o, lse = flash_attention(*_heads_first(q, k, v), **options, return_lse=True)
-    o = o.transpose(1, 2)
-    return (o, lse, None) if return_attn_probs else o
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_batches("flash_attn_func", q, k, v, *given)
 
 
 def flash_attn_varlen_func(
@@ -69,10 +67,89 @@ def flash_attn_varlen_func(
     """
     op = "flash_attn_varlen_func"
     _refuse(op, block_table=block_table)
-    options = _options(op, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs)
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    o, lse = flash_attention_varlen(q, k, v, *lengths, **options, return_lse=True)
-    return (o, lse, None) if return_attn_probs else o
+    lengths = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_sequences(op, q, k, v, lengths, *given)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of q, k and v in one tensor [B, S, 3, H, D], which are read where they are."""
+    op = "flash_attn_qkvpacked_func"
+    q, k, v = _unpacked(op, "qkv", qkv, 3, ndim=5)
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_batches(op, q, k, v, *given)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_func` of k and v in one tensor [B, Sk, 2, Hkv, D], which are read where they are."""
+    op = "flash_attn_kvpacked_func"
+    k, v = _unpacked(op, "kv", kv, 2, ndim=5)
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_batches(op, q, k, v, *given)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of q, k and v in one tensor [total, 3, H, D], which are read where they are."""
+    op = "flash_attn_varlen_qkvpacked_func"
+    q, k, v = _unpacked(op, "qkv", qkv, 3, ndim=4)
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_sequences(op, q, k, v, (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen), *given)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """`flash_attn_varlen_func` of k and v in one tensor [total_k, 2, Hkv, D], which are read where they are."""
+    op = "flash_attn_varlen_kvpacked_func"
+    k, v = _unpacked(op, "kv", kv, 2, ndim=4)
+    given = dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, return_attn_probs
+    return _of_sequences(op, q, k, v, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), *given)
 
 
 @torch.no_grad()
@@ -115,7 +192,7 @@ def flash_attn_with_kvcache(
     new = 0 if k is None else k.shape[1]
     if cache_seqlens is None:
         cache_seqlens = k_cache.shape[1] - new
-    options = _options(op, 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    options = _options(op, q, 0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     if rotary_cos is not None or rotary_sin is not None:
         if k is None or rotary_cos is None or rotary_sin is None:
             raise ValueError(f"{op}: rotary_cos is given, expected rotary_sin, k and v too")
@@ -134,6 +211,28 @@ def flash_attn_with_kvcache(
     return (o, lse) if return_softmax_lse else o
 
 
+def _of_batches(op: str, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Any:
+    """`flash_attn_func`, of what `_options` takes."""
+    o, lse = flash_attention(*_heads_first(q, k, v), **_options(op, q, *given), return_lse=True)
+    return_attn_probs, o = given[-1], o.transpose(1, 2)
+    return (o, lse, None) if return_attn_probs else o
+
+
+def _of_sequences(op: str, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[Any, ...], *given: Any) -> Any:
+    """`flash_attn_varlen_func`, of what `_options` takes."""
+    o, lse = flash_attention_varlen(q, k, v, *lengths, **_options(op, q, *given), return_lse=True)
+    return_attn_probs = given[-1]
+    return (o, lse, None) if return_attn_probs else o
+
+
+def _unpacked(op: str, name: str, packed: Tensor, count: int, *, ndim: int) -> tuple[Tensor, ...]:
+    """The tensors that lie one after another along the third axis from the end."""
+    if packed.ndim != ndim or packed.shape[-3] != count:
+        expected = f"[{'B, S' if ndim == 5 else 'total'}, {count}, H, D]"
+        raise ValueError(f"{op}: {name} has shape {tuple(packed.shape)}, expected {expected}")
+    return packed.unbind(-3)
+
+
 def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     """[B, S, H, D] as [B, H, S, D], in the same memory."""
     return tuple(x.transpose(1, 2) for x in tensors)
@@ -147,6 +246,7 @@ def _refuse(op: str, **given: Tensor | None) -> None:
 
 def _options(
     op: str,
+    q: Tensor,
     dropout_p: float,
     softmax_scale: float | None,
     causal: bool,
@@ -159,6 +259,8 @@ def _options(
     if alibi_slopes is not None and alibi_slopes.ndim != 1:
         shape = tuple(alibi_slopes.shape)
         raise NotImplementedError(f"{op}: alibi_slopes has shape {shape}, expected [H]: slopes for all batches")
+    if alibi_slopes is not None and (alibi_slopes.dtype, q.dtype) == (torch.float32, torch.float64):
+        alibi_slopes = alibi_slopes.double()  # flash-attn has float32 slopes only; our kernels, those of q's precision
     if return_attn_probs and dropout_p:
         raise NotImplementedError(f"{op}: return_attn_probs with dropout_p={dropout_p} is not implemented")
     left, right = (None if side < 0 else side for side in window_size)

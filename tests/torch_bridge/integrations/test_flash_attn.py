@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,15 +14,16 @@ from torch import Tensor
 from dualops.torch_bridge.integrations import flash_attn
 from dualops.torch_bridge.integrations.flash_attn import (
     flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from tests.torch_bridge.integrations.conftest import drawn
 
 B, H, HKV, D = 2, 4, 2, 8
-
-
-def drawn(*shape: int, device: str, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
 
 
 def qkv(Sq: int, Sk: int, device: str) -> Any:
@@ -67,6 +70,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"causal": True, "window_size": (2, -1), "softmax_scale": 0.3},
     {"softcap": 2.0, "window_size": (-1, 0)},
     {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64), "causal": True},
+    {"alibi_slopes": torch.tensor([0.3, 0.2, 0.1, 0.7], dtype=torch.float32)},
 ]
 
 
@@ -141,6 +145,106 @@ def test_dropout_is_of_torchs_generator(device: str) -> None:
     assert not torch.equal(one, flash_attn_func(q, k, v))
 
 
+# --- packed tensors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("count", [2, 3])
+def test_packed_batches(count: int, options: dict[str, Any], device: str) -> None:
+    """Results and gradients, of k and v, or q too, in one tensor."""
+    Sk, heads = (5, H) if count == 3 else (7, HKV)
+    q = drawn(B, 5, H, D, device=device).requires_grad_()
+    packed = drawn(B, Sk, count, heads, D, device=device, seed=1).requires_grad_()
+    options, (*of_packed, k, v) = on(device, options), packed.unbind(2)
+    if count == 3:
+        leaves = [packed]
+        found, expected = flash_attn_qkvpacked_func(packed, **options), truth(of_packed[0], k, v, **options)
+    else:
+        leaves = [q, packed]
+        found, expected = flash_attn_kvpacked_func(q, packed, **options), truth(q, k, v, **options)
+    same(found, expected)
+    incoming = drawn(*found.shape, device=device, seed=5)
+    for x, y in zip(*(torch.autograd.grad(o, leaves, incoming) for o in (found, expected)), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_packed_sequences(options: dict[str, Any], device: str) -> None:
+    options = on(device, options)
+    ends_q, ends_k = (torch.tensor(n, dtype=torch.int32, device=device) for n in ([0, 2, 5], [0, 4, 6]))
+    qkv, q, kv = (drawn(*n, D, device=device, seed=i) for i, n in enumerate([(5, 3, H), (5, H), (6, 2, HKV)]))
+    lengths = (ends_q, ends_q, 3, 3)
+    same(
+        flash_attn_varlen_qkvpacked_func(qkv, ends_q, 3, **options),
+        flash_attn_varlen_func(qkv[:, 0], qkv[:, 1], qkv[:, 2], *lengths, **options),
+    )
+    lengths = (ends_q, ends_k, 3, 4)
+    same(
+        flash_attn_varlen_kvpacked_func(q, kv, *lengths, **options),
+        flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], *lengths, **options),
+    )
+
+
+def test_packed_tensors_are_read_where_they_are(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for name in ("flash_attention", "flash_attention_varlen"):
+        original = getattr(flash_attn, name)
+        spy = partial(
+            lambda original, q, k, v, *rest, **more: seen.append((q, k, v)) or original(q, k, v, *rest, **more),
+            original,
+        )
+        monkeypatch.setattr(flash_attn, name, spy)
+    qkv = drawn(B, 5, 3, H, D, device=device)
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    flash_attn_qkvpacked_func(qkv)
+    flash_attn_kvpacked_func(qkv[:, :, 0], qkv[:, :, 1:])
+    flash_attn_varlen_qkvpacked_func(qkv[0], ends, 3)
+    flash_attn_varlen_kvpacked_func(qkv[0, :, 0], qkv[0, :, 1:], ends, ends, 3, 3)
+    places = [qkv[:, :, i].data_ptr() for i in range(3)]
+    assert [[x.data_ptr() for x in each] for each in seen] == [places] * 4
+
+
+def test_logsumexp_of_packed_tensors(device: str) -> None:
+    qkv, ends = drawn(B, 5, 3, H, D, device=device), torch.tensor([0, 5], dtype=torch.int32, device=device)
+    q, k, v = qkv.unbind(2)
+    _, expected, _ = flash_attn_func(q, k, v, return_attn_probs=True)
+    first = (q[0], qkv[0, :, 1:], ends, ends, 5, 5)
+    for _, lse, nothing in (
+        flash_attn_qkvpacked_func(qkv, return_attn_probs=True),
+        flash_attn_kvpacked_func(q, qkv[:, :, 1:], return_attn_probs=True),
+        flash_attn_varlen_qkvpacked_func(qkv[0], ends, 5, return_attn_probs=True),
+        flash_attn_varlen_kvpacked_func(*first, return_attn_probs=True),
+    ):
+        same(lse, expected if lse.ndim == 3 else expected[0])
+        assert nothing is None
+
+
+def test_shapes_of_packed_tensors(device: str) -> None:
+    qkv, ends = drawn(B, 5, 3, H, D, device=device), torch.tensor([0, 5], dtype=torch.int32, device=device)
+    q, kv = qkv[:, :, 0], qkv[:, :, 1:]
+    wrong: list[tuple[Any, str]] = [
+        (
+            lambda: flash_attn_qkvpacked_func(kv),
+            "_qkvpacked_func: qkv has shape (2, 5, 2, 4, 8), expected [B, S, 3, H, D]",
+        ),
+        (
+            lambda: flash_attn_kvpacked_func(q, qkv),
+            "_kvpacked_func: kv has shape (2, 5, 3, 4, 8), expected [B, S, 2, H, D]",
+        ),
+        (
+            lambda: flash_attn_varlen_qkvpacked_func(qkv, ends, 5),
+            "_varlen_qkvpacked_func: qkv has shape (2, 5, 3, 4, 8), expected [total, 3, H, D]",
+        ),
+        (
+            lambda: flash_attn_varlen_kvpacked_func(q[0], q[0], ends, ends, 5, 5),
+            "_varlen_kvpacked_func: kv has shape (5, 4, 8), expected [total, 2, H, D]",
+        ),
+    ]
+    for call, told in wrong:
+        with pytest.raises(ValueError, match=re.escape(told)):
+            call()
+
+
 # --- caches --------------------------------------------------------------------------------------
 
 
@@ -157,7 +261,7 @@ def rotation(x: Tensor, first: int, cos: Tensor, sin: Tensor, interleaved: bool,
     return torch.cat((torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1), rest), -1)
 
 
-@pytest.mark.parametrize("options", OPTIONS[:-1], ids=str)
+@pytest.mark.parametrize("options", [each for each in OPTIONS if "alibi_slopes" not in each], ids=str)
 @pytest.mark.parametrize("lengths", ["number", "tensor", "all"])
 @pytest.mark.parametrize("Sq", [1, 3])
 @pytest.mark.parametrize("new", [0, 3])
@@ -200,6 +304,16 @@ def test_flash_attn_with_kvcache(
         same(k_cache[b, : len(keys)], keys)
 
 
+def test_slopes_with_a_cache(device: str) -> None:
+    """float32 slopes with tensors of float64."""
+    q, k, v = qkv(2, 7, device)
+    slopes = torch.tensor([0.3, 0.2, 0.1, 0.7], device=device)
+    same(
+        flash_attn_with_kvcache(q, k, v, cache_seqlens=5, alibi_slopes=slopes, causal=True),
+        truth(q, k[:, :5], v[:, :5], alibi_slopes=slopes, causal=True),
+    )
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -210,6 +324,12 @@ def test_what_is_not_implemented_is_named(device: str) -> None:
     slopes = torch.ones(B, H, device=device)
     refused: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (flash_attn_func, (q, k, v), {"alibi_slopes": slopes}, r"flash_attn_func: alibi_slopes has shape \(2, 4\), ex"),
+        (
+            flash_attn_qkvpacked_func,
+            (q[:, :, None].expand(-1, -1, 3, -1, -1),),
+            {"alibi_slopes": slopes},
+            r"flash_attn_qkvpacked_func: alibi_slopes has shape \(2, 4\)",
+        ),
         (
             flash_attn_func,
             (q, k, v, 0.5),
@@ -262,6 +382,10 @@ def test_signatures_are_flash_attns() -> None:
     for function, names in (
         (flash_attn_func, f"q k v {common}"),
         (flash_attn_varlen_func, f"q k v {lengths} {common} block_table"),
+        (flash_attn_qkvpacked_func, f"qkv {common}"),
+        (flash_attn_kvpacked_func, f"q kv {common}"),
+        (flash_attn_varlen_qkvpacked_func, f"qkv cu_seqlens max_seqlen {common}"),
+        (flash_attn_varlen_kvpacked_func, f"q kv {lengths} {common}"),
         (
             flash_attn_with_kvcache,
             f"q k_cache v_cache k v {cache} softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse",
