@@ -47,6 +47,7 @@ class Served(NamedTuple):
     least_keys: int = 0
 
 
+MOST_SCALE = 2.0**126
 ALL = Served(0, -1)
 
 
@@ -56,6 +57,13 @@ def serving(problem: Problem, served: Served) -> Problem:
     if served.few:
         dims["Sq"] = min(p.Sq, served.most_queries)
     return Problem(p.spec, p.dtype, dims, {**p.params, "served": served}, p.arrays)
+
+
+def has_usual_scale(problem: Problem) -> bool:
+    """Whether tensor-core kernels take `scale`: the greatest product has the greatest score, and scale * log2(e) is
+    finite in float32.
+    """
+    return 0 < problem.scale <= MOST_SCALE
 
 
 def fewest_queries(problem: Problem) -> Any:

@@ -16,7 +16,7 @@ from ..tile.softmax_rows import LANES
 from ..tile.unrolled import one_after_another
 from ..views import start
 from .options import OptionChain
-from .saved_lse import lowered, of_products
+from .saved_lse import base_of
 
 PAD = 4  # floats between the columns of a lane and the next lane's, so that lanes meet different banks
 
@@ -37,9 +37,7 @@ class QueryTiles(Protocol):
 
 
 class Columns(Namespace):
-    """The verbs. lse is as `saved_lse` has it: lowered where options change products, else to base 2. It is 0 for a
-    query that sees nothing, whose scores are all masked.
-    """
+    """The verbs. lse is there as the base of exponents (`saved_lse`), 0 for a query that sees nothing."""
 
     slots: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
     own: Callable[..., Any]  # () -> a local array for what a lane of the bringing warp has on its way
@@ -57,7 +55,7 @@ def my_lane():
 
 def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
     """The verbs of tiles of the Config's queries."""
-    num, base_of = numbers(f32), lowered if chain.scores else of_products
+    num, to_base = numbers(f32), base_of(chain)
     BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
     STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
     SIZE, OWN = config.stages * STAGE, 2 * PER_LANE
@@ -94,7 +92,7 @@ def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
         at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
         for n in range(PER_LANE):
             if i32(lane) < i32(BLOCK_Q - 32 * n):
-                slots[at + 8 * n] = base_of(own[2 * n])
+                slots[at + 8 * n] = to_base(own[2 * n])
                 slots[at + (8 * n + DELTA)] = own[2 * n + 1]
 
     @verb

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..backend import f32, i32, u32, verb
 from ..tile.masked import is_marked
-from ..tile.numbers import LOG2_E, numbers
+from ..tile.numbers import numbers
 from .fragment_places import Places, my_row
 from .options import OptionChain
-from .saved_lse import exponent
+from .saved_lse import exponent_of
 
 # (products, held, options, scale, bases, where) -> two probabilities, and the two times their slopes
 PairBends = Callable[..., Any]
@@ -29,13 +29,13 @@ def pair_bends(
     skips: bool,
     word: Callable[..., Any] | None,
 ) -> PairBends:
-    """Of quad j and row h of a thread: P = exp(score - lse), 0 where a product is marked. bases: lse, lowered.
+    """Of quad j and row h of a thread: P = exp(score - lse), 0 where a product is marked. bases: of `saved_lse`.
 
     near: of products that `OptionChain.near_score` is for, none of which is masked. skips: what is hidden is skipped by
     a branch, for which kernels of queries take fewer registers, and those of keys more. word: as `fragment_scores` has
     it.
     """
-    num, LOG2 = numbers(f32), f32(LOG2_E)
+    num, exponent = numbers(f32), exponent_of(chain)
     through, slope = (chain.near_score, chain.near_slope) if near else (chain.score, chain.slope)
 
     @verb
@@ -75,7 +75,7 @@ def pair_bends(
 
     @verb
     def prob_of_near(product, options, scale, base, at, bits, e):
-        prob = num.exp2((through(product * scale, options, at) - base) * LOG2)
+        prob = num.exp2(exponent(through(product * scale, options, at), base))
         return prob, prob * slope(product * scale, options, at)
 
     far = prob_of_seen if skips and chain.near_score is None else prob_of_any
@@ -98,7 +98,7 @@ def pair_bends(
 
 def pair_probabilities(chain: OptionChain, bends: PairBends) -> PairProbabilities:
     """Of two products where options have slopes, else of two scores."""
-    num = numbers(f32)
+    num, exponent = numbers(f32), exponent_of(chain)
 
     @verb
     def pair(scores, given, bases):

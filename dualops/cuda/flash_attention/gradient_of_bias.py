@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, f32, i32, verb
-from ..tile.numbers import numbers
+from ..tile.numbers import LOG2_E, numbers
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import ROWS
 from ..tile.unrolled import one_after_another
 from .fragment_places import my_row
-from .saved_lse import exponent, lowered
+from .saved_lse import exponent_less, is_large, lowered
 
 
 class GradientOfBias(Namespace):
@@ -25,7 +25,8 @@ class GradientOfBias(Namespace):
 
     clear: Callable[..., None]  # (totals)
     bases: Callable[..., None]  # (base, lse): lse, lowered (`saved_lse`)
-    # (scores, where) -> whether all of a warp's finished scores count: none is masked or beyond the last query
+    # (scores, where, base) -> whether all of a warp's finished scores count, none masked or beyond the last query, and
+    # no lse is large
     all_count: Callable[..., Any]
     # (scores, where, base, all_count): finished scores become P, or MASKED where they do not count
     probabilities: Callable[..., None]
@@ -38,7 +39,7 @@ GREATEST = 3.4028234663852886e38  # finite float32
 
 def gradient_of_bias(size: int) -> GradientOfBias:
     """For so many scores of a thread."""
-    num, quads, NOT_THERE, MOST = numbers(f32), size // 4, f32(MASKED), f32(GREATEST)
+    num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
 
     @verb
     def clear(totals):
@@ -51,7 +52,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
             base[h] = lowered(lse[h])
 
     @verb
-    def all_count(scores, where):
+    def all_count(scores, where, base):
         """Asked of sums of products of two, which are infinite, or NaN, where a score is."""
         upper, lower = num.zero, num.zero
         for j in range(quads):
@@ -59,13 +60,15 @@ def gradient_of_bias(size: int) -> GradientOfBias:
             lower += scores[4 * j + 2] * scores[4 * j + 3]
         finite = (abs(upper) <= MOST) & (abs(lower) <= MOST)
         there = where.m0 + my_row() + 8 < where.Sq
-        return not vote_any(i32(not (finite & there)), FULL_WARP)
+        usual = not is_large(base[0]) and not is_large(base[1])
+        return not vote_any(i32(not (finite & there & usual)), FULL_WARP)
 
     @verb
     def exponentials(scores, base):
+        upper, lower = base[0] * LOG2, base[1] * LOG2
         for j in range(quads):
             for e in range(4):
-                scores[4 * j + e] = num.exp2(exponent(scores[4 * j + e], base[e // 2]))
+                scores[4 * j + e] = num.exp2(scores[4 * j + e] * LOG2 - (upper if e < 2 else lower))
 
     @verb
     def add_all(totals, probs, d_probs, delta):
@@ -80,7 +83,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
             for j in range(quads):
                 for e in range(2):
                     score = scores[4 * j + 2 * h + e]
-                    prob = num.exp2(exponent(score, base[h]))
+                    prob = num.exp2(exponent_less(score, base[h]))
                     scores[4 * j + 2 * h + e] = prob if (score != num.minus_inf) & there else NOT_THERE
 
         return probabilities

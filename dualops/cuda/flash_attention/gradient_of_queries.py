@@ -16,7 +16,7 @@ from ..tile.unrolled import one_after_another
 from ..views import start
 from .fragment_scores import FragmentScores, my_row
 from .options import OptionChain
-from .saved_lse import lowered, of_products
+from .saved_lse import base_of
 
 
 class RowsOfQueries(Namespace):
@@ -30,7 +30,7 @@ class RowsOfQueries(Namespace):
 class GradientOfQueries(RowsOfQueries):
     """The verbs of tiles of which a thread has two rows, r and r + 8; base, delta and lse are arrays of two numbers."""
 
-    bases: Callable[..., None]  # (base, lse): lse as `saved_lse` has it, lowered where options change products
+    bases: Callable[..., None]  # (base, lse): as `saved_lse` makes it
     probs: Callable[..., None]  # (scores, held, options, scale, where, base): finished scores become P; held: `bend`'s
     d_scores: Callable[..., None]  # (scores, d_probs, options, where, delta): P becomes dS
 
@@ -74,12 +74,12 @@ def gradient_of_queries(
     chain: OptionChain, score: FragmentScores, rows: SoftmaxRows, scores_size: int, acc_size: int
 ) -> GradientOfQueries:
     """For so many scores and numbers of dq of a thread. Slopes need scores that `finish` leaves as products."""
-    quads, own = scores_size // 4, rows_of_queries(acc_size)
+    quads, own, to_base = scores_size // 4, rows_of_queries(acc_size), base_of(chain)
 
     @verb
     def bases(base, lse):
         for h in range(ROWS):
-            base[h] = lowered(lse[h]) if chain.scores else of_products(lse[h])
+            base[h] = to_base(lse[h])
 
     @verb
     def probs(scores, held, options, scale, where, base):

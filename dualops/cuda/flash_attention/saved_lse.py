@@ -5,7 +5,7 @@ taken from lse, and P is at most 1: scores that differ from the greatest one by 
 
     P = exp2(min(score - lse', 0) * log2(e))           lse': `lowered`
 
-Where no option changes products, P is one fma and one exponential instead:
+Where no option changes products, or softcap alone, which bounds them, P is one fma and one exponential instead:
 
     P = exp2(product * (scale * log2(e)) - lse * log2(e))
 
@@ -15,9 +15,13 @@ NaN is made once more (`hidden`, `hidden_keys`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ..backend import f32, verb
 from ..tile.masked import min_or_nan
 from ..tile.numbers import LOG2_E, numbers
+from .options import OptionChain
 
 NUM, LOG2 = numbers(f32), f32(LOG2_E)
 LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there, a quarter of what P of bfloat16 is rounded by
@@ -37,16 +41,36 @@ def lowered(lse):
 
 
 @verb
-def exponent(score, lse):
-    """Of 2, by a lowered lse."""
-    return min_or_nan(score - lse, NUM.zero) * LOG2
+def _to_base_2(lse):
+    """What exponents of 2 are less by; 0 where a row has seen nothing, NaN where lse is large."""
+    lse = NUM.base(lse)
+    return NUM.nan if is_large(lse) else lse * LOG2
+
+
+def is_natural(chain: OptionChain) -> bool:
+    """Whether exponentials are made of lse as it is, lowered: options may make any score."""
+    return chain.scores and chain.near_score is None
+
+
+def base_of(chain: OptionChain) -> Callable[..., Any]:
+    """The verb (lse) -> base, which exponents are made of."""
+    return lowered if is_natural(chain) else _to_base_2
 
 
 @verb
-def of_products(lse):
-    """What exponents of 2 of products are less by; 0 where a row has seen nothing, NaN where lse is large."""
-    lse = NUM.base(lse)
-    return NUM.nan if is_large(lse) else lse * LOG2
+def exponent_less(score, base):
+    """The exponent of 2 of a score, by a lowered lse."""
+    return min_or_nan(score - base, NUM.zero) * LOG2
+
+
+@verb
+def _exponent_by_base_2(score, base):
+    return score * LOG2 - base
+
+
+def exponent_of(chain: OptionChain) -> Callable[..., Any]:
+    """The verb (score, base) -> the exponent of 2 of a finished score."""
+    return exponent_less if is_natural(chain) else _exponent_by_base_2
 
 
 @verb

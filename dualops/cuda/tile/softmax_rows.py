@@ -70,7 +70,7 @@ class SoftmaxRows(Namespace):
     total: Callable[..., None]  # (row_sum): the lanes meet
     divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
     # (row_max, row_sum, rescale, sink, units): row_max becomes lse. With sinks, the sink joins row_sum, and rescale is
-    # the factor of acc
+    # the factor of acc; with `rest`, it is what rounding took from lse
     close: Callable[..., None]
 
 
@@ -120,7 +120,14 @@ def power_of_two(x, most):
 
 @cache
 def softmax_rows(
-    dtype: str, scores_size: int, acc_size: int, strips: int = 1, *, threes: bool = False, sinks: bool = False
+    dtype: str,
+    scores_size: int,
+    acc_size: int,
+    strips: int = 1,
+    *,
+    threes: bool = False,
+    sinks: bool = False,
+    rest: bool = False,
 ) -> SoftmaxRows:
     """For so many scores and results of a thread, and as many again for each strip of rows; probabilities are packed as
     "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
@@ -310,7 +317,10 @@ def softmax_rows(
                 most = num.maximum(found, logit)
                 rescale[h] = num.exp2((found - num.base(most)) * to_exponent)
                 row_sum[h] = row_sum[h] * rescale[h] + num.exp2((logit - num.base(most)) * to_exponent)
-            row_max[h] = num.base(most) * (LN2 if fits else num.one) + num.log2(row_sum[h]) * LN2
+            most, log_sum = mul_rn(num.base(most), LN2 if fits else num.one), num.log2(row_sum[h]) * LN2
+            row_max[h] = most + log_sum
+            if rest:
+                rescale[h] = most - row_max[h] + log_sum if row_max[h] != num.minus_inf else num.zero
 
     return SoftmaxRows(
         pair=pair,

@@ -154,5 +154,5 @@ def test_memory_is_said():
     assert {name: meta.shape for name, meta in workspace.items()} == {
         "counter": (1,),
         "o_parts": (2, 2, 6, 3, 40),
-        "lse_parts": (2, 2, 6, 3),
+        "lse_parts": (2, 2, 6, 3, 2),
     }

@@ -19,7 +19,7 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.warp_mma import MMA_TYPES
 from ...views import SIZES, by_token
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
 from .config import ROWS, Sm80Config, configs
@@ -43,7 +43,7 @@ def float32_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 def _choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     p = problem
-    if not device.has_mma_bf16 or p.D > WIDEST or p.Dv > WIDEST or not p.scale > 0:
+    if not device.has_mma_bf16 or p.D > WIDEST or p.Dv > WIDEST or not has_usual_scale(p):
         return
     if not results["o"].size:
         return

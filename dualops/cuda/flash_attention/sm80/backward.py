@@ -20,7 +20,7 @@ from ...step import Step
 from ...tile.warp_mma import MMA_TYPES
 from ...views import by_token, is_stored_whole
 from .. import simt
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of, section_of_queries
 from .dkv import build_dkv
@@ -43,7 +43,7 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
     """Tiles for its gradient, best first."""
     yield from fused_choices(problem, results, device)
     p = problem
-    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not p.scale > 0:
+    if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not has_usual_scale(p):
         return
     if not results["dq"].size or not results["dk"].size:
         return

@@ -16,7 +16,7 @@ from ...tile.warp_rows import WarpRowsLayout
 from ...views import by_token, is_stored_whole
 from ...words import CLEARED, build_clear
 from .. import simt
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from .config import ROWS, pitch
 from .dq_config import ITEMSIZE
@@ -48,7 +48,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     p = problem
     if p.dtype not in MMA_TYPES or not device.has_wgmma or is_varlen(p) or p.window is not None:
         return
-    if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
+    if not has_usual_scale(p) or not results["dq"].size or not results["dk"].size:
         return
     D, Dv = int(p.D), int(p.Dv)
     others, _ = next(simt.backward_configs(p))

@@ -26,7 +26,7 @@ from ...plans import Choice
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ..arguments import Served, fewest_queries, is_varlen, serving, sizes, variant
+from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..options import having
 from ..walk import section_of
@@ -52,7 +52,13 @@ class ByLength(NamedTuple):
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for attention, best first."""
     p, metas, varlen = problem, {**problem.arrays, **results}, is_varlen(problem)
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.D > MOST_D or p.Dv > MOST_DV or not p.scale > 0:
+    if (
+        p.dtype not in INSTRUCTION_TYPES
+        or not device.has_wgmma
+        or p.D > MOST_D
+        or p.Dv > MOST_DV
+        or not has_usual_scale(p)
+    ):
         return
     if not results["o"].size or any(boxed(metas, name, varlen) is None for name in ("q", "k", "v")):
         return
@@ -170,8 +176,8 @@ def _by_split(name: str, strides: tuple[int, ...], varlen: bool) -> Strided:
 
 
 def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
-    """Of pieces of work that are not alike, how many were drawn; and as float32 what splits find, or what a block that
-    has them all keeps.
+    """Of pieces of work that are not alike, how many were drawn; and as float32 what splits find, lse in two parts, or
+    what a block that has them all keeps.
     """
     p, q = problem, problem.arrays["q"]
     made = counter_of(p, are_alike(config, variant(p)))
@@ -180,7 +186,7 @@ def workspace(problem: Problem, config: Sm90Config) -> dict[str, ArrayMeta]:
         made["kept"] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
     elif config.split:
         rows = (1, p.H, q.shape[0]) if is_varlen(p) else (p.B, p.H, p.Sq)
-        for name, width in (("o_parts", (p.Dv,)), ("lse_parts", ())):
+        for name, width in (("o_parts", (p.Dv,)), ("lse_parts", (2,))):
             shape = (most_splits(p.Sk, config.block_kv), *rows, *width)
             made[name] = ArrayMeta(shape, "float32", contiguous_strides(shape), q.device, 0)
     return made

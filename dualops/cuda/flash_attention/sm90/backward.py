@@ -26,7 +26,7 @@ from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from .. import simt
-from ..arguments import Served, fewest_queries, is_varlen, serving, sizes, variant
+from ..arguments import Served, fewest_queries, has_usual_scale, is_varlen, serving, sizes, variant
 from ..bias_tiles import bias_map, bias_operand, boxed_bias
 from ..blocks_by_keys import steps_by_keys, workspace_by_keys
 from ..options import having
@@ -74,7 +74,12 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 def two_kernels(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for the kernels of dq and of dk and dv, best first."""
     p, varlen, room = problem, is_varlen(problem), device.shared_memory_per_block
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+    if (
+        p.dtype not in INSTRUCTION_TYPES
+        or not device.has_wgmma
+        or max(p.D, p.Dv) > MOST_WIDTH
+        or not has_usual_scale(p)
+    ):
         return
     if not results["dq"].size or any(boxed(p.arrays, name, varlen) is None for name in LOADED):
         return

@@ -168,7 +168,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
                     queries.release_first(query_bars, of_queries, last)
                     keys.release_first(key_bars, of_keys, last)
                     score.finish_held(scores, words, options, scale, where, score.sees(score.ask(options, where)))
-                    all_count = gradient.all_count(scores, where)
+                    all_count = gradient.all_count(scores, where, row_base)
                     gradient.probabilities(scores, where, row_base, all_count)
                     if not BESIDE:
                         do_at, v_at = queries.second(query_bars, of_queries), keys.second(key_bars, of_keys)

@@ -11,7 +11,7 @@ from ...maps import Mapped
 from ...step import Step
 from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
-from ..arguments import is_varlen, variant
+from ..arguments import has_usual_scale, is_varlen, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..blocks_by_keys import sizes_by_keys
 from ..options import having
@@ -35,7 +35,7 @@ def dkv_choices(
 ) -> Iterator[tuple[AnyDkvConfig, str]]:
     """Configs that a kernel can do a problem with, best first, and what they are. delta is that of simt."""
     p, varlen = problem, is_varlen(problem)
-    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not p.scale > 0 or not results["dk"].size:
+    if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or not has_usual_scale(p) or not results["dk"].size:
         return
     if not p.arrays["q"].size or any(boxed(p.arrays, name, varlen) is None for name in ("q", "do", "k", "v")):
         return

@@ -16,7 +16,7 @@ from ...device import Device
 from ...plans import Choice
 from ...step import Step
 from ...views import by_token
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..options import having
 from ..walk import section_of
 from .alike import after_counter, are_alike, counter_of
@@ -33,7 +33,7 @@ KEYS = (64, 32, 16)  # of a tile
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for attention, best first."""
     p = problem
-    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
         return
     if not results["o"].size or not p.Sk or (p.Sq < LEAST_QUERIES and not is_varlen(p)):
         return

@@ -17,7 +17,7 @@ from ...maps import Mapped
 from ...plans import Choice
 from ...step import Step
 from .. import simt
-from ..arguments import is_varlen
+from ..arguments import has_usual_scale, is_varlen
 from ..options import having
 from . import backward
 from .config import BLOCK_MASK, LIGHT_OPTIONS, SLACK, are_many, padded
@@ -34,7 +34,7 @@ NARROW, MOST_WIDTH = 64, 128  # of a head
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
     p = problem
-    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not p.scale > 0:
+    if p.dtype != "float32" or not device.has_wgmma or max(p.D, p.Dv) > MOST_WIDTH or not has_usual_scale(p):
         return
     if not results["dq"].size or not p.Sk or (not is_varlen(p) and (p.Sq < LEAST_QUERIES or p.Sk < LEAST_KEYS)):
         return

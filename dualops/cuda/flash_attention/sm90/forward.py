@@ -113,7 +113,7 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
     Q_FREE_EARLY = config.held and not O_OVER_Q
     pv = register_mma(factors(variant.dtype), tiles.v, config.thirds, from_base=True)
     has_sinks = chain.sinks and not config.split
-    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks)
+    rows = softmax_rows(variant.dtype, qk.size, pv.size, threes=True, sinks=has_sinks, rest=config.split)
     bias = bias_stages(config, variant, tiles)
     score = fragment_scores(
         tile_chain,
@@ -321,13 +321,13 @@ def build_forward(config: Sm90Config, variant: Variant, with_lse: bool, stored: 
                 if has_sinks:
                     rows.scale_changed(acc, rescale)
                 rows.divide(acc, row_sum, score.growth(options))
-                upper, lower = row_max[0], row_max[1]
+                upper, lower, rests = row_max[0], row_max[1], (rescale[0], rescale[1])
                 if stores_lse and column == 0:
-                    output.store_lse(lse, task, i32(row + my_row()), upper)
-                    output.store_lse(lse, task, i32(row + my_row() + 8), lower)
+                    output.store_lse(lse, task, i32(row + my_row()), upper, rests[0])
+                    output.store_lse(lse, task, i32(row + my_row() + 8), lower, rests[1])
                 hidden.repair(acc, (upper, lower), (q, k, v), task, row, column, scale, options)
                 if config.serial:
-                    serial.add(kept, o, lse, acc, (upper, lower), task, row, column, options)
+                    serial.add(kept, o, lse, acc, (upper, lower), rests, task, row, column, options)
                 else:
                     output.store(smem, o_map, o, acc, task, row, column)
                 if O_OVER_Q:

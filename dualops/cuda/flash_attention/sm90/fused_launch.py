@@ -17,7 +17,7 @@ from ...tile.warpgroup import INSTRUCTION_TYPES, ROWS
 from ...views import boxed, by_token, how_stored
 from ...words import CLEARED, build_clear
 from .. import simt
-from ..arguments import is_varlen, sizes, variant
+from ..arguments import has_usual_scale, is_varlen, sizes, variant
 from ..bias_tiles import bias_map, boxed_bias
 from ..options import having
 from ..packed import LEAST_HEADS, MOST_HEADS, packed_count
@@ -57,7 +57,7 @@ def fused_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: De
     p = problem
     if p.dtype not in INSTRUCTION_TYPES or not device.has_wgmma or p.window is not None:
         return
-    if not p.scale > 0 or not results["dq"].size or not results["dk"].size:
+    if not has_usual_scale(p) or not results["dq"].size or not results["dk"].size:
         return
     if any(boxed(p.arrays, name, is_varlen(p)) is None for name in LOADED):
         return

@@ -2,7 +2,7 @@
 (arXiv:1805.02867), Alg. 3, of whole splits.
 
 most' = max(most, lse_s)
-share = exp(most - most'),  weight = exp(lse_s - most')
+share = exp(most - most'),  weight = exp(lse_s - most' + rest_s)        rest_s: what rounding took from lse_s
 total' = total * share + weight,  acc' = acc * share + weight * o_s
 
 At last o = acc / total and lse = most + ln(total). A sink is what there is before the first. A block that has all parts
@@ -25,10 +25,10 @@ def total_of(sink):
 
 
 @verb
-def shares_of(before, most, lse):
+def shares_of(before, most, lse, rest):
     """share and weight; most: the maximum with this split, before: without it."""
     base = NUM.base(most)
-    return NUM.exp(before - base), NUM.exp(lse - base)
+    return NUM.exp(before - base), NUM.exp(lse - base + rest)
 
 
 @verb

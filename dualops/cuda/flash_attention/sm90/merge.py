@@ -51,14 +51,15 @@ def build_merge(variant: Variant, block_kv: int, with_lse: bool) -> Kernel:
         most = chain.sink(options, i64(h))
         total = total_of(most)
         for n in range(OF_LANE):
-            found = num.minus_inf
+            found, rest = num.minus_inf, num.zero
             if lane + 32 * n < count:
-                found = lse_parts.data[at + (lane + 32 * n) * step]
+                part = at + (lane + 32 * n) * step
+                found, rest = lse_parts.data[part], lse_parts.data[part + 1]
             upto = num.maximum(most, found)
             for bit in range(5):
                 upto = num.maximum(upto, shfl_idx_f32(upto, max(i32(lane - (1 << bit)), i32(0)), FULL_WARP))
             before = shfl_idx_f32(upto, max(i32(lane - 1), i32(0)), FULL_WARP)
-            shares[n], weights[n] = shares_of(before if lane > 0 else most, upto, found)
+            shares[n], weights[n] = shares_of(before if lane > 0 else most, upto, found, rest)
             most = shfl_idx_f32(upto, 31, FULL_WARP)
 
         acc = cuda.local.array(COLUMNS, f32)

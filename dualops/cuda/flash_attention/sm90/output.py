@@ -26,7 +26,8 @@ class Output(Namespace):
 
     # (smem, o_map, o, acc, task, row, column): acc [64, a slice of Dv] begins at this row and column
     store: Callable[..., None]
-    store_lse: Callable[..., None]  # (lse, task, row, value): of one row, by one of the lanes that share it
+    # (lse, task, row, value, rest): of one row, by one of the lanes that share it. rest: what value was rounded by
+    store_lse: Callable[..., None]
     free: Callable[..., None]  # (): once lanes have met, copies may overwrite what was stored over Q
     finish: Callable[..., None]  # (): nothing of shared memory is read any more
 
@@ -68,7 +69,12 @@ def _boxes(dtype: str, columns: int, at: int, beside: int) -> Output:
     def store(smem, o_map, o, acc, task, row, column):
         boxes.store_all(smem, o_map, acc, Corner(i32(task.m0 + row), column, (task.h, task.b)))
 
-    return Output(store=store, store_lse=store_lse, free=boxes.finish, finish=boxes.finish)
+    return Output(store=store, store_lse=_store_whole, free=boxes.finish, finish=boxes.finish)
+
+
+@verb
+def _store_whole(lse, task, row, value, rest):
+    store_lse(lse, task, row, value)
 
 
 @verb
@@ -95,7 +101,7 @@ def _rows(dtype: str, width: int, columns: int, at: int, beside: int, vectors: b
         first = task.q_first + i64(task.m0 + row)
         lines.store(smem, acc, first, task.q_first + task.Sq, Head(o, task.b, task.h, column))
 
-    return Output(store=store, store_lse=store_lse, free=lines.leave, finish=_nothing)
+    return Output(store=store, store_lse=_store_whole, free=lines.leave, finish=_nothing)
 
 
 def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
@@ -110,10 +116,11 @@ def _parts(variant: Variant, queries: Queries, Dv: int) -> Output:
                 put(o, part_start(o, task.split, task.b, queries.head(task, mine), token), acc, h, column)
 
     @verb
-    def store_part(lse, task, row, value):
+    def store_part(lse, task, row, value, rest):
         if queries.there(task, row) and cuda.threadIdx.x % LANES == 0:
             token = task.q_first + queries.query(task, row)
-            lse.data[part_start(lse, task.split, task.b, queries.head(task, row), token)] = value
+            at = part_start(lse, task.split, task.b, queries.head(task, row), token)
+            lse.data[at], lse.data[at + 1] = value, rest
 
     return Output(store=store, store_lse=store_part, free=_nothing, finish=_nothing)
 
@@ -129,7 +136,7 @@ def rows_from_registers(width: int, columns: int) -> Output:
             if m < task.Sq:
                 put(o, start(o, task.b, task.h, task.q_first + m), acc, h, column)
 
-    return Output(store=store, store_lse=store_lse, free=_nothing, finish=_nothing)
+    return Output(store=store, store_lse=_store_whole, free=_nothing, finish=_nothing)
 
 
 def _row_from_registers(width: int, columns: int) -> Callable[..., None]:

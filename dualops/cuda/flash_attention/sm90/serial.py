@@ -31,7 +31,8 @@ class Serial(Namespace):
     """The verb, and the type of its first argument: a pointer, or nothing for other kernels."""
 
     kept_type: Any
-    # (kept, o, lse, acc, lses, task, row, column, options): o and lse of a split; once all are there they are stored
+    # (kept, o, lse, acc, lses, rests, task, row, column, options): o and lse of a split; once all are there they are
+    # stored
     add: Callable[..., None]
 
 
@@ -68,13 +69,13 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
             lse.data[start(lse, task.b, head, token)] = lse_of(most, total)
 
     @verb
-    def add(kept, o, lse, acc, lses, task, row, column, options):
+    def add(kept, o, lse, acc, lses, rests, task, row, column, options):
         mine, last = i64(cuda.blockIdx.x) * (SIZE * THREADS) + cuda.threadIdx.x, task.split + 1 == split.count(task.Sk)
         for h in range(2):
             r, at = i32(row + my_row() + 8 * h), i64(mine + 2 * THREADS * h)
             was, total = before(kept[0], at, task, r, options)
             most = num.maximum(was, lses[h])
-            share, weight = shares_of(was, most, lses[h])
+            share, weight = shares_of(was, most, lses[h], rests[h])
             total = join(total, share, weight, num.one)
             kept[0][at], kept[0][at + THREADS] = most, total
             for j in range(QUADS):
@@ -90,5 +91,5 @@ def serial_of(config: Sm90Config, variant: Variant, chain: OptionChain, queries:
 
 
 @verb
-def _nothing(kept, o, lse, acc, lses, task, row, column, options):
+def _nothing(kept, o, lse, acc, lses, rests, task, row, column, options):
     pass
