@@ -1,0 +1,19 @@
+"""Large finite scores on a GPU, on the rungs of tensor cores and on the one that a call takes by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda.gpu.library import tensor
+from tests.cuda.large_scores import CALLS, Shape, check, drawn, fits
+
+PLACES = [("sm90", "bfloat16"), ("sm90", "float16"), ("sm90", "float32"), ("sm80", "bfloat16"), (None, "float32")]
+SHAPES = (Shape(64, 300, 700), Shape(128, 190, 260))
+TRIALS = [(call, *place, shape) for call in CALLS for place in PLACES if fits(call, place[1]) for shape in SHAPES]
+
+
+@pytest.mark.parametrize(
+    ("call", "rung", "dtype", "shape"), TRIALS, ids=[f"{t[0].name}-{t[1]}-{t[2]}-{t[3].D}" for t in TRIALS]
+)
+def test_large_scores(call, rung, dtype, shape):
+    check(*drawn(call, dtype, shape), rung, ties=call.ties, put=tensor)
