@@ -299,7 +299,7 @@ def kernels(work: Callable[[], Any]) -> set[str]:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         work()
         torch.cuda.synchronize()
-    names = {event.name for event in seen.events() or () if event.device_type is DeviceType.CUDA}
+    names = {event.name for event in seen.events() or () if event.device_type == DeviceType.CUDA}
     return {name for name in names if any(word in name for word in ("attention", "cudnn", "fmha", "flash", "sdp"))}
 
 
