@@ -157,8 +157,14 @@ def _settled(value: Any) -> Any:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """The memory of a CPU tensor as an array; bfloat16 by way of its bits."""
+    """The memory of a CPU tensor as an array that may be written; bfloat16 by way of its bits.
+
+    Through DLPack: `Tensor.numpy` would keep the tensor's storage from ever being resized, which FSDP does. Raises
+    TypeError for a tensor whose memory does not hold its values.
+    """
+    if tensor.is_neg():
+        raise TypeError("expected a tensor that is not lazily negated: resolve_neg() it")
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
-    return tensor.numpy()
+        return np.from_dlpack(tensor.view(torch.uint16)).view(numpy_dtype("bfloat16"))
+    return np.from_dlpack(tensor)
