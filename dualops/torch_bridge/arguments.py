@@ -156,6 +156,11 @@ def _settled(value: Any) -> Any:
     return value.node.hint if value.node.has_hint() else 0
 
 
+def with_dense_rows(x: Tensor) -> Tensor:
+    """The tensor, or a copy of it if its last axis is not contiguous, which no operator along rows takes."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def as_numpy(tensor: Tensor) -> np.ndarray:
     """The memory of a CPU tensor as an array that may be written; bfloat16 by way of its bits.
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import with_dense_rows
 from ..flash_attention import _operator, flash_attention
 
 NAME = "scaled_dot_product_attention"
@@ -61,7 +62,7 @@ def scaled_dot_product_attention(
     batches = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
     H, Hkv = _heads(heads, enable_gqa)
     q, k, v = (
-        _readable(x.expand(*batches, count, *x.shape[-2:]).reshape(-1, count, *x.shape[-2:]))
+        with_dense_rows(x.expand(*batches, count, *x.shape[-2:]).reshape(-1, count, *x.shape[-2:]))
         for x, count in ((query, H), (key, Hkv), (value, Hkv))
     )
     options: dict[str, Any] = {"dropout_p": dropout_p, "scale": scale, "causal": "top_left" if is_causal else False}
@@ -85,10 +86,6 @@ def _heads(heads: list[int], enable_gqa: bool) -> tuple[int, int]:
     elif others[0] != others[1]:
         raise NotImplementedError(f"{NAME}: key has {others[0]} heads, value has {others[1]}, expected the same")
     return H, max(others)
-
-
-def _readable(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def _mask(mask: Tensor, batches: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -176,7 +173,7 @@ def _backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     seed = philox_seed.view(torch.int64)[0] if dropout_p else None
-    arrays = (query, key, value, out, logsumexp, _readable(grad_out), None, None, None, None, None, None, seed)
+    arrays = (query, key, value, out, logsumexp, with_dense_rows(grad_out), None, None, None, None, None, None, seed)
     params = (scale, None, None, "top_left" if is_causal else False, None, None, dropout_p)
     gradient: Any = _operator.backward
     dq, dk, dv, *_ = gradient.run(*arrays, *params, False)  # no bias, and no gradient of one

@@ -21,6 +21,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
+from ...arguments import with_dense_rows
 from ...nn import RMSNorm
 from ...rms_norm import rms_norm
 from ...rope import rope
@@ -172,17 +173,18 @@ def _readable(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    x = hidden_states
+    x = with_dense_rows(hidden_states)
     y = rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon)
     return y.to(torch.promote_types(x.dtype, self.weight.dtype))
 
 
 def _gpt_oss_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    x = hidden_states
+    x = with_dense_rows(hidden_states)
     return rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon).to(x.dtype)
 
 
 def _gemma_norm(self: Any, x: Tensor) -> Tensor:
+    x = with_dense_rows(x)
     return rms_norm(x, _readable(self.weight, x), eps=self.eps, offset=1.0).to(x.dtype)
 
 
@@ -222,6 +224,7 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
     """
     if unsqueeze_dim not in (1, 2):
         raise NotImplementedError(f"{ROTATION}: unsqueeze_dim is {unsqueeze_dim}, expected 1 or 2")
+    q, k = with_dense_rows(q), with_dense_rows(k)
     cos, sin = (_readable(table, q).contiguous() for table in (cos, sin))  # GPT-OSS has transposed them
     if unsqueeze_dim == 1:
         return rope(q, k, cos, sin)
