@@ -228,7 +228,7 @@ def _attends(kind: type) -> bool:
 
 
 def _asks(kind: type) -> bool:
-    methods = (member for base in kind.__mro__ if base not in nn.Module.__mro__ for member in vars(base).values())
+    methods = (member for base in kind.__mro__ if base not in PreTrainedModel.__mro__ for member in vars(base).values())
     return any("ALL_ATTENTION_FUNCTIONS" in _code(unwrap(method)).co_names for method in methods)
 
 
