@@ -84,7 +84,7 @@ def unowned_steps(problem: Problem, metas: Mapping[str, ArrayMeta], ends: str, r
 
 
 def with_steps(choices: Choices, more: Callable[[Problem, Mapping[str, ArrayMeta]], Sequence[Step]]) -> Choices:
-    """A rung's choices with more launches, behind all that have blocks: where there is no sequence the others have none."""
+    """A rung's choices with more launches at the end. Where there is no sequence the others have no blocks."""
 
     def found(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
         for choice in choices(problem, results, device):

@@ -37,8 +37,8 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of retention_varlen; the generator then draws how long each sequence is, some of them empty, and where tokens are
-    left that belong to none.
+    """Of retention_varlen; the generator then draws how long each sequence is, some of them empty, and how many tokens
+    belong to none.
     """
     B = int(rng.integers(0, 7))
     D, Dv = _widths(rng, max_elements // max(B, 1))

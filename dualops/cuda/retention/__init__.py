@@ -16,7 +16,9 @@ from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
+from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
+from .arguments import unowned
 
 
 def retention(

@@ -68,8 +68,8 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, and where tokens
-    are left that belong to none.
+    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, and how many
+    tokens belong to none.
     """
     D, Dv, rows = _widths(rng, max_elements)
     B = int(rng.integers(0, 7))
