@@ -42,6 +42,14 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "is_tracing", lambda *_: True)
 
 
+def test_rows_that_lie_apart(device: str) -> None:
+    """Eager attention takes any strides."""
+    q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in qkv(5, 5, device))
+    found, _ = attention(layer(), q, k, v, None)
+    close = torch.testing.assert_close
+    close(found, truth(q, k, v, torch.ones(5, 5, device=device).tril().bool()), rtol=1e-12, atol=1e-12)
+
+
 # --- every form ----------------------------------------------------------------------------------
 
 CASES = [  # queries, keys, position of the first query, position of the first key
