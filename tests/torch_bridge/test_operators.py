@@ -85,4 +85,4 @@ def test_arrays_of_tensors_are_their_memory() -> None:
         as_numpy(tensor)[1, 2] = 0
         assert tensor[1, 2] == 0
     with pytest.raises(TypeError, match=r"^expected a tensor that is not lazily negated: resolve_neg\(\) it$"):
-        as_numpy(torch._neg_view(torch.ones(3)))
+        as_numpy(torch.zeros(3, dtype=torch.complex64).conj().imag)

@@ -40,7 +40,7 @@ def test_attention(with_sinks: bool, dtype: torch.dtype, device: str) -> None:
     results = []
     for cut in (None, count):  # with the tokens, and without
         q, k, v, *sinks = (x if x.ndim == 1 else x[:cut] for x in leaves.values())
-        more = {"sinks": sinks[0]} if sinks else {}
+        more: dict[str, Any] = {"sinks": sinks[0]} if sinks else {}
         o, lse = flash_attention_varlen(q, k, v, ends, ends, 37, 37, **options, **more)
         do, dlse = torch.ones_like(o), torch.ones_like(lse)
         do[count:], dlse[:, count:] = torch.nan, torch.nan

@@ -138,7 +138,7 @@ def patch(
         raise ValueError("patch: attention, rms_norm and rope are all False, expected one of them to be True")
     changes: list[Change] = []
     left: list[str] = []
-    counts = dict.fromkeys(("attention", "rms_norm", "rope"), 0)
+    counts: dict[str, int] = {"attention": 0, "rms_norm": 0, "rope": 0}
 
     def leave(refusal: Refusal) -> None:
         if strict:
@@ -366,24 +366,24 @@ def _with_rotation(function: Any) -> Any:
 
     Raises NotImplementedError for a decorator that is no function around it.
     """
-    cells, inner = function.__closure__, getattr(function, "__wrapped__", None)
-    others = function.__globals__
+    inner = getattr(function, "__wrapped__", None)
+    others, cells, within = function.__globals__, function.__closure__, None
     if inner is None:
         others = {**others, ROTATION: rotated}
         # torch.compile looks a global up in the module of this name, and would find theirs there
         del others["__name__"]
+    elif any(cell.cell_contents is inner for cell in cells or ()):
+        within = _with_rotation(inner)
+        cells = tuple(CellType(within) if cell.cell_contents is inner else cell for cell in cells)
     else:
-        if not any(cell.cell_contents is inner for cell in cells or ()):
-            raise NotImplementedError("its forward is decorated, by what is no function around it")
-        ours = CellType(_with_rotation(inner))
-        cells = tuple(ours if cell.cell_contents is inner else cell for cell in cells)
-    made = FunctionType(function.__code__, others, function.__name__, function.__defaults__, cells)
-    update_wrapper(made, function)
+        raise NotImplementedError("its forward is decorated, by what is no function around it")
+    made: Any = FunctionType(function.__code__, others, function.__name__, function.__defaults__, cells)
     made.__kwdefaults__ = function.__kwdefaults__
-    if inner is None:
+    update_wrapper(made, function)
+    if within is None:
         del made.__wrapped__
     else:
-        made.__wrapped__ = ours.cell_contents
+        made.__wrapped__ = within
     return made
 
 
