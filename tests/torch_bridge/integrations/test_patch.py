@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from pathlib import Path
 from types import FunctionType
@@ -171,6 +171,21 @@ def test_decorated_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "attention_mask" in signature(forward).parameters
 
 
+def test_decorations_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("llama")
+    kind = type(made.model.layers[0].self_attn)
+    own = kind.forward
+    place = r"patch: model.layers.0.self_attn \(LlamaAttention\): its forward is decorated, by a "
+
+    @wraps(own)
+    def elsewhere(*args: Any, **more: Any) -> Any:
+        return getattr(modeling_llama, "another")(*args, **more)  # noqa: B009
+
+    for decorated, message in ((cache(own), "_lru_cache_wrapper"), (elsewhere, "function that does not hold it")):
+        monkeypatch.setattr(kind, "forward", decorated)
+        unchanged(made, NotImplementedError, place + message)
+
+
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 def test_both_names_of_the_cache() -> None:
     """transformers 5.24 renames past_key_values, and takes both until 5.40."""
@@ -183,9 +198,9 @@ def test_both_names_of_the_cache() -> None:
     patch(made)
     x, tables = torch.randn(2, 6, 24), [torch.ones(1, 6, 8)] * 2
     for name in names:
-        cache = DynamicCache(config=made.config)
-        attention.forward(x, tables, attention_mask=None, **{name: cache})
-        assert cache.get_seq_length() == 6
+        kept = DynamicCache(config=made.config)
+        attention.forward(x, tables, attention_mask=None, **{name: kept})
+        assert kept.get_seq_length() == 6
 
 
 def test_registered_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import partial, update_wrapper
+from functools import partial
 from inspect import unwrap
-from types import CellType, CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from ...nn import RMSNorm
 from ...rms_norm import rms_norm
 from ...rope import rope
 from .attention import NAME, attention
+from .code import code_of, same_code, same_methods, with_global
 from .masks import attention_mask
 
 ROTATION = "apply_rotary_pos_emb"
@@ -229,7 +230,7 @@ def _attends(kind: type) -> bool:
 
 def _asks(kind: type) -> bool:
     methods = (member for base in kind.__mro__ if base not in PreTrainedModel.__mro__ for member in vars(base).values())
-    return any("ALL_ATTENTION_FUNCTIONS" in _code(unwrap(method)).co_names for method in methods)
+    return any("ALL_ATTENTION_FUNCTIONS" in code_of(unwrap(method)).co_names for method in methods)
 
 
 def _count_of_ours(model: nn.Module) -> int:
@@ -279,7 +280,7 @@ def _norms(model: nn.Module) -> Iterator[Change | Refusal]:
         if type(module) is nn.RMSNorm:
             yield _forward(module, place, partial(partial, RMSNorm.forward))
             continue
-        ours = next((function for like, names, function in NORMS if _same_methods(type(module), like, names)), None)
+        ours = next((function for like, names, function in NORMS if same_methods(type(module), like, names)), None)
         if ours is None:
             known = ", ".join(like.__name__ for like, *_ in NORMS)
             yield Refusal(
@@ -319,7 +320,7 @@ def _rotations(model: nn.Module) -> Iterator[Change | Refusal]:
     for place, module in model.named_modules():
         kind = type(module)
         function = unwrap(kind.forward)
-        if ROTATION not in _code(function).co_names:
+        if ROTATION not in code_of(function).co_names:
             continue
         if not any(_same_rotation(function.__globals__[ROTATION], vars(like), called) for like, called in ROTATIONS):
             yield Refusal(
@@ -340,7 +341,7 @@ class Rotation:
     """The forward of a class of modules, with `rotated`; pickled as the class, for its functions are nobody's."""
 
     def __init__(self, kind: type[nn.Module]):
-        self.kind, self.function = kind, _with_rotation(kind.forward)
+        self.kind, self.function = kind, with_global(kind.forward, ROTATION, rotated)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Rotation, (self.kind,)
@@ -361,35 +362,9 @@ class RotatingForward(partial[Any]):
         return RotatingForward.of, (self.rotation, *self.args)
 
 
-def _with_rotation(function: Any) -> Any:
-    """The same function, with `rotated` under the name that it calls, decorated as it is.
-
-    Raises NotImplementedError for a decorator that is no function around it.
-    """
-    inner = getattr(function, "__wrapped__", None)
-    others, cells, within = function.__globals__, function.__closure__, None
-    if inner is None:
-        others = {**others, ROTATION: rotated}
-        # torch.compile looks a global up in the module of this name, and would find theirs there
-        del others["__name__"]
-    elif any(cell.cell_contents is inner for cell in cells or ()):
-        within = _with_rotation(inner)
-        cells = tuple(CellType(within) if cell.cell_contents is inner else cell for cell in cells)
-    else:
-        raise NotImplementedError("its forward is decorated, by what is no function around it")
-    made: Any = FunctionType(function.__code__, others, function.__name__, function.__defaults__, cells)
-    made.__kwdefaults__ = function.__kwdefaults__
-    update_wrapper(made, function)
-    if within is None:
-        del made.__wrapped__
-    else:
-        made.__wrapped__ = within
-    return made
-
-
 def _same_rotation(theirs: Any, like: dict[str, Any], called: tuple[str, ...]) -> bool:
     one, two = _plain(theirs), _plain(like[ROTATION])
-    return _same_code(one, two) and all(_same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
+    return same_code(one, two) and all(same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
 
 
 def _plain(function: Any) -> Any:
@@ -399,36 +374,3 @@ def _plain(function: Any) -> Any:
         inside = [cell.cell_contents for cell in forward.__closure__ or ()]
         return next((value for value in inside if isinstance(value, FunctionType)), forward)
     return function
-
-
-# --- comparing code ------------------------------------------------------------------------------
-
-
-def _same_methods(one: type, two: type, names: tuple[str, ...]) -> bool:
-    return all(_same_code(getattr(one, name, None), getattr(two, name)) for name in names)
-
-
-def _same_code(one: Any, two: Any) -> bool:
-    """Whether two functions have the same instructions, on the same names and constants; docstrings may differ.
-
-    So must those that they are decorations of.
-    """
-
-    def told(function: Any) -> tuple[Any, ...]:
-        code = _code(function)
-        constants = code.co_consts[1:] if function.__doc__ else code.co_consts
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        inner = getattr(function, "__wrapped__", None)
-        one = code.co_code, code.co_names, code.co_varnames, constants, defaults
-        return one if inner is None else (*one, told(inner))
-
-    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and told(one) == told(two)
-
-
-def _code(function: Any) -> CodeType:
-    """A function's code; of what has none, that of a function which does nothing."""
-    return getattr(function, "__code__", _nothing.__code__)
-
-
-def _nothing() -> None:
-    pass
