@@ -9,6 +9,10 @@ ready = $(if $(filter file,$(origin PY)),$(VENV)/.$(1))
 # the build backend is installed, pinned, like everything else: no isolated build that would fetch another
 INSTALL := $(PY) -m pip install --disable-pip-version-check --quiet --no-build-isolation --constraint constraints.txt
 PYTEST := $(PY) -m pytest
+# the bridge's tests need it; `make test-newest TORCH=torch` takes the newest
+TORCH ?= torch==2.13.0
+NEWEST := build/newest
+comma := ,
 # tests of each Config on tensor cores: what it compiles to, and what it computes
 EACH_CONFIG := attention_*.py matmul_sm*.py retention_*.py
 COMPILED := $(wildcard $(addprefix tests/cuda/compile/test_,$(EACH_CONFIG)))
@@ -21,13 +25,14 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 # a driver for CUDA 13 is there: the demo then runs on the GPU
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
-.PHONY: help install demo test test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
+.PHONY: help install demo test test-newest test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
     check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo       the operators on the GPU if there is one, else in the simulator'
 	@echo 'make test       CPU tests, simulator tests, offline compile checks; no GPU needed'
+	@echo 'make test-newest   the bridge and the CPU tests with the newest packages that pip finds; TORCH=torch for its newest too'
 	@echo 'make install    whatever they need but a GPU; each of them does so itself'
 	@echo 'make test-gpu   what needs a GPU: all operators and the torch bridge, kernels compiled on all cores first'
 	@echo 'make sanitize   the four tools of compute-sanitizer over the EDGE cases; ARGS="softmax --tools racecheck"'
@@ -53,6 +58,15 @@ side_by_side := OMP_NUM_THREADS=1 $(MAKE) --jobs=2 --output-sync=target
 # much of another
 test: $(call ready,test)
 	$(side_by_side) test-simulator test-compile test-torch test-cpu test-cases
+
+# in an environment of its own, made anew, without constraints
+test-newest:
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --editable '.[$(if $(COMPILER),$(COMPILER)$(comma))bench,test]' '$(TORCH)'
+	$(NEWEST)/bin/python -m pip list
+	$(side_by_side) PY=$(NEWEST)/bin/python test-torch test-cpu
 
 test-cpu: $(call ready,test)
 	$(PYTEST) tests --ignore=tests/torch_bridge $(addprefix --ignore=tests/cuda/,simulator compile gpu)
@@ -151,12 +165,10 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base
-	$(INSTALL) --editable '.[$(if $(COMPILER),$(COMPILER)$(comma))bench,test]' torch==2.13.0
+	$(INSTALL) --editable '.[$(if $(COMPILER),$(COMPILER)$(comma))bench,test]' '$(TORCH)'
 	@touch $@
 
 # pyright reads the packages that the sources import, so it needs all of them
 $(VENV)/.lint: $(VENV)/.test $(VENV)/.docs
 	$(INSTALL) --editable '.[lint]'
 	@touch $@
-
-comma := ,

@@ -51,7 +51,8 @@ COST = "dualops.cuda.cost"
 ESTIMATED = ("flash_attention", "matmul", "norm", "retention", "softmax")
 MACHINE, PUBLIC = "dualops.machine", ("dualops", "dualops.reference", "dualops.cuda")
 TESTING = "dualops.testing.*"
-OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, *HOST_OF_OPERATORS)
+UNOWNED = "dualops.cuda.unowned"
+OF_OPERATORS = (SPEC, TILE, VIEWS, ROW_WALK, UNOWNED, *HOST_OF_OPERATORS)
 # kernels that operators share: a package of their own, which no other operator may import
 FUNCTIONS = "dualops.cuda.user_functions"
 SHARED: dict[str, tuple[str, ...]] = {
@@ -94,6 +95,7 @@ LAW = (
     Row("dualops.cuda.words", (BACKEND, "dualops.cuda.device", TILE, "dualops.cuda.step"), ()),
     Row("dualops.cuda.maps", ("dualops.cuda.tensor_map",), ("numpy",)),
     Row("dualops.cuda.plans", (SPEC, SIZES, *HOST, "dualops.cuda.maps", "dualops.cuda.step"), ()),
+    Row(UNOWNED, (SPEC, TILE, VIEWS, *HOST, "dualops.cuda.step", "dualops.cuda.plans"), ()),
     Row(TUNED, (SPEC, *HOST, CACHE, "dualops.cuda.plans"), ()),
     Row("dualops.cuda.launch", (SPEC, SIMULATOR, *HOST, "dualops.cuda.step", "dualops.cuda.plans", TUNED), NUMBERS),
     Row(PLANNING, (SPEC, "dualops.cuda.plans", "dualops.cuda.launch"), ()),

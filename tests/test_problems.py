@@ -114,17 +114,20 @@ def test_a_bias_broadcasts_in_every_way():
 
 
 def test_sequences_of_random_problems_are_of_all_lengths():
-    spec, lengths, many = OPERATORS["flash_attention_varlen"], Counter[int](), Counter[int]()
+    spec, lengths, many, early = OPERATORS["flash_attention_varlen"], Counter[int](), Counter[int](), 0
     for case in random_problems(spec.name, 0, 300):
         arrays = values(spec, case)
         many[case.shapes["cu_seqlens_q"][0] - 1] += 1
         for side in "qk":
             longest = np.diff(arrays[f"cu_seqlens_{side}"])
             lengths.update(longest.tolist())
-            assert longest.sum() == case.shapes[side][0]
+            left = case.shapes[side][0] - longest.sum()
+            assert left >= 0
+            early += int(left > 0)
             assert longest.max(initial=0) <= case.params[f"max_seqlen_{side}"]
     assert set(many) == {0, 1, 2, 3, 4, 5, 6}
     assert lengths[0] > 100 and len(lengths) > 50
+    assert early > 50
 
 
 def test_layouts_cover_what_a_caller_may_bring():

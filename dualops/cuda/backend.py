@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+import numpy
 from numba.core import config, types
 from numba.core.compiler_lock import global_compiler_lock as compiler_lock  # noqa: F401  Numba's: reentrant
 from numba.core.errors import NumbaError as NumbaError  # what a kernel that can't be compiled raises
@@ -23,10 +26,33 @@ from .sizes import concrete
 
 SIMULATED = bool(config.ENABLE_CUDASIM)  # type: ignore[attr-defined] # set when it is imported
 
-if SIMULATED or TYPE_CHECKING:
-    cuda: Any = simulator.cuda
-else:
-    from numba import cuda as cuda
+
+def _import_numba_cuda() -> Any:
+    """numba.cuda, imported.
+
+    numba-cuda 0.30 overloads numpy.row_stack while it is imported, a name that NumPy 2.5 no longer has. NumPy has it
+    again for as long as that takes.
+    """
+    lent = not hasattr(numpy, "row_stack")
+    if lent:
+        setattr(numpy, "row_stack", _lent_row_stack)  # noqa: B010  pyright knows that there is none
+    try:
+        from numba import cuda
+
+        if lent and find_spec("numba_cuda") is not None:
+            import_module("numba.cuda.np.arrayobj")  # it, which may wait for the first kernel otherwise
+    finally:
+        if lent:
+            delattr(numpy, "row_stack")
+    return cuda
+
+
+def _lent_row_stack(arrays: Any) -> NoReturn:
+    """What an overload can be registered for; nobody calls it."""
+    raise NotImplementedError
+
+
+cuda: Any = simulator.cuda if SIMULATED or TYPE_CHECKING else _import_numba_cuda()
 
 f32, f64 = types.float32, types.float64
 i32, i64, u64, u32, u16, u8 = types.int32, types.int64, types.uint64, types.uint32, types.uint16, types.uint8

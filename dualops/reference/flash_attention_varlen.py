@@ -70,15 +70,16 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences whose tokens lie one after another, without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
-    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. options are those of `flash_attention`; their
-    b, i and j count the sequences, and places in a sequence.
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
+    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: o is 0 there
+    and lse -inf. options are those of `flash_attention`; their b, i and j count the sequences, and places in a
+    sequence.
     A max_seqlen of None is as many as there are tokens.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
     problem, arrays = bound(SPEC, locals())
-    o = np.empty((problem.total_q, problem.H, problem.Dv), q.dtype)
-    lse = np.empty((problem.H, problem.total_q), numpy_dtype(compute_dtype(problem.dtype)))
+    o = np.zeros((problem.total_q, problem.H, problem.Dv), q.dtype)
+    lse = np.full((problem.H, problem.total_q), -np.inf, numpy_dtype(compute_dtype(problem.dtype)))
     for queries, keys, found in sequences(problem, arrays):
         o_one, lse_one = attend(_heads(q[queries]), _heads(k[keys]), _heads(v[keys]), found)
         o[queries], lse[:, queries] = _tokens(o_one), lse_one[0]
@@ -101,9 +102,12 @@ def flash_attention_varlen_backward(
     dlse: np.ndarray | None = None,
     **options: Unpack[KeywordsVarlen[np.ndarray]],
 ) -> tuple[np.ndarray, ...]:
-    """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`."""
+    """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`.
+
+    Tokens that belong to no sequence have gradients of 0, whatever do and dlse hold there.
+    """
     problem, arrays = bound(SPEC, locals(), backward=True)
-    dq, dk, dv = np.empty_like(q), np.empty_like(k), np.empty_like(v)
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     d_sinks = np.zeros(problem.H, lse.dtype)
     for queries, keys, found in sequences(problem, arrays, gradient=True):
         q_one, k_one, v_one = _heads(q[queries]), _heads(k[keys]), _heads(v[keys])

@@ -33,15 +33,16 @@ def retention_varlen(
     """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
-    of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. normalize: None
-    or "signed". log_decay is [total, H]. options are those of `retention`; each sequence has a state of its own.
+    of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
+    sequence belong to none: o and row_sum are 0 there. normalize: None or "signed". log_decay is [total, H]. options
+    are those of `retention`; each sequence has a state of its own.
     A max_seqlen of None is as many as there are tokens.
     Returns o [total, H, Dv], then what was asked for: the states [B, H, D, Dv], their norms [B, H, D], row_sum
     [H, total].
     """
     problem, arrays = bound(SPEC, locals())
     wanted = [output for output in SPEC.outputs if output.when(problem)]
-    results = {output.name: np.empty(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
+    results = {output.name: np.zeros(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
     for b, tokens, one, inputs in sequences(problem, arrays):
         found = retain(one, inputs)
         for name, result in results.items():
@@ -67,11 +68,11 @@ def retention_varlen_backward(
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then those of initial_state, initial_norm and log_decay.
 
-    See `retention_backward`.
+    Tokens that belong to no sequence have gradients of 0, whatever do holds there. See `retention_backward`.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
     wanted = [output for output in SPEC.gradients if output.when(problem)]
-    results = {output.name: np.empty(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
+    results = {output.name: np.zeros(output.shape(problem), numpy_dtype(output.dtype(problem))) for output in wanted}
     for b, tokens, one, inputs in sequences(problem, arrays):
         found = retain_backward(one, inputs)
         for name, result in results.items():

@@ -4,7 +4,8 @@ Query i of Sq stands at position i + Sk - Sq among the keys, or at position i wi
 causal, window and ALiBi count from there. In this order: scale * q @ k.T; the options, each a record in `attention/`; a
 softmax; its probabilities, through dropout, times v. A score of -inf is one that is masked. A row that sees no key
 gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0; a NaN in a key or value that no query sees stays
-there.
+there. So does, of varlen, a token that belongs to no sequence, which cu_seqlens end before: o = 0, lse = -inf with a
+sink too, and gradients of 0, whatever it and the gradients that arrive hold.
 
     P = exp(S - lse)                 S as the options leave it, s0 = scale * q @ k.T before them
     dP = weight * (do @ v.T)         weight: 0 or 1 / (1 - dropout_p)
@@ -59,7 +60,7 @@ def measure_varlen(
 
 
 def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """cu_seqlens begin at 0, never fall and end at the number of tokens; no sequence is longer than was said."""
+    """cu_seqlens begin at 0, never fall and stay within the tokens; no sequence is longer than was said."""
     for side in ("q", "k"):
         tokens = (side, f"total_{side}", problem.dims[f"total_{side}"])
         longest = (f"max_seqlen_{side}", problem.params[f"max_seqlen_{side}"])

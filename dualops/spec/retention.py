@@ -201,8 +201,8 @@ def check_decay(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> 
 
 
 def check_values_varlen(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """The same, and of cu_seqlens that they begin at 0, never fall, end at the number of tokens and are no longer apart
-    than was said."""
+    """The same, and of cu_seqlens that they begin at 0, never fall, stay within the tokens and are no longer apart than
+    was said."""
     check_decay(op, arrays, problem)
     check_ends(
         op, "cu_seqlens", arrays["cu_seqlens"], ("q", "total", problem.total), ("max_seqlen", problem.max_seqlen)

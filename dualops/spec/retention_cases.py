@@ -228,6 +228,14 @@ def _varlen_cases() -> tuple[Case, ...]:
     add(
         "sim_varlen_steps", 3, (19, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, normalize="signed", steps=1, states=1
     )
+    # tokens behind the last sequence belong to none: sequences are too short to have them all
+    early: dict[str, Any] = {"normalize": "signed", "return_row_sum": True, "return_state": True}
+    add(
+        "varlen_ends_early", 4, (150, 2, 33, 7), FLOATS, {Tag.TEST, Tag.EDGE}, max_seqlen=20, steps=1, states=1, **early
+    )
+    add("varlen_ends_early_d64", 3, (300, 2, 64, 64), FLOATS, {Tag.TEST}, max_seqlen=70, gamma=1, **early)
+    add("varlen_all_tokens_left", 0, (9, 2, 16, 16), FLOATS, everywhere, max_seqlen=4, gamma=1, **early)
+    add("sim_varlen_early", 3, (31, 1, 8, 12), ("float32", "bfloat16"), {Tag.SIM}, max_seqlen=6, steps=1, **early)
     add("varlen_d64", 4, (512, 2, 64, 64), ("float32",), {Tag.COMPILE}, normalize="signed", **states)
     return tuple(cases)
 

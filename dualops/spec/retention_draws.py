@@ -37,14 +37,17 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of retention_varlen; the generator then draws how long each sequence is, some of them empty."""
+    """Of retention_varlen; the generator then draws how long each sequence is, some of them empty, and how many tokens
+    belong to none.
+    """
     B = int(rng.integers(0, 7))
     D, Dv = _widths(rng, max_elements // max(B, 1))
     total = random_size(rng, min(max_elements // max(D, Dv), 2 * LONGEST)) if B else 0
     H = 1 + int(rng.integers(min(_heads(max_elements, max(D, Dv) * total, B * D * Dv), 4)))
     shapes: Shapes = {"q": (total, H, D), "k": (total, H, D), "v": (total, H, Dv), "cu_seqlens": (B + 1,)}
     least = -(-total // max(B, 1))
-    longest = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
+    # of the first, ends come early
+    longest = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(4)]
     params: dict[str, Any] = {"max_seqlen": longest, "normalize": [None, "signed"][rng.integers(2)]}
     options, more = _options(rng, (B, H, D, Dv), (total, H), states=True, normalize=params["normalize"])
     return shapes | options, params | more

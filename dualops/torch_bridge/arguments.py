@@ -156,9 +156,20 @@ def _settled(value: Any) -> Any:
     return value.node.hint if value.node.has_hint() else 0
 
 
+def with_dense_rows(x: Tensor) -> Tensor:
+    """The tensor, or a copy of it if its last axis is not contiguous, which no operator along rows takes."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """The memory of a CPU tensor as an array; bfloat16 by way of its bits."""
+    """The memory of a CPU tensor as an array that may be written; bfloat16 by way of its bits.
+
+    Through DLPack: `Tensor.numpy` would keep the tensor's storage from ever being resized, which FSDP does. Raises
+    TypeError for a tensor whose memory does not hold its values.
+    """
+    if tensor.is_neg():
+        raise TypeError("expected a tensor that is not lazily negated: resolve_neg() it")
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
-    return tensor.numpy()
+        return np.from_dlpack(tensor.view(torch.uint16)).view(numpy_dtype("bfloat16"))
+    return np.from_dlpack(tensor)

@@ -214,10 +214,11 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences whose tokens lie one after another, without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
-    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. On a CUDA device the values of cu_seqlens are
-    not checked: that would wait for the device. b, i and j of options count the sequences, and places in a sequence.
-    The other arguments are those of `flash_attention`, whose docstring holds here too.
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
+    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: there o is 0,
+    lse -inf and every gradient 0. On a CUDA device the values of cu_seqlens are not checked: that would wait for the
+    device. b, i and j of options count the sequences, and places in a sequence. The other arguments are those of
+    `flash_attention`, whose docstring holds here too.
 
     A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all

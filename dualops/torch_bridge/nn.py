@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .arguments import with_dense_rows
 from .layer_norm import layer_norm
 from .rms_norm import rms_norm
 
@@ -16,8 +17,8 @@ class RMSNorm(torch.nn.RMSNorm):
 
     forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
     y, or (y, x + residual). The weight may be wider than x: float32 beside bfloat16. eps of None is that of float32
-    (of float64 for float64), as torch has it. x must have a contiguous last axis; where `normalized_shape` has several
-    axes, they are made one, by a copy if they lie apart.
+    (of float64 for float64), as torch has it. Tensors may have any strides: what the operator cannot read where it lies
+    is copied, as torch's module does.
 
     Raises ValueError for an x of another shape, and what `rms_norm` raises.
     """
@@ -35,8 +36,8 @@ class LayerNorm(torch.nn.LayerNorm):
     """`torch.nn.LayerNorm` with `layer_norm`, and with a residual.
 
     forward(x, residual=None) normalises x + residual over the last axes, whose shape is `normalized_shape`, and returns
-    y, or (y, x + residual). Weight and bias may be wider than x: float32 beside bfloat16. x must have a contiguous last
-    axis; where `normalized_shape` has several axes, they are made one, by a copy if they lie apart.
+    y, or (y, x + residual). Weight and bias may be wider than x: float32 beside bfloat16. Tensors may have any strides:
+    what the operator cannot read where it lies is copied, as torch's module does.
 
     Raises ValueError for an x of another shape, and what `layer_norm` raises.
     """
@@ -48,15 +49,16 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 def flat(module: RMSNorm | LayerNorm, x: Tensor, *others: Tensor | None) -> list[Tensor | None]:
-    """The tensors with their normalised axes as one. Raises ValueError where x has others."""
+    """The tensors with their normalised axes as one, contiguous axis. Raises ValueError where x has others."""
     axes = tuple(module.normalized_shape)
     if tuple(x.shape[-len(axes) :]) != axes:
         expected = ", ".join(map(str, axes))
         name = type(module).__name__
         raise ValueError(f"{name}: x has shape {tuple(x.shape)}, expected its last axes to be [{expected}]")
-    if len(axes) == 1:
-        return [x, *others]
-    return [None if each is None else each.reshape(*each.shape[: -len(axes)], prod(axes)) for each in (x, *others)]
+    given = (x, *others)
+    if len(axes) > 1:
+        given = [None if each is None else each.reshape(*each.shape[: -len(axes)], prod(axes)) for each in given]
+    return [None if each is None else with_dense_rows(each) for each in given]
 
 
 def shaped(results: Tensor | tuple[Tensor, Tensor], x: Tensor) -> Tensor | tuple[Tensor, Tensor]:

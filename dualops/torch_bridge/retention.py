@@ -119,8 +119,9 @@ def retention_varlen(
     """`retention` in its chunk form, of B sequences whose tokens lie one after another, without padding.
 
     q, k [total, H, D], v [total, H, Dv]. Sequence b has tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens [B + 1]
-    of int32 begin at 0, never fall and end at total; max_seqlen is the length of the longest, or more. On a CUDA device
-    the values of cu_seqlens are not checked: that would wait for the device. normalize: None or "signed". Each sequence
+    of int32 begin at 0 and never fall; max_seqlen is the length of the longest, or more. Tokens behind the last
+    sequence belong to none: there o is 0, and every gradient. On a CUDA device the values of cu_seqlens are not
+    checked: that would wait for the device. normalize: None or "signed". Each sequence
     has a state of its own: initial_state [B, H, D, Dv], initial_norm [B, H, D]. log_decay is [total, H]. The other
     arguments are those of `retention`, whose docstring holds here too.
 

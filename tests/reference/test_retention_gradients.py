@@ -283,5 +283,5 @@ def test_errors_are_the_specs():
     with pytest.raises(ValueError, match=r"^retention_backward: there is dstate_norm with normalize=None, expected"):
         call(retention_backward, SPEC.gradient_inputs, {**plain, "dstate_norm": np.ones((1, 2, 3))})
     x = np.ones((4, 2, 3))
-    with pytest.raises(ValueError, match=r"^retention_varlen_backward: cu_seqlens ends at 3, q has total=4"):
-        retention_varlen_backward(x, x, x, x, np.array([0, 3], np.int32), 4)
+    with pytest.raises(ValueError, match=r"^retention_varlen_backward: cu_seqlens ends at 5, q has total=4"):
+        retention_varlen_backward(x, x, x, x, np.array([0, 5], np.int32), 5)

@@ -121,8 +121,8 @@ LENGTHS = [
     ((1, 20), (0, 30), 20, 30, "cu_seqlens_q starts at 1, expected 0"),
     ((0, 20), (-1, 30), 20, 30, "cu_seqlens_k starts at -1, expected 0"),
     ((0, 10, 5, 20), (0, 9, 9, 30), 20, 30, "cu_seqlens_q falls from 10 to 5 at 2, expected it not to fall"),
-    ((0, 20), (0, 19), 20, 30, "cu_seqlens_k ends at 19, k has total_k=30, expected the same"),
-    ((0, 21), (0, 30), 21, 30, "cu_seqlens_q ends at 21, q has total_q=20, expected the same"),
+    ((0, 20), (0, 31), 20, 31, "cu_seqlens_k ends at 31, k has total_k=30, expected no more"),
+    ((0, 21), (0, 30), 21, 30, "cu_seqlens_q ends at 21, q has total_q=20, expected no more"),
     ((0, 20), (0, 30), 19, 30, "max_seqlen_q is 19, expected 20 or more, as cu_seqlens_q has it"),
     ((0, 5, 20), (0, 12, 30), 15, 17, "max_seqlen_k is 17, expected 18 or more, as cu_seqlens_k has it"),
 ]

@@ -16,7 +16,7 @@ from dualops.spec import ArrayMeta
 from dualops.torch_bridge.arguments import as_numpy
 from dualops.torch_bridge.interop import Direction
 
-from .conftest import DTYPES, values
+from .conftest import DTYPES, stepped, transposed, values
 
 N = 6
 SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -324,6 +324,28 @@ class NormTests:
         weight = values(x.shape, torch.float64, device, seed=1)
         for a, b in zip(*(torch.autograd.grad(y, given, weight) for y, given in zip((found, expected), inputs))):
             close(a, b)
+
+    @pytest.mark.parametrize("shape", [N, (2, N)])
+    @pytest.mark.parametrize("layout", [transposed, stepped, lambda x: x[..., :1].expand(x.shape)])
+    def test_module_takes_any_strides(self, layout: Any, shape: Any, device: str) -> None:
+        """As torch's does: input, residual, parameters, and the gradient that arrives."""
+        ours, theirs = self.pair(shape, device)
+        for module in (ours, theirs):
+            for parameter in module.parameters():
+                parameter.data = layout(parameter.data)
+        x, residual = (layout(values((4, 2, N), torch.float64, device, seed=seed)) for seed in (0, 1))
+        assert x.stride(-1) != 1
+        leaves = [each.detach().requires_grad_() for each in (x, residual)]
+        y, summed = ours(*leaves)
+        close((y, summed), (theirs(x + residual), x + residual))
+        close(ours(x), theirs(x))
+        weight = layout(values(x.shape, torch.float64, device, seed=2))
+        found = torch.autograd.grad(y, [*leaves, *ours.parameters()], weight)
+        h = (x + residual).requires_grad_()
+        expected = torch.autograd.grad(theirs(h), [h, *theirs.parameters()], weight)
+        for one, two in zip(found, (expected[0], *expected), strict=True):
+            close(one, two)
+        equal(compiled(ours)(x, residual), (y, summed))
 
     @pytest.mark.parametrize("shape", [N, (2, N)])
     def test_module_with_a_residual(self, shape: Any, device: str) -> None:

@@ -149,7 +149,7 @@ BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "start": ({"cu_seqlens_q": torch.tensor([1, 2, 2, 6, 7], dtype=torch.int32)}, "cu_seqlens_q starts at 1"),
     "fall": ({"cu_seqlens_k": torch.tensor([0, 3, 2, 7, 7], dtype=torch.int32)}, "cu_seqlens_k falls from 3 to 2 at 2"),
-    "end": ({"cu_seqlens_k": torch.tensor([0, 3, 5, 6, 6], dtype=torch.int32)}, "cu_seqlens_k ends at 6"),
+    "end": ({"cu_seqlens_k": torch.tensor([0, 3, 5, 6, 99], dtype=torch.int32)}, "cu_seqlens_k ends at 99"),
     "longest": ({"max_seqlen_q": 3}, "max_seqlen_q is 3, "),
 }
 

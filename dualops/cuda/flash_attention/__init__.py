@@ -24,7 +24,9 @@ from ...spec.attention import (
 )
 from ..launch import Operation
 from ..public import Array, Launch, calls
+from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
+from .arguments import unowned
 from .blocks import block_mask as block_mask
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
@@ -238,8 +240,9 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences whose tokens lie one after another, without padding and without waiting.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0, never fall and end at the totals;
-    max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Where cu_seqlens are on a GPU their values
+    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
+    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: there o is 0,
+    lse -inf and every gradient 0, whatever do and dlse are. Where cu_seqlens are on a GPU their values
     are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
     options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
     A max_seqlen of None is as many as there are tokens: the same result, maybe later. float32 goes by sm90 however few
@@ -291,5 +294,5 @@ BACKWARD = (
 )
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
-backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
+backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from typing import Any, NamedTuple
 
-from ...spec import Problem
+from ...spec import ArrayMeta, Problem
 from ..backend import Namespace, i32, i64, types, verb
+from ..step import Step
 from ..tile.storage import storage
+from ..unowned import filled, unowned_steps
 from ..views import boundary, number_type, strided, whole
 from .options import WITHOUT_OPTIONS, Having, arguments, having
 
@@ -88,6 +91,18 @@ def size_types(found: Variant) -> tuple[Any, ...]:
     ends = strided("int32", 1)
     lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
     return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
+
+
+def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """What results of varlen, of either direction, have for tokens that belong to no sequence."""
+    if "o" in results:
+        lse = [filled(results, "lse", -inf, heads_first=True)] if "lse" in results else []
+        return unowned_steps(problem, results, "cu_seqlens_q", [filled(results, "o"), *lse])
+    of_queries, of_keys = ([filled(results, name) for name in names] for names in (("dq",), ("dk", "dv")))
+    return [
+        *unowned_steps(problem, results, "cu_seqlens_q", of_queries),
+        *unowned_steps(problem, results, "cu_seqlens_k", of_keys),
+    ]
 
 
 def array_type(found: Variant) -> Any:

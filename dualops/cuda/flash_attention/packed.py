@@ -58,7 +58,8 @@ def packed_tiles(block: int) -> PackedTiles:
 
 def packed_pieces(block: int, side: int) -> Callable[..., Any]:
     """The verb (number, extent, each, lengths) -> heads of a batch, head, counted through all batches, its tile of that
-    number, and how many numbers its tiles have.
+    number, and how many numbers its tiles have. Numbers behind the last sequence's, of tokens that belong to none, are
+    tiles behind its last token.
 
     side: 0 for tiles of queries, 1 for those of keys. each: heads for each head of keys. extent.section: queries that
     L2 has room for; of each sequence so many heads follow one another, tile by tile, as have these.
@@ -74,8 +75,13 @@ def packed_pieces(block: int, side: int) -> Callable[..., Any]:
         Sq = max(i32(boundary(ends_q, b + 1) - boundary(ends_q, b)), i32(1))
         room = min(max(u32(extent.section) // u32(Sq), u32(LEAST_HEADS)), u32(MOST_HEADS))
         section, place = min(u32(room * u32(each)), heads), u32(u32(number) - u32(first * heads))
+        nobodys = place >= u32(heads * count)
+        if nobodys:
+            place = u32(0)
         before = u32(place // u32(section * count) * section)  # heads of earlier sections
         place, here = u32(place - u32(before * count)), min(u32(heads - before), section)
-        return heads, u32(u32(b) * heads + u32(before + place % here)), u32(place // here), count
+        head, tile = u32(u32(b) * heads + u32(before + place % here)), u32(place // here)
+        # the same tile from the front and from the back
+        return heads, head, count if nobodys else tile, u32(u32(2) * count + u32(1)) if nobodys else count
 
     return piece

@@ -147,7 +147,8 @@ def backward_steps(
     if "dsinks" in results:
         dsinks = build_dsinks(general(found), results["dsinks"].dtype)
         vectors = (whole(metas, name, 1) for name in ("dsinks", "sinks"))
-        steps.append(Step(dsinks, (p.H,), (*vectors, *inputs[-2:], batches, tokens)))
+        ends = whole(metas, "cu_seqlens_q", 1)
+        steps.append(Step(dsinks, (p.H,), (*vectors, *inputs[-2:], ends, p.B, tokens)))
     return steps
 
 

@@ -16,7 +16,9 @@ from ...spec import retention as SPEC, retention_varlen as SPEC_VARLEN
 from ...spec.retention import Keywords, KeywordsVarlen
 from ..launch import Operation
 from ..public import calls
+from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
+from .arguments import unowned
 
 
 def retention(
@@ -120,7 +122,8 @@ def retention_varlen(
     """`retention` of B sequences whose tokens lie one after another, without padding and without waiting; by chunks.
 
     q and k [total, H, D], v [total, H, Dv]. Sequence b has the tokens cu_seqlens[b] to cu_seqlens[b + 1]; cu_seqlens
-    [B + 1] of int32 begins at 0, never falls and ends at the total; max_seqlen is the length of the longest, or more.
+    [B + 1] of int32 begins at 0 and never falls; max_seqlen is the length of the longest, or more. Tokens behind the
+    last sequence belong to none: o, row_sum and every gradient are 0 there, whatever do holds.
     Where cu_seqlens is on a GPU its values are not looked at: a wrong one reads and writes beyond its sequence, a token
     beyond max_seqlen is left out. options are those of `retention`; log_decay is [total, H], states are [B, H, D, Dv],
     norms [B, H, D].
@@ -172,5 +175,5 @@ BACKWARD = (
 
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD)
-backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD, backward=True)
+forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
+backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)

@@ -10,7 +10,7 @@ pass of the gradient walks from the last token to the first: its row 0 is the la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import e, log2
@@ -20,8 +20,10 @@ from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
 from ..backend import Namespace, i32, i64, types, u32, verb
+from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
+from ..unowned import filled, unowned_steps
 from ..views import boundary
 
 LONGEST_CHUNK = 256  # tokens whose contribution to a state is summed at once
@@ -88,6 +90,15 @@ def call_type(dtype: str) -> Any:
 
 def is_varlen(problem: Problem) -> bool:
     return "cu_seqlens" in problem.arrays
+
+
+def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
+    """What results of varlen, of either direction, have for tokens that belong to no sequence."""
+    names = ("o", "dq", "dk", "dv", "dlog_decay")
+    found = [filled(results, name) for name in names if name in results]
+    if "row_sum" in results:
+        found.append(filled(results, "row_sum", heads_first=True))
+    return unowned_steps(problem, results, "cu_seqlens", found)
 
 
 def slots_of(problem: Problem, chunk: int) -> tuple[int, int]:

@@ -326,6 +326,12 @@ def _varlen_cases() -> tuple[Case, ...]:
         seed=True,
         dropout_p=0.3,
     )
+    # tokens behind the last sequence belong to none: sequences are too short to have them all
+    add("varlen_ends_early", 5, (90, 4), (120, 2), 24, edge, causal=True, sinks=True, max_seqlen_q=9, max_seqlen_k=13)
+    add("varlen_ends_early_d128", 3, (300, 4), (330, 2), 128, test, causal=True, max_seqlen_q=70, max_seqlen_k=80)
+    add("varlen_all_tokens_left", 0, (7, 2), (9, 2), 16, edge, max_seqlen_q=4, max_seqlen_k=4)
+    add("sim_varlen_left", 0, (7, 2), (9, 2), 16, {Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
+    add("sim_varlen_early", 3, (22, 2), (41, 1), 8, {Tag.SIM}, causal=True, sinks=True, max_seqlen_q=5, max_seqlen_k=7)
     add("varlen_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
     add("varlen_d64_longer", 2, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
     return tuple(cases)

@@ -68,7 +68,9 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty."""
+    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, and how many
+    tokens belong to none.
+    """
     D, Dv, rows = _widths(rng, max_elements)
     B = int(rng.integers(0, 7))
     total_q, total_k = (random_size(rng, min(rows, 2 * LONGEST)) if B else 0 for _ in range(2))
@@ -80,7 +82,8 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     options, params = _options(rng, _share(rng), H)
     for side, total in (("q", total_q), ("k", total_k)):
         least = -(-total // max(B, 1))
-        params[f"max_seqlen_{side}"] = (least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(3)]
+        lengths = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)  # of the first, ends come early
+        params[f"max_seqlen_{side}"] = lengths[rng.integers(4)]
     return shapes | options, params
 
 

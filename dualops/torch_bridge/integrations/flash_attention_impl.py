@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import with_dense_rows
 from ..flash_attention import _operator, _operator_varlen
 
 IMPLEMENTATION = "dualops"  # its name in torch's register
@@ -245,7 +246,7 @@ class _Call(NamedTuple):
 
     def backward(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor) -> tuple[Tensor, ...]:
         """dq, dk and dv."""
-        arrays = q, k, v, o, lse, last_axis_contiguous(do)
+        arrays = q, k, v, o, lse, with_dense_rows(do)
         if self.lengths is None:
             gradient: Any = _operator.backward
             inputs = *arrays, None, None, None, None, None, None, self.seed
@@ -300,8 +301,3 @@ def _refuse(op: str, **given: Any) -> None:
         if value is not None:
             told = "is given" if isinstance(value, Tensor) else f"is {value!r}"
             raise NotImplementedError(f"{op}: {name} {told}, which dualops does not have")
-
-
-def last_axis_contiguous(x: Tensor) -> Tensor:
-    """x, or a copy whose last axis is contiguous."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..arguments import with_dense_rows
 from ..flash_attention import flash_attention
-from .flash_attention_impl import last_axis_contiguous, register as register
+from .flash_attention_impl import register as register
 
 NAME = "scaled_dot_product_attention"
 
@@ -70,7 +71,7 @@ def scaled_dot_product_attention(
         value = pad(value, (0, 1))
     B = prod(batches) if H else 0
     q, k, v = (
-        last_axis_contiguous(x.expand(*batches, count, *x.shape[-2:]).reshape(B, count if H else 1, *x.shape[-2:]))
+        with_dense_rows(x.expand(*batches, count, *x.shape[-2:]).reshape(B, count if H else 1, *x.shape[-2:]))
         for x, count in ((query, H), (key, Hkv), (value, Hkv))
     )
     everything = dropout_p == 1  # then no probability is left

@@ -132,6 +132,29 @@ def test_one_long_sequence_among_short_ones(dtype, D):
     assert dkv.grid == (packed_count(ends_k[-1], plan.choice.config.dkv.block_kv, 8),)
 
 
+def test_tokens_of_no_sequence():
+    """More than a tile of queries and of keys; whatever they and their gradients hold, results are 0 there."""
+    ends_q, ends_k = np.array([0, 5, 30], np.int32), np.array([0, 30, 47], np.int32)
+    q, do = (numbers(130, 2, 64, seed=seed) for seed in (0, 3))
+    k, v = (numbers(210, 1, 64, seed=seed) for seed in (1, 2))
+    for x, ends in ((q, ends_q), (do, ends_q), (k, ends_k), (v, ends_k)):
+        x[ends[-1] :] = np.nan
+    sinks, dlse = np.array([0.5, -1], np.float32), np.full((2, 130), np.nan, np.float32)
+    dlse[:, :30] = 0.25
+    params: dict[str, Any] = {"max_seqlen_q": 30, "max_seqlen_k": 40, "causal": True}
+    o, lse = reference.flash_attention_varlen(q, k, v, ends_q, ends_k, return_lse=True, sinks=sinks, **params)
+    assert not o[30:].any() and np.isneginf(lse[:, 30:]).all()
+    given = q, k, v, o, lse, do, ends_q, ends_k
+    with fused(operator=VARLEN):
+        found = gradient_varlen(*given, dlse=dlse, sinks=sinks, **params)
+    wide = {name: x.astype(np.float64) for name, x in (("dlse", dlse), ("sinks", sinks))}
+    truths = reference.flash_attention_varlen_backward(*map(widened, given), **wide, **params)
+    plain = reference.flash_attention_varlen_backward(*given, dlse=dlse, sinks=sinks, **params)
+    held(found, truths, plain, "bfloat16")
+    for x, end in zip(found, (30, 47, 47), strict=False):
+        assert np.isfinite(x.astype(np.float32)).all() and not x[end:].any()
+
+
 def test_a_nan_of_the_next_sequence():
     *arrays, ends_q, ends_k = arrays_for(64, 1, 1, (0, 5, 5, 75, 77), (0, 30, 47, 47, 60))
     for x in arrays[1:3]:
@@ -142,15 +165,24 @@ def test_a_nan_of_the_next_sequence():
     assert np.isfinite(dq[:75].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("left", [0, 3, 50])
 @pytest.mark.parametrize("section", [0, 100, 1000])
-def test_numbers_of_tiles(section):
-    """Each tile has one, and of a head those of later tiles are greater."""
+def test_numbers_of_tiles(section, left):
+    """Each tile has one, and of a head those of later tiles are greater. left: tokens that belong to no sequence, whose
+    numbers are tiles behind a sequence's last token, counted from its front and from its back.
+    """
     rng, block, H, group = np.random.default_rng(section), 8, 6, 2
     ends = [random_ends(total, 5, 40, rng) for total in (90, 110)]
     lengths = tuple(Strided(each, (1,)) for each in ends)
     for side, (name, each, heads) in enumerate((("q", group, H), ("k", 1, H // group))):
         pieces, extent = packed_pieces(block, side), Extent(5 * H, H, group, 40, 40, 1, section)
-        found = [pieces(n, extent, each, lengths) for n in range(heads * packed_count(ends[side][-1], block, 5))]
+        count, whole = (packed_count(ends[side][-1] + more, block, 5) for more in (left, 0))
+        everything = [pieces(n, extent, each, lengths) for n in range(heads * count)]
+        found, nobodys = everything[: heads * whole], everything[heads * whole :]
+        assert nobodys or left < block, name
+        for of_batch, head, tile, count in nobodys:
+            assert of_batch == heads and 4 * heads <= head < 5 * heads, name
+            assert tile == count - 1 - tile and tile * block >= np.diff(ends[side])[-1], name
         assert all(of_batch == heads and tile < count for of_batch, _, tile, count in found), name
         numbered = [(int(head), int(tile)) for _, head, tile, _ in found]
         assert len({*numbered}) == len(numbered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from statistics import median
 from typing import Any
 
@@ -77,8 +78,12 @@ def config(family: str, **more: Any) -> Any:
 
 
 def model(family: str, device: str = "cpu", dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    """Eager, with weights that make every part of it count: transformers' own are near 0, and norms are 1 or 0."""
-    made = FAMILIES[family][0](config(family, **more))
+    """Eager, with random weights."""
+    return randomize(FAMILIES[family][0](config(family, **more))).to(device, dtype)
+
+
+def randomize(made: Any) -> Any:
+    """The model, with weights that make every part of it count: transformers' own are near 0, and norms are 1 or 0."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in made.named_parameters():
@@ -87,7 +92,7 @@ def model(family: str, device: str = "cpu", dtype: torch.dtype = torch.float32, 
                 weight += 0.3 * drawn  # of norms, biases and sinks
             else:
                 weight.copy_(drawn * (1.0 if "embed" in name else weight.shape[-1] ** -0.5))
-    return made.to(device, dtype).eval()
+    return made.eval()
 
 
 @dataclass
@@ -155,6 +160,11 @@ def close(ours: Tensor, eager: Tensor, exact: Tensor, name: str = "", usual: flo
     limit = 2 * max(_distance(eager, exact)[0], usual * size) + 2.0**-8 * size
     found = _distance(ours, exact)[0]
     assert found <= limit, f"{name}: RMS {found:.2e} above {limit:.2e}"
+
+
+def with_cache(function: Callable[..., Any], cache: Any) -> dict[str, Any]:
+    """The cache by the name that a function of transformers has for it: another one from 5.24 on."""
+    return {"cache" if "cache" in signature(function).parameters else "past_key_values": cache}
 
 
 def tokens(*shape: int, device: str = "cpu", seed: int = 0) -> Tensor:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import os
+import pickle
 import subprocess
 import sys
+from functools import cache, wraps
+from inspect import signature
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import modeling_llama
 
@@ -99,6 +104,105 @@ def test_a_copy_of_a_patched_model_has_an_undo_of_its_own(monkeypatch: pytest.Mo
     assert two.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_patched_model_saved_whole_is_patched_when_it_is_loaded(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, ids = model(family), tokens(2, 6)
+    state, eager = told(one), one(ids).logits
+    undo = patch(one)
+    expected = one(ids).logits
+    torch.save(one, tmp_path / "model.pt")
+    for two in (torch.load(tmp_path / "model.pt", weights_only=False), pickle.loads(pickle.dumps(one))):
+        assert calls(two, monkeypatch) == {"flash_attention", "rms_norm", "rope"}
+        assert torch.equal(two(ids).logits, expected)
+        assert repr(two._dualops_patch) == repr(undo)
+        two._dualops_patch()
+        assert calls(two, monkeypatch) == set()
+        assert torch.equal(two(ids).logits, eager)
+    undo()
+    assert told(one) == state
+
+
+def test_a_patched_model_is_loaded_by_a_process_that_knows_nothing_of_it(tmp_path: Path) -> None:
+    one, ids = model("llama"), tokens(2, 6)
+    patch(one)
+    torch.save((one, ids, one(ids).logits.detach()), tmp_path / "model.pt")
+    script = "import sys, torch\none, ids, expected = torch.load(sys.argv[1], weights_only=False)\n"
+    script += "print(torch.equal(one(ids).logits, expected), one.config._attn_implementation, one._dualops_patch)"
+    path = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "model.pt"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **path},
+    )
+    told = "attention of 2 modules, rms_norm of 5 modules, rope of 2 modules"
+    assert done.stdout == f"True dualops <Patch of LlamaForCausalLM: {told}>\n", done.stderr
+
+
+def renamed(function: Any) -> Any:
+    """As transformers decorates a forward whose argument has another name now."""
+
+    @wraps(function)
+    def called(*args: Any, **more: Any) -> Any:
+        if "older_mask" in more:
+            more["attention_mask"] = more.pop("older_mask")
+        return function(*args, **more)
+
+    return called
+
+
+def test_decorated_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once and twice; the decorations stay, and so do arguments' older names."""
+    made, ids = model("llama"), tokens(2, 6)
+    expected = made(ids).logits
+    kind = type(made.model.layers[0].self_attn)
+    for _ in range(2):
+        monkeypatch.setattr(kind, "forward", renamed(kind.forward))
+        with patch(made):
+            assert calls(made, monkeypatch) == {"flash_attention", "rms_norm", "rope"}
+            close(made(ids).logits, expected, expected)
+            forward = made.model.layers[0].self_attn.forward
+            x, tables = torch.randn(2, 6, 24), [torch.ones(1, 6, 8)] * 2
+            one, two = (forward(x, tables, **{name: None})[0] for name in ("older_mask", "attention_mask"))
+            assert torch.equal(one, two)
+            assert "attention_mask" in signature(forward).parameters
+
+
+def test_decorations_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("llama")
+    kind = type(made.model.layers[0].self_attn)
+    own = kind.forward
+    place = r"patch: model.layers.0.self_attn \(LlamaAttention\): its forward is decorated, by a "
+
+    @wraps(own)
+    def elsewhere(*args: Any, **more: Any) -> Any:
+        return getattr(modeling_llama, "another")(*args, **more)  # noqa: B009
+
+    for decorated, message in ((cache(own), "_lru_cache_wrapper"), (elsewhere, "function that does not hold it")):
+        monkeypatch.setattr(kind, "forward", decorated)
+        unchanged(made, NotImplementedError, place + message)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_both_names_of_the_cache() -> None:
+    """transformers 5.24 renames past_key_values, and takes both until 5.40."""
+    made = model("llama")
+    attention = made.model.layers[0].self_attn
+    names = {"cache", "past_key_values"} & {*signature(attention.forward).parameters}
+    if hasattr(type(attention).forward, "__wrapped__"):
+        names.add("past_key_values")
+    assert names
+    patch(made)
+    x, tables = torch.randn(2, 6, 24), [torch.ones(1, 6, 8)] * 2
+    for name in names:
+        kept = DynamicCache(config=made.config)
+        attention.forward(x, tables, attention_mask=None, **{name: kept})
+        assert kept.get_seq_length() == 6
+
+
 def test_registered_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     register()
     register()
@@ -167,6 +271,44 @@ def test_what_cannot_be_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     unchanged(made, NotImplementedError, "patch: LlamaForCausalLM does not take its attention from transformers' inte")
 
 
+def test_nothing_to_patch() -> None:
+    made = model("llama")
+    off = {"attention": False, "rms_norm": False, "rope": False}
+    unchanged(made, ValueError, "patch: attention, rms_norm and rope are all False, expected one of them to be", **off)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1))
+    part = {"rms_norm": False, "rope": False}
+    unchanged(mamba, ValueError, r"^patch: MambaForCausalLM has no attention, expected attention=False$", **part)
+    message = r"^patch: nothing of MambaForCausalLM can be patched: MambaForCausalLM has no attention$"
+    unchanged(mamba, ValueError, message, strict=False, **part)
+
+
+def test_what_can_be_patched_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ids = model("llama"), tokens(1, 5)
+    norm = made.model.layers[1].input_layernorm = OtherRMSNorm(24)
+    expected, before = made(ids).logits, told(made)
+    done = patch(made, strict=False)
+    known = "LlamaRMSNorm, GptOssRMSNorm, Gemma2RMSNorm"
+    reason = f"model.layers.1.input_layernorm (OtherRMSNorm) is none of the norms that are known ({known})"
+    assert done.left == (reason,)
+    assert done.counts == {"attention": 2, "rms_norm": 4, "rope": 2}
+    changed = "attention of 2 modules, rms_norm of 4 modules, rope of 2 modules"
+    assert repr(done) == f"<Patch of LlamaForCausalLM: {changed}; not: {reason}>"
+    assert "forward" not in norm.__dict__
+    close(made(ids).logits, expected, expected)
+    done()
+    assert repr(done) == "<Patch of LlamaForCausalLM, undone>"
+    assert told(made) == before
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1))
+    done = patch(mamba, strict=False)
+    assert repr(done).startswith(
+        "<Patch of MambaForCausalLM: rms_norm of 2 modules; not: MambaForCausalLM has no apply_"
+    )
+    assert calls(mamba, monkeypatch) == {"rms_norm"}
+    monkeypatch.setattr(type(made), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    done = patch(made, strict=False)
+    assert "LlamaForCausalLM does not take its attention from transformers' interface" in done.left
+
+
 def test_patching_twice_and_undoing_twice() -> None:
     made = model("llama")
     undo = patch(made)
@@ -214,6 +356,15 @@ def test_torchs_own_norm() -> None:
     expected = made(ids).logits
     patch(made)
     close(made(ids).logits, expected, expected)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, *_ in patching.NORMS])
+def test_norms_of_columns(kind: Any, device: str) -> None:
+    """Rows that lie apart are copied, as eager norms take them."""
+    norm = kind(16).to(device)
+    ours = next(function for like, _, function in patching.NORMS if like is kind)
+    given = torch.randn(2, 16, 3, device=device).transpose(1, 2)
+    torch.testing.assert_close(ours(norm, given), norm(given))
 
 
 @pytest.mark.parametrize("axis", [1, 2])

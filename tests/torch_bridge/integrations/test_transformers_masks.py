@@ -13,7 +13,7 @@ from transformers import masking_utils
 from dualops.torch_bridge.integrations.transformers import attention as attention_module, masks, register
 from dualops.torch_bridge.integrations.transformers.attention import attention
 
-from .models import config, padding
+from .models import config, padding, with_cache
 
 B, H, HKV, D = 2, 2, 1, 4
 
@@ -40,6 +40,14 @@ def tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nothing could be read."""
     for module in (masks, attention_module):
         monkeypatch.setattr(module, "is_tracing", lambda *_: True)
+
+
+def test_rows_that_lie_apart(device: str) -> None:
+    """Eager attention takes any strides."""
+    q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in qkv(5, 5, device))
+    found, _ = attention(layer(), q, k, v, None)
+    close = torch.testing.assert_close
+    close(found, truth(q, k, v, torch.ones(5, 5, device=device).tril().bool()), rtol=1e-12, atol=1e-12)
 
 
 # --- every form ----------------------------------------------------------------------------------
@@ -130,9 +138,9 @@ def masks_of(create: str, family: str, **more: Any) -> tuple[Any, Tensor]:
         own = config(family, attn_implementation=name if name == "dualops" else "eager", attention_chunk_size=None)
         own.attention_chunk_size = more.get("chunk")
         own._attn_implementation = name
-        arguments = {"attention_mask": None, "past_key_values": None, **more}
-        arguments.pop("chunk", None)
         function = getattr(masking_utils, create)
+        arguments = {"attention_mask": None, **with_cache(function, None), **more}
+        arguments.pop("chunk", None)
         made.append(function(config=own, inputs_embeds=torch.zeros(B, 8, 0), **arguments))
     ours, dense = made
     return ours, torch.ones(8, 8).tril().bool()[None, None] if dense is None else dense
@@ -180,9 +188,9 @@ def test_looking_both_ways() -> None:
     own = config("llama", is_causal=False)
     register()
     own._attn_implementation = "dualops"
-    made: Any = masking_utils.create_causal_mask(
-        config=own, inputs_embeds=torch.zeros(B, 8, 0), attention_mask=None, past_key_values=None
-    )
+    create = masking_utils.create_causal_mask
+    told = {"attention_mask": None, **with_cache(create, None)}
+    made: Any = create(config=own, inputs_embeds=torch.zeros(B, 8, 0), **told)
     assert made is None
     q, k, v = qkv(8, 8)
     expected = truth(q, k, v, torch.ones(8, 8).bool())

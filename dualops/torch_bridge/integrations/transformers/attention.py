@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.masking_utils import find_packed_sequence_indices
 from transformers.utils.import_utils import is_tracing
 
+from ...arguments import with_dense_rows
 from ...flash_attention import flash_attention, flash_attention_varlen
 from .masks import added, ends_of
 
@@ -48,6 +49,7 @@ def attention(
     Raises NotImplementedError for what there is no operator for: probabilities, paged caches, masks of heads.
     """
     _refuse(module, others)
+    query, key, value = map(with_dense_rows, (query, key, value))
     causal = _is_causal(module, is_causal)
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}
     if s_aux is not None:

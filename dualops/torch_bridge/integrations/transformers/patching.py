@@ -8,8 +8,10 @@ its forward has the instructions of LlamaRMSNorm.forward. A forward that rotates
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import unwrap
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +23,12 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
+from ...arguments import with_dense_rows
 from ...nn import RMSNorm
 from ...rms_norm import rms_norm
 from ...rope import rope
 from .attention import NAME, attention
+from .code import code_of, same_code, same_methods, with_global
 from .masks import attention_mask
 
 ROTATION = "apply_rotary_pos_emb"
@@ -46,11 +50,32 @@ class Change(NamedTuple):
     new: Any
 
 
-class Patch:
-    """What `patch` did to a model. Calling it, or leaving a `with` block, undoes that."""
+class Refusal(NamedTuple):
+    """What `patch` leaves as it is: the error of a strict call, a line of the report of another."""
 
-    def __init__(self, model: nn.Module, changes: list[Change]):
-        self.model, self.changes = model, changes
+    error: type[Exception]
+    reason: str
+    remedy: str = ""
+
+    def raised(self) -> Exception:
+        return self.error(f"patch: {self.reason}{self.remedy}")
+
+
+class Patch:
+    """What `patch` did to a model. Calling it, or leaving a `with` block, undoes that.
+
+    `counts`: how many modules of each option run on dualops. `left`: why others do not, where `strict` was False.
+    """
+
+    def __init__(self, model: nn.Module, changes: list[Change], counts: dict[str, int], left: tuple[str, ...]):
+        self.model, self.changes, self.counts, self.left = model, changes, counts, left
+
+    def __repr__(self) -> str:
+        name = type(self.model).__name__
+        if self.model.__dict__.get(_RECORD) is not self:
+            return f"<Patch of {name}, undone>"
+        changed = ", ".join(f"{option} of {count} modules" for option, count in self.counts.items() if count)
+        return f"<Patch of {name}: {changed}{''.join(f'; not: {reason}' for reason in self.left)}>"
 
     def __call__(self) -> None:
         """The model as it was. Raises RuntimeError if somebody else has changed it since, and leaves it then."""
@@ -69,6 +94,10 @@ class Patch:
     def __exit__(self, *error: object) -> None:
         self()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        register()  # in a process that loads the model nobody may have done so
+        self.__dict__.update(state)
+
     def _apply(self) -> None:
         for change in self.changes:
             setattr(change.module, change.name, change.new)
@@ -83,55 +112,85 @@ class Patch:
         delattr(self.model, _RECORD)
 
 
-def patch(model: PreTrainedModel, attention: bool = True, rms_norm: bool = True, rope: bool = True) -> Patch:
+def patch(
+    model: PreTrainedModel, attention: bool = True, rms_norm: bool = True, rope: bool = True, *, strict: bool = True
+) -> Patch:
     """Let a model of transformers run on dualops' operators. Returns the undo, to be called or used as a context.
 
     attention: flash_attention, as by `model.set_attn_implementation("dualops")`; the model gets a copy of its config,
     which another model may share. rms_norm: every RMSNorm; rope: every rotation by `apply_rotary_pos_emb`. Parameters,
     buffers and state dict stay what they are. Norms keep their dtypes but round once, where Llama's round before the
-    weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and has an
-    undo of its own, `copied._dualops_patch`; a pickle holds the norms and rotations that the model came with.
+    weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and so is one
+    that was saved whole (`torch.save`, `pickle`) and loaded; each has an undo of its own, `copied._dualops_patch`.
+
+    strict=False: patch what can be patched, and leave the rest as it is. The result's `left` says what that is and why,
+    and so does its repr.
 
     Raises TypeError for what is no model of transformers, RuntimeError for one that is patched already, ValueError
-    where there is nothing to patch, and NotImplementedError, by name, for a module that computes something else than
-    those of the models named in the package's docstring. Then nothing has been changed.
+    where there is nothing to patch, or nothing of an option that is True, and NotImplementedError, by name, for a
+    module that computes something else than those that are known. With strict=False only nothing at all is an error.
+    After an error nothing has been changed.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
     if any(_RECORD in module.__dict__ for module in model.modules()):
         raise RuntimeError(f"patch: {type(model).__name__} is patched already, expected its undo first")
+    if not (attention or rms_norm or rope):
+        raise ValueError("patch: attention, rms_norm and rope are all False, expected one of them to be True")
     changes: list[Change] = []
-    if rms_norm:
-        changes += _found(_norms(model), "RMSNorm", "rms_norm", model)
-    if rope:
-        changes += _found(_rotations(model), ROTATION, "rope", model)
-    if attention:
-        changes += _configs(model)
-    made = Patch(model, changes)
+    left: list[str] = []
+    counts: dict[str, int] = {"attention": 0, "rms_norm": 0, "rope": 0}
+
+    def leave(refusal: Refusal) -> None:
+        if strict:
+            raise refusal.raised()
+        left.append(refusal.reason)
+
+    for asked, option, what, found in (
+        (rms_norm, "rms_norm", "RMSNorm", _norms(model)),
+        (rope, "rope", ROTATION, _rotations(model)),
+    ):
+        every = list(found) if asked else []
+        for each in every:
+            if isinstance(each, Refusal):
+                leave(each)
+            else:
+                changes.append(each)
+                counts[option] += 1
+        if asked and not every:
+            leave(_nothing_of(model, what, option))
+    if attention and not any(_attends(kind) for kind in {type(module) for module in model.modules()}):
+        leave(_nothing_of(model, "attention", "attention"))
+        attention = False
+    configs = _configs(model) if attention else []
+    made = Patch(model, changes + configs, counts, ())
     made._apply()
-    if attention:
-        try:
-            _set_attention(model)
-        except BaseException:
-            made._restore()
-            raise
+    try:
+        if attention:
+            for refusal in _set_attention(model):
+                leave(refusal)
+            counts["attention"] = _count_of_ours(model)
+        if not any(counts.values()):
+            raise ValueError(f"patch: nothing of {type(model).__name__} can be patched: {'; '.join(left)}")
+    except BaseException:
+        made._restore()
+        raise
+    made.left = tuple(left)
     return made
 
 
-def _found(changes: Iterable[Change], what: str, option: str, model: nn.Module) -> list[Change]:
-    found = list(changes)
-    if not found:
-        raise ValueError(f"patch: {type(model).__name__} has no {what}, expected {option}=False")
-    return found
+def _nothing_of(model: nn.Module, what: str, option: str) -> Refusal:
+    return Refusal(ValueError, f"{type(model).__name__} has no {what}", f", expected {option}=False")
 
 
-def _forward(module: nn.Module, place: str, function: Callable[..., Any]) -> Change:
+def _forward(module: nn.Module, place: str, forward: Callable[[nn.Module], Any]) -> Change | Refusal:
     """Another forward for one module."""
     if "forward" in module.__dict__:
-        raise NotImplementedError(
-            f"patch: {place} ({type(module).__name__}) has had its forward replaced, by hooks or by another library"
+        return Refusal(
+            NotImplementedError,
+            f"{place} ({type(module).__name__}) has had its forward replaced, by hooks or by another library",
         )
-    return Change(module, "forward", None, MethodType(function, module))
+    return Change(module, "forward", None, forward(module))
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -153,13 +212,32 @@ def _configs(model: PreTrainedModel) -> list[Change]:
     return [Change(module, "config", module.config, copied(module.config)) for module in having]
 
 
-def _set_attention(model: PreTrainedModel) -> None:
+def _set_attention(model: PreTrainedModel) -> Iterator[Refusal]:
+    """Set it wherever it can be; what it could not be set for."""
     register()
     model.set_attn_implementation(NAME)
-    for place, module in model.named_modules():
-        if isinstance(module, PreTrainedModel) and module.config._attn_implementation != NAME:
-            called = f"{place} ({type(module).__name__})" if place else type(module).__name__
-            raise NotImplementedError(f"patch: {called} does not take its attention from transformers' interface")
+    models = [(place, module) for place, module in model.named_modules() if isinstance(module, PreTrainedModel)]
+    without = [each for each in models if each[1].config._attn_implementation != NAME]
+    for place, module in without or ([] if _count_of_ours(model) else models[:1]):
+        called = f"{place} ({type(module).__name__})" if place else type(module).__name__
+        yield Refusal(NotImplementedError, f"{called} does not take its attention from transformers' interface")
+
+
+def _attends(kind: type) -> bool:
+    """Whether a class of modules computes attention, to go by its name, or asks transformers' interface for it."""
+    return "Attention" in kind.__name__ or _asks(kind)
+
+
+def _asks(kind: type) -> bool:
+    methods = (member for base in kind.__mro__ if base not in PreTrainedModel.__mro__ for member in vars(base).values())
+    return any("ALL_ATTENTION_FUNCTIONS" in code_of(unwrap(method)).co_names for method in methods)
+
+
+def _count_of_ours(model: nn.Module) -> int:
+    """Modules that ask the interface for attention and get ours."""
+    asking = {kind for kind in {type(module) for module in model.modules()} if _asks(kind)}
+    configs = [module.__dict__.get("config") for module in model.modules() if type(module) in asking]
+    return sum(getattr(config, "_attn_implementation", None) == NAME for config in configs)
 
 
 # --- norms ---------------------------------------------------------------------------------------
@@ -172,17 +250,18 @@ def _readable(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    x = hidden_states
+    x = with_dense_rows(hidden_states)
     y = rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon)
     return y.to(torch.promote_types(x.dtype, self.weight.dtype))
 
 
 def _gpt_oss_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    x = hidden_states
+    x = with_dense_rows(hidden_states)
     return rms_norm(x, _readable(self.weight, x), eps=self.variance_epsilon).to(x.dtype)
 
 
 def _gemma_norm(self: Any, x: Tensor) -> Tensor:
+    x = with_dense_rows(x)
     return rms_norm(x, _readable(self.weight, x), eps=self.eps, offset=1.0).to(x.dtype)
 
 
@@ -194,21 +273,23 @@ NORMS: tuple[tuple[type[nn.Module], tuple[str, ...], Callable[..., Tensor]], ...
 )
 
 
-def _norms(model: nn.Module) -> Iterator[Change]:
+def _norms(model: nn.Module) -> Iterator[Change | Refusal]:
     for place, module in model.named_modules():
         if not type(module).__name__.endswith("RMSNorm"):
             continue
         if type(module) is nn.RMSNorm:
-            yield _forward(module, place, RMSNorm.forward)
+            yield _forward(module, place, partial(partial, RMSNorm.forward))
             continue
-        ours = next((function for like, names, function in NORMS if _same_methods(type(module), like, names)), None)
+        ours = next((function for like, names, function in NORMS if same_methods(type(module), like, names)), None)
         if ours is None:
             known = ", ".join(like.__name__ for like, *_ in NORMS)
-            raise NotImplementedError(
-                f"patch: {place} ({type(module).__name__}) is none of the norms that are known ({known}); "
-                "leave norms out with rms_norm=False"
+            yield Refusal(
+                NotImplementedError,
+                f"{place} ({type(module).__name__}) is none of the norms that are known ({known})",
+                "; leave norms out with rms_norm=False",
             )
-        yield _forward(module, place, ours)
+            continue
+        yield _forward(module, place, partial(partial, ours))
 
 
 # --- rotary embeddings ---------------------------------------------------------------------------
@@ -222,6 +303,7 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
     """
     if unsqueeze_dim not in (1, 2):
         raise NotImplementedError(f"{ROTATION}: unsqueeze_dim is {unsqueeze_dim}, expected 1 or 2")
+    q, k = with_dense_rows(q), with_dense_rows(k)
     cos, sin = (_readable(table, q).contiguous() for table in (cos, sin))  # GPT-OSS has transposed them
     if unsqueeze_dim == 1:
         return rope(q, k, cos, sin)
@@ -233,42 +315,56 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
 ROTATIONS = ((modeling_llama, ("rotate_half",)), (modeling_gpt_oss, ("_apply_rotary_emb",)))
 
 
-def _rotations(model: nn.Module) -> Iterator[Change]:
-    made: dict[type, Callable[..., Any]] = {}
+def _rotations(model: nn.Module) -> Iterator[Change | Refusal]:
+    made: dict[type, Rotation] = {}
     for place, module in model.named_modules():
-        function: Any = type(module).forward
-        if ROTATION not in _code(getattr(function, "__wrapped__", function)).co_names:
+        kind = type(module)
+        function = unwrap(kind.forward)
+        if ROTATION not in code_of(function).co_names:
             continue
-        if hasattr(function, "__wrapped__"):
-            raise NotImplementedError(f"patch: {place} ({type(module).__name__}): its forward is decorated")
-        theirs = function.__globals__[ROTATION]
-        if not any(_same_rotation(theirs, vars(like), called) for like, called in ROTATIONS):
-            raise NotImplementedError(
-                f"patch: {place} ({type(module).__name__}) rotates otherwise than Llama and GPT-OSS; "
-                "leave rotations out with rope=False"
+        if not any(_same_rotation(function.__globals__[ROTATION], vars(like), called) for like, called in ROTATIONS):
+            yield Refusal(
+                NotImplementedError,
+                f"{place} ({kind.__name__}) rotates otherwise than Llama and GPT-OSS",
+                "; leave rotations out with rope=False",
             )
-        if type(module) not in made:
-            made[type(module)] = _with_rotation(function)
-        yield _forward(module, place, made[type(module)])
+            continue
+        try:
+            made[kind] = made.get(kind) or Rotation(kind)
+        except NotImplementedError as error:
+            yield Refusal(NotImplementedError, f"{place} ({kind.__name__}): {error}")
+        else:
+            yield _forward(module, place, partial(RotatingForward.of, made[kind]))
 
 
-def _with_rotation(function: Any) -> Callable[..., Any]:
-    """The same function, with `rotated` under the name that it calls."""
-    others = {**function.__globals__, ROTATION: rotated}
-    # torch.compile looks a global up in the module of this name, and would find theirs there
-    del others["__name__"]
-    made = FunctionType(function.__code__, others, function.__name__, function.__defaults__, function.__closure__)
-    made.__kwdefaults__, made.__module__, made.__qualname__ = (
-        function.__kwdefaults__,
-        function.__module__,
-        function.__qualname__,
-    )
-    return made
+class Rotation:
+    """The forward of a class of modules, with `rotated`; pickled as the class, for its functions are nobody's."""
+
+    def __init__(self, kind: type[nn.Module]):
+        self.kind, self.function = kind, with_global(kind.forward, ROTATION, rotated)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rotation, (self.kind,)
+
+
+class RotatingForward(partial[Any]):
+    """The forward of one module."""
+
+    rotation: Rotation
+
+    @classmethod
+    def of(cls, rotation: Rotation, module: nn.Module) -> RotatingForward:
+        made = cls(rotation.function, module)
+        made.rotation = rotation
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RotatingForward.of, (self.rotation, *self.args)
 
 
 def _same_rotation(theirs: Any, like: dict[str, Any], called: tuple[str, ...]) -> bool:
     one, two = _plain(theirs), _plain(like[ROTATION])
-    return _same_code(one, two) and all(_same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
+    return same_code(one, two) and all(same_code(one.__globals__.get(name), two.__globals__[name]) for name in called)
 
 
 def _plain(function: Any) -> Any:
@@ -278,31 +374,3 @@ def _plain(function: Any) -> Any:
         inside = [cell.cell_contents for cell in forward.__closure__ or ()]
         return next((value for value in inside if isinstance(value, FunctionType)), forward)
     return function
-
-
-# --- comparing code ------------------------------------------------------------------------------
-
-
-def _same_methods(one: type, two: type, names: tuple[str, ...]) -> bool:
-    return all(_same_code(getattr(one, name, None), getattr(two, name)) for name in names)
-
-
-def _same_code(one: Any, two: Any) -> bool:
-    """Whether two functions have the same instructions, on the same names and constants; docstrings may differ."""
-
-    def told(function: Any) -> tuple[Any, ...]:
-        code = _code(function)
-        constants = code.co_consts[1:] if function.__doc__ else code.co_consts
-        defaults = (function.__defaults__, function.__kwdefaults__)
-        return code.co_code, code.co_names, code.co_varnames, constants, defaults
-
-    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and told(one) == told(two)
-
-
-def _code(function: Any) -> CodeType:
-    """A function's code; of what has none, that of a function which does nothing."""
-    return getattr(function, "__code__", _nothing.__code__)
-
-
-def _nothing() -> None:
-    pass
