@@ -13,6 +13,7 @@ from ...reference.flash_attention_varlen import sequences
 from ...spec import Problem
 
 Arrays = Mapping[str, np.ndarray]
+EPS = float(np.finfo(np.float32).eps)
 
 
 def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
@@ -20,7 +21,8 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
 
     dS = P * (dP - delta) is the difference of two sums, which agree where a query sees one key alone, and all gradients
     but dv are sums of such. So dS counts as P * (|dP| + |delta|), and dP and delta as sums of |do| * |v|, |do| * |o|.
-    P = exp(S - lse) is known to eps times what S adds up, slope * scale * q * k, whose roundings add in squares.
+    P = exp(S - lse) is known to eps times what S adds up, slope * scale * q * k, whose roundings add in squares. Where
+    that is more than a few, P is 1 or 0, if the greatest score is farther from the others than roundings reach.
     """
     largest = {output.name: 0.0 for output in problem.spec.gradients}
     d_sinks: Any = 0.0
@@ -73,10 +75,11 @@ def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.
     with np.errstate(all="ignore"):
         products = x["q"] @ over_group(x["k"], problem.group).swapaxes(-1, -2) * problem.scale  # [B, H, Sq, Sk]
         scores = options.scores(products, at)
-        probs = np.where(scores != -np.inf, np.nan_to_num(np.exp(scores - finite(x["lse"])[..., None]), posinf=0.0), 0)
+        sinks = options.sinks()
+        probs = np.nan_to_num(_softmax(scores, sinks))
         slope = abs(problem.scale) * np.nan_to_num(np.abs(options.slope(products, at)), posinf=0.0)
         squares = size["q"] ** 2 @ over_group(size["k"] ** 2, problem.group).swapaxes(-1, -2)  # [B, H, Sq, Sk]
-        probs = probs * (1 + slope * np.sqrt(squares))
+        probs = probs * (1 + _open(scores, sinks, slope * np.sqrt(squares)))
         weight = options.weight(at)
         d_probs = weight * (size["do"] @ over_group(size["v"], problem.group).swapaxes(-1, -2))  # [B, H, Sq, Sk]
         delta = (size["do"] * size["o"]).sum(axis=-1) + size.get("dlse", 0.0)  # [B, H, Sq]
@@ -90,6 +93,29 @@ def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.
         if "bias" in x:
             terms["dbias"] = sum_to(d_scores, x["bias"].shape)
         lost = 0.0
-        if (sinks := options.sinks()) is not None:
+        if sinks is not None:
             lost = np.nan_to_num(np.exp(sinks - finite(x["lse"])) * delta, posinf=0.0).sum(axis=(0, 2))
     return terms, np.asarray(lost)
+
+
+def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Made of the scores alone: a saved lse is a float32, which may be a number far from one of float64."""
+    row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # [B, H, Sq, 1]
+    if sinks is not None:
+        row_max = np.maximum(row_max, sinks[..., None])
+    probs = np.exp(scores - finite(row_max))
+    row_sum = probs.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        row_sum = row_sum + np.exp(sinks[..., None] - finite(row_max))
+    return probs / np.where(row_sum == 0, 1, row_sum)
+
+
+def _open(scores: np.ndarray, sinks: np.ndarray | None, sizes: np.ndarray) -> np.ndarray:
+    """`sizes`, what scores add up; 0 in rows where these are large and whose greatest score is far from the others."""
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[..., None], (*scores.shape[:-1], 1))], axis=-1)
+    if scores.shape[-1] < 2:
+        return sizes
+    second, first = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
+    reach = np.nan_to_num(EPS * np.maximum(sizes.max(axis=-1, initial=0.0), np.abs(finite(first))))
+    return np.where(((reach > 1 / 16) & (first - second > 16 * (1 + reach)))[..., None], 0, sizes)

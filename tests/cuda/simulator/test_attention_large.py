@@ -30,7 +30,8 @@ def calls(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
     dtype = draw(st.sampled_from(["bfloat16", "float32"]))
     q = draw(st.integers(-60, 60))
     k = draw(st.integers(-60, min(60, LOG2_MAX - 10 - q)))
-    scale = draw(st.integers(-126, min(100, LOG2_MAX - 10 - q - k)))
+    # neither a score nor a gradient's number is too large or too small for a float32
+    scale = draw(st.integers(max(-100, -90 - q, -90 - k), max(-90 - min(q, k), min(100, LOG2_MAX - 10 - q - k))))
     bias = draw(st.none() | st.integers(-100, LOG2_MAX - 10))
     sinks = draw(st.none() | st.integers(-100, LOG2_MAX - 10))
     by = {"q": q, "k": k, "scale": scale, "bias": bias, "sinks": sinks, "v": draw(st.integers(-60, 60))}
