@@ -215,7 +215,7 @@ SPEC_TABLES = Spec(
     ),
     backward_cost=None,
     rounding="cos and sin once, to their dtype; frequencies, angles and all else in float64",
-    floor=8.0,
+    floor=1.0,
     rungs=("simt",),
     cases=CASES_TABLES,
     generate=generate_positions,

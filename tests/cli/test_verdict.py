@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dualops import reference
 from dualops.cli.measure import Measurement
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import tasks
@@ -137,3 +138,26 @@ def test_long_lines_are_broken_between_words_on_a_terminal():
     assert found[0].startswith("dualops demo: no operator sotfmax, expected one of ")
     assert len(found) > 1 and max(map(len, found)) <= 80
     assert re.split(r",\s+", " ".join(found))[1:] == ["expected one of flash_attention", *list(tasks())[1:]]
+
+
+# --- what can't be judged, and what cancels ------------------------------------------------------
+
+
+def test_what_nothing_was_held_against_is_over_its_tolerance(run, tmp_path):
+    """Rows near 1e30 overflow in float32: NumPy's own result is 0, and no tolerance follows from that."""
+    np.savez(tmp_path / "in.npz", x=np.full((2, 8), 1e30, np.float32))
+    code, out, _ = run("demo", "rms_norm", "--where", "reference", "--input", tmp_path / "in.npz")
+    assert code == 1
+    assert out.startswith("rms_norm  1 of 1 OVER TOLERANCE, worst at > 999 % of allowed\n")
+    assert "y: nothing is checked: the baseline, float32 arithmetic rounded to float32, is off by 1.00e+00" in out
+
+
+def test_a_gradient_that_cancels_to_nothing_is_measured_by_its_terms(run, tmp_path):
+    """A query with a single key has no gradient: what float32 leaves of it is far above the truth, and right."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = rng.standard_normal((4, 1, 2, 1, 64)).astype(np.float32)
+    o, lse = reference.flash_attention(q, k, v, return_lse=True)
+    np.savez(tmp_path / "in.npz", q=q, k=k, v=v, o=o, lse=lse, do=do)
+    words = ("--where", "reference", "--input", tmp_path / "in.npz")
+    code, out, _ = run("demo", "flash_attention_backward", *words)
+    assert code == 0 and "1 of 1 within tolerance" in out
