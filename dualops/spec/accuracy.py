@@ -9,9 +9,9 @@ baseline is the truth and c * eps is what remains. The rule is FlashAttention's 
 floor. A NaN or an infinity must stand exactly where the truth has it.
 
 A limit can be *vacuous*: it would pass results that have nothing to do with the truth, because the baseline itself
-fails (x * x overflows in float32 for rows near 1e30). Then nothing was checked, and the result does not pass. A limit is
-vacuous where it would pass a result that is off by half of the size of what is compared, in one element (maximum) or in
-all of them (root mean square). That size is the largest of three:
+fails (x * x overflows in float32 for rows near 1e30). Then nothing was checked, and the result does not pass. A limit
+is vacuous where it would pass a result that is off by half of the size of what is compared, in one element (maximum) or
+in all of them (root mean square). That size is the largest of three:
 
 - the truth's own size: its maximum, or its root mean square
 - `terms`, what the result is a difference of. A gradient that cancels to 1e-9 of its terms is known to eps of the
