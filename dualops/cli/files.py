@@ -113,6 +113,14 @@ def contents(results: Arrays) -> str:
     return ", ".join(f"{name} {shape_of(x.shape)} {dtypes[name]}" for name, x in results.items())
 
 
+def same_file(one: Path, other: Path) -> bool:
+    """Whether both paths lead to one file that is there, by whatever links and names."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
+
+
 def write_npz(path: Path, results: Arrays) -> None:
     """Save results by their names in the spec; bfloat16 as the uint16 of its bits, for .npy has no bfloat16."""
     plain: dict[str, Any] = {

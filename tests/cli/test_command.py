@@ -45,11 +45,6 @@ def test_info(tmp_path):
     assert "the simulator" in done.stdout
 
 
-def test_no_subcommand_is_exit_code_2():
-    done = python("-m", "dualops")
-    assert done.returncode == 2 and "required: {demo,info,check,warm,estimate,tune,new}" in done.stderr
-
-
 def test_demo_in_the_simulator(tmp_path):
     """Real kernels, the user's arrays, no line lost on a narrow terminal."""
     rng = np.random.default_rng(0)
