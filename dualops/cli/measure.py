@@ -6,13 +6,13 @@ import time
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
 from .. import spec
 from ..testing.terms import terms_of
-from ..testing.truth import held, truth
+from ..testing.truth import held_first_without_terms, truth
 from .errors import CommandError
 from .gpu import Bench
 from .problems import Arrays, Job
@@ -104,10 +104,7 @@ class Judge:
     def verdict(self, results: Arrays) -> Verdict:
         """Hold every result against the float64 truth by the rule of `spec.compare`."""
         task, problem = self.job.task, self.job.problem
-        by_name = held(task.spec, problem.dtype, results, self.truth, self.baseline)
-        if any(accuracy.vacuous for accuracy in by_name.values()):
-            # what cancels is measured by its terms. They are asked for here alone: attention's hold all scores
-            terms = terms_of(task.spec, task.backward)(self.arrays, problem)
-            by_name = held(task.spec, problem.dtype, results, self.truth, self.baseline, terms)
-        found = [*by_name.values()]
+        terms = partial(terms_of(task.spec, task.backward), self.arrays, problem)
+        both = self.truth, self.baseline
+        found = [*held_first_without_terms(task.spec, problem.dtype, results, *both, terms).values()]
         return Verdict(max(found, key=lambda one: one.ratio), [one.message for one in found if not one.passed])
