@@ -93,7 +93,7 @@ def flash_attention(
     mask_mod: (b, h, i, j) -> whether query i sees key j
     block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one: tiles that nobody sees are skipped
     sinks [H]: one more logit in the softmax, without a value
-    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16;
+    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15;
         backward draws the same ones again
 
     sinks and alibi_slopes are of q's dtype, or float32. seed is an integer of 64 bits or an int64 tensor without axes.

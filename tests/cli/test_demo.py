@@ -87,7 +87,7 @@ def test_verbose_shows_every_operator_with_its_errors(run):
     assert code == 0
     for name, task in tasks().items():
         for dtype in ("float32",) if task.spec.parent else ("float32", "bfloat16"):
-            below = rf"^{name}, reference, {dtype}: [^\n]*\n( [^\n]*\n)*?(rung [^\n]*\n)?  NumPy +\d\.\de-\d\d"
+            below = rf"^{name}, reference, {dtype}: [^\n]*\n( [^\n]*\n)*?(rung [^\n]*\n)?  NumPy +\d\.\de[-+]\d\d"
             assert re.search(below, out, re.MULTILINE), (name, dtype)
     shown = re.findall(r"^(\w+), reference, ", out, re.MULTILINE)
     assert max(map(len, out.splitlines())) <= 80
