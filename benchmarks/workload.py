@@ -26,7 +26,7 @@ import torch
 
 from .contestant import Contestant
 from .samples import Part, Sample, Selection, Shapes, shared
-from .tree import reference, spec, testing, truth
+from .tree import reference, spec, terms, testing, truth
 from .work import bind, gradient_inputs
 
 GENERATED_ELEMENTS = 2**24  # of the largest input
@@ -132,8 +132,8 @@ class Workload:
                 self._require_repeats(contestant, direction, name, result)
             first = result[: self._batch] if repeats else result
             actual[name] = testing.to_numpy(first)[picked[name]]
-        terms = partial(self._terms, direction)
-        found = truth.held_first_without_terms(self.operator, self.problem.dtype, actual, truths, baselines, terms)
+        cancelled = partial(self._terms, direction)
+        found = truth.held_first_without_terms(self.operator, self.problem.dtype, actual, truths, baselines, cancelled)
         return max(found.values(), key=lambda accuracy: accuracy.ratio)
 
     def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
@@ -156,12 +156,13 @@ class Workload:
         for part in self.parts(direction):
             host = self._sampled(part, direction)
             problem = truth.bind(self.operator, host, {**self.case.params, **part.params}, backward)
-            largest |= Counter(testing.terms.terms_of(self.operator, backward)(host, problem))
+            largest |= Counter(terms.terms_of(self.operator, backward)(host, problem))
         return dict(largest)
 
     def _sampled(self, part: Part, direction: str) -> Arrays:
         """What a sample's reference is given."""
-        found = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()} | part.arrays
+        found = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
+        found.update(part.arrays)
         return {name: np.asarray(array) for name, array in found.items()}  # a seed too, which is then a number
 
     def parts(self, direction: str) -> list[Part]:

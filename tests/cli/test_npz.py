@@ -9,7 +9,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -215,7 +215,9 @@ def test_files_with_a_few_bytes_changed_are_read_or_refused(run, tmp_path: Path,
     for _ in range(150):
         content = np.frombuffer(whole, np.uint8).copy()
         for place in rng.integers(len(whole), size=rng.integers(1, 4)):
-            content[place] = rng.choice([0, 1, 0xFF, content[place] ^ (1 << rng.integers(8)), rng.integers(256)])
+            content[place] = rng.choice(
+                [0, 1, 0xFF, int(content[place]) ^ (1 << int(rng.integers(8))), int(rng.integers(256))]
+            )
         path.write_bytes(content.tobytes()[: len(whole) if rng.random() < 0.9 else rng.integers(len(whole))])
         code, out, err = run("demo", "softmax", "--where", "reference", "--input", path)
         found.add(code)
@@ -227,7 +229,7 @@ def test_files_with_a_few_bytes_changed_are_read_or_refused(run, tmp_path: Path,
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8"])
 @pytest.mark.parametrize("save", SAVED)
-def test_what_numpy_writes_is_read(run, tmp_path: Path, save: str, dtype: str, order: str):
+def test_what_numpy_writes_is_read(run, tmp_path: Path, save: str, dtype: str, order: Literal["C", "F"]):
     path = tmp_path / "in.npz"
     SAVED[save](path, x=np.asarray(X, dtype, order=order))
     words = ("--where", "reference", "--input", path, "--output", tmp_path / "out.npz")

@@ -18,7 +18,7 @@ from dualops import reference
 from dualops.cli.measure import Measurement
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import tasks
-from dualops.cli.report import Row, percent
+from dualops.cli.report import Row, percent, print_table
 from dualops.cli.verdict import last_line, operator_line, remarks
 from dualops.spec import OPERATORS, Accuracy
 from dualops.spec.accuracy import Errors
@@ -138,6 +138,24 @@ def test_long_lines_are_broken_between_words_on_a_terminal():
     assert found[0].startswith("dualops demo: no operator sotfmax, expected one of ")
     assert len(found) > 1 and max(map(len, found)) <= 80
     assert re.split(r",\s+", " ".join(found))[1:] == ["expected one of flash_attention", *list(tasks())[1:]]
+
+
+def test_the_table_of_a_gpu_has_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Also where nothing is short: a failure, a name of all arguments, a rung that was not checked."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        row(np.inf, roof=0.97),
+        row(0.5, flops=10**12),
+        row(None, "flash_attention", flops=637 * 10**9),
+        row(0.5, "flash_attention", flops=1),
+    ]
+    print_table(rows, "gpu")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    for told in ("> 999 %", "FAILS", "97 %", "637 TFLOP/s", "not", "checked", "1 ms", "0 B"):
+        assert told in words
+    assert "softmax, gpu, bfloat16: x " in out and "flash_attention, gpu, bfloat16: q " in out
 
 
 # --- what can't be judged, and what cancels ------------------------------------------------------
