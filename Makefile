@@ -161,7 +161,7 @@ $(VENV)/.package: $(VENV)/.base
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.base
-	$(INSTALL) --editable '.[bench,docs]'
+	$(INSTALL) --editable '.[docs,plot]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.base

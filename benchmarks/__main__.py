@@ -156,6 +156,9 @@ def plot(arguments: argparse.Namespace) -> int:
     target = arguments.docs / "peers.png"
     if peers_plot.picture(peers, target):
         print(target)
+        page = arguments.index.read_text()
+        arguments.index.write_text(drawing.fill(page, peers_plot.caption(peers), *peers_plot.MARKERS))
+        print(arguments.index)
     lengths = arguments.scaling / f"{arguments.machine}.json"
     if lengths.exists():
         target = arguments.docs / "flash_attention_scaling.png"
@@ -237,6 +240,8 @@ def main(words: Sequence[str] | None = None) -> int:
     every_case = ROOT / "benchmarks" / "README.md"
     plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")
     plotter.add_argument("--docs", type=Path, default=ROOT / "docs")
+    index = ROOT / "docs" / "pages" / "index.md"
+    plotter.add_argument("--index", type=Path, default=index, help="the page that says which GPUs peers.png is of")
     plotter.set_defaults(command=plot)
     arguments = parser.parse_args(words)
     return arguments.command(arguments)

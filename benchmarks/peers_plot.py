@@ -13,6 +13,7 @@ from .work import DIRECTIONS, bind
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MARKERS = "<!-- peers:begin -->", "<!-- peers:end -->"
 DTYPE = "bfloat16"
 WIDTH, HEADS, TOKENS = 128, 16, 16384  # of a head; query and key heads; of all batches together
 COLORS = {
@@ -134,6 +135,19 @@ def _bars(axes: Axes, found: Rates) -> None:
     axes.grid(axis="y", alpha=0.3)
     axes.margins(y=0.1)
     axes.set_axisbelow(True)
+
+
+def caption(peers: Mapping[str, Peers]) -> str:
+    """Which GPUs the picture is of: "Attention on one NVIDIA H100 80GB HBM3, matmul on one NVIDIA H200."."""
+    devices: dict[str, dict[str, None]] = {}
+    for panel in panels():
+        for words in panel.rates(peers):
+            run = peers[panel.operator].runs[Key(panel.operator, panel.cases[words], panel.direction)]
+            devices.setdefault(panel.operator, {})[run.device] = None
+    names = {"flash_attention": "attention", "matmul": "matmul"}
+    parts = [f"{names[operator]} on one {' or one '.join(found)}" for operator, found in devices.items()]
+    text = ", ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def told(drawn: Iterable[tuple[Panel, Rates]], peers: Mapping[str, Peers]) -> str:

@@ -31,12 +31,13 @@ def _load() -> ModuleType:
 
 if TYPE_CHECKING:
     from dualops import reference, spec, testing
-    from dualops.testing import truth
+    from dualops.testing import terms, truth
 else:
     _load()
     spec = import_module(f"{_NAME}.spec")
     reference = import_module(f"{_NAME}.reference")
     testing = import_module(f"{_NAME}.testing")
+    terms = import_module(f"{_NAME}.testing.terms")
     truth = import_module(f"{_NAME}.testing.truth")
 
-__all__ = ["ROOT", "reference", "spec", "testing", "truth"]
+__all__ = ["ROOT", "reference", "spec", "terms", "testing", "truth"]

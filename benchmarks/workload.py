@@ -13,6 +13,7 @@ write over what they are given, and the next contestant is to get the same numbe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ import torch
 
 from .contestant import Contestant
 from .samples import Part, Sample, Selection, Shapes, shared
-from .tree import reference, spec, testing, truth
+from .tree import reference, spec, terms, testing, truth
 from .work import bind, gradient_inputs
 
 GENERATED_ELEMENTS = 2**24  # of the largest input
@@ -131,7 +132,8 @@ class Workload:
                 self._require_repeats(contestant, direction, name, result)
             first = result[: self._batch] if repeats else result
             actual[name] = testing.to_numpy(first)[picked[name]]
-        found = truth.held(self.operator, self.problem.dtype, actual, truths, baselines)
+        cancelled = partial(self._terms, direction)
+        found = truth.held_first_without_terms(self.operator, self.problem.dtype, actual, truths, baselines, cancelled)
         return max(found.values(), key=lambda accuracy: accuracy.ratio)
 
     def expected(self, direction: str) -> tuple[Selection, Arrays, Arrays]:
@@ -139,8 +141,7 @@ class Workload:
         if direction not in self._expected:
             picked, truths, baselines = Selection(), Arrays(), Arrays()
             for part in self.parts(direction):
-                host = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
-                host |= part.arrays
+                host = self._sampled(part, direction)
                 function = partial(self.reference(direction), **part.params)
                 both = truth.truth(self.operator, function, host, {}), function(**host)
                 for found, results in zip((truths, baselines), both):
@@ -148,6 +149,21 @@ class Workload:
                 picked |= {name: part.picked[name] for name in part.results}
             self._expected[direction] = picked, truths, baselines
         return self._expected[direction]
+
+    def _terms(self, direction: str) -> dict[str, float]:
+        """What the results of the samples are differences of: the largest, where one is of several samples."""
+        backward, largest = direction == "backward", Counter[str]()
+        for part in self.parts(direction):
+            host = self._sampled(part, direction)
+            problem = truth.bind(self.operator, host, {**self.case.params, **part.params}, backward)
+            largest |= Counter(terms.terms_of(self.operator, backward)(host, problem))
+        return dict(largest)
+
+    def _sampled(self, part: Part, direction: str) -> Arrays:
+        """What a sample's reference is given."""
+        found = {name: array[part.picked[name]] for name, array in self.arguments(direction).items()}
+        found.update(part.arrays)
+        return {name: np.asarray(array) for name, array in found.items()}  # a seed too, which is then a number
 
     def parts(self, direction: str) -> list[Part]:
         """The samples that the results of a direction are held against, each with some of the results."""

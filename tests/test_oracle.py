@@ -13,6 +13,7 @@ import torch
 
 from dualops import reference, testing
 from dualops.spec import OPERATORS, Tag
+from dualops.spec.meta import FLOATS, numpy_dtype
 from dualops.testing.terms import flash_attention, rope_tables, terms_of
 from dualops.testing.truth import bind
 
@@ -67,6 +68,78 @@ def test_references_pass_and_what_is_off_does_not(operator: str, backward: bool)
         name, last = next(iter(found)), tuple(size - 1 for size in spoilt.shape)
         with pytest.raises(testing.Wrong, match=rf"{name}: max error .*worst at {re.escape(str(last))}: "):
             testing.check(operator, {name: spoilt}, arrays, problem.params, backward)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_results_times_a_tenth_more_are_wrong(operator: str, backward: bool):
+    """No operator's tolerance is blind: each result of each small case that is not 0 is told to be wrong."""
+    if backward and not OPERATORS[operator].gradients:
+        return  # told by the test above
+    function = getattr(reference, f"{operator}_backward" if backward else operator)
+    told = 0
+    for problem in testing.cases(operator, Tag.SIM, backward=backward, dtype="float32"):
+        arrays = problem.arrays()
+        found = function(**problem.arrays(), **problem.params)
+        found = found if isinstance(found, tuple) else (found,)
+        bound = bind(OPERATORS[operator], arrays, problem.params, backward)
+        names = bound.outputs(OPERATORS[operator].gradients if backward else OPERATORS[operator].outputs)
+        more = {name: 1.1 * result.astype(np.float64) for name, result in zip(names, found, strict=True)}
+        there = [name for name, result in more.items() if np.nan_to_num(result, posinf=0, neginf=0).any()]
+        if there:
+            with pytest.raises(testing.Wrong) as caught:
+                testing.check(operator, {name: more[name] for name in there}, arrays, problem.params, backward)
+            for name in there:
+                assert re.search(rf"(^|: ){name}: max error ", str(caught.value), re.MULTILINE), (problem, name)
+            told += 1
+    assert told
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("last", [1000, 131072, 10**6])
+def test_tables_of_large_angles_are_held_to_what_float64_knows(last: int, dtype: str):
+    """The spec has angles in float64: angles in float32 are wrong, and so are two last bits of narrower tables."""
+    positions = np.arange(last - 3, last)
+    cos, sin = reference.rope_tables(positions, 64, dtype=dtype)
+    found = testing.check("rope_tables", (cos, sin), {"positions": positions}, {"dim": 64, "dtype": dtype})
+    eps = float(ml_dtypes.finfo(numpy_dtype(dtype)).eps)
+    assert max(each.limit.max for each in found.values()) <= (1.6 * eps if dtype != "float64" else 33 * last * eps)
+    exact, _ = reference.rope_tables(positions, 64, dtype="float64")
+    angles = positions[:, None].astype(np.float32) * np.float32(10000) ** (np.arange(32, dtype=np.float32) / -32)
+    wrong = {"a tenth more": 1.1 * exact, "swapped": sin}
+    wrong |= {"angles in float32": np.cos(angles).astype(np.float64)} if dtype in ("float32", "float64") else {}
+    wrong |= {"two last bits": exact * (1 + 4 * eps)} if dtype != "float64" else {}
+    for each in wrong.values():
+        with pytest.raises(testing.Wrong, match=r"cos: max error "):
+            testing.check("rope_tables", {"cos": each}, {"positions": positions}, {"dim": 64, "dtype": dtype})
+
+
+def test_where_any_result_would_pass_that_is_an_error():
+    """Squares of rows near 1e30 overflow in float32: the baseline's y is 0, and so its limit would pass noise."""
+    x = RNG.standard_normal((4, 64), np.float32)
+    one_row = np.where(np.arange(4)[:, None] == 1, np.float32(1e30), np.float32(1))
+    told = r"_norm float32, .*: y: nothing is checked: the baseline, float32 arithmetic rounded to float32, is off by "
+    for operator in ("rms_norm", "layer_norm"):
+        right = getattr(reference, operator)(x)
+        testing.check(operator, right, {"x": x})
+        for huge in (x * np.float32(1e30), x * one_row):
+            for got in (right, np.zeros_like(x), right * np.float32(1.2)):
+                with pytest.raises((testing.Vacuous, testing.Wrong)) as caught:
+                    testing.check(operator, got, {"x": huge})
+                assert got is not right or isinstance(caught.value, testing.Vacuous)
+                assert isinstance(caught.value, testing.Wrong) or re.search(told, str(caught.value))
+    overflows = {"a": np.full((2, 3), 300, np.float16), "b": np.full((3, 2), 300, np.float16)}
+    infinite = np.full((2, 2), np.inf, np.float16)
+    told = r"y: inf at \(0, 0\), expected 270000.* the baseline, .*float16, is inf there"
+    with pytest.raises(testing.Vacuous, match=told):
+        testing.check("matmul", infinite, overflows)
+    with pytest.raises(testing.Wrong, match=r"y: max error 1.00e\+00"):
+        testing.check("matmul", np.zeros((2, 2), np.float16), overflows)
+    testing.check("matmul", np.full((2, 2), 270000.0, np.float32), overflows)
+    positions = np.array([10**16, -(2**62)])
+    cos, sin = reference.rope_tables(positions, 4)
+    with pytest.raises(testing.Vacuous, match=r"cos: nothing is checked: the arithmetic knows nothing of a result of"):
+        testing.check("rope_tables", (cos, sin), {"positions": positions}, {"dim": 4})
 
 
 @pytest.mark.parametrize("operator", [name for name, spec in OPERATORS.items() if spec.gradients])
@@ -185,7 +258,7 @@ def test_random_cases_repeat_in_the_dtypes_that_are_wanted():
 @pytest.mark.parametrize(
     ("operator", "count", "options", "told"),
     [
-        ("softmin", 1, {}, "operator is 'softmin', expected one of flash_attention, .*lion"),
+        ("softmin", 1, {}, f"operator is 'softmin', expected one of {', '.join(OPERATORS)}"),
         ("softmax", -1, {}, "softmax: count is -1, expected 0 or more"),
         ("softmax", 1, {"seed": -2}, "softmax: seed is -2, expected 0 or more"),
         ("matmul", 1, {"max_elements": 63}, "matmul: max_elements is 63, expected 64 or more"),

@@ -23,7 +23,7 @@ from .afterwards import afterwards
 from .console import lines
 from .errors import CommandError
 from .estimate import duration, reference_seconds, run_seconds, simulator_seconds
-from .files import user_job, write_npz
+from .files import same_file, user_job, write_npz
 from .measure import Judge, Measurement, on_gpu, on_reference, on_simulator, plan_of
 from .own import own_jobs
 from .place import PLACES, choose
@@ -104,6 +104,8 @@ def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
     known = tasks()
     if arguments.output and not arguments.input:
         raise CommandError("--output needs --input: it saves the results of your arrays")
+    if arguments.output and same_file(arguments.output, arguments.input):
+        raise CommandError(f"--output {arguments.output} is the file of --input, expected another one")
     if arguments.operator is None:
         for option in ("input", "param", "kernel"):
             if getattr(arguments, option):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +12,98 @@ import numpy as np
 
 from ..spec import ArrayMeta
 from ..spec.base import Input, Role
-from ..spec.meta import numpy_dtype
+from ..spec.meta import contiguous_strides, numpy_dtype
 from .errors import CommandError
+from .npz import BadFile, Header, Npz
 from .problems import Arrays, Job, Task, shape_of
+from .report import size
+
+MOST_NAMES = 20  # of a file's arrays in a message
+BITS = (np.dtype(np.uint16), np.dtype("<u2"), np.dtype(">u2"), np.dtype("V2"))  # in which bfloat16 numbers come
 
 
 def user_job(task: Task, path: Path, params: Mapping[str, Any], dtype: str | None) -> Job:
-    """The problem that the arrays of an .npz file state: its keys are the spec's input names."""
-    arrays = read_npz(path, task, dtype)
+    """The problem that the arrays of an .npz file state: its keys are the spec's input names.
+
+    .npy has no bfloat16: with dtype "bfloat16" arrays of uint16 are taken as the bits of bfloat16 numbers. Other floats
+    are rounded to what the problem has them in. Names, dtypes, shapes and sizes are checked before anything is
+    inflated. Raises CommandError for a file that can't be read, a missing or a superfluous array, a wrong problem, and
+    for more bytes than this machine has memory.
+    """
     try:
-        problem = task.bind({name: ArrayMeta.of_numpy(array) for name, array in arrays.items()}, params)
+        with Npz(path) as file:
+            inputs = _inputs(file, path, task)
+            headers = {given.name: file.header(given.name) for given in inputs}
+            dtypes = {given.name: _taken(headers[given.name].dtype, given, dtype) for given in inputs}
+            problem = task.bind({name: _meta(header.shape, dtypes[name]) for name, header in headers.items()}, params)
+            _check_memory(headers)
+            arrays = {given.name: _as_taken(file.read(given.name), dtypes[given.name]) for given in inputs}
         if task.spec.values:
             task.spec.values(task.name, arrays, problem)
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from None
+    except BadFile as error:
+        raise CommandError(
+            f"{path} is no .npz file of plain arrays, expected one with {_wanted(task)}: it {error}"
+        ) from None
     except (TypeError, ValueError, NotImplementedError) as error:
         raise CommandError(f"{path}: {error}") from None
     return Job(task, path.name, problem, params, lambda: arrays)
 
 
-def read_npz(path: Path, task: Task, dtype: str | None) -> Arrays:
-    """The inputs of `task` from an .npz file, in the order of the spec, for a problem of `dtype` if one is given.
-
-    .npy has no bfloat16: with dtype "bfloat16" arrays of uint16 are taken as the bits of bfloat16 numbers. Other floats
-    are rounded to what the problem has them in. Raises CommandError for a file that can't be read, a missing or a
-    superfluous array.
-    """
-    try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise CommandError(f"{path} holds a single array, expected an .npz file with {_wanted(task)}")
-        with file:
-            arrays = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
-        raise CommandError(f"{path} is no .npz file of plain arrays, expected one with {_wanted(task)}") from None
-    missing = [given.name for given in task.inputs if given.name not in arrays and not given.optional]
-    superfluous = sorted(arrays.keys() - {given.name for given in task.inputs})
+def _inputs(file: Npz, path: Path, task: Task) -> list[Input]:
+    """The inputs that the file has, in the order of the spec. Raises CommandError if one is missing or superfluous."""
+    missing = [given.name for given in task.inputs if given.name not in file.members and not given.optional]
+    superfluous = file.members.keys() - {given.name for given in task.inputs}
     if missing or superfluous:
-        raise CommandError(f"{path} has the arrays {', '.join(arrays) or '(none)'}, expected {_wanted(task)}")
-    given_arrays = [(given, arrays[given.name]) for given in task.inputs if given.name in arrays]
-    return {given.name: _in_dtype(array, given, dtype).copy(order="C") for given, array in given_arrays}
+        raise CommandError(f"{path} has the arrays {_listed(file.members)}, expected {_wanted(task)}")
+    return [given for given in task.inputs if given.name in file.members]
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first of the names, in one line, whatever is in them."""
+    told = [ascii(name)[1:-1][:40] for name in names]
+    return ", ".join(told[:MOST_NAMES]) + (", ..." if len(told) > MOST_NAMES else "") or "(none)"
 
 
 def _wanted(task: Task) -> str:
     return ", ".join(f"{given.name} (optional)" if given.optional else given.name for given in task.inputs)
 
 
-def _in_dtype(array: np.ndarray, given: Input, dtype: str | None) -> np.ndarray:
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+def _meta(shape: tuple[int, ...], dtype: np.dtype) -> ArrayMeta:
+    return ArrayMeta(shape, dtype.name, contiguous_strides(shape), "cpu", 0)
+
+
+def _check_memory(headers: Mapping[str, Header]) -> None:
+    """Raise ValueError for arrays that this machine can't hold."""
+    needed, there = sum(header.nbytes for header in headers.values()), physical_memory()
+    if there is not None and needed > there:
+        raise ValueError(f"its arrays have {size(needed)}, this machine has {size(there)} of memory")
+
+
+def physical_memory() -> int | None:
+    """Bytes, None where the system does not say."""
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    found = [os.sysconf(name) for name in names] if {*names} <= {*getattr(os, "sysconf_names", {})} else [-1]
+    return prod(found) if min(found) > 0 else None
+
+
+def _taken(own: np.dtype, given: Input, dtype: str | None) -> np.dtype:
+    """The dtype that the problem has an array of the file in."""
     if dtype is None or given.role is Role.OTHER:
-        return array
-    if dtype == "bfloat16" and array.dtype in (np.dtype(np.uint16), np.dtype("V2")):
-        return array.view(numpy_dtype("bfloat16"))
-    return array.astype(numpy_dtype(given.dtype_for(dtype))) if array.dtype.kind == "f" else array
+        return own.newbyteorder("=")
+    if dtype == "bfloat16" and own in BITS:
+        return numpy_dtype("bfloat16")
+    return numpy_dtype(given.dtype_for(dtype)) if own.kind == "f" else own.newbyteorder("=")
+
+
+def _as_taken(array: np.ndarray, taken: np.dtype) -> np.ndarray:
+    """A row-major copy in that dtype."""
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype in BITS and taken == numpy_dtype("bfloat16"):
+        array = array.view(taken)
+    with np.errstate(over="ignore"):  # as an infinity, which is what the dtype has for it
+        return array.astype(taken, order="C")
 
 
 def contents(results: Arrays) -> str:
@@ -72,6 +111,14 @@ def contents(results: Arrays) -> str:
     bits = numpy_dtype("bfloat16")
     dtypes = {name: "bfloat16 as uint16" if x.dtype == bits else str(x.dtype) for name, x in results.items()}
     return ", ".join(f"{name} {shape_of(x.shape)} {dtypes[name]}" for name, x in results.items())
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether both paths lead to one file that is there, by whatever links and names."""
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there
+        return False
 
 
 def write_npz(path: Path, results: Arrays) -> None:

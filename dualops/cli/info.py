@@ -9,11 +9,11 @@ import platform
 from collections.abc import Iterator
 from importlib import import_module, metadata
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..machine import ask_driver
+from .console import Console
 from .place import SWITCH, choose
 from .report import size
 

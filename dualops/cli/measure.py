@@ -6,12 +6,13 @@ import time
 import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
 from .. import spec
-from ..testing.truth import held, truth
+from ..testing.terms import terms_of
+from ..testing.truth import held_first_without_terms, truth
 from .errors import CommandError
 from .gpu import Bench
 from .problems import Arrays, Job
@@ -102,6 +103,8 @@ class Judge:
 
     def verdict(self, results: Arrays) -> Verdict:
         """Hold every result against the float64 truth by the rule of `spec.compare`."""
-        dtype = self.job.problem.dtype
-        found = [*held(self.job.task.spec, dtype, results, self.truth, self.baseline).values()]
+        task, problem = self.job.task, self.job.problem
+        terms = partial(terms_of(task.spec, task.backward), self.arrays, problem)
+        both = self.truth, self.baseline
+        found = [*held_first_without_terms(task.spec, problem.dtype, results, *both, terms).values()]
         return Verdict(max(found, key=lambda one: one.ratio), [one.message for one in found if not one.passed])

@@ -18,28 +18,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .check import require_compiler
-from .console import lines
+from .console import Console, lines
 from .errors import CommandError
 from .place import SWITCH
 from .progress import progress
+from .report import bandwidth, tflops
 
 HELP = "rank an operator's Configs by what they would take on a GPU"
 
 DEFAULT = "h200"
-WIDEST = 400  # columns
+OTHER_COLUMNS, NARROWEST = 54, 20  # characters: of all columns but the Configs', and of these
+DEEPER = " " * 4
 CAPTION = """\
-* is what a call takes today. KiB: a block's shared memory. Shares are of the time: units work side by side, and what
-is named first bounds it. Nothing was measured; dualops/cuda/cost/README.md says how far off that may be."""
+* is what a call takes today. KiB: a block's shared memory. Speed is bytes where
+the memory is busier than any unit, else operations. Shares are of the time:
+units work side by side, and what is named first bounds it. Nothing was
+measured; dualops/cuda/cost/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,41 +81,46 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.build:
         with progress(sum(min(arguments.build, len(ranking.rows)) for ranking in rankings)) as begin:
             rankings = [cost.build(ranking, gpu, arguments.build, begin) for ranking in rankings]
-    console = Console()
+    console = Console(highlight=False)
+    for line in textwrap.wrap(cost.problem_of(text)[1].name, console.width, subsequent_indent=DEEPER):
+        console.print(Text(line))
+    console.print(Text(f"on {gpu.title}"))
     for ranking in rankings:
-        shown = table(f"{arguments.operator}, {ranking.title}, {gpu.title}", ranking, arguments.top)
-        natural = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
-        console.width = max(console.width, natural)  # a narrow window breaks lines, but no cell loses its end
-        console.print(shown)
+        console.print(Text(f"\n{ranking.title}"))
+        console.print(table(ranking, arguments.top, max(console.width - OTHER_COLUMNS, NARROWEST)))
     lines().print(CAPTION)
     return 0
 
 
-def table(title: str, ranking: Any, top: int) -> Table:
-    """The first rows of a ranking, and what a call takes today, wherever it stands."""
-    built = any(row.built for row in ranking.rows)
-    shown = Table(title=title, title_justify="left", box=HORIZONTALS)
-    for name in ("", "time", "TFLOP/s", "KiB", *(("regs", "spills") if built else ())):
-        shown.add_column(name, justify="right")
-    for name in ("rung, Config of each kernel", "what bounds it"):
-        shown.add_column(name)
+def table(ranking: Any, top: int, width: int) -> Table:
+    """The first rows of a ranking, and what a call takes today, wherever it stands; Configs in lines of `width`."""
+    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("", "time", "speed", "KiB"):
+        shown.add_column(name, justify="right", overflow="fold")
+    for name in ("rung, Config of a kernel", "what bounds it"):
+        shown.add_column(name, overflow="fold")  # in a narrow window too no cell loses its end
     for place, row in enumerate(ranking.rows, 1):
         if place <= top or row.taken or row.built:
-            shown.add_row(*map(Text, cells(place, row, ranking.flops, built)))
+            shown.add_row(*map(Text, cells(place, row, ranking, width)))
     return shown
 
 
-def cells(place: int, row: Any, flops: int, built: bool) -> tuple[str, ...]:
-    """Of one candidate. built: whether any was compiled."""
-    candidate, said = row.candidate, row.built
-    seconds = candidate.estimate.seconds
-    spills = f"{said.spill_bytes}{'' if said.allowed else ' NOT ALLOWED'}" if said else ""
+def cells(place: int, row: Any, ranking: Any, width: int) -> tuple[str, ...]:
+    """Of one candidate; what the compiler said of it stands below its Config."""
+    candidate, said, estimate = row.candidate, row.built, row.candidate.estimate
+    seconds, busiest = estimate.seconds, max(estimate.busy, key=lambda unit: estimate.busy[unit])
+    below = [*map(str, candidate.parts)]
+    if said:
+        refused = "" if said.allowed else ", NOT ALLOWED"
+        below.append(f"{said.registers} registers, {said.spill_bytes} bytes spilled{refused}")
+    kernels = [candidate.rung]
+    for each in below:
+        kernels += textwrap.wrap(each, width, initial_indent="  ", subsequent_indent=DEEPER, break_on_hyphens=False)
     return (
         f"{'*' if row.taken else ''}{place}",
         f"{1e3 * seconds:.3f} ms",
-        f"{flops / seconds / 1e12:.0f}",
+        bandwidth(ranking.nbytes / seconds) if busiest == "memory" else tflops(ranking.flops / seconds),
         f"{candidate.shared_bytes / 1024:.0f}",
-        *((str(said.registers) if said else "", spills) if built else ()),
-        "\n".join([candidate.rung, *(f"  {part}" for part in candidate.parts)]),
-        candidate.estimate.reason.replace(", ", "\n"),
+        "\n".join(kernels),
+        estimate.reason.replace(", ", "\n"),
     )

@@ -1,30 +1,41 @@
-"""The demo's table: what `--verbose` tells of each run."""
+"""The demo's tables: what `--verbose` tells of each run, in 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
-from rich.box import HORIZONTALS
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..spec import Accuracy
+from .console import Console
 from .measure import Measurement
 from .problems import Job
 
 NOT_CHECKED = "not checked"
-ARGUMENTS_WIDTH = 36
-
-WIDEST = 400  # columns
+# titles and widths: those of a GPU come to 79 columns
+COLUMNS = {
+    "  rung": 8,
+    "max error\nbaseline": 9,
+    "rms error\nbaseline": 9,
+    "of\nallowed": 7,
+    "time": 8,
+    "extra\nmemory": 8,
+}
+COLUMNS_OF_GPU = {"speed": 11, "of\nroof": 5}
+INDENT, GAP, DEEPER = 2, 2, " " * 4
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 CAPTION = """\
-Errors are relative to the largest and to the root mean square value of the float64 truth.
-Allowed is twice the baseline's error and a floor of a few eps, for each of the two; {}."""
+Errors are relative to the largest and to the root mean square value of the
+float64 truth. Allowed is twice the baseline's error and a floor of a few eps,
+for each of the two; {}."""
 MEMORY_TOLD = {
-    "gpu": "extra memory is what torch's allocator counted,\nwithout torch what the kernels ask for",
-    "simulator": "extra memory is what the kernels ask for.\nThe time is the simulator's: it says nothing of a GPU",
+    "gpu": "extra memory is what torch's\nallocator counted, without torch what the kernels ask for",
+    "simulator": "extra memory is what the kernels ask\nfor. The time is the simulator's: it says nothing of a GPU",
     "reference": "extra memory is NumPy's peak",
 }
 
@@ -38,6 +49,10 @@ class Row(NamedTuple):
     failures: Sequence[str] = ()  # what is to be said of the results that are too far from it
 
     @property
+    def failed(self) -> bool:
+        return self.accuracy is not None and not self.accuracy.passed
+
+    @property
     def operations_a_second(self) -> float:
         return self.run.flops / self.run.seconds
 
@@ -48,66 +63,76 @@ class Row(NamedTuple):
 
 
 def print_table(rows: Sequence[Row], place: str) -> None:
-    console = Console()
-    shown = table(rows, place)
-    natural = console.measure(shown, options=console.options.update(width=WIDEST)).maximum
-    console.width = max(console.width, natural)  # a narrow window breaks lines, but no cell loses its end
-    console.print(shown)
+    """A line for each problem, with a row for each of its runs below."""
+    console = Console(highlight=False)
+    for number, (job, runs) in enumerate(groupby(rows, key=lambda row: row.job)):
+        console.print(Text("\n".join(heading(job, place, console.width))))
+        console.print(table([*runs], place, titles=not number))
+    console.print(Text(CAPTION.format(MEMORY_TOLD[place])))
 
 
-def table(rows: Sequence[Row], place: str) -> Table:
-    """Operator, place and rung, arguments, dtype, errors, time, memory, and on a GPU speed and share of the roof."""
-    made = Table(caption=CAPTION.format(MEMORY_TOLD[place]), caption_justify="left", box=HORIZONTALS)
-    for title in ("operator", "ran in,\nrung", "arguments", "dtype"):
-        made.add_column(title, no_wrap=True)
-    numbers = ["max error,\nbaseline's", "rms error,\nbaseline's", "of\nallowed", "time", "extra\nmemory"]
-    for title in numbers + (["speed", "of\nroof"] if place == "gpu" else []):
-        made.add_column(title, justify="right", no_wrap=True)
-    for before, row in zip([None, *rows], rows):
-        arguments = "" if before and before.job is row.job else _in_lines(row.job.parts())
-        cells = [row.job.task.name, f"{place}\n{row.run.rung}", arguments, row.job.problem.dtype]
-        cells += [*_errors(row.accuracy), _seconds(row.run.seconds), size(row.run.extra_bytes)]
-        if place == "gpu":
-            cells += [_speed(row), _roof(row)]
-        failed = row.accuracy is not None and not row.accuracy.passed
-        made.add_row(*map(Text, cells), style="bold red" if failed else None)
+def heading(job: Job, place: str, width: int) -> list[str]:
+    """ "softmax, simulator, float32: x 3×70, axis=0", in lines of this width."""
+    parts = ", ".join(part.replace(" ", NO_BREAK) for part in job.parts())  # "q k 2×3" stays together
+    told = textwrap.wrap(
+        f"{job.task.name}, {place}, {job.problem.dtype}: {parts}",
+        width,
+        subsequent_indent=DEEPER,
+        break_on_hyphens=False,
+    )
+    return [line.replace(NO_BREAK, " ") for line in told]
+
+
+def table(rows: Sequence[Row], place: str, *, titles: bool = True) -> Table:
+    """Rung, errors, time, memory, and on a GPU speed and share of the roof: of runs of one problem."""
+    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_header=titles)
+    columns = {**COLUMNS, **(COLUMNS_OF_GPU if place == "gpu" else {})}
+    for title, width in columns.items():
+        justify = "left" if "rung" in title else "right"
+        made.add_column(title, justify=justify, min_width=width, overflow="fold")  # no cell loses its end
+    for row in rows:
+        made.add_row(*map(Text, _cells(row, place)), style="bold red" if row.failed else None)
     return made
 
 
-def _in_lines(parts: Sequence[str]) -> str:
-    """As many of the parts in a line as it is wide."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + len(part) + 2 <= ARGUMENTS_WIDTH:
-            lines[-1] += f", {part}"
-        else:
-            lines.append(part)
-    return "\n".join(lines)
+def _cells(row: Row, place: str) -> Iterator[str]:
+    yield " " * INDENT + row.run.rung
+    yield from _errors(row.accuracy)
+    yield _seconds(row.run.seconds)
+    yield size(row.run.extra_bytes)
+    if place == "gpu":
+        yield _speed(row)
+        yield _roof(row)
 
 
 def _errors(accuracy: Accuracy | None) -> list[str]:
     if accuracy is None:
-        return [NOT_CHECKED, "", ""]
+        return [NOT_CHECKED.replace(" ", "\n"), "", ""]
     kernel, baseline = accuracy.kernel, accuracy.baseline
     return [
         f"{kernel.max:.1e}\n{baseline.max:.1e}",
         f"{kernel.rms:.1e}\n{baseline.rms:.1e}",
-        percent(accuracy.ratio) if accuracy.passed else f"{percent(accuracy.ratio)} FAILS",
+        percent(accuracy.ratio) if accuracy.passed else f"{percent(accuracy.ratio)}\nFAILS",
     ]
 
 
 def _seconds(seconds: float) -> str:
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
+            return f"{digits(seconds / unit)} {name}"
     return f"{seconds * 1e6:.1f} µs"
+
+
+def digits(number: float) -> str:
+    """Three digits or more, and no exponent: "1.25", "612", "1023"."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def size(count: float) -> str:
     """Bytes as a person reads them."""
     for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
         if count >= 1024**power:
-            return f"{count / 1024**power:.3g} {name}"
+            return f"{digits(count / 1024**power)} {name}"
     return f"{count:.0f} B"
 
 
@@ -117,14 +142,17 @@ def percent(share: float) -> str:
 
 
 def tflops(operations_a_second: float) -> str:
-    speed = operations_a_second / 1e12
-    return f"{speed:.0f} TFLOP/s" if speed >= 100 else f"{speed:.3g} TFLOP/s"
+    return f"{digits(operations_a_second / 1e12)} TFLOP/s"
+
+
+def bandwidth(bytes_a_second: float) -> str:
+    return f"{digits(bytes_a_second / 1e12)} TB/s"
 
 
 def _speed(row: Row) -> str:
     if row.job.compute_bound:
         return tflops(row.operations_a_second)
-    return f"{row.job.bytes_moved / row.run.seconds / 1e12:.3g} TB/s"
+    return bandwidth(row.job.bytes_moved / row.run.seconds)
 
 
 def _roof(row: Row) -> str:

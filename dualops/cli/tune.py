@@ -11,7 +11,7 @@ arrays. What was timed before is not timed again, unless --anew; Ctrl-C loses no
 `print(dualops.cuda.plan(...))` says what a call takes.
 
 Exit code 2: what was asked for can't be read, is no problem of the operator's, there is no GPU to time it on or none of
-its ways works there, the cache can't be written, or it was interrupted.
+its ways works there, or the cache can't be written.
 """
 
 from __future__ import annotations
@@ -83,8 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _tune(problems, arguments.top, arguments.anew)
     except (ValueError, TypeError, NotImplementedError, RuntimeError, OSError, MemoryError) as error:
         raise CommandError(str(error) or type(error).__name__) from None
-    except KeyboardInterrupt:
-        raise CommandError("interrupted; what was timed is kept") from None
 
 
 def _without_compiler() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..spec import ArrayMeta, Problem, Spec
 from ..spec.attention import UserFunction
-from ..spec.domains import length, length_or_all
+from ..spec.domains import length, length_or_all, shown
 from ..spec.meta import FLOATS, number_meta
 from . import device as devices
 from .arrays import ADAPTERS, NUMBERS, Adapter, adapter_of
@@ -356,8 +356,8 @@ class Operation:
 
         Raises NotImplementedError where no kernel does it.
         """
-        if rung is not None and rung not in self.spec.rungs:
-            raise ValueError(f"{self.op}: kernel is {rung!r}, expected one of {', '.join(self.spec.rungs)}")
+        if rung is not None and not (isinstance(rung, str) and rung in self.spec.rungs):
+            raise ValueError(f"{self.op}: kernel is {shown(rung)}, expected one of {', '.join(self.spec.rungs)}")
         if rung is None and (records := recorded(self.op, problem, device, self.lengths)):
             choices = [*self.choices(problem, results, device)]
             if found := fastest_of(choices, records):

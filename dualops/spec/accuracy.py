@@ -7,15 +7,30 @@ where the spec says. Both errors are relative to the truth's own maximum or root
 dtype, so that the floor forgives a last bit of arithmetic and never a rounding to half precision. In float64 the
 baseline is the truth and c * eps is what remains. The rule is FlashAttention's `check_tensor_vs_ref`, with a smaller
 floor. A NaN or an infinity must stand exactly where the truth has it.
+
+A limit can be *vacuous*: it would pass results that have nothing to do with the truth, because the baseline itself
+fails (x * x overflows in float32 for rows near 1e30). Then nothing was checked, and the result does not pass. A limit
+is vacuous where it would pass a result that is off by half of the size of what is compared, in one element (maximum) or
+in all of them (root mean square). That size is the largest of three:
+
+- the truth's own size: its maximum, or its root mean square
+- `terms`, what the result is a difference of. A gradient that cancels to 1e-9 of its terms is known to eps of the
+  terms: a limit far above the truth is right there, since it is far below the terms
+- the storage dtype's smallest normal number. Where all of the truth is smaller, zeros are the right result
+
+Two more cases count as vacuous. `terms` are infinite: nothing is known of the result, as of the cosine of 1e18 radians.
+Or the baseline is not finite where the truth is, and the result is as little finite there: float16 can't hold 1e5, so
+neither can a kernel. A result that is finite there is held to the limit as any other, and may pass.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
-from .meta import compute_dtype
+from .meta import compute_dtype, numpy_dtype
 
 
 class Errors(NamedTuple):
@@ -34,14 +49,18 @@ class Accuracy(NamedTuple):
     limit: Errors
     worst: tuple[int, ...]  # coordinate of the largest error
     message: str
+    vacuous: bool = False  # within a limit that says nothing: `passed` is False
 
     @property
     def ratio(self) -> float:
-        """The kernel's share of what it was allowed, the worse of maximum and root mean square."""
+        """The kernel's share of what it was allowed, the worse of maximum and root mean square; inf if vacuous."""
+        if self.vacuous:
+            return float("inf")
         return max(k / limit if limit else (0.0 if k == 0 else np.inf) for k, limit in zip(self.kernel, self.limit))
 
 
 FLOAT64_FLOOR = 32.0
+VACUOUS = 0.5  # share of the size of what is compared, from which on a limit says nothing
 
 
 def compare(
@@ -58,6 +77,7 @@ def compare(
 
     `terms` is the magnitude of what the result is a difference of, where that may cancel: the arithmetic can't know the
     difference better than to eps of the terms, so that c * eps is meant in units of them where they are larger.
+    Infinite terms say that nothing is known of the result.
     """
     if actual.shape != truth.shape:
         raise ValueError(f"{name}: shape {actual.shape}, expected {truth.shape}")
@@ -67,42 +87,68 @@ def compare(
         return Accuracy(True, Errors(0, 0), Errors(0, 0), Errors(0, 0), (), f"{name}: empty")
     x, base = actual.astype(np.float64), baseline.astype(np.float64)
     strange = ~np.isfinite(truth)
+    lost = ~strange & ~np.isfinite(base)  # by the baseline
     misplaced = np.where(strange, ~_same_strange(x, truth), ~np.isfinite(x))
-    eps = float(np.finfo(compute_dtype(dtype)).eps)
-    slack = (FLOAT64_FLOOR if dtype == "float64" else floor) * eps
+    forgiven = slack(dtype, floor)
     if misplaced.any():
+        vacuous = not (misplaced & ~lost).any()
         worst = tuple(int(i) for i in np.argwhere(misplaced)[0])
         bad = Errors(np.inf, np.inf)
         message = f"{name}: {x[worst]} at {worst}, expected {truth[worst]} ({int(misplaced.sum())} such elements)"
-        return Accuracy(False, bad, Errors(0, 0), Errors(slack, slack), worst, message)
-    kernel, distance = _errors(x, truth, strange)
-    reference, _ = _errors(base, truth, strange | ~np.isfinite(base))
+        if vacuous:
+            message += f"; nothing is checked: {_baseline(dtype)} is {base[worst]} there"
+        return Accuracy(False, bad, Errors(0, 0), Errors(forgiven, forgiven), worst, message, vacuous)
+    if not np.isfinite(terms):
+        unknown = Errors(np.inf, np.inf)
+        told = f"{name}: nothing is checked: the arithmetic knows nothing of a result of terms this large"
+        return Accuracy(False, unknown, Errors(0, 0), unknown, (), told, True)
     size = np.where(strange, 0.0, np.abs(truth))
-    unit = size.max() or 1.0
-    cancelled, rms_cancelled = (max(terms / own, 1.0) for own in (unit, unit * (_rms(size / unit) or 1.0)))
-    limit = Errors(2 * reference.max + slack * cancelled, 2 * reference.rms + slack * rms_cancelled)
+    known = _eps(dtype) * terms  # of a truth below that nothing is known: errors are then relative to it
+    unit = max(float(size.max()), known) or 1.0
+    units = Errors(unit, max(unit * _rms(size / unit), known) or 1.0)
+    kernel, distance = _errors(x, truth, strange, units)
+    reference, _ = _errors(base, truth, strange | lost, units)
+    limit = Errors(*(2 * error + forgiven * max(terms / own, 1.0) for error, own in zip(reference, units)))
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(distance)), distance.shape))
-    passed = kernel.max <= limit.max and kernel.rms <= limit.rms
+    least = max(terms, float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_normal))
+    within = kernel.max <= limit.max and kernel.rms <= limit.rms
+    vacuous = within and any(each >= VACUOUS * max(1.0, least / own) for each, own in zip(limit, units))
     message = (
         f"{name}: max error {kernel.max:.2e} (baseline {reference.max:.2e}, limit {limit.max:.2e}), "
         f"rms {kernel.rms:.2e} (baseline {reference.rms:.2e}, limit {limit.rms:.2e}); "
         f"worst at {worst}: {x[worst]} instead of {truth[worst]}"
     )
-    return Accuracy(passed, kernel, reference, limit, worst, message)
+    if vacuous:
+        message = (
+            f"{name}: nothing is checked: {_baseline(dtype)} is off by {reference.max:.2e} of the largest value "
+            f"(rms {reference.rms:.2e}), and a limit of twice that passes anything"
+        )
+    return Accuracy(within and not vacuous, kernel, reference, limit, worst, message, vacuous)
+
+
+def slack(dtype: str, floor: float) -> float:
+    """c * eps of the rule, in a problem of this dtype."""
+    return (FLOAT64_FLOOR if dtype == "float64" else floor) * _eps(dtype)
+
+
+def _baseline(dtype: str) -> str:
+    return f"the baseline, {compute_dtype(dtype)} arithmetic rounded to {dtype},"
+
+
+def _eps(dtype: str) -> float:
+    return float(np.finfo(compute_dtype(dtype)).eps)
 
 
 def _same_strange(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return (np.isnan(x) & np.isnan(truth)) | (x == truth)
 
 
-def _errors(x: np.ndarray, truth: np.ndarray, left_out: np.ndarray) -> tuple[Errors, np.ndarray]:
-    size = np.where(left_out, 0.0, np.abs(truth))
-    unit = size.max() or 1.0  # a truth that is zero everywhere leaves absolute errors
+def _errors(x: np.ndarray, truth: np.ndarray, left_out: np.ndarray, units: Errors) -> tuple[Errors, np.ndarray]:
     with np.errstate(invalid="ignore", over="ignore"):
         # in units of the largest, so that no square overflows or vanishes
-        distance = np.where(left_out, 0.0, np.abs(x - truth)) / unit
-        rms, own_rms = _rms(distance), _rms(size / unit)
-    return Errors(float(distance.max()), rms / (own_rms or 1.0)), distance
+        distance = np.where(left_out, 0.0, np.abs(x - truth)) / units.max
+        rms = _rms(distance) * (units.max / units.rms)
+    return Errors(float(distance.max()), rms), distance
 
 
 def _rms(array: np.ndarray) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from .domains import shown
 from .draws import Drawn
 from .meta import FLOATS, HUGE, ArrayMeta, compute_dtype, contiguous_strides, dense_strides_like, itemsize, numpy_dtype
 
@@ -343,7 +344,7 @@ class Spec:
             try:
                 params[param.name] = param.domain(value)
             except (ValueError, TypeError) as error:
-                raise type(error)(f"{op}: {param.name} is {value!r}, {error}") from None
+                raise type(error)(f"{op}: {param.name} is {shown(value)}, {error}") from None
         if len(given) > len(params) or not params.keys() >= given.keys():
             unknown = ", ".join(sorted(given.keys() - params.keys()))
             raise TypeError(f"{op}: unknown parameter {unknown}, expected {', '.join(params) or 'none'}")

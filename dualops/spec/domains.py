@@ -12,6 +12,17 @@ from typing import Any
 
 import numpy as np
 
+LONGEST_SHOWN = 200  # characters
+
+
+def shown(value: Any) -> str:
+    """A value in an error's message: as Python writes it, in one line that is not too long."""
+    try:
+        told = " ".join(repr(value).split())
+    except Exception:  # not every value can be written: 10**5000, an object whose repr raises
+        told = f"a {type(value).__module__}.{type(value).__qualname__}"
+    return told if len(told) <= LONGEST_SHOWN else f"{told[:LONGEST_SHOWN]}..."
+
 
 def boolean(value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
@@ -20,7 +31,7 @@ def boolean(value: Any) -> bool:
 
 
 def integer(value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or getattr(value, "ndim", 0) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, np.bool_, type)) or getattr(value, "ndim", 0) or not hasattr(value, "__index__"):
         raise TypeError("expected an integer")
     try:
         return value.__index__()
@@ -43,7 +54,7 @@ def length_or_all(value: Any) -> Any:
 
 
 def finite(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "ndim", 0):
+    if isinstance(value, (bool, np.bool_, str, bytes, type)) or getattr(value, "ndim", 0):
         raise TypeError("expected a number")
     try:
         number = float(value)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+
+from .domains import finite, integer, shown
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 # a quarter of the largest number; in float64 what can still be squared
@@ -182,18 +184,24 @@ def number_meta(value: Any, op: str, name: str, dtypes: Sequence[str] = ("int64"
     """
     if dtypes[0] in FLOATS:
         return _float_meta(value, op, name)
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected an integer, or an array without axes")
-    number = value.__index__()
+    try:
+        number = integer(value)
+    except TypeError:
+        raise TypeError(
+            f"{op}: {name} is a {type(value).__name__}, expected an integer, or an array without axes"
+        ) from None
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{op}: {name} is {number}, expected an integer of 64 bits")
+        raise ValueError(f"{op}: {name} is {shown(number)}, expected an integer of 64 bits")
     return ArrayMeta((), "int64", (), "host", number)
 
 
 def _float_meta(value: Any, op: str, name: str) -> ArrayMeta:
-    if isinstance(value, (bool, np.bool_, str, bytes)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{op}: {name} is a {type(value).__name__}, expected a number, or an array without axes")
-    number = float(value)
-    if not isfinite(number):
-        raise ValueError(f"{op}: {name} is {number}, expected a finite number")
+    try:
+        number = finite(value)
+    except TypeError:
+        raise TypeError(
+            f"{op}: {name} is a {type(value).__name__}, expected a number, or an array without axes"
+        ) from None
+    except ValueError:
+        raise ValueError(f"{op}: {name} is {shown(value)}, expected a finite number") from None
     return ArrayMeta((), "float64", (), "host", number)

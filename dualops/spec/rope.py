@@ -36,6 +36,7 @@ from .rope_draws import draw, draw_tables, special
 from .rope_scaling import base_and_width, positive, scaling
 
 POSITIONS = ("int64", "int32")
+MOST_DIMENSIONS = 2**24  # far more than a head has, and few enough for a table of them
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
@@ -117,8 +118,8 @@ def measure_tables(
 
 def dimension(value: Any, least: int = 2) -> int:
     """Domain of the number of rotary dimensions."""
-    if (number := integer(value)) < least or number % 2:
-        raise ValueError(f"expected an even number, {least} or more")
+    if not least <= (number := integer(value)) <= MOST_DIMENSIONS or number % 2:
+        raise ValueError(f"expected an even number, {least} to {MOST_DIMENSIONS}")
     return number
 
 
@@ -215,7 +216,7 @@ SPEC_TABLES = Spec(
     ),
     backward_cost=None,
     rounding="cos and sin once, to their dtype; frequencies, angles and all else in float64",
-    floor=8.0,
+    floor=1.0,
     rungs=("simt",),
     cases=CASES_TABLES,
     generate=generate_positions,

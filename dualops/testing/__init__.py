@@ -8,13 +8,14 @@
 check         one call: truth, baseline, tolerance and NaNs by the operator's name
 cases         problems that are ready to be tried, ragged and empty ones among them
 random_cases  as many more, of random sizes, with random options
-Wrong         what `check` raises, an AssertionError
+Wrong         what `check` raises for a wrong result, an AssertionError
+Vacuous       what `check` raises where any result would pass, a ValueError
 
 Needs numpy and ml_dtypes alone; the package of an array's library is there already.
 """
 
 from .arrays import to_numpy
-from .oracle import Wrong, check
+from .oracle import Vacuous, Wrong, check
 from .ready import Ready, cases, random_cases
 
-__all__ = ["Ready", "Wrong", "cases", "check", "random_cases", "to_numpy"]
+__all__ = ["Ready", "Vacuous", "Wrong", "cases", "check", "random_cases", "to_numpy"]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..spec.base import Input, Output, Param, Problem, Spec
+from ..spec.domains import shown
 from ..spec.meta import ArrayMeta, numpy_dtype
 from .schema import as_text, declaration, fits, from_text
 
@@ -91,7 +92,7 @@ class Arguments:
                 try:
                     params[place] = param.domain(value)
                 except (TypeError, ValueError) as error:
-                    raise type(error)(f"{self.name}: {param.name} is {value!r}, {error.args[0]}") from None
+                    raise type(error)(f"{self.name}: {param.name} is {shown(value)}, {error.args[0]}") from None
         return (*args[: self.count], *params)
 
     def split(self, args: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,6 +13,7 @@ from .. import reference
 from ..spec import flash_attention as SPEC, flash_attention_varlen as SPEC_VARLEN
 from ..spec.attention import BlockMask, OptionKeywords, OptionKeywordsVarlen, UserFunction, as_they_are, lists_of
 from ..spec.attention.blocks import kept
+from ..spec.domains import finite, shown
 from ..spec.meta import number_meta
 from .arguments import longest_or_all
 from .interop import register
@@ -93,7 +94,7 @@ def flash_attention(
     mask_mod: (b, h, i, j) -> whether query i sees key j
     block_mask: what `block_mask(mask_mod, ...)` made of it, or the `lists` of one: tiles that nobody sees are skipped
     sinks [H]: one more logit in the softmax, without a value
-    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16;
+    dropout_p, seed: probabilities become 0 or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15;
         backward draws the same ones again
 
     sinks and alibi_slopes are of q's dtype, or float32 (float64 for float64). seed is an integer of 64 bits or an int64
@@ -252,7 +253,7 @@ def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:
     if isinstance(seed, Tensor):
         return seed
     if seed is None:
-        if not dropout_p or not isinstance(q, Tensor):
+        if not _drops(dropout_p) or not isinstance(q, Tensor):
             return None
         return torch.randint(2**63 - 1, (), dtype=torch.int64, device=q.device)
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
@@ -260,8 +261,18 @@ def _seed(op: str, q: Any, dropout_p: Any, seed: Any) -> Any:
     return torch.full((), seed, dtype=torch.int64, device="cpu")
 
 
+def _drops(dropout_p: Any) -> bool:
+    """Whether a seed is needed. Not for what is no probability: the spec's error follows."""
+    if isinstance(dropout_p, float):
+        return bool(dropout_p)
+    try:
+        return bool(finite(dropout_p))
+    except (TypeError, ValueError):
+        return False
+
+
 def _wanted(op: str, results: tuple[Tensor, Tensor], return_lse: Any) -> Tensor | tuple[Tensor, Tensor]:
     """Both results, or o."""
     if not isinstance(return_lse, bool):
-        raise TypeError(f"{op}: return_lse is {return_lse!r}, expected True or False")
+        raise TypeError(f"{op}: return_lse is {shown(return_lse)}, expected True or False")
     return results if return_lse else results[0]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import matmul as SPEC
+from ..spec.domains import shown
 from .interop import register
 
 _operator = register(
@@ -83,6 +84,9 @@ def matmul(
     >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [-5.0]]), activation="relu")
     tensor([[0.]])
     """
+    if not isinstance(return_preactivation, bool):
+        told = shown(return_preactivation)
+        raise TypeError(f"{SPEC.name}: return_preactivation is {told}, expected True or False")
     kept = return_preactivation or _needed(activation, a, b, bias)
     results = _operator(a, b, bias, transpose_a, transpose_b, activation, precision, kept)
     return results if return_preactivation else results[0]

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..spec.domains import shown
+
 
 def wanted(op: str, results: tuple[Tensor, ...], residual: Tensor | None, request: str, asked: Any) -> Any:
     """y alone, or a tuple of y, summed if there is a residual, and statistics if the parameter `request` asks for them.
@@ -13,7 +15,7 @@ def wanted(op: str, results: tuple[Tensor, ...], residual: Tensor | None, reques
     results: y, summed (empty without a residual), statistics. Raises TypeError unless `asked` is a bool.
     """
     if not isinstance(asked, bool):
-        raise TypeError(f"{op}: {request} is {asked!r}, expected True or False")
+        raise TypeError(f"{op}: {request} is {shown(asked)}, expected True or False")
     y, summed, *statistics = results
     if residual is None and not asked:
         return y

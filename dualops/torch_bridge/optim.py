@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..spec import lion as SPEC
-from ..spec.domains import boolean, optional
+from ..spec.domains import boolean, optional, shown
 from ..spec.lion import LISTS
 from ..spec.meta import number_meta
 from .lion import lion
@@ -165,7 +165,7 @@ def _settle(group: dict[str, Any]) -> None:
         try:
             group[name] = domain(group[name])
         except TypeError as error:
-            raise TypeError(f"Lion: {name} is {group[name]!r}, {error}") from None
+            raise TypeError(f"Lion: {name} is {shown(group[name])}, {error}") from None
     lr = group["lr"]
     if isinstance(lr, Tensor):
         if lr.numel() != 1 or not lr.is_floating_point():

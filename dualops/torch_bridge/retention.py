@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import retention as SPEC, retention_varlen as SPEC_VARLEN
+from ..spec.domains import shown
 from .arguments import longest_or_all
 from .interop import register
 
@@ -138,7 +139,7 @@ def _wanted(op: str, results: tuple[Tensor, ...], normalize: Any, return_state: 
     """o, or o and the state with whatever norm it has."""
     o, state, state_norm, _ = results
     if not isinstance(return_state, bool):
-        raise TypeError(f"{op}: return_state is {return_state!r}, expected True or False")
+        raise TypeError(f"{op}: return_state is {shown(return_state)}, expected True or False")
     if not return_state:
         return o
     return (o, state, state_norm) if normalize == "signed" else (o, state)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import reference
 from ..spec import rope as SPEC, rope_tables as SPEC_TABLES
+from ..spec.domains import shown
 from ..spec.meta import FLOATS
 from .compiled import constant
 from .interop import register
@@ -70,7 +71,7 @@ def rope(
     if inplace is False:
         return _operator(*arrays, dim, interleaved)
     if inplace is not True:
-        raise TypeError(f"{SPEC.name}: inplace is {inplace!r}, expected True or False")
+        raise TypeError(f"{SPEC.name}: inplace is {shown(inplace)}, expected True or False")
     if torch.is_grad_enabled():
         for name, x in (("q", q), ("k", k)):
             if isinstance(x, Tensor) and x.requires_grad:
@@ -131,7 +132,8 @@ def rope_tables(
     """
     if isinstance(scaling, Mapping):
         scaling = _normal(tuple(scaling.items()))
-    return _operator_tables(positions, dim, base, scaling, _NAMES.get(dtype, dtype))
+    name = _NAMES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+    return _operator_tables(positions, dim, base, scaling, name)
 
 
 @constant
@@ -141,4 +143,4 @@ def _normal(scaling: tuple[tuple[str, Any], ...]) -> tuple[Any, ...] | None:
     try:
         return domain(dict(scaling))
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{SPEC_TABLES.name}: scaling is {dict(scaling)!r}, {error}") from None
+        raise type(error)(f"{SPEC_TABLES.name}: scaling is {shown(dict(scaling))}, {error}") from None

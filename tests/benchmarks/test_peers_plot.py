@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from benchmarks import peers_plot
 from benchmarks.peers_plot import Panel, lengths, panels, products, told
-from benchmarks.recorded import Key, PeerRun, Peers, work_of
+from benchmarks.plot import fill
+from benchmarks.recorded import Key, PeerRun, Peers, peer_runs, work_of
+from benchmarks.tree import ROOT
 
 FULL, CAUSAL, MATMUL = panels()[:3]
 
@@ -59,3 +62,21 @@ def test_the_picture(panel: Panel, tmp_path: Path) -> None:
     assert target.stat().st_size > 10_000
     said = told([(panel, panel.rates(measured(panel, times)))], measured(panel, times))
     assert said.endswith(f"\n{panel.operator}: one NVIDIA H200, 2026-01-02, commit abcdef01")
+
+
+def test_the_caption_names_the_gpus_of_the_runs_that_are_drawn() -> None:
+    both = measured(FULL, {"dualops": 2e-3}) | measured(MATMUL, {"dualops": 2e-3})
+    assert peers_plot.caption(both) == "Attention on one NVIDIA H200, matmul on one NVIDIA H200."
+    runs = both["flash_attention"].runs
+    last = [*runs][-1]
+    runs[last] = runs[last]._replace(device="NVIDIA H100")
+    assert peers_plot.caption(both) == "Attention on one NVIDIA H200 or one NVIDIA H100, matmul on one NVIDIA H200."
+    assert peers_plot.caption(measured(MATMUL, {"dualops": 2e-3})) == "Matmul on one NVIDIA H200."
+
+
+def test_the_site_says_what_the_committed_runs_say() -> None:
+    """The first page names no GPU but that of its picture: `python -m benchmarks plot` fills it in."""
+    page = (ROOT / "docs" / "pages" / "index.md").read_text("utf-8")
+    caption = peers_plot.caption(peer_runs(ROOT / "benchmarks" / "peer_results"))
+    assert page == fill(page, caption, *peers_plot.MARKERS)
+    assert "../peers.png" in page and not re.search(r"\b[ABH]\d00\b", page.replace(caption, ""))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import ladder_table, plot, work
+from benchmarks import ladder_table, peers_plot, plot, work
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
@@ -283,7 +284,7 @@ class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
         places = {name: name for name in ("results", "scaling", "training", "ladder", "host", "docs")}
         places |= {"peer-results": "peers", "readme": "README.md", "every-case": "all.md"}
-        places |= {"page": "page.md", "pages": "pages"}
+        places |= {"page": "page.md", "pages": "pages", "index": "index.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
     def pages(self, tree: Path) -> None:
@@ -311,6 +312,23 @@ class TestCommand:
         for operator in ladder_table.PAGES:
             assert "Nothing has been recorded yet" in (tree / "pages" / operator / "README.md").read_text()
             assert ladder_table.picture_name(operator) not in drawn
+
+    def test_plot_says_which_gpus_the_picture_of_peers_is_of(self, tree: Path) -> None:
+        self.pages(tree)
+        shutil.copytree(ROOT / "benchmarks" / "peer_results", tree / "peers")
+        (tree / "index.md").write_text(
+            f"![]\n{peers_plot.MARKERS[0]}\nAn old caption.\n{peers_plot.MARKERS[1]}\nMore.\n"
+        )
+        assert main(self.words(tree)) == 0
+        assert (tree / "docs" / "peers.png").exists()
+        caption = peers_plot.caption(peer_runs(tree / "peers"))
+        assert (tree / "index.md").read_text().splitlines() == [
+            "![]",
+            peers_plot.MARKERS[0],
+            caption,
+            peers_plot.MARKERS[1],
+            "More.",
+        ]
 
     def test_plot_draws_time_and_memory_against_length_where_they_were_recorded(self, tree: Path) -> None:
         self.pages(tree)

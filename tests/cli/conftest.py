@@ -21,6 +21,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs the command line in this process: exit code, stdout, stderr."""
     monkeypatch.setenv(SWITCH, "0")  # a run sets it: afterwards it is as it was
+    monkeypatch.setenv("COLUMNS", "80")  # whatever the terminal is that tests run in
 
     def run(*arguments: object) -> tuple[int, str, str]:
         try:

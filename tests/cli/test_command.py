@@ -62,11 +62,6 @@ def test_info_where_others_may_write_to_the_cache(tmp_path):
     assert f"{tmp_path}: not used, other users may write to it (mode 0770)" in " ".join(done.stdout.split())
 
 
-def test_no_subcommand_is_exit_code_2():
-    done = python("-m", "dualops")
-    assert done.returncode == 2 and "required: {demo,info,check,warm,estimate,tune,new}" in done.stderr
-
-
 def test_demo_in_the_simulator(tmp_path):
     """Real kernels, the user's arrays, no line lost on a narrow terminal."""
     rng = np.random.default_rng(0)

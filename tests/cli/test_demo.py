@@ -87,8 +87,10 @@ def test_verbose_shows_every_operator_with_its_errors(run):
     assert code == 0
     for name, task in tasks().items():
         for dtype in ("float32",) if task.spec.parent else ("float32", "bfloat16"):
-            assert re.search(rf"^ *{name} .*reference.*{dtype}.*\d\.\de-\d\d", out, re.MULTILINE), (name, dtype)
-    shown = re.findall(r"^ *(\w+) +reference", out, re.MULTILINE)
+            below = rf"^{name}, reference, {dtype}: [^\n]*\n( [^\n]*\n)*?(rung [^\n]*\n)?  NumPy +\d\.\de[-+]\d\d"
+            assert re.search(below, out, re.MULTILINE), (name, dtype)
+    shown = re.findall(r"^(\w+), reference, ", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
     assert shown[0] == next(iter(OPERATORS)) == "flash_attention"
     assert f"[1/{len(shown)}]" in err and f"[{len(shown)}/{len(shown)}]" in err  # plain progress: this is no terminal
 
@@ -105,10 +107,14 @@ def test_attention_leads_in_both_directions_with_a_row_of_options_on_every_rung(
     simulator()
     code, out, _ = run("demo", "--verbose")
     assert code == 0
-    shown = re.findall(r"^ *(\w+) +simulator", out, re.MULTILINE)
-    assert list(dict.fromkeys(shown)) == list(tasks())
+    shown = re.split(r"^(\w+), simulator, ", out, flags=re.MULTILINE)[1:]
+    names, runs = shown[::2], shown[1::2]
+    assert list(dict.fromkeys(names)) == list(tasks())
+    rungs = OPERATORS["flash_attention"].rungs
     for name in ("flash_attention", "flash_attention_backward"):
-        assert shown.count(name) == 2 * len(OPERATORS["flash_attention"].rungs)
+        mine = [told for each, told in zip(names, runs, strict=True) if each == name]
+        assert [re.findall(r"^  (\w+) +\d", told, re.MULTILINE) for told in mine] == [[*rungs]] * 2
+    assert max(map(len, out.splitlines())) <= 80
     shapes = next(case.shapes for case in OPERATORS["flash_attention"].cases if case.name == "sim_options_1")
     arrays = [f"{name} {'×'.join(map(str, shapes[name]))}" for name in ("bias", "key_padding_mask")]
     for words in (*arrays, "softcap=1.5", "score_mod=bent"):

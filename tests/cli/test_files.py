@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,3 +115,55 @@ def test_bits_of_bfloat16_may_be_weights_but_no_lengths(call):
 def test_a_function_is_no_value_of_the_command_line(call, text):
     told, _ = call("flash_attention", qkv(), "--param", f"score_mod={text}")
     refused(told, "score_mod is ", "of type str, expected a Python function of (score, b, h, i, j)")
+
+
+def same_name(path: Path) -> Path:
+    return path
+
+
+def relative(path: Path) -> Path:
+    return Path(os.path.relpath(path))
+
+
+def roundabout(path: Path) -> Path:
+    return path.parent / "." / ".." / path.parent.name / path.name
+
+
+def symbolic(path: Path) -> Path:
+    link = path.with_name("link.npz")
+    link.symlink_to(path.name)
+    return link
+
+
+def symbolic_folder(path: Path) -> Path:
+    link = path.parent / "folder"
+    link.symlink_to(path.parent, target_is_directory=True)
+    return link / path.name
+
+
+def hard(path: Path) -> Path:
+    link = path.with_name("hard.npz")
+    link.hardlink_to(path)
+    return link
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["output", "input"])
+@pytest.mark.parametrize("other", [same_name, relative, roundabout, symbolic, symbolic_folder, hard])
+def test_the_input_is_not_overwritten(run, tmp_path, other, turned):
+    path = tmp_path / "in.npz"
+    np.savez(path, x=np.ones((3, 4), np.float32))
+    before = path.read_bytes()
+    one, two = (other(path), path) if turned else (path, other(path))
+    told = run("demo", "softmax", "--where", "reference", "--input", one, "--output", two)
+    refused(told, f"--output {two} is the file of --input, expected another one")
+    assert path.read_bytes() == before
+
+
+def test_another_file_is_overwritten(run, tmp_path):
+    """A copy of the input is another file, and so is what was written before."""
+    np.savez(tmp_path / "in.npz", x=np.ones((3, 4), np.float32))
+    (tmp_path / "out.npz").write_bytes((tmp_path / "in.npz").read_bytes())
+    words = ("--where", "reference", "--input", tmp_path / "in.npz", "--output", tmp_path / "out.npz")
+    for _ in range(2):
+        assert run("demo", "softmax", *words)[0] == 0
+        assert np.load(tmp_path / "out.npz").files == ["y"]

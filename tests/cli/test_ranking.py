@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,15 +16,44 @@ from dualops.cuda.cost import candidates
 def test_what_a_call_takes_and_what_bounds_it(run):
     code, out, err = run("estimate", "flash_attention", "--problem", "B=1 H=2 S=2048 D=128 causal=True", "--top", 1)
     assert (code, err) == (0, "")
-    assert "flash_attention, forward, NVIDIA H200 SXM" in out and "flash_attention, backward, NVIDIA H200 SXM" in out
-    assert out.count("*") >= 3 and "waves " in out and "o: consumers=2 block_kv=" in out
-    assert "regs" not in out
+    problem = "flash_attention q=1x2x2048x128:bfloat16 k=1x2x2048x128:bfloat16 v=1x2x2048x128:bfloat16 causal=True"
+    assert " ".join(out.split()).startswith(f"{problem} on NVIDIA H200 SXM forward ")
+    assert "\nbackward\n" in out and "TFLOP/s" in out and "TB/s" not in out
+    assert out.count("*") >= 3 and "waves " in out and "o: consumers=2" in out and "block_kv=" in out
+    assert "registers" not in out
+
+
+@pytest.mark.parametrize("operator", cost.SIZES)
+def test_the_problem_that_nobody_stated_is_told_in_80_columns(run, operator: str):
+    code, out, _ = run("estimate", operator, "--top", 40)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    shown = " ".join(out.partition("\non ")[0].split())
+    assert run("estimate", operator, "--top", 40, "--problem", shown.partition(" ")[2])[1] == out
+
+
+@pytest.mark.parametrize("operator", ["softmax", "rms_norm", "layer_norm"])
+def test_what_the_memory_bounds_has_bytes_a_second(run, operator: str):
+    """Rows are read and written once: 512 MiB in the time that is told."""
+    code, out, _ = run("estimate", operator, "--problem", "M=32768 N=4096", "--forward", "--top", 1)
+    assert code == 0 and "TFLOP/s" not in out
+    for milliseconds, speed in re.findall(r"([\d.]+) ms +([\d.]+) TB/s", out):
+        assert float(speed) == pytest.approx(2 * 2 * 32768 * 4096 / 1e9 / float(milliseconds), rel=0.01)
+
+
+def test_a_wide_window_has_wide_columns(run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    words = ("estimate", "flash_attention", "--top", 3)
+    out = run(*words)[1]
+    assert "dk, dv: consumers=2 block_q=64 stages=3 beside=False" in out and max(map(len, out.splitlines())) <= 160
+    monkeypatch.setenv("COLUMNS", "70")
+    narrow = run(*words)[1].partition("* is what")[0]
+    assert max(map(len, narrow.splitlines())) <= 70 and "beside=False" in narrow
 
 
 def test_forward_on_another_gpu(run):
     code, out, _ = run("estimate", "matmul", "--arch", "sm_89", "--forward", "--top", 2)
     assert code == 0
-    assert "matmul, forward, NVIDIA GeForce RTX 4090" in out and "backward" not in out and "sm90" not in out
+    assert "on NVIDIA GeForce RTX 4090\n\nforward\n" in out and "backward" not in out and "sm90" not in out
 
 
 def test_what_is_compiled_is_told(run, monkeypatch: pytest.MonkeyPatch):
@@ -34,7 +64,8 @@ def test_what_is_compiled_is_told(run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(candidates, "build_all", built)
     code, out, err = run("estimate", "matmul", "--forward", "--top", 1, "--build", 2)
     assert code == 0
-    assert "regs" in out and out.count("167") == 2 and out.count("12 NOT ALLOWED") == 2
+    assert " ".join(out.split()).count("167 registers") == 2 and out.count("NOT ALLOWED") == 2
+    assert max(map(len, out.splitlines())) <= 80
     assert err.startswith("[1/2] y: ")
 
 

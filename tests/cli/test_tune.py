@@ -97,7 +97,6 @@ def test_only_all_of_an_operator_is_forgotten(run, folder, arguments):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (KeyboardInterrupt(), "interrupted; what was timed is kept"),
         (RuntimeError("too many resources"), "too many resources"),
         (OSError("no space left"), "no space left"),
         (MemoryError(), "MemoryError"),

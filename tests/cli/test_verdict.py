@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dualops import reference
 from dualops.cli.measure import Measurement
 from dualops.cli.own import own_jobs
 from dualops.cli.problems import tasks
-from dualops.cli.report import Row, percent
+from dualops.cli.report import Row, percent, print_table
 from dualops.cli.verdict import last_line, operator_line, remarks
 from dualops.spec import OPERATORS, Accuracy
 from dualops.spec.accuracy import Errors
@@ -137,3 +138,44 @@ def test_long_lines_are_broken_between_words_on_a_terminal():
     assert found[0].startswith("dualops demo: no operator sotfmax, expected one of ")
     assert len(found) > 1 and max(map(len, found)) <= 80
     assert re.split(r",\s+", " ".join(found))[1:] == ["expected one of flash_attention", *list(tasks())[1:]]
+
+
+def test_the_table_of_a_gpu_has_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Also where nothing is short: a failure, a name of all arguments, a rung that was not checked."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        row(np.inf, roof=0.97),
+        row(0.5, flops=10**12),
+        row(None, "flash_attention", flops=637 * 10**9),
+        row(0.5, "flash_attention", flops=1),
+    ]
+    print_table(rows, "gpu")
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    for told in ("> 999 %", "FAILS", "97 %", "637 TFLOP/s", "not", "checked", "1 ms", "0 B"):
+        assert told in words
+    assert "softmax, gpu, bfloat16: x " in out and "flash_attention, gpu, bfloat16: q " in out
+
+
+# --- what can't be judged, and what cancels ------------------------------------------------------
+
+
+def test_what_nothing_was_held_against_is_over_its_tolerance(run, tmp_path):
+    """Rows near 1e30 overflow in float32: NumPy's own result is 0, and no tolerance follows from that."""
+    np.savez(tmp_path / "in.npz", x=np.full((2, 8), 1e30, np.float32))
+    code, out, _ = run("demo", "rms_norm", "--where", "reference", "--input", tmp_path / "in.npz")
+    assert code == 1
+    assert out.startswith("rms_norm  1 of 1 OVER TOLERANCE, worst at > 999 % of allowed\n")
+    assert "y: nothing is checked: the baseline, float32 arithmetic rounded to float32, is off by 1.00e+00" in out
+
+
+def test_a_gradient_that_cancels_to_nothing_is_measured_by_its_terms(run, tmp_path):
+    """A query with a single key has no gradient: what float32 leaves of it is far above the truth, and right."""
+    rng = np.random.default_rng(0)
+    q, k, v, do = rng.standard_normal((4, 1, 2, 1, 64)).astype(np.float32)
+    o, lse = reference.flash_attention(q, k, v, return_lse=True)
+    np.savez(tmp_path / "in.npz", q=q, k=k, v=v, o=o, lse=lse, do=do)
+    words = ("--where", "reference", "--input", tmp_path / "in.npz")
+    code, out, _ = run("demo", "flash_attention_backward", *words)
+    assert code == 0 and "1 of 1 within tolerance" in out

@@ -15,6 +15,7 @@ from dualops.reference import (
     flash_attention_varlen,
 )
 from tests.philox import DRAWS, HALVES, KNOWN_ANSWERS, philox, weights
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -147,3 +148,12 @@ def test_backward_drops_what_forward_dropped():
     do = np.ascontiguousarray(np.broadcast_to(np.eye(Sq), (1, 2, Sq, Sq)))
     _, _, dv = flash_attention_backward(q, k, v, o, lse, do, **how)
     assert np.abs(Sk * dv.swapaxes(-1, -2) - weights(77, 0.4, (1, 2, Sq, Sk))).max() < 1e-12
+
+
+def test_the_docs_say_what_a_probability_is_rounded_to():
+    """What is less than half of 2**-15 drops nothing, and both public docstrings name that number."""
+    rate = [1 - np.count_nonzero(drawn(1, p, Sq=400, Sk=400)) / 160_000 for p in (0.49 / DRAWS, 16 / DRAWS)]
+    assert rate[0] == 0 and rate[1] == pytest.approx(16 / DRAWS, rel=0.5)
+    told = f"rounded to a multiple of 2**-{DRAWS.bit_length() - 1}"
+    for path in ("cuda/flash_attention/__init__.py", "torch_bridge/flash_attention.py"):
+        assert told in " ".join((ROOT / "dualops" / path).read_text("utf-8").split()), path

@@ -190,3 +190,68 @@ def test_empty_results_and_wrong_shapes():
         judge(empty.T, empty, empty, "float32")
     with pytest.raises(ValueError, match=r"y: baseline of shape \(3,\), expected \(2, 3\)"):
         judge(np.zeros((2, 3)), np.zeros((2, 3)), np.zeros(3), "float32")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("where", [slice(None), slice(999, None)], ids=["everywhere", "in one element"])
+def test_a_limit_of_half_of_the_largest_value_says_nothing(where, dtype):
+    """A baseline that is off by 0.2 makes a limit of 0.4, one that is off by 0.26 one of 0.52."""
+    truth = np.linspace(1, 2, 1000) * np.random.default_rng(0).choice([-1, 1], 1000)
+    off = np.zeros(1000)
+    off[where] = truth[where]
+    assert judge(truth, truth, truth - 0.2 * off, dtype).passed
+    for share in (0.26, 1.0, 1e9):
+        for actual in (truth, truth - share * off):
+            found = judge(actual, truth, truth - share * off, dtype)
+            assert (found.passed, found.vacuous, found.ratio) == (False, True, np.inf)
+            assert found.message.startswith("y: nothing is checked: the baseline, ")
+
+
+def test_a_wrong_result_is_wrong_however_bad_the_baseline():
+    truth = np.array([1.0, 2.0, 3.0])
+    for actual in (truth + 100, np.array([1.0, np.nan, 3.0])):
+        found = judge(actual, truth, np.zeros(3), "float32")
+        assert (found.passed, found.vacuous) == (False, False)
+
+
+def test_what_cancels_is_measured_by_its_terms():
+    """A difference of numbers of size 1 that is 1e-9 is known to 1e-7, though that is far above the difference."""
+    truth = np.array([1e-9, -2e-9, 0.0])
+    baseline = truth + np.array([1e-8, -1e-8, 2e-8])
+    assert judge(truth, truth, baseline, "float32").vacuous  # relative to itself
+    for actual in (truth, np.zeros(3), -truth, truth + 1e-7):
+        assert compare(actual, truth, baseline, dtype="float32", floor=4.0, terms=1.0).passed
+    found = compare(truth + 1e-5, truth, baseline, dtype="float32", floor=4.0, terms=1.0)
+    assert (found.passed, found.vacuous) == (False, False)
+    assert compare(truth, truth, truth + 0.3, dtype="float32", floor=4.0, terms=1.0).vacuous
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_that_the_dtype_has_none_of_may_be_zeros(dtype):
+    smallest = float(ml_dtypes.finfo(numpy_dtype(dtype)).smallest_normal)
+    for truth in (np.array([smallest / 8, -smallest / 16]), np.array([5e-324, 0.0])):
+        assert judge(np.zeros(2), truth, np.zeros(2), dtype).passed
+        assert not judge(np.full(2, smallest), truth, np.zeros(2), dtype).passed
+
+
+@pytest.mark.filterwarnings("error")
+def test_terms_as_large_as_can_be():
+    tiny = np.array([5e-324, 0.0])
+    assert compare(tiny, tiny, tiny, dtype="float64", floor=1.0, terms=1e300).passed
+    assert not compare(tiny + 1e290, tiny, tiny, dtype="float64", floor=1.0, terms=1e300).passed
+    unknown = compare(tiny, tiny, tiny, dtype="float64", floor=1.0, terms=np.inf)
+    assert unknown.vacuous and not unknown.passed and unknown.message.startswith("result: nothing is checked")
+
+
+def test_where_the_dtype_holds_no_truth_nothing_is_checked():
+    truth = np.array([1.0, 1e5, 1e5])
+    with np.errstate(over="ignore"):
+        baseline = truth.astype(np.float16)
+    found = judge(baseline, truth, baseline, "float16")
+    assert found.vacuous and not found.passed and found.worst == (1,)
+    assert "inf at (1,), expected 100000.0 (2 such elements); nothing is checked" in found.message
+    assert judge(truth, truth, baseline, "float16").passed  # wider than it must be
+    for wrong in (np.array([np.inf, np.inf, np.inf]), np.array([1.0, 7e4, np.inf]), np.array([1.0, 7e4, 1e5])):
+        found = judge(wrong, truth, baseline, "float16")
+        assert not found.passed
+        assert found.vacuous == (wrong[2] == np.inf and wrong[0] == 1)

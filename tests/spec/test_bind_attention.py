@@ -84,7 +84,7 @@ ATTENTION_ERRORS = {
         {"scale": float("inf")}, ValueError, "scale is inf, expected a finite number",
     ),
     "scale too large to be a float": (
-        {"scale": 10**400}, ValueError, f"scale is {10**400}, expected a finite number",
+        {"scale": 10**400}, ValueError, f"scale is {str(10**400)[:200]}..., expected a finite number",
     ),
     "return_lse a number": ({"return_lse": 1}, TypeError, "return_lse is 1, expected True or False"),
     "return_lse None": ({"return_lse": None}, TypeError, "return_lse is None, expected True or False"),

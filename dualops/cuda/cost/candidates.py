@@ -70,17 +70,18 @@ class Ranking:
 
     title: str
     flops: int  # of the problem, not of tiles
+    nbytes: int  # that it must read and write at the least
     rows: tuple[Ranked, ...]
 
 
-def rank(title: str, flops: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
+def rank(title: str, flops: int, nbytes: int, candidates: Iterable[Candidate], taken: tuple[Any, ...]) -> Ranking:
     """By time; of two that take as long the one that is taken, or else needs less shared memory, comes first.
 
     taken: the Configs of a call, those of kernels that are not ranked behind the others.
     """
     rows = [Ranked(each, each.configs == taken[: len(each.configs)]) for each in candidates]
     rows.sort(key=lambda row: (row.candidate.estimate.seconds, not row.taken, row.candidate.shared_bytes))
-    return Ranking(title, flops, tuple(rows))
+    return Ranking(title, flops, nbytes, tuple(rows))
 
 
 def without_idle_stages(kernels: Iterable[Kernel], own: Sequence[Any]) -> list[Kernel]:

@@ -55,12 +55,11 @@ def _attention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Rankin
     attention.refuse_unknown(p)
     offer = _offer(p, backward, gpu)
     if backward:
-        assert p.spec.backward_cost is not None
         candidates = attention_gradient.gradient_candidates(p, gpu, offer.rungs)
-        yield rank("backward", p.spec.backward_cost.flops(p), candidates, offer.taken)
+        yield rank("backward", *_work(p, backward), candidates, offer.taken)
     else:
         candidates = attention.forward_candidates(p, gpu, offer.rungs)
-        yield rank("forward", p.spec.forward_cost.flops(p), candidates, offer.taken)
+        yield rank("forward", *_work(p, backward), candidates, offer.taken)
 
 
 def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
@@ -69,26 +68,30 @@ def _matmul(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
     for place, (name, each, metas) in enumerate(products):
         title = f"backward, {name}" if backward else "forward"
         candidates = matmul.candidates(name, each, p, metas, gpu, offer.rungs)
-        yield rank(title, matmul.product_flops(each), candidates, offer.taken[place : place + 1])
+        flops, nbytes = matmul.product_flops(each), matmul.product_bytes(each)
+        yield rank(title, flops, nbytes, candidates, offer.taken[place : place + 1])
 
 
 def _retention(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
     retention.refuse_unknown(p, backward)
     offer = _offer(p, backward, gpu)
-    cost = p.spec.backward_cost if backward else p.spec.forward_cost
-    assert cost is not None
     candidates = retention.candidates(p, backward, gpu, offer.rungs)
     taken = retention.kernels_of(offer.taken)
-    yield rank("backward" if backward else "forward", cost.flops(p), candidates, taken)
+    yield rank("backward" if backward else "forward", *_work(p, backward), candidates, taken)
 
 
 def _rows(p: Problem, backward: bool, gpu: Architecture) -> Iterator[Ranking]:
     offer = _offer(p, backward, gpu, (*ESTIMATED, "simt"))
-    cost = p.spec.backward_cost if backward else p.spec.forward_cost
     rows.refuse_unknown(p, backward, offer.taken[0])
-    assert cost is not None
     title = "backward" if backward else "forward"
-    yield rank(title, cost.flops(p), rows.candidates(p, backward, gpu, offer.taken[0]), offer.taken)
+    yield rank(title, *_work(p, backward), rows.candidates(p, backward, gpu, offer.taken[0]), offer.taken)
+
+
+def _work(p: Problem, backward: bool) -> tuple[int, int]:
+    """The flops and the bytes of a problem."""
+    cost = p.spec.backward_cost if backward else p.spec.forward_cost
+    assert cost is not None  # what has estimates of a gradient has its cost
+    return cost.flops(p), cost.bytes_read(p) + cost.bytes_written(p)
 
 
 RANKED = {

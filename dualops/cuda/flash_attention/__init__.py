@@ -96,7 +96,7 @@ def flash_attention(
         128 keys that no query of 128 sees are neither loaded nor multiplied, and mask_mod is asked in tiles alone that
         it cuts, and so in the gradient, of any Sq; elsewhere it is asked everywhere
     sinks [H]: one more logit in the softmax, without a value; dtypes as alibi_slopes
-    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-16.
+    dropout_p, seed: probabilities become 0, or are divided by 1 - dropout_p, which is rounded to a multiple of 2**-15.
         seed is an integer of 64 bits, or an int64 array without axes on the device (for CUDA graphs); the mask is that
         of every rung and of the reference
 

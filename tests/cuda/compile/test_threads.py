@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ def slowed(monkeypatch) -> Any:
 
     monkeypatch.setattr(compiler, "compile_kernel", compile_slowly)
     return Slowed
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, also where a shell that started this in the background has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def in_thread(call: Callable[..., Any], *args: Any) -> Any:
@@ -163,6 +171,7 @@ def test_an_exception_is_the_callers_own(folder):
     assert binary(build(111), ARCH).cubin  # and the next build is none the worse
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_wait_and_not_the_build(folder, slowed):
     building = in_thread(binary, build(120), ARCH)
     assert slowed.begun.wait(60)
@@ -175,6 +184,7 @@ def test_ctrl_c_ends_a_wait_and_not_the_build(folder, slowed):
     assert binary(build(120), ARCH) == building.result(60) and len(slowed.kernels) == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_build_and_the_next_one_works(folder, monkeypatch):
     def interrupted(*_):
         signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,41 @@
+"""How `--help` shows the docstring of a subcommand: as wide as the terminal, examples as they can be typed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+
+DEEPER = " " * 4
+
+
+class Formatter(argparse.HelpFormatter):
+    """Fills paragraphs; breaks an indented line, an example, where it is too long.
+
+        python -m dualops warm softmax      some of them
+
+    becomes two lines, the second one what the example does; a command is broken with a backslash.
+    """
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = re.split(r"\n\s*\n", text.strip("\n"))
+        return "\n\n".join(self._block(block, width) for block in blocks)
+
+    @staticmethod
+    def _block(block: str, width: int) -> str:
+        if not block.startswith(" "):
+            return textwrap.fill(" ".join(block.split()), width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(line for each in block.splitlines() for line in example(each, width))
+
+
+def example(line: str, width: int) -> list[str]:
+    """An example and, after two spaces or more, what it does: one line if there is room, else several."""
+    if len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    command, _, told = (part.strip() for part in re.split(r"(?<=\S)( {2,}|$)", line.strip(), maxsplit=1))
+    room = width - len(indent)
+    head = textwrap.wrap(command, room - 2, subsequent_indent=DEEPER, break_long_words=False, break_on_hyphens=False)
+    tail = textwrap.wrap(told, room - len(DEEPER)) if told else []
+    broken = [f"{each} \\" for each in head[:-1]] + head[-1:]
+    return [indent + each for each in (*broken, *(DEEPER + each for each in tail))]

@@ -1,0 +1,34 @@
+"""The same of the kernels' functions, `out=`, `kernel=` and `stream=` among their arguments.
+
+Values that the reference takes are left out: a call with them would run a kernel.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from dualops import cuda, reference
+from dualops.spec.domains import shown
+from tests.wrong_arguments import CALLS, PARAMS, Call, complaint, refused, wrong
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_every_argument(call: Call):
+    function, plain = getattr(cuda, str(call)), getattr(reference, str(call))
+    found = {
+        (name, shown(value)): told
+        for name, value in wrong(call.arrays, call.params)
+        if refused(plain, call.given(**{name: value}))
+        and (told := complaint(str(call), function, call.given(**{name: value})))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize("name", ["out", "kernel"])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_every_argument_of_a_launch(call: Call, name: str):
+    function = getattr(cuda, str(call))
+    for value in PARAMS:
+        if value is not None:
+            told = complaint(str(call), function, call.given(**{name: value}), must_refuse=True)
+            assert not told, (shown(value), told)
