@@ -9,7 +9,14 @@ from tests.cuda.large_scores import CALLS, Shape, check, drawn, fits
 
 PLACES = [("sm90", "bfloat16"), ("sm90", "float16"), ("sm90", "float32"), ("sm80", "bfloat16"), (None, "float32")]
 SHAPES = (Shape(64, 300, 700), Shape(128, 190, 260))
-TRIALS = [(call, *place, shape) for call in CALLS for place in PLACES if fits(call, place[1]) for shape in SHAPES]
+FEW = ("padded", "few_queries")  # for which sm90 has no kernel of float32
+TRIALS = [
+    (call, rung, dtype, shape)
+    for call in CALLS
+    for rung, dtype in PLACES
+    if fits(call, dtype) and not ((rung, dtype) == ("sm90", "float32") and call.name in FEW)
+    for shape in SHAPES
+]
 
 
 @pytest.mark.parametrize(

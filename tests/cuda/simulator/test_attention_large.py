@@ -43,7 +43,7 @@ def calls(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
 @given(call=calls())
 def test_any_magnitude(rung, call):
     dtype, seed, by = call
-    if rung == "sm80":  # which has no gradient of float32
+    if rung in ("sm80", "sm90"):  # which have none for float32, of a gradient or of few queries
         dtype = "bfloat16"
     rng = np.random.default_rng(seed)
     arrays = qkv(Shape(16, 5, 20), rng)
