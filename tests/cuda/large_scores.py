@@ -108,7 +108,9 @@ CALLS = (
 
 def fits(call: Large, dtype: str) -> bool:
     """Whether q and k have these magnitudes in a dtype."""
-    return dtype != "float16" or not call.name.startswith(("by_1e5", "by_1e15", "tiny_scale", "sink_beside", "softcap"))
+    return dtype != "float16" or not call.name.startswith(
+        ("by_2e4", "by_1e5", "by_1e15", "tiny_scale", "sink_beside", "softcap")
+    )
 
 
 def drawn(call: Large, dtype: str, shape: Shape) -> tuple[Arrays, dict[str, Any]]:
