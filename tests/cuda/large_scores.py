@@ -107,10 +107,9 @@ CALLS = (
 
 
 def fits(call: Large, dtype: str) -> bool:
-    """Whether q and k have these magnitudes in a dtype."""
-    return dtype != "float16" or not call.name.startswith(
-        ("by_2e4", "by_1e5", "by_1e15", "tiny_scale", "sink_beside", "softcap")
-    )
+    """Whether a dtype holds q and k of these magnitudes, and gradients of a score_mod whose slope is 1e30."""
+    too_large = ("by_2e4", "by_1e5", "by_1e15", "tiny_scale", "sink_beside", "softcap", "score_mod")
+    return dtype != "float16" or not call.name.startswith(too_large)
 
 
 def drawn(call: Large, dtype: str, shape: Shape) -> tuple[Arrays, dict[str, Any]]:

@@ -146,12 +146,14 @@ def hidden_rows(
         while j < end:
             at = pair_at(task.b, h, i, j, task.offset)
             found, error = product(q, q_row, k, start(k, task.b, task.h_kv, task.k_first + j), D)
-            scaled = found * scale
+            scaled, slack = found * scale, error * scale
             score = scaled
+            if chain.bends:
+                slack *= abs(chain.slope(scaled, options, at))
             if chain.scores:
                 score = chain.score(scaled, options, at)
             if score != num.minus_inf and chain.pick(options, at):
-                counts = share_of(exponential(score, row_lse, error * scale), arrays, task, at, scaled, options)
+                counts = share_of(exponential(score, row_lse, slack), arrays, task, at, scaled, options)
                 add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
             j = opaque_i32(j + 1)
 

@@ -121,12 +121,14 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
         token = task.q_first + at.i
         q_row, do_row = start(q, at.b, at.h, token), start(do, at.b, at.h, token)
         found, error = product(q, q_row, k, k_row, D)
-        scaled = found * scale
+        scaled, slack = found * scale, error * scale
         score = scaled
+        if chain.bends:
+            slack *= abs(chain.slope(scaled, options, at))
         if chain.scores:
             score = chain.score(scaled, options, at)
         if score != num.minus_inf and chain.pick(options, at):
-            prob = exponential(score, lse.data[start(lse, at.b, at.h, token)], error * scale)
+            prob = exponential(score, lse.data[start(lse, at.b, at.h, token)], slack)
             d_prob, _ = product(do, do_row, v, v_row, Dv)
             weighted = prob
             if chain.weighs:

@@ -75,6 +75,8 @@ def exponent_of(chain: OptionChain) -> Callable[..., Any]:
 
 @verb
 def exponential(score, lse, slack):
-    """P of a score that is made by other arithmetic than forward's, which differs from it by `slack` at most."""
+    """P of a score that is made by other arithmetic than forward's, of a product that differs from forward's so that
+    the score does by `slack`.
+    """
     lse = NUM.base(lse)
-    return NUM.exp(min_or_nan(score - lse + slack, NUM.zero) if is_large(lse) else score - lse)
+    return NUM.exp(min_or_nan(score - lse + (slack + abs(lse) * SLACK), NUM.zero) if is_large(lse) else score - lse)
