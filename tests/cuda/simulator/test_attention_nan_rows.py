@@ -11,6 +11,7 @@ import dualops.cuda
 from dualops import reference, spec
 from dualops.cuda.flash_attention.saved_lse import exponent_less, lowered
 from tests.cuda.simulator.attention import BFLOAT16, FLOOR, named, numbers, widened
+from tests.cuda.simulator.dkv import served
 
 SQ, SK, ROW, NOT_SCORED, HIDDEN = 20, 24, 7, 5, 11  # the NaN row; a key of score -inf, and one that a mask hides
 NAMES = ("dq", "dk", "dv", "dbias")
@@ -86,6 +87,13 @@ def test_a_nan_row_reaches_all_that_it_sees(case, rung, dtype):
         assert np.array_equal(np.isnan(found[0, 0]), np.broadcast_to(seen[:, None], (SK, 16)))
     for found in dbias:
         assert np.array_equal(np.isnan(found), (np.arange(SQ) == ROW)[:, None] & seen)
+
+
+@pytest.mark.parametrize("case", ["bias, mask_mod", "score_mod"])
+def test_the_same_of_two_kernels(case):
+    """One for dq, one for dk and dv."""
+    with served():
+        test_a_nan_row_reaches_all_that_it_sees(case, "sm90", BFLOAT16)
 
 
 @by_rung
