@@ -89,7 +89,7 @@ def gradient_of_bias(size: int) -> GradientOfBias:
                     score = scores[4 * j + 2 * h + e]
                     prob = num.exp2(exponent_less(score, base[h]))
                     # all that a NaN row sees is NaN
-                    counts = (score != num.minus_inf) | (base[h] != base[h])
+                    counts = (score != num.minus_inf) | (prob != num.zero)
                     scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
 
         return probabilities
