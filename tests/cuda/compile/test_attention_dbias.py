@@ -29,7 +29,7 @@ CASES: list[Any] = [
     (128, 128, 128, ("causal",), SCALAR, "bfloat16"),
     (128, 128, 128, ("dropout_p",), DENSE, "bfloat16"),
     (128, 128, 128, ("score_mod", "mask_mod"), DENSE, "bfloat16"),
-    (112, 128, 128, ("score_mod", "mask_mod", "dropout_p"), DENSE, "bfloat16"),
+    (128, 128, 128, ("score_mod", "mask_mod", "dropout_p"), DENSE, "bfloat16"),
     (112, 96, 40, tuple(EVERYTHING), DENSE, "bfloat16"),
     (128, 192, 128, (), DENSE, "bfloat16"),
     (64, 256, 256, ("softcap", "causal"), DENSE, "bfloat16"),

@@ -72,7 +72,7 @@ MOST_KEYS, FEWER_KEYS, LEAST_KEYS = 128, 112, 64
 STAGES = 4, 3, 2  # best first
 # options beside which there are registers for dP beside the exponentials; and those of which there are for one
 SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
-MANY = 3  # others at once, beside which there are registers for FEWER_KEYS alone
+MANY = 4  # others at once, beside which there are registers for FEWER_KEYS alone
 
 
 def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
