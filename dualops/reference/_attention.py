@@ -41,6 +41,12 @@ class Options(NamedTuple):
         visible = self.chain.visible(self.args, at)
         return np.where(visible, self.chain.score(products, self.args, at), -np.inf).astype(products.dtype)
 
+    def counts(self, scores: np.ndarray, lse: np.ndarray, at: At) -> np.ndarray:
+        """Which of these scores have a part in gradients: a score of -inf has one where its row is NaN, but not where a
+        mask hides it. lse [B, H, queries].
+        """
+        return (scores != -np.inf) | (np.isnan(lse)[..., None] & self.chain.visible(self.args, at))
+
     def slope(self, products: np.ndarray, at: At) -> np.ndarray:
         """dS / ds0."""
         return np.broadcast_to(self.chain.slope(products, self.args, at), products.shape)

@@ -84,8 +84,10 @@ def flash_attention(
 
     Returns o [B, H, Sq, Dv] of q's dtype; with return_lse also lse [B, H, Sq] (float32, float64 for float64), the
     natural logarithm of the sum of exponentials, the sink's among them. A query that sees no key gives o = 0 and
-    lse = -inf (or the sink). A score of -inf is a masked one. Arithmetic is float32 (float64 for float64);
-    probabilities are rounded to q's dtype before they meet v, as a tensor core would have them.
+    lse = -inf (or the sink); so does one whose scores are all -inf. A row with a score of NaN or +inf is NaN; its
+    gradient makes NaN of dk and dv of all keys that it sees, also where a score is -inf, and of none that a mask hides.
+    Arithmetic is float32 (float64 for float64); probabilities are rounded to q's dtype before they meet v, as a tensor
+    core would have them.
     Raises TypeError and ValueError for a wrong call.
     """
     problem, arrays = bound_with_blocks(SPEC, locals())
@@ -166,7 +168,7 @@ def attend_backward(
         # P = exp(S - lse)
         products = queries @ keys.swapaxes(-1, -2) * factor  # [B, H, Sq, Sk]
         scores = options.scores(products, at)
-        counts = scores != -np.inf
+        counts = options.counts(scores, lse, at)
         probs = np.where(counts, np.exp(scores - finite(lse)[..., None]), 0)  # [B, H, Sq, Sk]
 
         # dv = (weight * P).T @ do

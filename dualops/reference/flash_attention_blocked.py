@@ -125,7 +125,7 @@ def flash_attention_backward_blocked(
         at = asked.at(m0, m1, n0, n1)
         products = queries[:, :, m0:m1] @ keys[:, :, n0:n1].swapaxes(-1, -2) * factor
         scores = asked.scores(products, at)
-        counts, weight = scores != -np.inf, asked.weight(at)
+        counts, weight = asked.counts(scores, lse[:, :, m0:m1], at), asked.weight(at)
         probs = np.where(counts, np.exp(scores - finite(lse[:, :, m0:m1])[..., None]), 0)
         d_probs = weight * (d_out[:, :, m0:m1] @ values[:, :, n0:n1].swapaxes(-1, -2))
         d_scores = np.where(counts, probs * (d_probs - delta[:, :, m0:m1, None]), 0)

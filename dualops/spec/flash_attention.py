@@ -2,10 +2,23 @@
 
 Query i of Sq stands at position i + Sk - Sq among the keys, or at position i with `causal="top_left"` (torch's way);
 causal, window and ALiBi count from there. In this order: scale * q @ k.T; the options, each a record in `attention/`; a
-softmax; its probabilities, through dropout, times v. A score of -inf is one that is masked. A row that sees no key
-gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0; a NaN in a key or value that no query sees stays
-there. So does, of varlen, a token that belongs to no sequence, which cu_seqlens end before: o = 0, lse = -inf with a
-sink too, and gradients of 0, whatever it and the gradients that arrive hold.
+softmax; its probabilities, through dropout, times v.
+
+A query sees the keys that no mask (causal, window, key_padding_mask, mask_mod, the ends of a sequence) hides. A score
+of -inf, as a bias of -inf gives, is no mask: its key is seen, with probability 0. The first two are as in torch's math
+backend (`SDPBackend.MATH`); the others are not, where torch multiplies NaN by 0:
+
+- A row that sees no key, or scores of -inf alone, gives o = 0, lse = -inf (with a sink: the sink) and gradients of 0.
+- A row with a score of NaN or +inf is NaN: its o, lse and dq, and dk, dv and dbias of every key that the query sees,
+  also of one whose own score is -inf.
+- A row whose lse is a number leaves out keys whose scores are -inf: a NaN in such a key or value does not reach the
+  row, nor one in the row's do the key.
+- A row leaves out keys that a mask hides: a NaN in a key or value that no query sees stays there, and a NaN row does
+  not reach dk, dv and dbias of keys that the query does not see.
+- A row whose scores are finite in float32 has a softmax, whatever their size. Scores that float32 can't separate from a
+  greatest one beyond 2**20 may count as equal to it in gradients, since the saved lse is a float32.
+- A token of varlen that belongs to no sequence, because cu_seqlens end before it, gives o = 0, lse = -inf (with a sink
+  too) and gradients of 0.
 
     P = exp(S - lse)                 S as the options leave it, s0 = scale * q @ k.T before them
     dP = weight * (do @ v.T)         weight: 0 or 1 / (1 - dropout_p)

@@ -105,7 +105,9 @@ def flash_attention(
 
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
     (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key gives
-    o = 0 and lse = -inf (or the sink). Gradients are deterministic; that of bias is computed only where it is wanted.
+    o = 0 and lse = -inf (or the sink); so does one whose scores are all -inf. A row with a score of NaN or +inf is NaN;
+    its gradient makes NaN of dk and dv of all keys that it sees, also where a score is -inf, and of none that a mask
+    hides. Gradients are deterministic; that of bias is computed only where it is wanted.
     Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
 
     What score_mod and mask_mod read from outside counts as it is at this call, for its gradient too: variables,

@@ -252,6 +252,52 @@ def test_a_query_that_sees_nothing_leaves_every_gradient_alone(form, backward):
         assert np.abs(one - two).max() < 1e-12
 
 
+def with_a_hole(name: str) -> tuple[dict[str, Any], dict[str, Any], np.ndarray, list[int]]:
+    """`masked`, with a bias in which a key is -inf in all rows; who sees whom tells of masks alone. A row of batch 1,
+    head 2, that sees that key; another key that it sees; that key.
+    """
+    arrays, params, visible = masked(name)
+    if name == "a bias of -inf":
+        visible[...] = True
+    else:
+        arrays["bias"] = np.zeros((1, 1, 7, 11))
+    arrays["bias"] = np.broadcast_to(arrays["bias"], (2, 4, 7, 11)).copy()
+    row = int(np.argmax(visible[1, 2].sum(axis=-1) >= 3))
+    cause, hole = np.flatnonzero(visible[1, 2, row])[:2]
+    arrays["bias"][..., hole] = -np.inf
+    return arrays, params, visible, [row, cause, hole]
+
+
+@both_directions
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("strange", [np.nan, np.inf])
+def test_a_nan_row_reaches_the_keys_that_it_sees_and_no_others(form, backward, name, strange):
+    """Also keys of which the row's own score is -inf."""
+    arrays, params, visible, (row, cause, _) = with_a_hole(name)
+    expected = results(form, backward, arrays, params)
+    arrays["bias"][1, 2, row, cause] = strange
+    found = results(form, backward, arrays, params)
+    rows, keys = np.zeros((2, 4, 7), bool), np.zeros((2, 2, 11), bool)
+    rows[1, 2, row], keys[1, 1] = True, visible[1, 2, row]
+    pairs = rows[..., None] & visible
+    for one, two, reached in zip(found, expected, (rows, rows, rows, keys, keys, pairs), strict=False):
+        assert np.isnan(one[reached]).all()
+        assert one[~reached] == pytest.approx(two[~reached], abs=1e-12)
+
+
+@both_directions
+def test_scores_of_minus_infinity_alone_are_like_no_key(form, backward):
+    arrays, params, _, (_, _, hole) = with_a_hole("a bias of -inf")
+    arrays["bias"][0, 1, 2] = -np.inf
+    arrays["v"][:, :, hole] = np.nan
+    o, lse, dq, dk, dv, dbias = results(form, backward, arrays, params)
+    assert (o[0, 1, 2] == 0).all() and lse[0, 1, 2] == -np.inf and np.isfinite(lse).sum() == lse.size - 1
+    assert (dq[0, 1, 2] == 0).all() and (dbias[0, 1, 2] == 0).all()
+    for x in (o, dq, dk, dv, dbias):
+        assert np.isfinite(x).all()
+    assert (dk[:, :, hole] == 0).all() and (dv[:, :, hole] == 0).all() and (dbias[..., hole] == 0).all()
+
+
 # --- invariants ----------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -87,6 +88,53 @@ def test_is_torchs_attention(causal: bool | str, bias: bool, device: str) -> Non
     close(o, expected)
     do = values(o.shape, torch.float64, device, seed=10)
     close(torch.autograd.grad(o, (q, k, v), do), torch.autograd.grad(expected, (q, k, v), do))
+
+
+def strange_rows() -> dict[str, tuple[Arguments, torch.Tensor | None]]:
+    """Arguments of plain calls without masks, and a bias, by what is strange in row 1 or in all rows."""
+    found = {}
+    for name in ("NaN in q", "inf in a score", "NaN beside -inf", "inf beside -inf", "-inf alone"):
+        arguments, bias = plain(), None
+        q, k, _ = (x.data for x in arguments.tensors.values())
+        if name == "NaN in q":
+            q[:, :, 1, 2] = torch.nan
+        elif name == "inf in a score":  # +inf in row 1 and -inf in the others
+            q[..., 2] = -1
+            q[:, :, 1, 2] = 1
+            k[:, :, 3, 2] = torch.inf
+        else:
+            bias = torch.zeros(B, H, SQ, SK, dtype=torch.float64)
+            bias[..., 2] = -torch.inf
+            bias[:, :, 1, 4] = {"NaN": torch.nan, "inf": torch.inf}.get(name.split()[0], 0)
+            if name == "-inf alone":
+                bias[:, :, 1] = -torch.inf
+        found[name] = arguments, bias
+    return found
+
+
+@pytest.mark.parametrize("name", strange_rows())
+def test_strange_rows_are_those_of_torchs_math_backend(name: str) -> None:
+    arguments, bias = strange_rows()[name]
+    tensors = [*arguments.tensors.values(), *([] if bias is None else [bias.requires_grad_()])]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = scaled_dot_product_attention(*tensors[:3], attn_mask=bias, enable_gqa=True)
+        o = arguments(flash_attention, **({} if bias is None else {"bias": bias}))
+        do = values(o.shape, torch.float64, "cpu", seed=10)
+        theirs = [expected, *torch.autograd.grad(expected, tensors, do)]
+    ours = [o, *torch.autograd.grad(o, tensors, do)]
+    dk, dv = ours[2:4]
+    if name == "inf in a score":  # in the other rows torch has 0 * inf in dq, where the score of -inf is left out here
+        rows = torch.arange(SQ) == 1
+        assert theirs[1].isnan().any(dim=-1).all()
+        assert torch.equal(ours[1].isnan(), rows[:, None].expand_as(ours[1]))
+        del ours[1], theirs[1]
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12, equal_nan=True)
+    if name == "-inf alone":
+        assert not o[:, :, 1].any()
+        assert arguments(flash_attention, bias=bias, return_lse=True)[1][:, :, 1].isneginf().all()
+    else:
+        assert dk.isnan().all() and dv.isnan().all()
 
 
 @BOTH_FORMS

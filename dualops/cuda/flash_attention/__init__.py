@@ -107,8 +107,9 @@ def flash_attention(
 
     Returns o [B, H, Sq, Dv] in q's dtype and axis order; with return_lse also lse [B, H, Sq], natural logarithm,
     float32 (float64 for float64), the sink's part included. A query that sees no key gives 0 and -inf (or the sink);
-    NaN in a key or value that it does not see does not reach it. A score that an option makes -inf is a masked one.
-    Bit-equal from run to run.
+    so does one whose scores are all -inf. NaN in a key or value that it does not see does not reach it, nor where the
+    key's score is -inf. A row with a score of NaN or +inf is NaN; its gradient makes NaN of dk and dv of all keys that
+    it sees, also where a score is -inf, and of none that a mask hides. Bit-equal from run to run.
 
     Which rung a call takes, as `dualops.cuda.plan` says:
 

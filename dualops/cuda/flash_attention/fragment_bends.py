@@ -55,10 +55,9 @@ def pair_bends(
         prob = bent = num.zero
         if not is_marked(product):
             score = score_of(product * scale, options, at, bits, e)
-            if score != num.minus_inf:
-                prob = bent = num.exp2(exponent(score, base))
-                if chain.bends:
-                    bent *= slope(product * scale, options, at)
+            prob = bent = num.exp2(exponent(score, base))
+            if chain.bends and score != num.minus_inf:  # there a slope may be anything
+                bent *= slope(product * scale, options, at)
         return prob, bent
 
     @verb
@@ -67,10 +66,11 @@ def pair_bends(
         score = score_of(product * scale, options, at, bits, e)
         prob = bent = num.exp2(exponent(score, base))
         if chain.bends:
-            bent *= slope(product * scale, options, at)
+            steepness = slope(product * scale, options, at)
+            if chain.near_score is None and score == num.minus_inf:  # there a slope may be anything
+                steepness = num.one
+            bent *= steepness
         hidden = is_marked(product)
-        if chain.near_score is None:  # there a slope may be anything
-            hidden = hidden | (score == num.minus_inf)
         return num.zero if hidden else prob, num.zero if hidden else bent
 
     @verb

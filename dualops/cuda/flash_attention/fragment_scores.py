@@ -76,6 +76,7 @@ def fragment_scores(
     *,
     apart: bool = True,
     bent: bool = False,
+    marks: bool = False,
     products: bool = False,
     transposed: bool = False,
     word: Callable[..., Any] | None = None,
@@ -86,10 +87,10 @@ def fragment_scores(
     them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
     another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
     which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`), which `bend` then
-    takes on. products: it leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries,
-    which `weigh` is not for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s
-    array, 2 * j + h of quad j and row h. parts: as `fragment_kept` has it. others: rows beyond the last may be another
-    sequence's; else they are zeros.
+    takes on. marks: it marks scores that a mask hides, instead of making them -inf. products: it leaves products, -inf
+    where ranges hide one. transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
+    (held, number) for fetched words that lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h. parts: as
+    `fragment_kept` has it. others: rows beyond the last may be another sequence's; else they are zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
@@ -120,7 +121,7 @@ def fragment_scores(
     def is_minus_inf(score):
         return score == num.minus_inf
 
-    masked, is_masked = (mark, is_marked) if bent else (minus_inf, is_minus_inf)
+    masked, is_masked = (mark, is_marked) if bent or marks else (minus_inf, is_minus_inf)
 
     @verb
     def units_of_scores(scale):

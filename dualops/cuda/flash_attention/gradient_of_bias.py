@@ -3,7 +3,7 @@
 P = exp(scores - lse);  total += P * (weight * dP - delta)
 
 A bias comes after all that bends a score, so that its slope is 1. What a mask hides is left out, whatever dP and P are
-there: 0 * NaN is NaN.
+there: 0 * NaN is NaN. So is a score of -inf, but not in a row that is NaN.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..backend import Namespace, f32, i32, verb
+from ..tile.masked import is_marked
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.rows import FULL_WARP, vote_any
 from ..tile.softmax_rows import ROWS
@@ -21,7 +22,10 @@ from .saved_lse import exponent_less, is_large, lowered
 
 
 class GradientOfBias(Namespace):
-    """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers."""
+    """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers.
+
+    Finished scores are marked where a mask hides them (`tile.masked`).
+    """
 
     clear: Callable[..., None]  # (totals)
     bases: Callable[..., None]  # (base, lse): lse, lowered (`saved_lse`)
@@ -84,7 +88,9 @@ def gradient_of_bias(size: int) -> GradientOfBias:
                 for e in range(2):
                     score = scores[4 * j + 2 * h + e]
                     prob = num.exp2(exponent_less(score, base[h]))
-                    scores[4 * j + 2 * h + e] = prob if (score != num.minus_inf) & there else NOT_THERE
+                    # all that a NaN row sees is NaN
+                    counts = (score != num.minus_inf) | (prob != num.zero)
+                    scores[4 * j + 2 * h + e] = prob if counts & (not is_marked(score)) & there else NOT_THERE
 
         return probabilities
 

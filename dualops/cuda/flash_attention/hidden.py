@@ -10,8 +10,8 @@ The same of dq, which K may have reached:
 
     dS = p * (weight * do @ v[j] - delta) * slope,  dq += dS * k[j]
 
-which is 0 where nothing is seen, though a sink made lse NaN. There, something is hidden always: an infinity of K can
-make a score -inf, which is a masked one, and 0 times that infinity is NaN.
+which is 0 where nothing is seen, though a sink made lse NaN. There, something is left out always: an infinity of K can
+make a score -inf, whose P is 0, and 0 times that infinity is NaN.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def hidden_rows(
                 slack *= abs(chain.slope(scaled, options, at))
             if chain.scores:
                 score = chain.score(scaled, options, at)
-            if score != num.minus_inf and chain.pick(options, at):
+            nan_row = gradient and row_lse != row_lse
+            if (score != num.minus_inf or nan_row) and chain.pick(options, at):
                 counts = share_of(exponential(score, row_lse, slack), arrays, task, at, scaled, options)
                 add(own, counts, added.data, (start(added, task.b, task.h_kv, task.k_first + j), column))
             j = opaque_i32(j + 1)

@@ -6,6 +6,8 @@ anew by its warp: score after score, and of Q and dO what sees the key. So has a
 
     p = exp(score - lse),  dv += weight * p * do[i]                for each query i that sees it, of each head
     dS = p * (weight * do[i] @ v - delta) * slope,  dk += dS * q[i]
+
+A score of -inf is left out too, but not in a row that is NaN: all that such a row sees is NaN.
 """
 
 from __future__ import annotations
@@ -127,8 +129,9 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
             slack *= abs(chain.slope(scaled, options, at))
         if chain.scores:
             score = chain.score(scaled, options, at)
-        if score != num.minus_inf and chain.pick(options, at):
-            prob = exponential(score, lse.data[start(lse, at.b, at.h, token)], slack)
+        row_lse = lse.data[start(lse, at.b, at.h, token)]
+        if (score != num.minus_inf or row_lse != row_lse) and chain.pick(options, at):  # all that a NaN row sees is NaN
+            prob = exponential(score, row_lse, slack)
             d_prob, _ = product(do, do_row, v, v_row, Dv)
             weighted = prob
             if chain.weighs:

@@ -83,11 +83,13 @@ def build_score_gradients(variant: Variant) -> Kernel:
         if b < B:
             q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if (m < own_Sq) & (n < own_Sk):
-                weighted, d_score = num.minus_zero, num.minus_zero
-                if probs[index] != num.minus_inf:
-                    token = q_first + m
-                    prob = num.exp(probs[index] - num.base(lse.data[start(lse, b, h, token)]))
-                    weight = chain.weight(options, pair_at(b, h, m, n, aligned * (own_Sk - own_Sq)))
+                weighted, d_score, token = num.minus_zero, num.minus_zero, q_first + m
+                row_lse = lse.data[start(lse, b, h, token)]
+                at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
+                # all that a NaN row sees is NaN
+                if probs[index] != num.minus_inf or (row_lse != row_lse and chain.visible(options, at)):
+                    prob = num.exp(probs[index] - num.base(row_lse))
+                    weight = chain.weight(options, at)
                     v_row = start(v, b, h // group, k_first + n)
                     d_prob = weight * inner.product(do.data, start(do, b, h, token), v.data, v_row, Dv)
                     weighted, d_score = prob * weight, prob * (d_prob - delta[row])

@@ -26,6 +26,7 @@ from .options import OptionChain
 NUM, LOG2 = numbers(f32), f32(LOG2_E)
 LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there, a quarter of what P of bfloat16 is rounded by
 LOWERED_FROM, SLACK = f32(2.0**20), f32(2.0**-21)
+LEAST = f32(-3.4028234663852886e38)  # finite float32
 
 
 @verb
@@ -35,9 +36,9 @@ def is_large(lse):
 
 @verb
 def lowered(lse):
-    """lse', 0 where a row has seen nothing."""
+    """lse', 0 where a row has seen nothing. It is finite where lse is: P of a score of -inf is 0 there."""
     lse = NUM.base(lse)
-    return lse - abs(lse) * SLACK if abs(lse) > LOWERED_FROM else lse
+    return max(lse - abs(lse) * SLACK, LEAST) if abs(lse) > LOWERED_FROM else lse
 
 
 @verb

@@ -36,7 +36,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
     qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
     dov = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
-    score = score_tile(chain, variant.dtype, qk, tile.d_scores)
+    score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
     @kernel(
@@ -108,7 +108,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                                 if chain.weighs:
                                     d_prob *= smem[score.at(e)]
                                 d_score = num.zero
-                                if scores[e] != num.minus_inf:
+                                if score.counts(scores[e], lse_row):
                                     d_score = num.exp(scores[e] - lse_row) * (d_prob - delta_row)
                                 totals[e], rests[e] = num.add_compensated(totals[e], rests[e], d_score)
 

@@ -84,8 +84,8 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     vdo = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
     pdo = mma_ab(mem.number, tile.probs, tile.passing_v, config.tile_rows)
     dsq = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
-    score = score_tile(chain, variant.dtype, kq, tile.probs, transposed=True)
-    d_score_tile = score_tile(chain, variant.dtype, kq, tile.d_scores, transposed=True)
+    score = score_tile(chain, variant.dtype, kq, tile.probs, gradient=True, transposed=True)
+    d_score_tile = score_tile(chain, variant.dtype, kq, tile.d_scores, gradient=True, transposed=True)
     BLOCK_KV, BLOCK_Q = config.rows, config.columns
 
     @kernel(
@@ -165,7 +165,7 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                         d_score = prob * (d_prob - delta_row)
                         if chain.bends:
                             d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                        counts = scores[e] != num.minus_inf
+                        counts = score.counts(scores[e], lse_row)
                         smem[score.at(e)] = weighted if counts else num.minus_zero
                         smem[d_score_tile.at(e)] = d_score if counts else num.minus_zero
 

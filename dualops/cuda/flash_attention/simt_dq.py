@@ -31,7 +31,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
     dov = mma_abt(mem.number, tile.own_v, tile.passing_v, config.tile_rows, config.tile_columns)
     dsk = mma_ab(mem.number, tile.d_scores, tile.passing, config.tile_rows)
-    score = score_tile(chain, variant.dtype, qk, tile.d_scores)
+    score = score_tile(chain, variant.dtype, qk, tile.d_scores, gradient=True)
     BLOCK_Q, BLOCK_KV = config.rows, config.columns
 
     @kernel(
@@ -107,7 +107,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
                     d_score = num.exp(scores[e] - lse_rows[i]) * (d_prob - delta_rows[i])
                     if chain.bends:
                         d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
-                    smem[score.at(e)] = d_score if scores[e] != num.minus_inf else num.minus_zero
+                    smem[score.at(e)] = d_score if score.counts(scores[e], lse_rows[i]) else num.minus_zero
 
             if config.share:
                 cuda.syncthreads()

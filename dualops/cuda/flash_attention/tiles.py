@@ -24,6 +24,7 @@ class Scores(Namespace):
 
     at: Callable[..., Any]  # (e) -> where number e of a thread lies in the tile
     finish: Callable[..., None]  # (scores, smem, options, scale, where): products become scores
+    counts: Callable[..., Any]  # (score, lse) -> whether a finished score has a part in gradients, by its row's lse
     slopes: Callable[..., None]  # (slopes, scores, smem, options, scale, where): of products, before `finish`
     weights: Callable[..., None]  # (smem, options, where): to all places of the tile, by all threads of the block
 
@@ -40,10 +41,14 @@ class Where(NamedTuple):
     offset: Any  # position of query 0 among the keys
 
 
-def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, transposed: bool = False) -> Scores:
+def score_tile(
+    chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, gradient: bool = False, transposed: bool = False
+) -> Scores:
     """The verbs for the scores that `product` makes; `tile` holds as many.
 
-    finish: through all options; -inf where a mask is or where there is nothing. slopes: d score / d (scale * product),
+    finish: through all options; where a mask is or where there is nothing, -inf, or -0 in a gradient, where no score
+    is -0 then: a NaN row makes NaN of the gradient of a key that has a score of -inf, but not of one that a mask hides.
+    slopes: d score / d (scale * product),
     0 where there is nothing or a range hides it. weights: of all pairs that are there; other places hold anything.
     """
     number = storage(dtype).number
@@ -72,9 +77,19 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
         return i32(first - origin), i32(end - origin) if there else i32(0)
 
     @verb
-    def counts(e, first, end):
+    def within(e, first, end):
         column = i32(LANES * (e % COLUMNS))
         return (column >= first) & (column < end)
+
+    HIDDEN = num.minus_zero if gradient else num.minus_inf
+
+    @verb
+    def shown(score):
+        return score + num.zero if gradient else score  # no -0
+
+    @verb
+    def counts(score, lse):
+        return not num.is_minus_zero(score) and (score != num.minus_inf or lse != lse)
 
     @verb
     def place(where, row, column):
@@ -95,13 +110,13 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
     @verb
     def masked(scores, options, scale, where):
         for e in range(COUNT):
-            scores[e] *= scale
+            scores[e] = shown(scores[e] * scale)
         if not whole(options, where):
             for r in range(ROWS):
                 first, end = seen(options, where, r)
                 for e in range(r * COLUMNS, (r + 1) * COLUMNS):
-                    if not counts(e, first, end):
-                        scores[e] = num.minus_inf
+                    if not within(e, first, end):
+                        scores[e] = HIDDEN
 
     @verb
     def finish(scores, smem, options, scale, where):
@@ -112,10 +127,10 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
             for e in range(COUNT):
                 smem[at(e)] = scores[e] * scale
             for e in range(COUNT):
-                score, here = num.minus_inf, my_place(where, e)
+                score, here = HIDDEN, my_place(where, e)
                 first, end = seen(options, where, e // COLUMNS)
-                if all_seen or (counts(e, first, end) and chain.pick(options, here)):
-                    score = chain.score(smem[at(e)], options, here)
+                if all_seen or (within(e, first, end) and chain.pick(options, here)):
+                    score = shown(chain.score(smem[at(e)], options, here))
                 smem[at(e)] = score
             for e in range(COUNT):
                 scores[e] = smem[at(e)]
@@ -127,7 +142,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
         for e in range(COUNT):
             slope = num.zero
             first, end = seen(options, where, e // COLUMNS)
-            if counts(e, first, end):
+            if within(e, first, end):
                 slope = chain.slope(smem[at(e)], options, my_place(where, e))
             smem[at(e)] = slope
         for e in range(COUNT):
@@ -157,7 +172,7 @@ def score_tile(chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, tran
                 put_four(smem, corner + 8 * RIGHT, far)
         cuda.syncthreads()
 
-    return Scores(at=at, finish=finish, slopes=slopes, weights=weights)
+    return Scores(at=at, finish=finish, counts=counts, slopes=slopes, weights=weights)
 
 
 @verb

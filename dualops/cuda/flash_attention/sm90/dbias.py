@@ -77,7 +77,7 @@ def build_dbias(config: DbiasConfig, variant: Variant, one: Broadcast, to_dtype:
     keys = ring_of_lines(Lines(k_tile, v_tile, k_pipe, v_pipe), walk, of_keys=True, stays=not one.column)
     qk, dov = warpgroup_mma(variant.dtype, tiles.q, tiles.k), warpgroup_mma(variant.dtype, tiles.do, tiles.v)
     own = bias_words(variant, BLOCK_KV, 128 * config.consumers)
-    score = fragment_scores(chain, ROWS, BLOCK_KV, word=own.word)
+    score = fragment_scores(chain, ROWS, BLOCK_KV, marks=True, word=own.word)
     gradient, statistics = gradient_of_bias(qk.size), rows_of_queries(qk.size)
     sums = bias_sums(to_dtype, qk.size, config.consumers, one, vectors=vectors)
 

@@ -68,10 +68,11 @@ class DbiasConfig:
         return self.tiles(D, Dv).nbytes
 
 
-MOST_KEYS, LEAST_KEYS = 128, 64
+MOST_KEYS, FEWER_KEYS, LEAST_KEYS = 128, 112, 64
 STAGES = 4, 3, 2  # best first
 # options beside which there are registers for dP beside the exponentials; and those of which there are for one
 SERVED, ONE_SERVED = ("bias", "band", "sinks"), ("alibi", "key_padding_mask", "softcap")
+MANY = 4  # others at once, beside which there are registers for FEWER_KEYS alone
 
 
 def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterator[tuple[DbiasConfig, str]]:
@@ -81,7 +82,8 @@ def dbias_configs(D: int, Dv: int, room: int, options: Sequence[str]) -> Iterato
     """
     others = [name for name in options if name not in SERVED]
     beside = not others or (len(others) == 1 and others[0] in ONE_SERVED)
-    for block_kv, stages in product(range(MOST_KEYS, LEAST_KEYS - 1, -16), STAGES):
+    most = FEWER_KEYS if len(others) >= MANY else MOST_KEYS
+    for block_kv, stages in product(range(most, LEAST_KEYS - 1, -16), STAGES):
         config = DbiasConfig(2, block_kv, stages, beside)
         if config.shared_bytes(D, Dv) + config.words_bytes <= room:
             yield config, f"{config.block_q} queries by {config.block_kv} keys"
