@@ -30,11 +30,13 @@ class Shape(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A call. ties: rows have several greatest scores, whose probabilities a float32 lse cannot hold."""
+    """A call. finite: of gradients no more is asked, since rows have several greatest scores, whose probabilities a
+    float32 lse cannot hold, or nothing but rounding is left of a gradient.
+    """
 
     name: str
     make: Callable[[str, Shape, np.random.Generator], tuple[Arrays, dict[str, Any]]]
-    ties: bool = False
+    finite: bool = False
 
 
 def qkv(shape: Shape, rng: np.random.Generator, by: float = 1.0) -> Arrays:
@@ -42,12 +44,19 @@ def qkv(shape: Shape, rng: np.random.Generator, by: float = 1.0) -> Arrays:
     return {"q": q * by, "k": k * by, "v": v}
 
 
+def ones(dtype: str, shape: Shape, rng: np.random.Generator) -> tuple[Arrays, dict[str, Any]]:
+    """Equal scores, the last tiles of keys wholly masked by a bias; dq is what rounding leaves of 0."""
+    bias = np.zeros((1, 300))
+    bias[:, 100:] = lowest(dtype)
+    all_ones = np.ones((1, 1, 300, 16))
+    return {"q": all_ones[:, :, :1], "k": all_ones, "v": rng.standard_normal(all_ones.shape), "bias": bias}, {}
+
+
 def padded(dtype: str, shape: Shape, rng: np.random.Generator) -> tuple[Arrays, dict[str, Any]]:
     """Ordinary right padding: the last tiles of keys are wholly masked by a bias."""
     bias = np.zeros((1, 300))
     bias[:, 100:] = lowest(dtype)
-    ones = np.ones((1, 1, 300, 16))
-    return {"q": ones[:, :, :1], "k": ones, "v": rng.standard_normal(ones.shape), "bias": bias}, {}
+    return {**qkv(Shape(16, shape.Sq, 300), rng), "bias": bias}, {}
 
 
 def padded_rows(dtype: str, shape: Shape, rng: np.random.Generator) -> tuple[Arrays, dict[str, Any]]:
@@ -88,9 +97,10 @@ def far(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 CALLS = (
+    Large("ones", ones, finite=True),
     Large("padded", padded),
-    Large("padded_rows", padded_rows, ties=True),
-    Large("few_queries", few_queries, ties=True),
+    Large("padded_rows", padded_rows, finite=True),
+    Large("few_queries", few_queries, finite=True),
     Large("by_30_causal", magnitude(30.0, causal=True)),
     Large("by_1e3", magnitude(1e3)),
     Large("by_2e4", magnitude(2e4)),
@@ -122,17 +132,17 @@ def check(
     params: dict[str, Any],
     rung: str | None,
     *,
-    ties: bool = False,
+    finite: bool = False,
     put: Callable[[np.ndarray], Any] = np.asarray,
 ) -> None:
-    """o and lse by the rule of accuracy, and the gradients; finite ones where `ties`. put: to a device's array."""
+    """o and lse by the rule of accuracy, and the gradients; finite ones where `finite`. put: to a device's array."""
     given, seen = {name: put(x) for name, x in arrays.items()}, {**params, "return_lse": True}
     o, lse = dualops.cuda.flash_attention(**given, **seen, kernel=rung)
     testing.check("flash_attention", (o, lse), arrays, seen)
     do = np.random.default_rng(1).standard_normal(o.shape).astype(arrays["q"].dtype)
     saved = {**given, "o": o, "lse": lse, "do": put(do)}
     found = dualops.cuda.flash_attention_backward(**saved, **seen, kernel=rung)
-    if ties:
+    if finite:
         for gradient in found:
             assert np.isfinite(testing.arrays.to_numpy(gradient).astype(np.float64)).all()
         return

@@ -23,6 +23,7 @@ from ..views import start, strided
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .naive_forward import THREADS, inner_products, my_index, place
 from .options import chain_of, pair_places
+from .saved_lse import exponential_of
 
 
 @builds
@@ -63,6 +64,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
     """
     mem, inner = storage(variant.dtype), inner_products(variant.dtype)
     num, span = numbers(mem.number), spans(variant.varlen)
+    exponential = exponential_of(mem.number)
     chain, pair_at = chain_of(variant.having, variant.dtype), pair_places(mem.number)
 
     @kernel(
@@ -88,7 +90,7 @@ def build_score_gradients(variant: Variant) -> Kernel:
                 at = pair_at(b, h, m, n, aligned * (own_Sk - own_Sq))
                 # all that a NaN row sees is NaN
                 if probs[index] != num.minus_inf or (row_lse != row_lse and chain.visible(options, at)):
-                    prob = num.exp(probs[index] - num.base(row_lse))
+                    prob = exponential(probs[index], row_lse)
                     weight = chain.weight(options, at)
                     v_row = start(v, b, h // group, k_first + n)
                     d_prob = weight * inner.product(do.data, start(do, b, h, token), v.data, v_row, Dv)

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import f32, verb
+from ..backend import f32, f64, verb
 from ..tile.masked import min_or_nan
 from ..tile.numbers import LOG2_E, numbers
 from .options import OptionChain
 
-NUM, LOG2 = numbers(f32), f32(LOG2_E)
+NUM, DOUBLES, LOG2 = numbers(f32), numbers(f64), f32(LOG2_E)
 LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there, a quarter of what P of bfloat16 is rounded by
 LOWERED_FROM, SLACK = f32(2.0**20), f32(2.0**-21)
 LEAST = f32(-3.4028234663852886e38)  # finite float32
@@ -72,6 +72,22 @@ def _exponent_by_base_2(score, base):
 def exponent_of(chain: OptionChain) -> Callable[..., Any]:
     """The verb (score, base) -> the exponent of 2 of a finished score."""
     return exponent_less if is_natural(chain) else _exponent_by_base_2
+
+
+@verb
+def _single(score, lse):
+    lse = NUM.base(lse)
+    return NUM.exp(min_or_nan(score - lowered(lse), NUM.zero) if is_large(lse) else score - lse)
+
+
+@verb
+def _double(score, lse):
+    return DOUBLES.exp(score - DOUBLES.base(lse))
+
+
+def exponential_of(number: Any) -> Callable[..., Any]:
+    """The verb (score, lse) -> P on CUDA cores, in this arithmetic. Forward may have been on tensor cores."""
+    return _double if number is f64 else _single
 
 
 @verb

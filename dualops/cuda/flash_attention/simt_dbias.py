@@ -21,6 +21,7 @@ from ..tile.storage import storage
 from ..views import start, strided
 from .arguments import Variant, array_type, size_types, statistic_type
 from .options import chain_of
+from .saved_lse import exponential_of
 from .simt_dkv import BackwardConfig
 from .tiles import Where, lines, score_tile
 
@@ -32,6 +33,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
     dbias has strides along B, H, Sq, Sk; B_bias to Sk_bias are its sizes, 1 where it is broadcast.
     """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    exponential = exponential_of(mem.number)
     chain = chain_of(variant.having, variant.dtype)
     tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
     qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
@@ -109,7 +111,7 @@ def build_dbias(config: BackwardConfig, variant: Variant) -> Kernel:
                                     d_prob *= smem[score.at(e)]
                                 d_score = num.zero
                                 if score.counts(scores[e], lse_row):
-                                    d_score = num.exp(scores[e] - lse_row) * (d_prob - delta_row)
+                                    d_score = exponential(scores[e], lse_row) * (d_prob - delta_row)
                                 totals[e], rests[e] = num.add_compensated(totals[e], rests[e], d_score)
 
         for e in range(qk.size):

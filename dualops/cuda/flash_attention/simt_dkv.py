@@ -29,6 +29,7 @@ from ..tile.storage import storage
 from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
+from .saved_lse import exponential_of
 from .tiles import Where, lines, score_tile
 
 
@@ -78,6 +79,7 @@ class BackwardConfig:
 def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dkv(dk, dv, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    exponential = exponential_of(mem.number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
     tile = config.layout(variant.D, variant.Dv, variant.dtype, 2)
     kq = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
@@ -157,7 +159,7 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                         delta_row = delta.data[start(delta, b, h, q_first + m)]
                     for i in range(kq.rows):
                         e = i * kq.columns + j
-                        prob = num.exp(scores[e] - lse_row)
+                        prob = exponential(scores[e], lse_row)
                         weighted, d_prob = prob, d_probs[e]
                         if chain.weighs:
                             weighted *= smem[d_score_tile.at(e)]

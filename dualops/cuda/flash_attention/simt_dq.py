@@ -18,6 +18,7 @@ from ..tile.storage import storage
 from ..views import start
 from .arguments import Variant, array_type, size_types, spans, statistic_type
 from .options import chain_of
+from .saved_lse import exponential_of
 from .simt_dkv import BackwardConfig
 from .tiles import Where, lines, score_tile
 
@@ -26,6 +27,7 @@ from .tiles import Where, lines, score_tile
 def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
     """flash_attention_dq(dq, q, k, v, do, lse, delta, H, group, Sq, Sk, aligned, scale, lengths, options)."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
+    exponential = exponential_of(mem.number)
     chain, span = chain_of(variant.having, variant.dtype, gradient=True), spans(variant.varlen)
     tile = config.layout(variant.D, variant.Dv, variant.dtype, 1)
     qk = mma_abt(mem.number, tile.own, tile.passing, config.tile_rows, config.tile_columns)
@@ -104,7 +106,7 @@ def build_dq(config: BackwardConfig, variant: Variant) -> Kernel:
                     d_prob = d_probs[e]
                     if chain.weighs:
                         d_prob *= smem[score.at(e)]
-                    d_score = num.exp(scores[e] - lse_rows[i]) * (d_prob - delta_rows[i])
+                    d_score = exponential(scores[e], lse_rows[i]) * (d_prob - delta_rows[i])
                     if chain.bends:
                         d_score = d_score * slopes[e] + num.zero  # a slope of 0 gives no -0
                     smem[score.at(e)] = d_score if score.counts(scores[e], lse_rows[i]) else num.minus_zero

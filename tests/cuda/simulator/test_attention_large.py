@@ -18,7 +18,7 @@ PLACES = [(call, "sm90") for call in CALLS] + [(call, "sm80") for call in CALLS 
 
 @pytest.mark.parametrize(("call", "rung"), PLACES, ids=[f"{call.name}-{rung}" for call, rung in PLACES])
 def test_large_scores(call, rung):
-    check(*drawn(call, "bfloat16", SHAPE), rung, ties=call.ties)
+    check(*drawn(call, "bfloat16", SHAPE), rung, finite=call.finite)
 
 
 LOG2_MAX = 126  # of scores that are finite in float32, with room for the sum of a product
@@ -39,7 +39,7 @@ def calls(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rung", OPERATORS["flash_attention"].rungs)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(call=calls())
 def test_any_magnitude(rung, call):
     dtype, seed, by = call
