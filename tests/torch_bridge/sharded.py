@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +17,33 @@ from torch.multiprocessing.spawn import spawn
 Check = Callable[[Any], Any]
 
 
-def found_by(world: int, checks: dict[str, Check], folder: Path) -> list[dict[str, Any]]:
-    """What each of `world` processes got from each check: a function of a mesh of all of them, on the CPU.
-
-    The checks are functions of a module. Raises AssertionError with the tracebacks of those that failed.
-    """
-    spawn(_work, (world, checks, str(folder)), nprocs=world)
-    found = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
-    failed = [f"{name}:\n{one}" for each in found for name, one in each.items() if isinstance(one, Failed)]
-    assert not failed, "\n".join(failed)
-    return found
-
-
 class Failed(str):
     """The traceback of a check that raised: the other checks go on."""
 
 
-def _work(rank: int, world: int, checks: dict[str, Check], folder: str) -> None:
+class Found(dict[str, Any]):
+    """What the checks of a process gave, by name. AssertionError for one that failed."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        assert not isinstance(found, Failed), found
+        return found
+
+
+def found_by(mesh: tuple[int, ...], checks: dict[str, Check], folder: Path) -> list[Found]:
+    """What each of the processes of a mesh of this shape got from each check: a function of the mesh, on the CPU.
+
+    The checks are functions of a module, or partial ones. The axes of the mesh are "data" and "tensor", or "tensor".
+    """
+    spawn(_work, (mesh, checks, str(folder)), nprocs=prod(mesh))
+    return [Found(torch.load(folder / f"{rank}.pt", weights_only=False)) for rank in range(prod(mesh))]
+
+
+def _work(rank: int, shape: tuple[int, ...], checks: dict[str, Check], folder: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,))
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=prod(shape))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor")[-len(shape) :])
     found: dict[str, Any] = {}
     try:
         for name, check in checks.items():

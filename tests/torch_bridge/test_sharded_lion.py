@@ -14,7 +14,7 @@ from dualops.torch_bridge import lion
 from dualops.torch_bridge.optim import Lion
 
 from .conftest import values
-from .sharded import found_by
+from .sharded import Found, found_by
 
 pytestmark = pytest.mark.xdist_group("sharded_lion")  # the processes start once
 WORLD, STEPS, AT = 2, 4, 2  # saved and loaded after AT steps
@@ -177,8 +177,8 @@ CHECKS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return found_by(WORLD, CHECKS, tmp_path_factory.mktemp("lion"))
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return found_by((WORLD,), CHECKS, tmp_path_factory.mktemp("lion"))
 
 
 def same(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -186,19 +186,19 @@ def same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_shards_are_stepped_in_place_to_the_bits_of_one_process(name: str, found: list[dict[str, Any]]) -> None:
+def test_shards_are_stepped_in_place_to_the_bits_of_one_process(name: str, found: list[Found]) -> None:
     for each in found:
         results, kept = each[f"steps {name}"]
         assert same(results, alone(name)) and all(kept)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_checkpoint_resumes_to_the_same_bits(name: str, found: list[dict[str, Any]]) -> None:
+def test_a_checkpoint_resumes_to_the_same_bits(name: str, found: list[Found]) -> None:
     for each in found:
         assert same(each[f"resumed {name}"], alone(name))
 
 
-def test_gradients_get_the_placements_of_parameters(found: list[dict[str, Any]]) -> None:
+def test_gradients_get_the_placements_of_parameters(found: list[Found]) -> None:
     param, grad = values((5, 3), torch.float32, "cpu"), values((5, 3), torch.float32, "cpu", seed=7)
     momentum = torch.zeros_like(param)
     lion(param, grad, momentum, 0.1)
@@ -206,7 +206,7 @@ def test_gradients_get_the_placements_of_parameters(found: list[dict[str, Any]])
         assert same(each["moved"], [param] * 3 + [momentum] * 3)
 
 
-def test_tensors_that_do_not_fit_together(found: list[dict[str, Any]]) -> None:
+def test_tensors_that_do_not_fit_together(found: list[Found]) -> None:
     for each in found:
         *known, lengths = each["refused"]
         assert known == REFUSALS and lengths.startswith("ValueError: lion: ")

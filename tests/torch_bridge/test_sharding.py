@@ -1,0 +1,291 @@
+"""Operators on DTensors: who shards what, to the values of one process, forward and backward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dualops import torch_bridge as ours
+from tests.processes import ROOT, python_path
+
+from .conftest import values
+from .operators import incoming_gradient
+from .sharded import Found, found_by
+
+pytestmark = pytest.mark.xdist_group("sharding")  # the processes start once
+MESH = (2, 2)
+R, P, S0, S1, S2, S3 = "R", "P(sum)", "S(0)", "S(1)", "S(2)", "S(3)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, how its tensors are sharded, and how results and gradients then are.
+
+    Placements have a word for each axis of the mesh: one for "tensor" alone, two in a tuple for "data" and "tensor".
+    """
+
+    call: Callable[..., Any]
+    tensors: dict[str, tuple[int, ...] | Tensor]  # a shape: of normal numbers, with a gradient
+    given: dict[str, Any]  # placements of tensors; all others are whole
+    results: tuple[Any, ...]
+    gradients: dict[str, Any]  # all others are whole
+    params: dict[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Tensor]:
+        return {
+            name: x if isinstance(x, Tensor) else values(x, torch.float32, "cpu", seed=i).requires_grad_()
+            for i, (name, x) in enumerate(self.tensors.items())
+        }
+
+    def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        found = self.call(**tensors, **self.params)
+        return found if isinstance(found, tuple) else (found,)
+
+    @property
+    def axes(self) -> int:
+        return 2 if any(isinstance(each, tuple) for each in (*self.given.values(), *self.results)) else 1
+
+
+def placements(word: Any) -> list[Any]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    words = word if isinstance(word, tuple) else (word,)
+    known = {R: Replicate(), P: Partial(), **{f"S({i})": Shard(i) for i in range(4)}}
+    return [known[each] for each in words]
+
+
+def agrees(found: Any, expected: Tensor, word: Any, what: str) -> None:
+    """Placements, and values: bits, unless a sum over processes is in them."""
+    assert list(found.placements) == placements(word), (what, found.placements)
+    assert found.shape == expected.shape and found.dtype == expected.dtype, what
+    whole = found.full_tensor()
+    if P in (word if isinstance(word, tuple) else (word,)):
+        torch.testing.assert_close(whole, expected, msg=lambda text: f"{what}: {text}")
+    else:
+        assert torch.equal(whole, expected), (what, whole, expected)
+
+
+def check(name: str, mesh: Any) -> bool:
+    from torch.distributed.tensor import distribute_tensor
+
+    case = CASES[name]
+    if case.axes == 1:
+        mesh = mesh["tensor"]
+    whole = (R,) * case.axes
+    plain = case.plain()
+    sharded = {
+        key: distribute_tensor(x.detach(), mesh, placements(case.given.get(key, whole))) for key, x in plain.items()
+    }
+    for key, x in sharded.items():
+        x.requires_grad_(plain[key].requires_grad)
+    leaves = [key for key in plain if plain[key].requires_grad]
+    expected, found = case.run(plain), case.run(sharded)
+    for i, (one, other, word) in enumerate(zip(found, expected, case.results, strict=True)):
+        agrees(one.detach(), other.detach(), word, f"result {i}")
+    used = [i for i, result in enumerate(expected) if result.requires_grad]
+    incoming = [incoming_gradient(expected[i]) for i in used]
+    wanted = torch.autograd.grad([expected[i] for i in used], [plain[key] for key in leaves], incoming)
+    summed = [
+        tuple(R if one == P else one for one in placed)
+        for placed in (each if isinstance(each, tuple) else (each,) for each in case.results)
+    ]
+    theirs = [distribute_tensor(gradient, mesh, placements(summed[i])) for i, gradient in zip(used, incoming)]
+    got = torch.autograd.grad([found[i] for i in used], [sharded[key] for key in leaves], theirs)
+    for key, one, other in zip(leaves, got, wanted, strict=True):
+        agrees(one, other, case.gradients.get(key, whole), f"gradient of {key}")
+    return True
+
+
+def norm(call: Callable[..., Any], word: Any, shape: tuple[int, ...], *vectors: str, **params: Any) -> Case:
+    tensors: dict[str, Any] = {"x": shape} | dict.fromkeys(vectors, shape[-1:])
+    summed = {name: tuple(P if one != R else R for one in word) if isinstance(word, tuple) else P for name in vectors}
+    return Case(call, tensors, {"x": word}, (word,), {"x": word, **summed}, params)
+
+
+NORMS = {
+    "rms_norm rows": norm(ours.rms_norm, S0, (5, 6), "w"),
+    "rms_norm second axis": norm(ours.rms_norm, S1, (2, 3, 6), "w", offset=1.0),
+    "rms_norm both": norm(ours.rms_norm, (S0, S1), (3, 4, 6), "w"),
+    "layer_norm rows": norm(ours.layer_norm, S0, (3, 6), "w", "b"),
+    "layer_norm b alone": norm(ours.layer_norm, S0, (3, 6), "b"),
+    "layer_norm w alone": norm(ours.layer_norm, S0, (3, 6), "w"),
+    "layer_norm both rows": norm(ours.layer_norm, (S0, S0), (5, 6), "w", "b"),
+    # the normalised axis is made whole
+    "rms_norm columns": Case(ours.rms_norm, {"x": (3, 6), "w": (6,)}, {"x": S1, "w": S0}, (R,), {"x": R, "w": R}),
+    "rms_norm residual": Case(
+        partial(ours.rms_norm, return_rstd=True),
+        {"x": (4, 6), "w": (6,), "residual": (4, 6)},
+        {"x": S0, "residual": S0},
+        (S0, S0, S0),
+        {"x": S0, "residual": S0, "w": P},
+    ),
+    "layer_norm residual": Case(
+        partial(ours.layer_norm, return_stats=True),
+        {"x": (4, 6), "residual": (4, 6)},
+        {"x": S0, "residual": S0},
+        (S0, S0, S0, S0),
+        {"x": S0, "residual": S0},
+    ),
+    "rms_norm summed alone": Case(
+        lambda **tensors: ours.rms_norm(**tensors)[1],
+        {"x": (4, 6), "residual": (4, 6)},
+        {"x": S0, "residual": S0},
+        (S0,),
+        {"x": S0, "residual": S0},
+    ),
+}
+
+
+def softmax(word: Any, axis: int, result: Any = None) -> Case:
+    return Case(ours.softmax, {"x": (3, 4, 5)}, {"x": word}, (result or word,), {"x": result or word}, {"axis": axis})
+
+
+SOFTMAX = {
+    "softmax first": softmax(S0, -1),
+    "softmax last": softmax(S2, 1),
+    "softmax negative axis": softmax(S2, -2),
+    "softmax two axes": softmax((S2, S0), 1),
+    "softmax the axis itself": softmax(S1, 1, R),
+    "softmax the axis itself, negative": softmax(S0, -3, R),
+    "softmax of a sum": softmax(P, -1, S0),  # which is summed where a row is wanted
+}
+
+
+def product(
+    a: Any, b: Any, y: Any, da: Any, db: Any, shapes: Any = ((4, 6), (6, 4)), bias: Any = None, **params: Any
+) -> Case:
+    """bias: placements of it and of its gradient."""
+    return Case(
+        ours.matmul,
+        {"a": shapes[0], "b": shapes[1]} | ({"bias": (4,)} if bias else {}),
+        {"a": a, "b": b} | ({"bias": bias[0]} if bias else {}),
+        (y,) * (2 if params.get("return_preactivation") else 1),
+        {"a": da, "b": db} | ({"bias": bias[1]} if bias else {}),
+        params,
+    )
+
+
+SQUARE = ((4, 4), (4, 4))
+MATMUL = {
+    "matmul rows": product(S0, R, S0, S0, P, bias=(R, P)),
+    "matmul columns": product(R, S1, S1, P, S1, bias=(S0, S0)),
+    "matmul summed axis": product(S1, S0, P, S1, S0),
+    # square ones, one after another: what is remembered of one must not serve the next
+    "matmul square": product(R, S1, S1, P, S1, SQUARE),
+    "matmul square, transposed b": product(R, S0, S1, P, S0, SQUARE, transpose_b=True),
+    "matmul square, transposed a": product(S1, R, S0, S1, P, SQUARE, transpose_a=True),
+    "matmul square, both": product(S1, R, S0, S1, P, SQUARE, transpose_a=True, transpose_b=True),
+    "matmul rows and columns": product((S0, R), (R, S1), (S0, S1), (S0, P), (P, S1)),
+    "matmul activation": product(R, S1, S1, P, S1, bias=(S0, S0), activation="gelu"),
+    "matmul preactivation": product(R, S1, S1, P, S1, bias=(S0, S0), activation="silu", return_preactivation=True),
+    "matmul batch": product(S0, S0, S0, S0, S0, ((3, 4, 6), (3, 6, 4))),
+    "matmul batch of one": product(S0, R, S0, S0, P, ((3, 4, 6), (6, 4))),
+    "matmul batch with an axis of one": product(S1, R, S1, S1, P, ((1, 3, 4, 6), (2, 1, 6, 4))),
+}
+
+
+def summed_with_an_activation(mesh: Any) -> bool:
+    """Neither an activation nor a bias is for parts of a sum."""
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = mesh["tensor"]
+    a, b, bias = (values(shape, torch.float32, "cpu", seed=i) for i, shape in enumerate(((4, 6), (6, 4), (4,))))
+    shards = distribute_tensor(a, mesh, placements(S1)), distribute_tensor(b, mesh, placements(S0))
+    whole = distribute_tensor(bias, mesh, placements(R))
+    for options, plain in (({"activation": "relu"}, {"activation": "relu"}), ({"bias": whole}, {"bias": bias})):
+        found: Any = ours.matmul(*shards, **options)
+        assert not any(each.is_partial() for each in found.placements)
+        assert torch.equal(found.full_tensor(), ours.matmul(a, b, **plain))
+    return True
+
+
+def rope(q: Any, k: Any, table: tuple[int, ...], tables: Any = R, results: Any = None, **tensors: Any) -> Case:
+    """tensors: (tensor, its placement)."""
+    angles = (
+        torch.arange(table[0] * table[-2] * table[-1] if len(table) == 3 else table[0] * table[1]).reshape(table) / 7
+    )
+    got = results or (q, k)
+    return Case(
+        ours.rope,
+        {"q": (2, 4, 4, 6), "k": (2, 2, 4, 6), "cos": angles.cos(), "sin": angles.sin()}
+        | {name: tensor for name, (tensor, _) in tensors.items()},
+        {"q": q, "k": k, "cos": tables, "sin": tables} | {name: word for name, (_, word) in tensors.items()},
+        got,
+        {"q": got[0], "k": got[1]},
+    )
+
+
+PLACES = torch.tensor([[3, 1, 0, 5], [2, 2, 7, 1]])
+ROPE = {
+    "rope batch": rope(S0, S0, (9, 3)),
+    "rope heads": rope(S1, S1, (9, 3)),
+    "rope heads of q alone": rope(S1, R, (9, 3)),
+    "rope heads of k alone": rope(R, S1, (9, 3)),
+    "rope tokens": rope(S2, S2, (4, 3), S0),
+    "rope tokens, longer tables": rope(S2, S2, (9, 3), R, (R, R)),
+    "rope tokens and positions": rope(S2, S2, (9, 3), positions=(PLACES, S1)),
+    "rope tokens and positions of all": rope(S2, S2, (9, 3), positions=(PLACES[0], S0)),
+    "rope batch and positions": rope(S0, S0, (9, 3), positions=(PLACES, S0)),
+    "rope tables a token": rope(S2, S2, (2, 4, 3), S1),
+    "rope tables a token, batch": rope(S0, S0, (2, 4, 3), S0),
+    "rope tables for all batches": rope(S0, S0, (1, 4, 3)),
+    "rope batch and heads": rope((S0, S1), (S0, S1), (9, 3), (R, R)),
+    "rope, q alone used": Case(
+        lambda q, k, cos, sin: ours.rope(q, k, cos, sin)[0],
+        {"q": (2, 4, 4, 6), "k": (2, 2, 4, 6), "cos": torch.ones(4, 3), "sin": torch.zeros(4, 3)},
+        {"q": S1, "k": S1},
+        (S1,),
+        {"q": S1},
+    ),
+}
+
+
+def tables(mesh: Any) -> bool:
+    from torch.distributed.tensor import distribute_tensor
+
+    found: Any = ours.rope_tables(distribute_tensor(PLACES, mesh["tensor"], placements(S1)), 6)
+    for one, other in zip(found, ours.rope_tables(PLACES, 6), strict=True):
+        agrees(one, other, S1, "table")
+    return True
+
+
+CASES: dict[str, Case] = {**NORMS, **SOFTMAX, **MATMUL, **ROPE}
+CHECKS: dict[str, Any] = {
+    **{name: partial(check, name) for name in CASES},
+    "matmul summed axis, activation": summed_with_an_activation,
+    "rope_tables": tables,
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return found_by(MESH, CHECKS, tmp_path_factory.mktemp("sharding"))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_sharded_is_as_one_process(name: str, found: list[Found]) -> None:
+    assert all(each[name] for each in found)
+
+
+def test_the_bridge_imports_no_dtensors() -> None:
+    """Nor does a call of plain tensors."""
+    program = (
+        "import sys, torch; from dualops import torch_bridge as ours; x = torch.ones(2, 3); "
+        "ours.softmax(x); ours.lion(x, x.clone(), x.clone(), 0.1); "
+        "assert 'torch.distributed.tensor' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONPATH": python_path(), "HOME": "/nonexistent"},
+        check=False,
+    )
+    assert done.returncode == 0
