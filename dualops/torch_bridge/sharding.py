@@ -181,28 +181,24 @@ def _heads(call: Call) -> int:
 
 def _counted(params: Mapping[str, Any]) -> set[str]:
     """Which of b and h, the batch and the head, make a difference by their numbers."""
-    if params["dropout_p"]:
+    score, mask = params["score_mod"], params["mask_mod"]
+    if params["dropout_p"] or not all(isinstance(each, UserFunction | None) for each in (score, mask)):
         return {"b", "h"}
-    found = set()
-    for name in ("score_mod", "mask_mod"):
-        function = params[name]
-        if function is not None:
-            found |= _read(function) if isinstance(function, UserFunction) else {"b", "h"}
-    return found
+    functions = [mask] if score is None else [mask, score, score.derivative]
+    return set().union(*(_read(function) for function in functions if function is not None))
 
 
 def _read(user: UserFunction) -> set[str]:
-    """Which of b and h a user's function, or its derivative, reads."""
+    """Which of b and h a user's function reads."""
     code = user.function.__code__
     names = dict(zip(code.co_varnames[: code.co_argcount], user.parameters))
     if len(names) < len(user.parameters):  # the rest is a tuple
         return {"b", "h"}
-    loaded = {*code.co_cellvars}
+    loaded = set(code.co_cellvars)
     for step in dis.get_instructions(code):
         if "LOAD" in step.opname:
-            loaded |= {*step.argval} if isinstance(step.argval, tuple) else {step.argval}
-    read = {names[name] for name in names if name in loaded} & {"b", "h"}
-    return read | (_read(user.derivative) if user.parameters[0] == "score" else set())
+            loaded |= set(step.argval) if isinstance(step.argval, tuple) else {step.argval}
+    return {names[name] for name in names if name in loaded} & {"b", "h"}
 
 
 # --- what DTensor asks ----------------------------------------------------------------------------

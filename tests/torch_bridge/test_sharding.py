@@ -5,103 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from dualops import torch_bridge as ours
 from tests.processes import ROOT, python_path
 
 from .conftest import values
-from .operators import incoming_gradient
-from .sharded import Found, found_by
+from .sharded import S0, S1, S2, Case, Found, P, R, agrees, check_case, found_by, placements
+from .sharded_attention import ATTENTION
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the processes start once
 MESH = (2, 2)
-R, P, S0, S1, S2, S3 = "R", "P(sum)", "S(0)", "S(1)", "S(2)", "S(3)"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call, how its tensors are sharded, and how results and gradients then are.
-
-    Placements have a word for each axis of the mesh: one for "tensor" alone, two in a tuple for "data" and "tensor".
-    """
-
-    call: Callable[..., Any]
-    tensors: dict[str, tuple[int, ...] | Tensor]  # a shape: of normal numbers, with a gradient
-    given: dict[str, Any]  # placements of tensors; all others are whole
-    results: tuple[Any, ...]
-    gradients: dict[str, Any]  # all others are whole
-    params: dict[str, Any] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Tensor]:
-        return {
-            name: x if isinstance(x, Tensor) else values(x, torch.float32, "cpu", seed=i).requires_grad_()
-            for i, (name, x) in enumerate(self.tensors.items())
-        }
-
-    def run(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        found = self.call(**tensors, **self.params)
-        return found if isinstance(found, tuple) else (found,)
-
-    @property
-    def axes(self) -> int:
-        return 2 if any(isinstance(each, tuple) for each in (*self.given.values(), *self.results)) else 1
-
-
-def placements(word: Any) -> list[Any]:
-    from torch.distributed.tensor import Partial, Replicate, Shard
-
-    words = word if isinstance(word, tuple) else (word,)
-    known = {R: Replicate(), P: Partial(), **{f"S({i})": Shard(i) for i in range(4)}}
-    return [known[each] for each in words]
-
-
-def agrees(found: Any, expected: Tensor, word: Any, what: str) -> None:
-    """Placements, and values: bits, unless a sum over processes is in them."""
-    assert list(found.placements) == placements(word), (what, found.placements)
-    assert found.shape == expected.shape and found.dtype == expected.dtype, what
-    whole = found.full_tensor()
-    if P in (word if isinstance(word, tuple) else (word,)):
-        torch.testing.assert_close(whole, expected, msg=lambda text: f"{what}: {text}")
-    else:
-        assert torch.equal(whole, expected), (what, whole, expected)
-
-
-def check(name: str, mesh: Any) -> bool:
-    from torch.distributed.tensor import distribute_tensor
-
-    case = CASES[name]
-    if case.axes == 1:
-        mesh = mesh["tensor"]
-    whole = (R,) * case.axes
-    plain = case.plain()
-    sharded = {
-        key: distribute_tensor(x.detach(), mesh, placements(case.given.get(key, whole))) for key, x in plain.items()
-    }
-    for key, x in sharded.items():
-        x.requires_grad_(plain[key].requires_grad)
-    leaves = [key for key in plain if plain[key].requires_grad]
-    expected, found = case.run(plain), case.run(sharded)
-    for i, (one, other, word) in enumerate(zip(found, expected, case.results, strict=True)):
-        agrees(one.detach(), other.detach(), word, f"result {i}")
-    used = [i for i, result in enumerate(expected) if result.requires_grad]
-    incoming = [incoming_gradient(expected[i]) for i in used]
-    wanted = torch.autograd.grad([expected[i] for i in used], [plain[key] for key in leaves], incoming)
-    summed = [
-        tuple(R if one == P else one for one in placed)
-        for placed in (each if isinstance(each, tuple) else (each,) for each in case.results)
-    ]
-    theirs = [distribute_tensor(gradient, mesh, placements(summed[i])) for i, gradient in zip(used, incoming)]
-    got = torch.autograd.grad([found[i] for i in used], [sharded[key] for key in leaves], theirs)
-    for key, one, other in zip(leaves, got, wanted, strict=True):
-        agrees(one, other, case.gradients.get(key, whole), f"gradient of {key}")
-    return True
 
 
 def norm(call: Callable[..., Any], word: Any, shape: tuple[int, ...], *vectors: str, **params: Any) -> Case:
@@ -155,7 +73,6 @@ SOFTMAX = {
     "softmax two axes": softmax((S2, S0), 1),
     "softmax the axis itself": softmax(S1, 1, R),
     "softmax the axis itself, negative": softmax(S0, -3, R),
-    "softmax of a sum": softmax(P, -1, S0),  # which is summed where a row is wanted
 }
 
 
@@ -257,7 +174,13 @@ def tables(mesh: Any) -> bool:
     return True
 
 
-CASES: dict[str, Case] = {**NORMS, **SOFTMAX, **MATMUL, **ROPE}
+CASES: dict[str, Case] = {**NORMS, **SOFTMAX, **MATMUL, **ROPE, **ATTENTION}
+
+
+def check(name: str, mesh: Any) -> bool:
+    return check_case(CASES[name], mesh)
+
+
 CHECKS: dict[str, Any] = {
     **{name: partial(check, name) for name in CASES},
     "matmul summed axis, activation": summed_with_an_activation,
