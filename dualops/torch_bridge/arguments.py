@@ -157,8 +157,23 @@ def _settled(value: Any) -> Any:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """The memory of a CPU tensor as an array; bfloat16 by way of its bits."""
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy().view(numpy_dtype("bfloat16"))
-    return tensor.numpy()
+    """The memory of a CPU tensor as an array."""
+    dtype = numpy_dtype(DTYPE_NAMES[tensor.dtype])
+    if not tensor.numel():
+        return np.empty(tuple(tensor.shape), dtype)
+    return np.asarray(_Memory(tensor, dtype)).view(dtype)
+
+
+class _Memory:
+    """A tensor's memory in NumPy's words. With Tensor.numpy() its size would be fixed, and FSDP could not free it."""
+
+    def __init__(self, tensor: Tensor, dtype: np.dtype):
+        self.tensor = tensor  # kept as long as the array is
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            # NumPy's own types have a name there; bfloat16 goes by way of its bits
+            "typestr": dtype.str if dtype.kind in "biuf" else f"<u{dtype.itemsize}",
+            "strides": tuple(stride * dtype.itemsize for stride in tensor.stride()),
+            "data": (tensor.data_ptr(), False),
+        }

@@ -17,6 +17,7 @@ from tests.processes import ROOT, python_path
 from .conftest import values
 from .sharded import S0, S1, S2, Case, Found, P, R, agrees, check_case, found_by, placements
 from .sharded_attention import ATTENTION
+from .sharded_modules import WAYS, alone
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the processes start once
 MESH = (2, 2)
@@ -190,12 +191,30 @@ CHECKS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    return found_by(MESH, CHECKS, tmp_path_factory.mktemp("sharding"))
+    return found_by(MESH, CHECKS | WAYS, tmp_path_factory.mktemp("sharding"))
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_sharded_is_as_one_process(name: str, found: list[Found]) -> None:
     assert all(each[name] for each in found)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_modules_train_as_in_one_process(name: str, found: list[Found]) -> None:
+    """In float64 the order of a sum is all that is left between them, which turns no sign of a momentum."""
+    expected = alone()
+    for each in found:
+        assert each[name].keys() == expected.keys()
+        for key, x in expected.items():
+            torch.testing.assert_close(each[name][key], x, rtol=1e-10, atol=1e-12 * float(x.abs().max()))
+
+
+def test_storages_can_be_freed_after_a_call() -> None:
+    """FSDP does so with whole parameters. NumPy's arrays of them must not hold them."""
+    x, w = torch.ones(2, 3), torch.ones(3)
+    ours.rms_norm(x, w)
+    ours.lion(w, torch.ones(3), torch.zeros(3), 0.1)
+    assert x.untyped_storage().resizable() and w.untyped_storage().resizable()
 
 
 def test_the_bridge_imports_no_dtensors() -> None:
