@@ -85,6 +85,8 @@ def lion(
         if plain and not (watched() or transformed()):
             _run(**lists, lr_array=lr_array, lr=number, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay)
             return
+    elif not _plain(lists):
+        lists = local_shards(SPEC.name, lists)
     beta1, beta2 = betas
     torch.ops.dualops.lion_(*lists.values(), lr_array, number, beta1, beta2, weight_decay)
 

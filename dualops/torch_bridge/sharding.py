@@ -36,6 +36,7 @@ from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -328,7 +329,7 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
                     "expected the same"
                 )
             tensor = tensor.redistribute(placements=first.placements)
-        if name != "grads" and not tensor.is_inference():
+        if name != "grads" and not torch.compiler.is_dynamo_compiling() and not tensor.is_inference():
             increment_version(tensor)
         shard = tensor.to_local()
         wait = getattr(shard, "wait", None)  # a gradient may still be on its way

@@ -162,6 +162,20 @@ def refused(mesh: Any) -> list[str]:
     return found
 
 
+def compiled(mesh: Any) -> list[Tensor]:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def step(param: Tensor, grad: Tensor, momentum: Tensor) -> None:
+        lion(param, grad, momentum, 0.1)
+
+    param, grad = (distribute_tensor(values((5, 3), torch.float32, "cpu", seed=i), mesh, [Shard(0)]) for i in (0, 7))
+    momentum = torch.zeros_like(param)
+    torch.compile(step, backend="aot_eager", fullgraph=True)(
+        param, grad.redistribute(placements=[Replicate()]), momentum
+    )
+    return [whole(x) for x in (param, momentum)]
+
+
 REFUSALS = [
     "TypeError: lion: grads[0] is a Tensor, params[0] is a DTensor, expected the same",
     "TypeError: lion: grads[0] is a DTensor, params[0] is a Tensor, expected the same",
@@ -172,6 +186,7 @@ CHECKS: dict[str, Any] = {
     **{f"steps {name}": partial(steps, name) for name in OPTIONS},
     **{f"resumed {name}": partial(resumed, name) for name in OPTIONS},
     "moved": moved,
+    "compiled": compiled,
     "refused": refused,
 }
 
@@ -198,12 +213,13 @@ def test_a_checkpoint_resumes_to_the_same_bits(name: str, found: list[Found]) ->
         assert same(each[f"resumed {name}"], alone(name))
 
 
-def test_gradients_get_the_placements_of_parameters(found: list[Found]) -> None:
+def test_gradients_get_the_placements_of_parameters_also_in_a_compiled_function(found: list[Found]) -> None:
     param, grad = values((5, 3), torch.float32, "cpu"), values((5, 3), torch.float32, "cpu", seed=7)
     momentum = torch.zeros_like(param)
     lion(param, grad, momentum, 0.1)
     for each in found:
         assert same(each["moved"], [param] * 3 + [momentum] * 3)
+        assert same(each["compiled"], [param, momentum])
 
 
 def test_tensors_that_do_not_fit_together(found: list[Found]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dualops import torch_bridge as ours
 from tests.processes import ROOT, python_path
@@ -175,6 +176,25 @@ def tables(mesh: Any) -> bool:
     return True
 
 
+def compiled(mesh: Any) -> bool:
+    """Rules hold in a compiled function, forward and backward, as they do without."""
+    from torch.distributed.tensor import distribute_tensor
+
+    def normal(x: Tensor, w: Tensor) -> Tensor:
+        return ours.softmax(ours.rms_norm(x, w))
+
+    x, w = values((4, 6), torch.float32, "cpu"), torch.ones(6)
+    found = []
+    for function in (normal, torch.compile(normal, backend="aot_eager", fullgraph=True)):
+        shards: Any = distribute_tensor(x, mesh["tensor"], placements(S0)).requires_grad_()
+        whole = distribute_tensor(w, mesh["tensor"], placements(R)).requires_grad_()
+        y: Any = function(shards, whole)
+        found.append((y.detach(), *torch.autograd.grad(y.square().sum(), [shards, whole])))
+    for one, other, word in zip(*found, (S0, S0, P), strict=True):
+        agrees(other, one.full_tensor(), word, "compiled")
+    return True
+
+
 CASES: dict[str, Case] = {**NORMS, **SOFTMAX, **MATMUL, **ROPE, **ATTENTION}
 
 
@@ -186,6 +206,7 @@ CHECKS: dict[str, Any] = {
     **{name: partial(check, name) for name in CASES},
     "matmul summed axis, activation": summed_with_an_activation,
     "rope_tables": tables,
+    "compiled": compiled,
 }
 
 
