@@ -73,10 +73,9 @@ Rule = Callable[[Call], Iterator[Split]]
 
 
 def _norm(call: Call) -> Iterator[Split]:
-    rows = tuple(range(len(call.shapes["x"]) - 1))
-    call.axes.update(
-        dict.fromkeys(("x", "residual", "summed", "dy"), (*rows, "N")) | dict.fromkeys(("mean", "rstd"), rows)
-    )
+    rows: tuple[Label, ...] = tuple(range(len(call.shapes["x"]) - 1))
+    call.axes.update(dict.fromkeys(("x", "residual", "summed", "dy"), (*rows, "N")))
+    call.axes.update(dict.fromkeys(("mean", "rstd"), rows))
     yield from (Split((row,)) for row in rows)
 
 
@@ -301,12 +300,13 @@ def local_shards(op: str, lists: Mapping[str, Sequence[Tensor]]) -> dict[str, li
     if module is None:
         return {name: list(each) for name, each in lists.items()}
     DTensor = module.DTensor
-    for i, first in enumerate(lists["params"]):
+    params: Sequence[Any] = lists["params"]
+    for i, first in enumerate(params):
         if isinstance(first, DTensor) and any(placement.is_partial() for placement in first.placements):
             raise ValueError(f"{op}: params[{i}] has placements {_told(first)}, expected Shard or Replicate")
 
-    def local(name: str, i: int, tensor: Tensor) -> Tensor:
-        first: Any = lists["params"][i]
+    def local(name: str, i: int, tensor: Any) -> Tensor:
+        first = params[i]
         if isinstance(tensor, DTensor) != isinstance(first, DTensor):
             kinds = [type(each).__name__ for each in (tensor, first)]
             raise TypeError(f"{op}: {name}[{i}] is a {kinds[0]}, params[{i}] is a {kinds[1]}, expected the same")

@@ -104,7 +104,9 @@ ATTENTION = {
     "attention tokens": attention(S2, result=None, causal=True),
     "attention dropout": attention(S1, result=R, dropout_p=0.5, seed=7),
     "attention mask_mod": attention(S1, mask_mod=even_keys),
-    "attention mask_mod by heads": attention(S1, batch=1, result=R, mask_mod=heads_apart),
+    # the same tensors: what is remembered of one function must not serve the other
+    "attention mask_mod by heads": attention(S1, result=None, mask_mod=heads_apart),
+    "attention mask_mod by heads, one batch": attention(S1, batch=1, result=R, mask_mod=heads_apart),
     "attention mask_mod by heads, batch": attention(S0, mask_mod=heads_apart),
     "attention score_mod by batches": attention(S0, heads=1, result=R, score_mod=batches_apart),
     "attention score_mod by batches, heads": attention(S1, score_mod=batches_apart),

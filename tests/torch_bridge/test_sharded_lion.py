@@ -93,8 +93,9 @@ def steps(name: str, mesh: Any) -> tuple[list[Tensor], list[bool]]:
 
 def resumed(name: str, mesh: Any) -> list[Tensor]:
     """What comes of AT steps, a checkpoint, and the other steps in a model and an optimizer made afterwards."""
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint import state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.fsdp import fully_shard
 
     where: list[Any] = [tempfile.mkdtemp() if distributed.get_rank() == 0 else None]
@@ -109,8 +110,8 @@ def resumed(name: str, mesh: Any) -> list[Tensor]:
             with torch.no_grad():
                 for param in model.parameters():
                     param.zero_()
-            found = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer)))
-            checkpoint.load(found, checkpoint_id=where[0])
+            found: Any = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer)))
+            load(found, checkpoint_id=where[0])
             state_dict.set_state_dict(
                 model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
             )
@@ -120,7 +121,7 @@ def resumed(name: str, mesh: Any) -> list[Tensor]:
             optimizer.step()
         if first:
             found = dict(zip(("model", "optimizer"), state_dict.get_state_dict(model, optimizer)))
-            checkpoint.save(found, checkpoint_id=where[0])
+            save(found, checkpoint_id=where[0])
     return told(model, optimizer)
 
 

@@ -100,6 +100,7 @@ MATMUL = {
     # square ones, one after another: what is remembered of one must not serve the next
     "matmul square": product(R, S1, S1, P, S1, SQUARE),
     "matmul square, transposed b": product(R, S0, S1, P, S0, SQUARE, transpose_b=True),
+    "matmul square, transposed b, by its columns": product(R, S1, P, S1, S1, SQUARE, transpose_b=True),
     "matmul square, transposed a": product(S1, R, S0, S1, P, SQUARE, transpose_a=True),
     "matmul square, both": product(S1, R, S0, S1, P, SQUARE, transpose_a=True, transpose_b=True),
     "matmul rows and columns": product((S0, R), (R, S1), (S0, S1), (S0, P), (P, S1)),
@@ -119,7 +120,8 @@ def summed_with_an_activation(mesh: Any) -> bool:
     a, b, bias = (values(shape, torch.float32, "cpu", seed=i) for i, shape in enumerate(((4, 6), (6, 4), (4,))))
     shards = distribute_tensor(a, mesh, placements(S1)), distribute_tensor(b, mesh, placements(S0))
     whole = distribute_tensor(bias, mesh, placements(R))
-    for options, plain in (({"activation": "relu"}, {"activation": "relu"}), ({"bias": whole}, {"bias": bias})):
+    calls: Any = (({"activation": "relu"}, {"activation": "relu"}), ({"bias": whole}, {"bias": bias}))
+    for options, plain in calls:
         found: Any = ours.matmul(*shards, **options)
         assert not any(each.is_partial() for each in found.placements)
         assert torch.equal(found.full_tensor(), ours.matmul(a, b, **plain))
