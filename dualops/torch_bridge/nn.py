@@ -1,4 +1,8 @@
-"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators."""
+"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators.
+
+They train under FSDP1, FSDP2 and tensor parallelism. torch's SequenceParallel passes on the first argument alone, and
+what has a name: there a residual is given by its name.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def even_keys(b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def heads_apart(b: Any, h: Any, i: Any, j: Any) -> Any:
-    return (j + h) % 2 == 0
+    return (j + h // 2) % 2 == 0
 
 
 def batches_apart(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from dualops import torch_bridge as ours
+from dualops.spec import OPERATORS
+from dualops.torch_bridge.sharding import RULES
 from tests.processes import ROOT, python_path
 
 from .conftest import values
@@ -238,6 +240,10 @@ def test_storages_can_be_freed_after_a_call() -> None:
     ours.rms_norm(x, w)
     ours.lion(w, torch.ones(3), torch.zeros(3), 0.1)
     assert x.untyped_storage().resizable() and w.untyped_storage().resizable()
+
+
+def test_every_operator_has_rules() -> None:
+    assert RULES.keys() == OPERATORS.keys() - {"lion"}  # which steps local shards
 
 
 def test_the_bridge_imports_no_dtensors() -> None:
