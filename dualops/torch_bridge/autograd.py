@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor
 
 from . import recomputed
@@ -121,16 +120,16 @@ class Rule:
                 # that of a sum arrives with strides of 0, which no caller chose
                 apart = wanted.contiguous_last and gradient.stride(-1) != 1
                 arrays.append(gradient.contiguous() if apart else gradient)
+            elif wanted.optional:
+                arrays.append(None)
             else:
-                arrays.append(None if wanted.optional else _zeros(*ctx.needed[result]))
+                like = next(x for x in (*gradients, *saved) if x is not None)  # zeros of its kind: a DTensor, say
+                shape, dtype, device = ctx.needed[result]
+                arrays.append(like.new_zeros(shape, dtype=dtype, device=device))
         found = self.backward(*arrays, *ctx.params, *[wants[place] for place in self.asked])
         if not isinstance(found, tuple):
             found = (found,)
         return [found[i] if wants_one and i is not None else None for i, wants_one in zip(self.gradients, wants)]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class Refusal:

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..spec.base import Cost, Input, Role, Spec
-from . import autograd
+from . import autograd, sharding
 from .arguments import Arguments, as_numpy
 from .schema import KINDS
 from .ways import autocasting, plain, transformed, watched
@@ -149,6 +149,7 @@ class Direction(Arguments):
 
     def dispatch(self, *args: Any) -> Any:
         """The same, by way of torch's dispatcher."""
+        sharding.offer()
         return self.overload(*self.encode(args))
 
     # --- registration
@@ -157,6 +158,7 @@ class Direction(Arguments):
         """Tell torch all of it. Without `backward` the gradient is an error."""
         self.backward = backward
         self.library.define(self.schema, tags=_TAGS)
+        sharding.add(self)
         for key in ("CPU", "CUDA"):
             self.library.impl(self.name, self.decoded(self.run), key)
             if self.autocast is not None:

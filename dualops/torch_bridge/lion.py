@@ -19,6 +19,7 @@ from ..spec import ArrayMeta, lion as SPEC
 from ..spec.lion import LISTS, bind_list, check_apart, check_lengths
 from ..spec.meta import number_meta
 from .arguments import DTYPE_NAMES, as_numpy
+from .sharding import local_shards
 from .ways import transformed, watched
 
 _LIBRARY = torch.library.Library("dualops", "FRAGMENT")
@@ -59,8 +60,11 @@ def lion(
     (float64 for float64 params): CPU tensors, which go through the NumPy reference, come to the same bits. No gradient
     is recorded, and tensors count as modified for autograd. Works under torch.compile and in CUDA graphs.
 
-    Raises ValueError for lists, shapes or devices that do not fit together and for values out of their range, TypeError
-    for anything but tensors of these dtypes.
+    Of DTensors each process steps its own shards, where they lie. Those of one parameter must be sharded alike; a
+    gradient that is not, or that is a Partial sum, gets the parameter's placements first.
+
+    Raises ValueError for lists, shapes, devices or placements that do not fit together and for values out of their
+    range, TypeError for anything but tensors of these dtypes.
 
     >>> import torch
     >>> p, m = torch.ones(3), torch.zeros(3)
@@ -72,28 +76,37 @@ def lion(
     lists = {name: [each] if isinstance(each, Tensor) else each for name, each in given}
     lr_array, number = (lr, 0.0) if isinstance(lr, Tensor) else (None, lr)
     if not torch.compiler.is_dynamo_compiling():
-        plain, betas = _checked(lists, number, betas)
+        betas = _checked(lists, number, betas)
+        plain = _plain(lists)
+        if not plain:
+            check_lengths(SPEC.name, {name: each for name, each in lists.items() if name != "master" or each})
+            lists = local_shards(SPEC.name, lists)
+            plain = _plain(lists)
         if plain and not (watched() or transformed()):
             _run(**lists, lr_array=lr_array, lr=number, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay)
             return
+    elif not _plain(lists):
+        lists = local_shards(SPEC.name, lists)
     beta1, beta2 = betas
     torch.ops.dualops.lion_(*lists.values(), lr_array, number, beta1, beta2, weight_decay)
 
 
-def _checked(lists: dict[str, Any], lr: Any, betas: Any) -> tuple[bool, tuple[float, float]]:
-    """Whether all tensors are torch's own, and the betas. Raises TypeError for what is no tensor and no number, before
-    torch does in words of its own.
-    """
+def _plain(lists: dict[str, Any]) -> bool:
+    """Whether all tensors are torch's own."""
+    return {*map(type, chain(*lists.values()))} <= _PLAIN
+
+
+def _checked(lists: dict[str, Any], lr: Any, betas: Any) -> tuple[float, float]:
+    """The betas. Raises TypeError for what is no tensor and no number, before torch does in words of its own."""
     for name, each in lists.items():
         if not isinstance(each, (list, tuple)):
             raise TypeError(f"lion: {name} is a {type(each).__name__}, expected a tensor or a list of tensors")
-    plain = {*map(type, chain(*lists.values()))} <= _PLAIN
-    for name, each in () if plain else lists.items():
+    for name, each in () if _plain(lists) else lists.items():
         for i, tensor in enumerate(each):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"lion: {name}[{i}] is a {type(tensor).__name__}, expected a torch.Tensor")
     number_meta(lr, SPEC.name, "lr", ("float64",))
-    return plain, SPEC.normal_params(SPEC.params[:1], {"betas": betas}, SPEC.name)["betas"]
+    return SPEC.normal_params(SPEC.params[:1], {"betas": betas}, SPEC.name)["betas"]
 
 
 def _run(

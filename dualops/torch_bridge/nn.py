@@ -1,4 +1,8 @@
-"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators."""
+"""Modules in the place of torch's own: the same constructor, parameters and state, and dualops' operators.
+
+They train under FSDP1, FSDP2 and tensor parallelism. torch's SequenceParallel passes on the first argument alone, and
+what has a name: there a residual is given by its name.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +66,12 @@ def flat(module: RMSNorm | LayerNorm, x: Tensor, *others: Tensor | None) -> list
 
 
 def shaped(results: Tensor | tuple[Tensor, Tensor], x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """The results with x's axes."""
-    if isinstance(results, Tensor):
-        return results.view(x.shape)
-    y, summed = results
-    return y.view(x.shape), summed.view(x.shape)
+    """The results with x's axes. FSDP2 warns of a module that returns views: there is none where x has those axes."""
+    if isinstance(results, tuple):
+        y, summed = results
+        return _with_axes_of(x, y), _with_axes_of(x, summed)
+    return _with_axes_of(x, results)
+
+
+def _with_axes_of(x: Tensor, result: Tensor) -> Tensor:
+    return result if result.ndim == x.ndim else result.view(x.shape)

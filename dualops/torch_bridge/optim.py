@@ -14,6 +14,7 @@ from ..spec.domains import boolean, optional, shown
 from ..spec.lion import LISTS
 from ..spec.meta import number_meta
 from .lion import lion
+from .sharding import local_shards
 
 _negatives: Callable[..., Iterable[Tensor]] = getattr(torch, "_foreach_neg")  # noqa: B009  private, and in one launch
 
@@ -57,6 +58,10 @@ class Lion(Optimizer):
     momentum_dtype: of the momenta, the parameters' own if None; for any but float64 parameters float32, float16 or
     bfloat16.
     master_weights: keep float32 copies of the parameters, which are stepped and then rounded to the parameters.
+
+    Parameters may be DTensors, as fully_shard (FSDP2) and parallelize_module make them: each process steps its shards
+    where they lie, to the bits that one process comes to with the same gradients. The state of a DTensor is sharded as
+    it is, so that torch.distributed.checkpoint saves and loads it.
 
     State: `exp_avg`, the momentum, as lion-pytorch has it, so that state dicts load both ways; with master_weights also
     `master`. Options that a loaded state dict does not have stay as they are.
@@ -125,6 +130,7 @@ class Lion(Optimizer):
         for group in self.param_groups:
             for device, lists in self._lists(group).items():
                 if group["maximize"]:
+                    lists = local_shards("Lion", lists)
                     lists["grads"] = list(_negatives(lists["grads"]))
                 lr = group["lr"]
                 if isinstance(lr, Tensor) and lr.is_cuda and lr.device != device:
