@@ -28,6 +28,9 @@ PAGES |= {  # those that teach
     page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
     for page in ROOT.glob("dualops/cuda/*/README.md")
 }
+PAGES |= {  # logs of what was measured
+    page.relative_to(ROOT).as_posix(): f"measurements/{page.stem}.md" for page in ROOT.glob("docs/measurements/*.md")
+}
 EVERY = re.compile(r"^::: ([\w.]+)\.\*$", re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()[^)#\s:]+(?=[)#])")
 OF_SOURCES = "---\nsearch:\n  exclude: true\n---\n\n# {}\n\n"

@@ -32,6 +32,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -214,11 +215,16 @@ def add(direction: Direction) -> None:
 
 @constant
 def offer() -> None:
-    """Register the rules with DTensor, if there can be one."""
+    """Register the rules with DTensor, if there can be one.
+
+    A torch whose DTensor has other inner names gets no rules. Its DTensors then say that an operator has none; calls
+    with plain tensors go on.
+    """
     if _waiting and TENSOR in sys.modules:
         waiting, _waiting[:] = list(_waiting), []
-        for direction in waiting:
-            _register(direction)
+        with suppress(AttributeError, ImportError, TypeError):
+            for direction in waiting:
+                _register(direction)
 
 
 def _register(direction: Direction) -> None:

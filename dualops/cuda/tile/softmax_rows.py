@@ -12,8 +12,8 @@
 A score may be any finite number. `score * factor - base` is one fma. Its error is that of base, half an ulp, which is
 the same for all scores of a row and cancels. It must only be small enough for 2 ** error to be a number: so `factor`
 is scale * log2(e) for a row whose greatest exponent is below LIMIT, and a power of two for any other, where base is
-exact. Neighbouring floats are then more than 16 apart as exponents, so the power of two in place of scale * log2(e)
-changes nothing that float32 can hold. Of accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two
+exact. Neighbouring floats are then at least 8 apart as exponents, 32 but for float16, so the power of two in place of
+scale * log2(e) changes next to nothing. Of accumulators [.., 8 * n] a thread has rows r and r + 8, in quads of two
 neighbours of the one and two of the other (`fragment.accumulator`). A row that has seen nothing has the maximum -inf
 and counts from 0.
 """
@@ -131,6 +131,8 @@ def softmax_rows(
 ) -> SoftmaxRows:
     """For so many scores and results of a thread, and as many again for each strip of rows; probabilities are packed as
     "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
+
+    sinks: `close` joins them. rest: it keeps what rounding took from lse.
 
     threes: maxima are those of words, three at a time, which Hopper does in one instruction, and half as many are
     needed. Signed integers are in the order of floats, but for those with a sign, whose order is the opposite: where a

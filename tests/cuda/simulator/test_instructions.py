@@ -30,6 +30,7 @@ from dualops.cuda.ptx.arithmetic import (
     max_f32,
     max_f64,
     max_nan_f32,
+    min_nan_f32,
     mul_rn,
     mul_rn_f64,
     mul_wide_u32,
@@ -205,6 +206,13 @@ def _max_or_nan():
     for a in EDGES[:7]:
         for b in EDGES[:7]:
             assert same(max_nan_f32(a, b), NAN if a != a or b != b else max_f32(a, b)), (a, b)
+
+
+@of("min_nan_f32")
+def smaller_or_nan() -> None:
+    for a in EDGES:
+        for b in EDGES:
+            assert same(min_nan_f32(a, b), NAN if a != a or b != b else -max_f32(-a, -b)), (a, b)
 
 
 @of("largest_word", "smallest_word", "largest_unsigned_word")
