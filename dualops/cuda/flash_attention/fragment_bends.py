@@ -66,11 +66,10 @@ def pair_bends(
         score = score_of(product * scale, options, at, bits, e)
         prob = bent = num.exp2(exponent(score, base))
         if chain.bends:
-            steepness = slope(product * scale, options, at)
-            if chain.near_score is None and score == num.minus_inf:  # there a slope may be anything
-                steepness = num.one
-            bent *= steepness
+            bent *= slope(product * scale, options, at)
         hidden = is_marked(product)
+        if chain.near_score is None:  # there a slope may be anything
+            hidden = hidden | (score == num.minus_inf)
         return num.zero if hidden else prob, num.zero if hidden else bent
 
     @verb
