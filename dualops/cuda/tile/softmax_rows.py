@@ -208,10 +208,20 @@ def softmax_rows(
         return to_exponent, power_of_two(to_exponent, max(to_score, num.one)), LIMIT / to_exponent, to_score
 
     @verb
+    def is_usual_score(most, units):
+        return abs(most) < units[2]
+
+    @verb
+    def is_usual_exponent(most, units):
+        return abs(mul_rn(most, units[0])) < LIMIT
+
+    is_usual = is_usual_score if threes else is_usual_exponent  # an instruction more, and a register less
+
+    @verb
     def exponents(base, factor, maxima, units):
         for h in range(ROWS_THERE):
             most = num.base(maxima[h])
-            factor[h] = units[0] if abs(most) < units[2] else units[1]
+            factor[h] = units[0] if is_usual(most, units) else units[1]
             base[h] = mul_rn(most, factor[h])
 
     @verb

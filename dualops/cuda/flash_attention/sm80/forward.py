@@ -40,7 +40,7 @@ from collections.abc import Callable
 from ...backend import Kernel, builds, cuda, f32, i32, i64, kernel, u32, verb
 from ...tile.async_copies import cp_async_commit, cp_async_wait_group
 from ...tile.numbers import numbers
-from ...tile.products import anew_i32
+from ...tile.products import anew_i32, opaque_f32
 from ...tile.softmax_rows import softmax_rows
 from ...tile.storage import storage
 from ...tile.strips import strip_ab, strip_abt
@@ -132,7 +132,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             v_copies.load(smem, tile.v_at, lines(v, b, h_kv, task.k_first + n0, task.Sk - n0))
         cp_async_commit()
 
-        units, seed = rows.units(score.units(scale)), score.seed(options)
+        seed = score.seed(options)
         scores, acc, probs = qk.fragment(), pv.fragment(), pv.left()
         row_max, new_max, row_sum, rescale = rows.pair(), rows.pair(), rows.pair(), rows.pair()
         base, factor = rows.pair(), rows.pair()
@@ -163,6 +163,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
             if KEPT:
                 kept.load(row_max, row_sum)
             rows.new_max(new_max, scores, row_max)
+            units = rows.units(score.units(opaque_f32(scale)))  # each time: registers are few
             rows.exponents(base, factor, new_max, units)
             rows.rescale_of(rescale, row_max, new_max, base, factor)
             rows.exp2(scores, base, factor)
@@ -187,6 +188,7 @@ def build_forward(config: Sm80Config, variant: Variant, with_lse: bool, vectors:
         sink = num.minus_inf
         if chain.sinks:
             sink = chain.sink(options, i64(task.h))
+        units = rows.units(score.units(opaque_f32(scale)))
         rows.close(row_max, row_sum, rescale, sink, units)  # row_max becomes lse
         if chain.sinks:
             rows.scale(acc, rescale)
