@@ -24,7 +24,7 @@ from ..tile.numbers import LOG2_E, numbers
 from .options import OptionChain
 
 NUM, DOUBLES, LOG2 = numbers(f32), numbers(f64), f32(LOG2_E)
-LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there, a quarter of what P of bfloat16 is rounded by
+LARGE = f32(2.0**14)  # half an ulp of lse * log2(e) is 2 ** -10 there: less than P of bfloat16 is rounded by
 LOWERED_FROM, SLACK = f32(2.0**20), f32(2.0**-21)
 LEAST = f32(-3.4028234663852886e38)  # finite float32
 
