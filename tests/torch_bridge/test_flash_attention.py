@@ -339,7 +339,7 @@ def test_opcheck(options: str, dtype: torch.dtype, form: str, device: str) -> No
 def test_schema(form: str) -> None:
     """What an exported program depends on: a change here is one that CHANGELOG.md must tell."""
     tokens = "Tensor q, Tensor k, Tensor v, "
-    lengths = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    lengths = "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? k_starts, Tensor? k_lengths, "
     options = (
         'float? scale=None, float? softcap=None, str score_mod="None", str causal="False", str window="None", '
         'str mask_mod="None", float dropout_p=0.'
@@ -354,9 +354,9 @@ def test_schema(form: str) -> None:
         ),
         "varlen": (
             f"{tokens}{lengths}Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, SymInt max_seqlen_q, "
-            f"SymInt max_seqlen_k, {options}) -> (Tensor o, Tensor lse)",
+            f"SymInt max_seqlen_k, SymInt? total_k_lengths=None, {options}) -> (Tensor o, Tensor lse)",
             f"{tokens}Tensor o, Tensor lse, Tensor do, {lengths}Tensor? dlse, Tensor? alibi_slopes, Tensor? sinks, "
-            f"Tensor? seed, SymInt max_seqlen_q, SymInt max_seqlen_k, {options}) "
+            f"Tensor? seed, SymInt max_seqlen_q, SymInt max_seqlen_k, SymInt? total_k_lengths=None, {options}) "
             "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
         ),
     }
