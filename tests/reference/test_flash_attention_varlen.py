@@ -44,7 +44,9 @@ def alone(arrays: Mapping[str, Any], b: int, names: tuple[str, ...]) -> dict[str
 
 
 def single(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if not name.startswith(("max_seqlen", "total_k"))} | {"return_lse": True}
+    return {name: value for name, value in params.items() if not name.startswith(("max_seqlen", "total_k"))} | {
+        "return_lse": True
+    }
 
 
 def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
@@ -160,9 +162,7 @@ def test_ranges_are_the_sequences_that_a_copy_of_their_keys_gives(dtype):
     copied["cu_seqlens_k"] = np.array([0, *np.cumsum(lengths)], np.int32)
     for one, two in zip(*(call(flash_attention_varlen, SPEC.inputs, x, **params) for x in (arrays, copied))):
         assert one.tobytes() == two.tobytes()
-    found, parts = (
-        call(flash_attention_varlen_backward, SPEC.gradient_inputs, x, **params) for x in (arrays, copied)
-    )
+    found, parts = (call(flash_attention_varlen_backward, SPEC.gradient_inputs, x, **params) for x in (arrays, copied))
     assert found[0].tobytes() == parts[0].tobytes()
     for mine, part in zip(found[1:], parts[1:]):
         sums = np.zeros(mine.shape, np.float64 if dtype == "float64" else np.float32)

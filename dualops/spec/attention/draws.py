@@ -79,7 +79,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     H, Hkv, _ = _heads(rng, min(rows // max(total_q, total_k, 1), max_elements // max(total_q * total_k, 1)))
     shapes: Shapes = {"q": (total_q, H, D), "k": (total_k, Hkv, D), "v": (total_k, Hkv, Dv)}
     shapes["cu_seqlens_q"] = (B + 1,)
-    ranges = rng.random() < 0.4
+    ranges = rng.random() < 0.5
     shapes |= {"k_starts": (B,), "k_lengths": (B,)} if ranges else {"cu_seqlens_k": (B + 1,)}
     options, params = _options(rng, _share(rng), H)
     for side, total in (("q", total_q), ("k", total_k)):
