@@ -28,6 +28,7 @@ from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
 from .arguments import unowned
 from .blocks import block_mask as block_mask
+from .key_ranges import with_key_ranges
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
 
@@ -301,5 +302,8 @@ BACKWARD = (
 )
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
-backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)
+FORWARD_VARLEN, BACKWARD_VARLEN = (
+    [with_steps(with_key_ranges(rung), unowned) for rung in rungs] for rungs in (FORWARD, BACKWARD)
+)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD_VARLEN)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD_VARLEN, backward=True)
