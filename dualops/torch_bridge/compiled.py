@@ -8,11 +8,15 @@ inside the compiled one. That is looked at when the graph runs, and a change is 
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache, wraps
 from types import FunctionType
 from typing import Any, TypeVar
+
+import torch
 
 from ..spec.attention.frozen import Place, frozen, is_same, leaves
 
@@ -29,6 +33,24 @@ def constant(function: Made) -> Made:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def past_compilation(function: Made) -> Made:
+    """The same function, at which a graph of torch.compile ends, and nothing in it is compiled.
+
+    This is torch.compiler.disable without its import of torch._dynamo, which is left to who compiles.
+    """
+
+    @constant
+    @cache
+    def disabled() -> Any:
+        return torch.compiler.disable(function)
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **named)
+
+    return call  # type: ignore[return-value]
 
 
 # --- while torch.compile reads along -----------------------------------------------------------------

@@ -23,21 +23,26 @@ Check = Callable[[Any], Any]
 Found = dict[str, Any]
 
 
-def found_by(mesh: tuple[int, ...], checks: dict[str, Check], folder: Path) -> list[Found]:
-    """What each of the processes of a mesh of this shape got from each check: a function of the mesh, on the CPU.
+def found_by(mesh: tuple[int, ...], checks: dict[str, Check], folder: Path, kind: str = "cpu") -> list[Found]:
+    """What each of the processes of a mesh of this shape got from each check, a function of the mesh.
 
+    kind: "cpu" (gloo), or "cuda" (NCCL), with a GPU for each process.
     The checks are functions of a module, or partial ones. The axes of the mesh are "data" and "tensor", or "tensor".
     A check that raises in one of the processes ends all of them, for the others would wait for it.
     """
-    spawn(_work, (mesh, checks, str(folder)), nprocs=prod(mesh))
+    spawn(_work, (mesh, checks, str(folder), kind), nprocs=prod(mesh))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(prod(mesh))]
 
 
-def _work(rank: int, shape: tuple[int, ...], checks: dict[str, Check], folder: str) -> None:
+def _work(rank: int, shape: tuple[int, ...], checks: dict[str, Check], folder: str, kind: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # NVLink's multicast: nothing that is tested here
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=prod(shape))
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor")[-len(shape) :])
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    backend, meeting = "nccl" if kind == "cuda" else "gloo", f"file://{folder}/meeting"
+    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=prod(shape))
+    mesh = init_device_mesh(kind, shape, mesh_dim_names=("data", "tensor")[-len(shape) :])
     found: Found = {}
     for name, check in checks.items():
         try:

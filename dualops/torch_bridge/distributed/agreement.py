@@ -1,0 +1,118 @@
+"""Whether the ranks of a group agree on a call, before they exchange anything of it.
+
+Ranks that disagree, on a shape say, would wait for one another for ever or mix up their numbers. So each call begins
+with an all-gather of WIDTH integers from every rank: whether it refuses its own arguments, how many tokens it has, and
+a hash of each argument that must be the same. What any rank finds wrong, all ranks raise.
+
+On a CPU every call waits for these integers. A GPU is waited for by the first call of each kind: other arguments, other
+documents. A later one only compares on the device. That costs one small all-gather a call, overlapped with other work.
+If the ranks disagree in such a call, each rank that has a call of a new kind raises ValueError, and on all others a
+device-side assertion fails, which ends their processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .layout import Ends, Layout, layout_of
+from .ranks import Ranks
+
+WIDTH = 20
+REFUSED, TOKENS, HASHES = 0, 1, 2  # places among the integers; hashes from there on
+MOST_KNOWN = 1000  # calls that are known to be the same on all ranks, before they are forgotten
+Row = tuple[int, ...]
+_KNOWN: dict[tuple[str, Row], Tensor] = {}  # group and this rank's integers -> those of all ranks
+
+
+def agreed_layout(
+    op: str, ranks: Ranks, ends: Ends | None, balance: str, tokens: int, same: Mapping[str, Any]
+) -> Layout:
+    """The layout of a call that all ranks make, this one with so many tokens.
+
+    ends: None for one document, of as many tokens as all ranks have. same: the other arguments that must be the same,
+    by names for an error; their reprs say all. Raises ValueError on every rank where they differ, where a rank has
+    refused its arguments, or has another number of tokens than its share.
+    """
+    if ranks.size == 1:
+        counts: list[int] | None = [tokens]
+    else:
+        said = (op, ends, balance, *same.values())
+        row = (0, tokens, *(_hashed(repr(value)) for value in said))
+        names = ("the function", "cu_seqlens", "balance", *same)
+        counts = _agreed(op, ranks, (*row, *[0] * (WIDTH - len(row))), names, ask=ends is None)
+    if ends is None:
+        assert counts is not None
+        ends = (0, sum(counts))
+    layout = layout_of(ends, ranks.size, balance)
+    for rank, (found, wanted) in enumerate(zip(counts or layout.counts, layout.counts, strict=True)):
+        if found != wanted:
+            raise ValueError(
+                f"{op}: rank {rank} of the group has {found} tokens, expected {wanted}: its share of {layout.total} "
+                f"with balance {balance!r}, as shard gives it"
+            )
+    return layout
+
+
+def refused(op: str, ranks: Ranks, refusal: Exception | None) -> Exception:
+    """The refusal of this rank's arguments, which all others have got to know of."""
+    assert refusal is not None
+    if ranks.size > 1:
+        _found(ranks, (1, *[0] * (WIDTH - 1)))
+    return refusal
+
+
+def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: bool) -> list[int] | None:
+    """The tokens of each rank; None where nobody was waited for. ask: wait in any case."""
+    key = (ranks.group.group_name, row)
+    if not ask and key in _KNOWN:
+        _compare(op, ranks, _KNOWN[key])
+        return None
+    table = _found(ranks, row)
+    found = table.tolist()
+    for rank, other in enumerate(found):
+        if other[REFUSED]:
+            raise ValueError(f"{op}: rank {rank} of the group refuses its arguments; its own error says why")
+    for place, name in enumerate(names, HASHES):
+        for rank, other in enumerate(found):
+            if other[place] != found[0][place]:
+                raise ValueError(f"{op}: ranks 0 and {rank} of the group disagree on {name}, expected the same")
+    if ranks.device.type == "cuda":
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = table
+    return [other[TOKENS] for other in found]
+
+
+def _found(ranks: Ranks, row: Row) -> Tensor:
+    """The integers of all ranks, once they are there. Waits for no more than what is exchanged."""
+    with ranks.aside():
+        table = _exchanged(ranks, torch.tensor(row, dtype=torch.int64).to(ranks.device))
+        if ranks.device.type == "cuda":
+            torch.cuda.current_stream(ranks.device).synchronize()
+    return table
+
+
+def _compare(op: str, ranks: Ranks, known: Tensor) -> None:
+    """That they are what they were, without waiting: else an assertion fails on the device."""
+    ranks.aside_waits()
+    with ranks.aside():
+        same = (_exchanged(ranks, known[ranks.rank].clone()) == known).all()
+        torch._assert_async(same, f"{op}: the ranks of the group disagree on their arguments")  # type: ignore[attr-defined]
+
+
+def _exchanged(ranks: Ranks, row: Tensor) -> Tensor:
+    table = row.new_empty(ranks.size, WIDTH)
+    ranks.all_gather(table.flatten(), row).wait()
+    return table
+
+
+@lru_cache(maxsize=MOST_KNOWN)
+def _hashed(text: str) -> int:
+    """63 bits."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

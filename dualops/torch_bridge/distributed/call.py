@@ -1,0 +1,167 @@
+"""A call of `context_parallel`: what a rank can see of whether it is right, and what all ranks must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...spec import flash_attention_varlen as SPEC
+from ...spec.domains import shown
+from ..flash_attention import _operator_varlen as varlen
+from ..ways import autocasting
+from .layout import checked_balance, ends_of
+from .ranks import Ranks
+
+OP = "context_parallel"
+PER_PIECE = "counts the queries and keys of each piece of a document, not those of the document"
+UNBATCHED = "is for batches of equal length; documents are packed, with cu_seqlens"
+REFUSED = {
+    "score_mod": PER_PIECE,
+    "mask_mod": PER_PIECE,
+    "dropout_p": PER_PIECE,
+    "seed": PER_PIECE,
+    "bias": "would have to be sharded by queries, and not by keys",
+    "key_padding_mask": UNBATCHED,
+    "block_mask": UNBATCHED,
+}
+TENSORS = ("q", "k", "v", "alibi_slopes", "sinks")
+PARAMS = ("causal", "scale", "window", "softcap")
+MOST_RIGHT = 1000
+_RIGHT: set[Any] = set()  # shapes, dtypes and options that the spec has taken
+
+
+class Call(NamedTuple):
+    """A right call: its tensors, its options as they are in the spec, and what all ranks must have in common."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+    params: dict[str, Any]  # PARAMS
+    ends: tuple[int, ...] | None
+    balance: str
+    gather_heads: int | None
+    return_lse: bool
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (self.q, self.k, self.v, self.alibi_slopes, self.sinks) if x is not None]
+
+    def same(self) -> dict[str, Any]:
+        """What all ranks must have in common, beside documents and balance, by names for an error."""
+        gradients = torch.is_grad_enabled() and [x.requires_grad for x in self.tensors]
+        per_head = {
+            name: x if x is None else (x.dtype, tuple(x.shape))
+            for name, x in (("alibi_slopes", self.alibi_slopes), ("sinks", self.sinks))
+        }
+        return {
+            "gather_heads": self.gather_heads,
+            **self.params,
+            **per_head,
+            "return_lse": self.return_lse,
+            "the dtype": self.q.dtype,
+            "heads and their sizes": [tuple(x.shape[1:]) for x in (self.q, self.k, self.v)],
+            "which tensors require a gradient": gradients,
+        }
+
+
+def checked(
+    ranks: Ranks,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens: Any,
+    balance: Any,
+    gather_heads: Any,
+    options: Mapping[str, Any],
+) -> Call:
+    """Raises TypeError, ValueError and NotImplementedError for what this rank can see of a wrong call."""
+    options = dict(options)
+    for name, reason in REFUSED.items():
+        value = options.pop(name, None)
+        if value is not None and not (name == "dropout_p" and value == 0):
+            raise NotImplementedError(f"{OP}: {name} is given, which is not implemented: it {reason}")
+    alibi_slopes, sinks = options.pop("alibi_slopes", None), options.pop("sinks", None)
+    return_lse = options.pop("return_lse")
+    if not isinstance(return_lse, bool):
+        raise TypeError(f"{OP}: return_lse is {shown(return_lse)}, expected True or False")
+    params = _params(options)
+    if params["causal"] or (params["window"] or (None, None))[1] == 0:
+        params["causal"] = True
+    elif params["window"] not in (None, (None, None)):
+        _refuse_without_causality("window", params["window"])
+    elif alibi_slopes is not None:
+        _refuse_without_causality("alibi_slopes", alibi_slopes)
+    if gather_heads is not None:
+        if not isinstance(gather_heads, int) or isinstance(gather_heads, bool):
+            raise TypeError(f"{OP}: gather_heads is {shown(gather_heads)}, expected an integer or None")
+        if gather_heads < 1:
+            raise ValueError(f"{OP}: gather_heads is {gather_heads}, expected at least 1")
+    ends = None if cu_seqlens is None else ends_of(OP, cu_seqlens)
+    balance = checked_balance(OP, balance)
+    q, k, v, alibi_slopes, sinks = _checked_tensors(ranks, q, k, v, alibi_slopes, sinks, params)
+    return Call(q, k, v, alibi_slopes, sinks, params, ends, balance, gather_heads, return_lse)
+
+
+def _params(options: Mapping[str, Any]) -> dict[str, Any]:
+    """causal, scale, window and softcap as the spec has them."""
+    known = {param.name: param for param in SPEC.params if param.name in PARAMS}
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{OP}: got an unexpected keyword argument {name!r}")
+    params = {}
+    for name, param in known.items():
+        value = options.get(name, param.default)
+        try:
+            params[name] = param.domain(value)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{OP}: {name} is {shown(value)}, {error.args[0]}") from None
+    return params
+
+
+def _refuse_without_causality(name: str, value: Any) -> NoReturn:
+    raise NotImplementedError(
+        f"{OP}: {name} is {shown(value)} and causal is False, which is not implemented: {name} counts from where a "
+        "query stands, and a piece of a document whose keys go on behind it does not say where that is"
+    )
+
+
+def _checked_tensors(
+    ranks: Ranks, q: Any, k: Any, v: Any, alibi_slopes: Any, sinks: Any, params: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """The tensors of a call in the dtypes that they are computed in."""
+    optional = {name: x for name, x in (("alibi_slopes", alibi_slopes), ("sinks", sinks)) if x is not None}
+    for name, x in {"q": q, "k": k, "v": v, **optional}.items():
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            raise TypeError(f"{OP}: {name} is a {type(x).__name__}, expected a torch.Tensor of this rank's tokens")
+        if x.device != ranks.device:
+            raise ValueError(f"{OP}: {name} is on {x.device}, and group exchanges tensors on {ranks.device}")
+    for name, x in (("k", k), ("v", v)):
+        if x.ndim and q.ndim and len(x) != len(q):
+            raise ValueError(f"{OP}: {name} has {len(x)} tokens, q has {len(q)}, expected as many: this rank's share")
+    cu = torch.empty(2, dtype=torch.int32, device=q.device)  # nobody reads it
+    tokens = len(q) if q.ndim else 0
+    more = tuple(params.get(param.name, param.default) for param in varlen.params[3:])
+    args: tuple[Any, ...] = (q, k, v, cu, cu, None, None, alibi_slopes, sinks, None, tokens, tokens, None, *more)
+    if autocasting():
+        args = varlen.cast(args)
+    q, k, v, *_, alibi_slopes, sinks = args[:9]
+    told = [
+        None if x is None else (x.dtype, x.shape[x.ndim > 1 :], x.stride()[-1:]) for x in (q, k, v, alibi_slopes, sinks)
+    ]
+    key = (*told, *more)
+    if key not in _RIGHT:
+        try:
+            varlen.bind(args)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise type(error)(str(error).replace(f"{SPEC.name}:", f"{OP}:")) from None
+        if len(_RIGHT) >= MOST_RIGHT:
+            _RIGHT.clear()
+        _RIGHT.add(key)
+    if sinks is not None:
+        sinks = sinks.to(torch.promote_types(sinks.dtype, torch.float32))
+    return q, k, v, alibi_slopes, sinks

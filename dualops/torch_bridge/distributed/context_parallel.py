@@ -1,0 +1,146 @@
+"""Attention over documents whose tokens are shared out among the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+from torch import Tensor
+
+from ..compiled import past_compilation
+from ..flash_attention import flash_attention_varlen
+from .agreement import agreed_layout, refused
+from .attention import ContextParallel
+from .call import OP, checked
+from .ranks import Ranks
+
+
+class Options(TypedDict, total=False):
+    """Options of `flash_attention_varlen` that `context_parallel` takes."""
+
+    scale: float | None
+    window: tuple[int | None, int | None] | None
+    softcap: float | None
+    alibi_slopes: Tensor | None
+    sinks: Tensor | None
+
+
+@overload
+def context_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any,
+    cu_seqlens: Any = None,
+    balance: str = "head_tail",
+    gather_heads: int | None = None,
+    causal: bool | str = True,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...
+
+
+@overload
+def context_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any,
+    cu_seqlens: Any = None,
+    balance: str = "head_tail",
+    gather_heads: int | None = None,
+    causal: bool | str = True,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def context_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any,
+    cu_seqlens: Any = None,
+    balance: str = "head_tail",
+    gather_heads: int | None = None,
+    causal: bool | str = True,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """Attention in documents whose tokens are shared out among the ranks of a group: each rank computes its queries.
+
+    q [tokens, H, D], k [tokens, Hkv, D], v [tokens, Hkv, Dv]: this rank's tokens, as `shard` gives them. All ranks of
+    the group make the same call, and the same calls of backward.
+
+    group: a ProcessGroup, or a DeviceMesh of one axis
+    cu_seqlens: where each document begins among all tokens, and the end, the same on all ranks: a list or a tensor on
+        the CPU. One on a GPU is read once, which waits for it. None: one document; its length is then asked of the
+        other ranks in every call, which waits for them. cu_seqlens=[0, length] spares that
+    balance: "head_tail" or "contiguous", see `shard`
+    gather_heads: of how many heads K and V of all ranks are here at a time. While attention works on some, the next are
+        on their way. None: a quarter of them, or all where these are at most 32 MiB
+    causal: key j of a document is seen by its queries from j on. "top_left" is the same, since a document has as many
+        queries as keys. False: all keys of the document
+    scale, window, softcap, alibi_slopes [H], sinks [H], return_lse: as in `flash_attention_varlen`. Without causality
+        alibi_slopes and window are not implemented, except for window=(left, 0)
+
+    Returns o [tokens, H, Dv], with return_lse also lse [H, tokens]. A group of one makes the plain call of
+    `flash_attention_varlen`. Otherwise K and V are all-gathered, and each piece of a document on a rank is a sequence
+    whose keys are a range of them, up to the end of the piece. So forward has the bits of one process, whatever the
+    number of ranks, and windows, ALiBi, softcap and sinks are exact. All keys are gathered, also those that a short
+    window leaves out.
+
+    Differentiable once, by q, k, v and sinks. Backward gathers K and V again, computes their gradients for the keys of
+    all ranks, in k's dtype, and sends each rank its own (all-to-all), where they are added in float32 (float64 for
+    float64) in the order of the ranks. So gradients have the same bits in every run. The gradient of sinks is added in
+    the same way. sinks of 16 bits are read as float32.
+
+    With P ranks, T tokens in all and rows of G * (D + Dv) numbers of k's dtype, where G is gather_heads:
+      - forward takes memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
+        heads. "contiguous" with equal shares takes 2 * T and T: its keys arrive in order, and need no copy
+      - backward takes 3 * T rows for their gradients too, and about as many again to send, receive and add them. It
+        receives twice as much as forward.
+    Each call first exchanges a few integers. If arguments differ, or a rank can't take its own, there is an error on
+    every rank. On a GPU that waits for the device in the first call with such arguments and documents; later calls
+    compare on the device. If then the arguments of one rank are new and others' are not, a CUDA assertion fails there.
+
+    CPU tensors need a group with gloo, and CUDA tensors one with NCCL. Works under autocast and torch.utils.checkpoint;
+    torch.compile makes a graph break. Raises TypeError and ValueError for a wrong call, NotImplementedError for an
+    option that can't be sharded: dropout, score_mod, mask_mod, bias and masks.
+    """
+    options = {"causal": causal, "return_lse": return_lse, **options}
+    return attend(group, q, k, v, cu_seqlens, balance, gather_heads, options)
+
+
+@past_compilation
+def attend(
+    group: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens: Any,
+    balance: Any,
+    gather_heads: Any,
+    options: Mapping[str, Any],
+    refusal: Exception | None = None,
+) -> Any:
+    """`context_parallel`; refusal: what the caller has found wrong on this rank, for all ranks to know."""
+    ranks, call = Ranks.of(OP, group), None
+    try:
+        if refusal is None:
+            call = checked(ranks, q, k, v, cu_seqlens, balance, gather_heads, options)
+    except Exception as error:  # whatever it is, the others must not wait for this rank
+        refusal = error
+    if call is None:
+        raise refused(OP, ranks, refusal)
+    layout = agreed_layout(OP, ranks, call.ends, call.balance, len(call.q), call.same())
+    if ranks.size == 1:
+        cu, longest = layout.whole(call.q.device)
+        more: dict[str, Any] = {"alibi_slopes": call.alibi_slopes, "sinks": call.sinks, "return_lse": call.return_lse}
+        tensors = call.q, call.k, call.v
+        return flash_attention_varlen(*tensors, cu, cu, longest, longest, **more, **call.params)
+    found = ContextParallel.apply(*call[:5], ranks, layout, call)
+    return found if call.return_lse else found[0]

@@ -1,0 +1,348 @@
+"""Calls of context_parallel, as processes make them, and as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.utils.checkpoint import checkpoint
+
+from dualops.torch_bridge import flash_attention_varlen
+from dualops.torch_bridge.distributed import context_parallel, positions, shard, unshard
+
+from .conftest import values
+
+MIXED = (0, 13, 13, 50, 52, 53, 64)  # documents of 13, 0, 37, 2, 1 and 11 tokens
+FEW = (0, 2, 3)  # of four ranks one has nothing
+PER_HEAD = ("alibi_slopes", "sinks")
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of context_parallel and its gradient."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    ends: tuple[int, ...] = MIXED
+    named: bool = True  # documents are named by cu_seqlens
+    heads: tuple[int, int] = (4, 2)  # of q, of k and v
+    sizes: tuple[int, int] = (8, 6)  # of heads of q and k, of v
+    balance: str = "head_tail"
+    gather_heads: int | None = None
+    per_head: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def tensors(self, device: str = "cpu") -> Found:
+        """All tokens; do and dlse are the gradients that arrive."""
+        (H, Hkv), (D, Dv), T = self.heads, self.sizes, self.ends[-1]
+        shapes = {"q": (T, H, D), "k": (T, Hkv, D), "v": (T, Hkv, Dv), "do": (T, H, Dv), "dlse": (H, T)}
+        shapes |= dict.fromkeys(self.per_head, (H,))
+        made = {name: values(shape, self.dtype, device, seed=i) / 2 for i, (name, shape) in enumerate(shapes.items())}
+        wide = torch.promote_types(self.dtype, torch.float32)
+        made["dlse"] = made["dlse"].to(wide)
+        for name in self.per_head:
+            made[name] = made[name].to(wide).abs()
+        return made
+
+    @property
+    def wanted(self) -> list[str]:
+        """What is differentiated by."""
+        return ["q", "k", "v", *(name for name in self.per_head if name == "sinks")]
+
+    def run(self, call: Callable[..., Any], tensors: Found) -> Found:
+        """Results and gradients of a call."""
+        given = {name: x for name, x in tensors.items() if name not in ("do", "dlse")}
+        leaves = {name: given[name].clone().requires_grad_() for name in self.wanted}
+        o, lse = call(**given | leaves, return_lse=True, **{"causal": True} | self.options)
+        torch.autograd.backward((o, lse), (tensors["do"], tensors["dlse"]))
+        return {"o": o.detach(), "lse": lse.detach()} | {f"d{name}": x.grad for name, x in leaves.items()}
+
+    def alone(self, device: str = "cpu") -> Found:
+        """In one process."""
+        cu = torch.tensor(self.ends, dtype=torch.int32, device=device)
+        call = partial(flash_attention_varlen, cu_seqlens_q=cu, cu_seqlens_k=cu)
+        return self.run(call, self.tensors(device))
+
+    def together(self, group: Any, device: str = "cpu", tensors: Found | None = None, **more: Any) -> Found:
+        """This rank's share. tensors: in place of the case's own."""
+        where: dict[str, Any] = {"cu_seqlens": self.ends if self.named else None, "balance": self.balance}
+        shares = {
+            name: x if name in PER_HEAD else shard(x, int(name == "dlse"), group, **where)
+            for name, x in (tensors or self.tensors(device)).items()
+        }
+        given: dict[str, Any] = {"gather_heads": self.gather_heads, **where, **more}
+        return self.run(partial(context_parallel, group=group, **given), shares)
+
+    def whole(self, group: Any, share: Found) -> Found:
+        """All tokens, of the shares of all ranks."""
+        where: dict[str, Any] = {"cu_seqlens": self.ends if self.named else None, "balance": self.balance}
+        return {
+            name: x if name == "dsinks" else unshard(x, int(name == "lse"), group, **where) for name, x in share.items()
+        }
+
+
+CASES: dict[str, Case] = {
+    "documents": Case(),
+    "one document": Case(ends=(0, 41), named=False),
+    "one document, named": Case(ends=(0, 41)),
+    "a share of nothing": Case(ends=FEW),
+    "a share of nothing, not named": Case(ends=(0, 3), named=False),
+    "no token": Case(ends=(0, 0)),
+    "contiguous": Case(balance="contiguous"),
+    "contiguous, in place": Case(ends=(0, 13, 64), balance="contiguous"),
+    "a head at a time": Case(gather_heads=1),
+    "three heads, two at a time": Case(heads=(6, 3), gather_heads=2),
+    "contiguous, a head at a time": Case(heads=(3, 3), ends=(0, 13, 64), balance="contiguous", gather_heads=1),
+    "full": Case({"causal": False}),
+    "top_left": Case({"causal": "top_left"}),
+    "window": Case({"window": (5, None)}),
+    "window without causality": Case({"causal": False, "window": (4, 0)}),
+    "softcap": Case({"softcap": 1.5, "scale": 0.7}),
+    "alibi": Case(per_head=("alibi_slopes",)),
+    "sinks": Case(per_head=("sinks",)),
+    "all": Case({"window": (9, 3), "softcap": 2.0}, per_head=PER_HEAD, gather_heads=1),
+    "float64": Case(dtype=torch.float64, per_head=("sinks",)),
+}
+
+
+def case(name: str, mesh: Any) -> dict[str, Any]:
+    """All tokens, and whether a second run has the same bits, on this rank."""
+    chosen = CASES[name]
+    share, again = (chosen.together(mesh) for _ in range(2))
+    return chosen.whole(mesh, share) | {"same": all(torch.equal(x, again[key]) for key, x in share.items())}
+
+
+# --- other ways to call it ------------------------------------------------------------------------
+
+
+def all_at_once(mesh: Any) -> bool:
+    """How many heads are gathered at a time changes no bit."""
+    made = CASES["all"]
+    one, all_heads = (made.together(mesh, gather_heads=count) for count in (1, 99))
+    return all(torch.equal(x, all_heads[name]) for name, x in one.items())
+
+
+def process_group(mesh: Any) -> bool:
+    """A ProcessGroup, cu_seqlens as a tensor, or as NumPy's numbers."""
+    made = CASES["documents"]
+    first = made.together(mesh)
+    for ends in (torch.tensor(MIXED, dtype=torch.int32), torch.tensor(MIXED).numpy()):
+        again = made.together(mesh.get_group(), cu_seqlens=ends)
+        assert all(torch.equal(x, again[name]) for name, x in first.items())
+    return True
+
+
+def group_of_one(mesh: Any) -> bool:
+    """The bits of the plain call."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    one = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("all", "one"))["one"]
+    for name in ("documents", "one document", "all"):
+        expected = CASES[name].alone()
+        assert all(torch.equal(x, expected[key]) for key, x in CASES[name].together(one).items())
+    return True
+
+
+def checkpointed(mesh: Any) -> bool:
+    made = CASES["documents"]
+    first = made.together(mesh)
+
+    def call(reentrant: bool, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Any:
+        return checkpoint(partial(context_parallel, **more), q, k, v, use_reentrant=reentrant)
+
+    for reentrant in (False, True):
+        share = {name: shard(x, int(name == "dlse"), mesh, cu_seqlens=made.ends) for name, x in made.tensors().items()}
+        again = made.run(partial(call, reentrant, group=mesh, cu_seqlens=made.ends), share)
+        assert all(torch.equal(x, first[name]) for name, x in again.items())
+    return True
+
+
+def autocast(mesh: Any) -> bool:
+    """Tensors travel in autocast's dtype, and float32 leaves get float32 gradients."""
+    made = CASES["sinks"]
+    with torch.autocast("cpu", torch.bfloat16):
+        share = made.together(mesh)
+    tensors = {name: x.bfloat16() if name in ("q", "k", "v", "do") else x for name, x in made.tensors().items()}
+    narrow = made.together(mesh, tensors=tensors)
+    assert share["o"].dtype is torch.bfloat16 and share["dk"].dtype is torch.float32
+    return torch.equal(share["o"], narrow["o"])
+
+
+def _shares(made: Case, mesh: Any, names: Any) -> Found:
+    return {name: shard(made.tensors()[name], 0, mesh, cu_seqlens=made.ends) for name in names}
+
+
+def compiled(mesh: Any) -> bool:
+    """A graph of torch.compile ends there, and goes on behind."""
+    made = CASES["documents"]
+    q, k, v = _shares(made, mesh, "qkv").values()
+
+    def doubled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return 2 * context_parallel(q + 1, k, v, group=mesh, cu_seqlens=made.ends)
+
+    found = torch.compile(doubled, backend="aot_eager")(q, k, v)
+    return torch.equal(found, doubled(q, k, v))
+
+
+def parts_of_gradients(mesh: Any) -> bool:
+    """Only lse is used; only k wants a gradient."""
+    made = CASES["documents"]
+    q, k, v = _shares(made, mesh, "qkv").values()
+    leaf = k.requires_grad_()
+    _, lse = context_parallel(q, k, v, group=mesh, cu_seqlens=made.ends, return_lse=True)
+    (found,) = torch.autograd.grad(lse.sum(), leaf)
+    whole = {name: x.requires_grad_(name == "k") for name, x in made.tensors().items() if name in "qkv"}
+    cu = torch.tensor(made.ends, dtype=torch.int32)
+    expected = flash_attention_varlen(**whole, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True, return_lse=True)[1]
+    (dk,) = torch.autograd.grad(expected.sum(), whole["k"])
+    torch.testing.assert_close(found, shard(dk, 0, mesh, cu_seqlens=made.ends))
+    return True
+
+
+def tokens(mesh: Any) -> bool:
+    """shard, unshard and positions, along any axis."""
+    x = values((3, 64, 2), torch.float32, "cpu")
+    for balance in ("head_tail", "contiguous"):
+        for ends in (MIXED, None):
+            where: dict[str, Any] = {"cu_seqlens": ends, "balance": balance}
+            mine = shard(x, -2, mesh, **where)
+            assert torch.equal(unshard(mine, 1, mesh, **where), x)
+            known = MIXED if ends else (0, 64)
+            every = torch.cat([torch.arange(b - a) for a, b in pairwise(known)])
+            assert torch.equal(positions(known, mesh, balance=balance), shard(every, 0, mesh, **where))
+    leaf = shard(x, 1, mesh).requires_grad_()
+    (unshard(leaf, 1, mesh) * (x + mesh.get_local_rank())).sum().backward()
+    size = mesh.size()
+    expected = shard(size * x + size * (size - 1) / 2, 1, mesh)
+    torch.testing.assert_close(leaf.grad, expected)
+    return True
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def _call(mesh: Any, rank: int, **other: Any) -> Any:
+    """A call with all of `other` on one rank alone; a value that is a function makes one of the tensor of that name."""
+    made = CASES["documents"]
+    given: dict[str, Any] = {**_shares(made, mesh, "qkv"), "cu_seqlens": made.ends}
+    if distributed.get_rank() == rank:
+        for name, value in other.items():
+            given[name] = value(given.get(name)) if callable(value) else value
+    return context_parallel(**given, group=mesh)
+
+
+DISAGREE: dict[str, tuple[dict[str, Any], str]] = {
+    "cu_seqlens": ({"cu_seqlens": (0, 13, 64)}, "cu_seqlens"),
+    "no cu_seqlens": ({"cu_seqlens": None}, "cu_seqlens"),
+    "window": ({"window": (3, 0)}, "window"),
+    "causal": ({"causal": False}, "causal"),
+    "softcap": ({"softcap": 2.0}, "softcap"),
+    "scale": ({"scale": 2.0}, "scale"),
+    "balance": ({"balance": "contiguous"}, "balance"),
+    "gather_heads": ({"gather_heads": 1}, "gather_heads"),
+    "return_lse": ({"return_lse": True}, "return_lse"),
+    "sinks": ({"sinks": torch.zeros(4)}, "sinks"),
+    "gradients": ({"k": lambda k: k.clone().requires_grad_()}, "which tensors require a gradient"),
+    "dtype": (dict.fromkeys("qkv", torch.Tensor.double), "the dtype"),
+    "heads": ({"k": lambda k: k[:, :1], "v": lambda v: v[:, :1]}, "heads and their sizes"),
+    "tokens": (dict.fromkeys("qkv", lambda x: x[1:]), "tokens, expected"),
+}
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "score_mod": ({"score_mod": lambda _: abs}, NotImplementedError, "score_mod is given"),
+    "mask_mod": ({"mask_mod": 3}, NotImplementedError, "mask_mod is given"),
+    "dropout_p": ({"dropout_p": 0.5}, NotImplementedError, "dropout_p is given"),
+    "bias": ({"bias": 3}, NotImplementedError, "bias is given"),
+    "key_padding_mask": ({"key_padding_mask": 3}, NotImplementedError, "key_padding_mask is given"),
+    "window": ({"causal": False, "window": (3, 3)}, NotImplementedError, "window is (3, 3) and causal is False"),
+    "alibi": ({"causal": False, "alibi_slopes": torch.ones(4)}, NotImplementedError, "alibi_slopes is tensor"),
+    "another option": ({"widow": 3}, TypeError, "unexpected keyword argument 'widow'"),
+    "a wrong option": ({"window": 3}, TypeError, "window is 3, expected None or a pair"),
+    "gather_heads": ({"gather_heads": 0}, ValueError, "gather_heads is 0, expected at least 1"),
+    "return_lse": ({"return_lse": 1}, TypeError, "return_lse is 1, expected True or False"),
+    "balance": ({"balance": "left"}, ValueError, "balance is 'left', expected one of 'head_tail', 'contiguous'"),
+    "cu_seqlens fall": ({"cu_seqlens": (0, 5, 3)}, ValueError, "begin at 0 and never fall"),
+    "cu_seqlens of floats": ({"cu_seqlens": (0.0, 5.0)}, TypeError, "expected integers along one axis"),
+    "no tensor": ({"q": 3}, TypeError, "q is a int, expected a torch.Tensor"),
+    "tokens": ({"k": lambda k: k[1:]}, ValueError, "tokens, q has"),
+    "heads": ({"q": lambda q: q[:, :3]}, ValueError, "context_parallel:"),
+    "sinks": ({"sinks": torch.zeros(3)}, ValueError, "context_parallel: sinks has H=3, q has H=4"),
+}
+
+
+def _error(call: Callable[[], Any]) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def disagreements(mesh: Any) -> dict[str, tuple[str, str]]:
+    """The errors of this rank where the last rank calls otherwise; a right call after each."""
+    found = {}
+    for name, (other, _) in DISAGREE.items():
+        found[name] = _error(partial(_call, mesh, mesh.size() - 1, **other))
+        _call(mesh, 0)
+    return found
+
+
+def refusals(mesh: Any) -> dict[str, tuple[str, str]]:
+    found = {}
+    for name, (other, _, _) in REFUSED.items():
+        found[name] = _error(partial(_call, mesh, mesh.size() - 1, **other))
+        _call(mesh, 0)
+    return found
+
+
+def other_errors(mesh: Any) -> dict[str, tuple[str, str]]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    x = torch.zeros(4, 1, 4)
+    axes = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("all", "one"))
+    others = distributed.new_group([0])
+    twice = x.clone().requires_grad_()
+    share = context_parallel(twice, x, x, group=mesh)
+    (dq,) = torch.autograd.grad(share.square().sum(), twice, create_graph=True)
+    slopes = torch.ones(1, requires_grad=True)
+    last = mesh.get_local_rank() == mesh.size() - 1
+    return {
+        "two axes": _error(lambda: context_parallel(x, x, x, group=axes)),
+        "no group": _error(lambda: context_parallel(x, x, x, group=None)),
+        "no member": _error(lambda: positions((0, 4), others)) if distributed.get_rank() else ("ValueError", ""),
+        "twice": _error(lambda: dq.sum().backward()),
+        "slopes": _error(lambda: context_parallel(x, x, x, group=mesh, alibi_slopes=slopes).sum().backward()),
+        "another function": _error(lambda: unshard(x, 0, mesh) if last else context_parallel(x, x, x, group=mesh)),
+        "unshard": _error(lambda: unshard(x, int(last), mesh)),
+        "unshard of nothing": _error(lambda: unshard(x, 5 if last else 0, mesh)),
+        "shard": _error(lambda: shard(x, 0, mesh, cu_seqlens=(0, 5))),
+    }
+
+
+OTHER_ERRORS = {
+    "two axes": ("ValueError", "group is a DeviceMesh of 2 axes, expected one"),
+    "no group": ("TypeError", "group is a NoneType"),
+    "no member": ("ValueError", ""),
+    "twice": ("NotImplementedError", "context_parallel_backward: its gradient is not implemented"),
+    "slopes": ("NotImplementedError", "alibi_slopes requires a gradient"),
+    "another function": ("ValueError", "disagree on the function"),
+    "unshard": ("ValueError", "disagree on dim"),
+    "unshard of nothing": ("ValueError", ""),
+    "shard": ("ValueError", "x has 4 tokens along axis 0, expected 5"),
+}
+SLOW: dict[str, Callable[[Any], Any]] = {
+    "checkpointed": checkpointed,
+    "compiled": compiled,
+}  # they import torch._dynamo
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "all at once": all_at_once,
+    "process group": process_group,
+    "group of one": group_of_one,
+    "autocast": autocast,
+    "parts of gradients": parts_of_gradients,
+    "tokens": tokens,
+}

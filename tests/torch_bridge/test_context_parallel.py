@@ -1,0 +1,111 @@
+"""Attention whose tokens are shared out among processes: as in one process, for any documents and options."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from dualops import testing
+
+from . import context
+from .context import CASES, DISAGREE, OTHER_ERRORS, REFUSED, SLOW, WAYS, Case
+from .sharded import Found, found_by
+
+pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
+CALLS: dict[str, Any] = {name: partial(context.case, name) for name in CASES}
+ERRORS: dict[str, Any] = {
+    "disagreements": context.disagreements,
+    "refusals": context.refusals,
+    "other errors": context.other_errors,
+}
+EVERY: dict[str, Any] = CALLS | WAYS | ERRORS
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return found_by((2,), EVERY | SLOW, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    return found_by((4,), EVERY, tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(params=[2, 4])
+def found(request: pytest.FixtureRequest) -> list[Found]:
+    return request.getfixturevalue("of_two" if request.param == 2 else "of_four")
+
+
+def arrays_of(made: Case) -> dict[str, Any]:
+    """For the oracle."""
+    ends = torch.tensor(made.ends, dtype=torch.int32)
+    return made.tensors() | {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_one_process(name: str, found: list[Found]) -> None:
+    expected = CASES[name].alone()
+    for each in found:
+        for key in ("o", "lse"):
+            torch.testing.assert_close(each[name][key], expected[key], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_as_exact_as_the_accuracy_rule_asks(name: str, found: list[Found]) -> None:
+    made = CASES[name]
+    arrays, params = arrays_of(made), {"causal": True, "return_lse": True} | made.options
+    longest = max(b - a for a, b in zip(made.ends, made.ends[1:]))
+    params |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    for each in found:
+        gradients = {f"d{leaf}": each[name][f"d{leaf}"] for leaf in made.wanted}
+        testing.check("flash_attention_varlen", gradients, arrays, params, backward=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_run_has_the_same_bits_and_ranks_agree(name: str, found: list[Found]) -> None:
+    first = found[0][name]
+    for each in found:
+        assert each[name]["same"]
+        assert all(torch.equal(x, first[key]) for key, x in each[name].items() if key != "same")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_other_ways(name: str, found: list[Found]) -> None:
+    assert all(each[name] for each in found)
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_under_torch_compile_and_checkpoint(name: str, of_two: list[Found]) -> None:
+    assert all(each[name] for each in of_two)
+
+
+@pytest.mark.parametrize("name", DISAGREE)
+def test_ranks_that_disagree_all_raise(name: str, found: list[Found]) -> None:
+    for each in found:
+        kind, message = each["disagreements"][name]
+        assert kind == "ValueError" and message.startswith("context_parallel: ")
+        assert DISAGREE[name][1] in message
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_rank_that_refuses_its_arguments_has_all_raise(name: str, found: list[Found]) -> None:
+    *others, last = found
+    _, wanted, text = REFUSED[name]
+    kind, message = last["refusals"][name]
+    assert kind == wanted.__name__ and text in message
+    for each in others:
+        assert each["refusals"][name] == (
+            "ValueError",
+            f"context_parallel: rank {len(others)} of the group refuses its arguments; its own error says why",
+        )
+
+
+@pytest.mark.parametrize("name", OTHER_ERRORS)
+def test_other_errors(name: str, found: list[Found]) -> None:
+    wanted, text = OTHER_ERRORS[name]
+    for each in found:
+        kind, message = each["other errors"][name]
+        assert kind == wanted and text in message
