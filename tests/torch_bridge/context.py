@@ -204,6 +204,15 @@ def parts_of_gradients(mesh: Any) -> bool:
     return True
 
 
+def parts_of_sinks(mesh: Any) -> bool:
+    """With reduce_sinks=False the sum over the ranks is left to the caller."""
+    made = CASES["sinks"]
+    whole, part = made.together(mesh), made.together(mesh, reduce_sinks=False)
+    distributed.all_reduce(part["dsinks"])
+    torch.testing.assert_close(part["dsinks"], whole["dsinks"])
+    return all(torch.equal(x, part[name]) for name, x in whole.items() if name != "dsinks")
+
+
 def tokens(mesh: Any) -> bool:
     """shard, unshard and positions, along any axis."""
     x = values((3, 64, 2), torch.float32, "cpu")
@@ -247,6 +256,7 @@ DISAGREE: dict[str, tuple[dict[str, Any], str]] = {
     "gather_heads": ({"gather_heads": 1}, "gather_heads"),
     "return_lse": ({"return_lse": True}, "return_lse"),
     "sinks": ({"sinks": torch.zeros(4)}, "sinks"),
+    "reduce_sinks": ({"reduce_sinks": False}, "reduce_sinks"),
     "gradients": ({"k": lambda k: k.clone().requires_grad_()}, "which tensors require a gradient"),
     "dtype": (dict.fromkeys("qkv", torch.Tensor.double), "the dtype"),
     "heads": ({"k": lambda k: k[:, :1], "v": lambda v: v[:, :1]}, "heads and their sizes"),
@@ -344,5 +354,6 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "group of one": group_of_one,
     "autocast": autocast,
     "parts of gradients": parts_of_gradients,
+    "parts of sinks": parts_of_sinks,
     "tokens": tokens,
 }

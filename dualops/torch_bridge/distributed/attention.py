@@ -134,7 +134,7 @@ def _backward(
         returning.start(number)
     returning.finish(len(parts) - 1)
     ranks.wait_for_aside()
-    if dsinks is not None and wanted[4]:
+    if dsinks is not None and wanted[4] and call.reduce_sinks:
         dsinks = sum_in_order(ranks, dsinks)
     results = [dq, *returning.results, None, dsinks]
     return tuple([x if want else None for x, want in zip(results, wanted)])

@@ -46,6 +46,7 @@ class Call(NamedTuple):
     balance: str
     gather_heads: int | None
     return_lse: bool
+    reduce_sinks: bool
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -63,6 +64,7 @@ class Call(NamedTuple):
             **self.params,
             **per_head,
             "return_lse": self.return_lse,
+            "reduce_sinks": self.reduce_sinks,
             "the dtype": self.q.dtype,
             "heads and their sizes": [tuple(x.shape[1:]) for x in (self.q, self.k, self.v)],
             "which tensors require a gradient": gradients,
@@ -86,9 +88,10 @@ def checked(
         if value is not None and not (name == "dropout_p" and value == 0):
             raise NotImplementedError(f"{OP}: {name} is given, which is not implemented: it {reason}")
     alibi_slopes, sinks = options.pop("alibi_slopes", None), options.pop("sinks", None)
-    return_lse = options.pop("return_lse")
-    if not isinstance(return_lse, bool):
-        raise TypeError(f"{OP}: return_lse is {shown(return_lse)}, expected True or False")
+    flags = {name: options.pop(name) for name in ("return_lse", "reduce_sinks")}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{OP}: {name} is {shown(flag)}, expected True or False")
     params = _params(options)
     if params["causal"] or (params["window"] or (None, None))[1] == 0:
         params["causal"] = True
@@ -104,7 +107,7 @@ def checked(
     ends = None if cu_seqlens is None else ends_of(OP, cu_seqlens)
     balance = checked_balance(OP, balance)
     q, k, v, alibi_slopes, sinks = _checked_tensors(ranks, q, k, v, alibi_slopes, sinks, params)
-    return Call(q, k, v, alibi_slopes, sinks, params, ends, balance, gather_heads, return_lse)
+    return Call(q, k, v, alibi_slopes, sinks, params, ends, balance, gather_heads, **flags)
 
 
 def _params(options: Mapping[str, Any]) -> dict[str, Any]:

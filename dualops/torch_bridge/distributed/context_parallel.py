@@ -36,6 +36,7 @@ def context_parallel(
     balance: str = "head_tail",
     gather_heads: int | None = None,
     causal: bool | str = True,
+    reduce_sinks: bool = True,
     return_lse: Literal[False] = False,
     **options: Unpack[Options],
 ) -> Tensor: ...
@@ -52,6 +53,7 @@ def context_parallel(
     balance: str = "head_tail",
     gather_heads: int | None = None,
     causal: bool | str = True,
+    reduce_sinks: bool = True,
     return_lse: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[Tensor, Tensor]: ...
@@ -67,6 +69,7 @@ def context_parallel(
     balance: str = "head_tail",
     gather_heads: int | None = None,
     causal: bool | str = True,
+    reduce_sinks: bool = True,
     return_lse: bool = False,
     **options: Any,
 ) -> Any:
@@ -84,6 +87,8 @@ def context_parallel(
         on their way. None: a quarter of them, or all where these are at most 32 MiB
     causal: key j of a document is seen by its queries from j on. "top_left" is the same, since a document has as many
         queries as keys. False: all keys of the document
+    reduce_sinks: whether the gradient of sinks is summed over the ranks here, as those of k and v are. False gives each
+        rank its own part, for a parameter whose gradients FSDP or DDP sums over the same ranks
     scale, window, softcap, alibi_slopes [H], sinks [H], return_lse: as in `flash_attention_varlen`. Without causality
         alibi_slopes and window are not implemented, except for window=(left, 0)
 
@@ -111,7 +116,7 @@ def context_parallel(
     torch.compile makes a graph break. Raises TypeError and ValueError for a wrong call, NotImplementedError for an
     option that can't be sharded: dropout, score_mod, mask_mod, bias and masks.
     """
-    options = {"causal": causal, "return_lse": return_lse, **options}
+    options = {"causal": causal, "reduce_sinks": reduce_sinks, "return_lse": return_lse, **options}
     return attend(group, q, k, v, cu_seqlens, balance, gather_heads, options)
 
 

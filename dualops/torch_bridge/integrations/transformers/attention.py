@@ -12,6 +12,7 @@ from transformers.utils.import_utils import is_tracing
 
 from ...arguments import with_dense_rows
 from ...flash_attention import flash_attention, flash_attention_varlen
+from .context import group_of, shared_attention
 from .masks import added, ends_of
 
 NAME = "dualops"
@@ -44,7 +45,7 @@ def attention(
     what `masks.attention_mask` made, or a mask of one's own [B or 1, H or 1, Sq, Sk], bool (True is seen) or added to
     the scores. is_causal None: what module.is_causal says. sliding_window: keys that a causal query sees, its own too.
     s_aux [H]: sinks. position_bias: added to the scores, differentiable. cu_seq_lens_q, cu_seq_lens_k: where packed
-    sequences begin among all tokens, and the end.
+    sequences begin among all tokens, and the end; of all ranks' tokens, where `patch` was given context_parallel.
 
     Raises NotImplementedError for what there is no operator for: probabilities, paged caches, masks of heads.
     """
@@ -54,6 +55,13 @@ def attention(
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout_p": dropout}
     if s_aux is not None:
         options["sinks"] = s_aux if s_aux.dtype is torch.float32 else s_aux.to(query.dtype)
+    if (group := group_of(module)) is not None:
+        if position_bias is not None:
+            options["bias"] = position_bias  # which it refuses
+        if causal and sliding_window is not None:
+            options["window"] = (sliding_window - 1, None)
+        given = query, key, value, attention_mask, position_ids, (cu_seq_lens_q, cu_seq_lens_k)
+        return shared_attention(_name(module), group, *given, causal=causal, **options), None
     mask, ends, longest = attention_mask, None, (query.shape[2], key.shape[2])
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         ends = _given_ends(module, mask, cu_seq_lens_q, cu_seq_lens_k)

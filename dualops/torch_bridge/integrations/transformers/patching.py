@@ -29,6 +29,7 @@ from ...rms_norm import rms_norm
 from ...rope import rope
 from .attention import NAME, attention
 from .code import code_of, same_code, same_methods, with_global
+from .context import GROUP, Shared, by_length
 from .masks import attention_mask
 
 ROTATION = "apply_rotary_pos_emb"
@@ -113,7 +114,13 @@ class Patch:
 
 
 def patch(
-    model: PreTrainedModel, attention: bool = True, rms_norm: bool = True, rope: bool = True, *, strict: bool = True
+    model: PreTrainedModel,
+    attention: bool = True,
+    rms_norm: bool = True,
+    rope: bool = True,
+    *,
+    context_parallel: Any = None,
+    strict: bool = True,
 ) -> Patch:
     """Let a model of transformers run on dualops' operators. Returns the undo, to be called or used as a context.
 
@@ -122,6 +129,15 @@ def patch(
     buffers and state dict stay what they are. Norms keep their dtypes but round once, where Llama's round before the
     weight too. Patch a model before it is compiled or wrapped. A deep copy of a patched model is patched, and so is one
     that was saved whole (`torch.save`, `pickle`) and loaded; each has an undo of its own, `copied._dualops_patch`.
+
+    context_parallel: a ProcessGroup, or a DeviceMesh of one axis, whose ranks share out the tokens of documents: each
+    gives the model its own, and attention is that of `dualops.torch_bridge.distributed.context_parallel`. Then
+        model(input_ids=shard(ids, 0, group, cu_seqlens=cu)[None], position_ids=positions(cu, group)[None],
+              cu_seq_lens_q=cu, cu_seq_lens_k=cu, use_cache=False)
+    where cu is of all tokens: a list, or a tensor as DataCollatorWithFlattening makes it (on a GPU it is read once, as
+    position_ids are in every forward, which waits for the GPU). A model shifts labels within a rank's tokens: give
+    shift_labels, which are sharded in the same way. Padding and caches are errors, as are rotary embeddings that
+    depend on the longest position ("dynamic", "longrope"). Such a model can't be saved whole.
 
     strict=False: patch what can be patched, and leave the rest as it is. The result's `left` says what that is and why,
     and so does its repr.
@@ -135,14 +151,20 @@ def patch(
         raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
     if any(_RECORD in module.__dict__ for module in model.modules()):
         raise RuntimeError(f"patch: {type(model).__name__} is patched already, expected its undo first")
+    shared = None if context_parallel is None else Shared(context_parallel)
+    if shared is not None:
+        if not attention:
+            raise ValueError("patch: context_parallel is given and attention is False, expected True")
+        for reason in by_length(model):
+            raise NotImplementedError(f"patch: {reason} the longest position: not with context_parallel")
     if not (attention or rms_norm or rope):
         raise ValueError("patch: attention, rms_norm and rope are all False, expected one of them to be True")
     changes: list[Change] = []
     left: list[str] = []
     counts: dict[str, int] = {"attention": 0, "rms_norm": 0, "rope": 0}
 
-    def leave(refusal: Refusal) -> None:
-        if strict:
+    def leave(refusal: Refusal, needed: bool = False) -> None:
+        if strict or needed:
             raise refusal.raised()
         left.append(refusal.reason)
 
@@ -160,15 +182,18 @@ def patch(
         if asked and not every:
             leave(_nothing_of(model, what, option))
     if attention and not any(_attends(kind) for kind in {type(module) for module in model.modules()}):
-        leave(_nothing_of(model, "attention", "attention"))
+        leave(_nothing_of(model, "attention", "attention"), shared is not None)
         attention = False
+    if shared is not None:
+        asking = [module for module in model.modules() if _asks(type(module))]
+        changes += [Change(module, GROUP, None, shared) for module in asking]
     configs = _configs(model) if attention else []
     made = Patch(model, changes + configs, counts, ())
     made._apply()
     try:
         if attention:
             for refusal in _set_attention(model):
-                leave(refusal)
+                leave(refusal, shared is not None)
             counts["attention"] = _count_of_ours(model)
         if not any(counts.values()):
             raise ValueError(f"patch: nothing of {type(model).__name__} can be patched: {'; '.join(left)}")
