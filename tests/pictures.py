@@ -45,12 +45,18 @@ def size(png: bytes) -> tuple[int, int]:
     return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
 
 
-def hold_pictures(written: Sequence[str], pictures: Iterable[str], operator: str) -> None:
-    """What a script wrote are these pictures, those that are committed have their sizes, and the page shows them."""
-    page = (ROOT / "dualops" / "cuda" / operator / "README.md").read_text()
+def hold_pictures(
+    written: Sequence[str], pictures: Iterable[str], operator: str | None = None, page: Path | None = None
+) -> None:
+    """What a script wrote are these pictures, those that are committed have their sizes, and the page shows them.
+
+    page: in place of an operator's.
+    """
+    place = page or ROOT / "dualops" / "cuda" / str(operator) / "README.md"
+    folder, text = os.path.relpath(ROOT / "docs", place.parent), place.read_text()
     assert [Path(place).name for place in written] == list(pictures)
     for place in map(Path, written):
         drawn, committed = place.read_bytes(), (ROOT / "docs" / place.name).read_bytes()
         assert drawn.startswith(PNG) and size(drawn) == size(committed)
         assert max(len(drawn), len(committed)) <= MOST_BYTES
-        assert f"](../../../docs/{place.name})" in page
+        assert f"]({folder}/{place.name})" in text
