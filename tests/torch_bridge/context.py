@@ -110,11 +110,42 @@ CASES: dict[str, Case] = {
 }
 
 
+LONG = (0, 700, 707, 1500)
+HALF: dict[str, Any] = {"ends": LONG, "sizes": (64, 64), "dtype": torch.bfloat16}
+ON_GPUS: dict[str, Case] = {
+    "bfloat16": Case(**HALF),
+    "bfloat16, a head at a time": Case(**HALF, gather_heads=1),
+    "bfloat16, contiguous": Case(**HALF, balance="contiguous", gather_heads=1),
+    "bfloat16, full": Case({"causal": False}, **HALF),
+    "bfloat16, window and softcap": Case({"window": (200, 0), "softcap": 3.0}, **HALF),
+    "bfloat16, alibi and sinks": Case(**HALF, per_head=PER_HEAD, gather_heads=1),
+    "bfloat16, a share of nothing": Case(**HALF | {"ends": (0, 1)}),
+    "float16, heads of 128": Case(**HALF | {"sizes": (128, 128), "dtype": torch.float16}),
+    "float32": Case(ends=LONG, sizes=(64, 64), gather_heads=1),
+    "float32, odd heads": Case(ends=LONG),
+}
+
+
 def case(name: str, mesh: Any) -> dict[str, Any]:
     """All tokens, and whether a second run has the same bits, on this rank."""
     chosen = CASES[name]
     share, again = (chosen.together(mesh) for _ in range(2))
     return chosen.whole(mesh, share) | {"same": all(torch.equal(x, again[key]) for key, x in share.items())}
+
+
+def on_gpus(name: str, mesh: Any) -> dict[str, Any]:
+    """The same on GPUs, and whether the second run, which waits for no rank's arguments, has the same bits."""
+    chosen, device = ON_GPUS[name], f"cuda:{mesh.get_local_rank()}"
+    share, again = (chosen.together(mesh, device) for _ in range(2))
+    found = {key: x.cpu() for key, x in chosen.whole(mesh, share).items()}
+    return found | {"same": all(torch.equal(x, again[key]) for key, x in share.items())}
+
+
+def disagreement_on_gpus(mesh: Any) -> tuple[str, str]:
+    """The error of this rank in a first call, of which the last rank's is another."""
+    x = torch.zeros(300, 1, 64, device=f"cuda:{mesh.get_local_rank()}", dtype=torch.bfloat16)
+    window = (7, 0) if mesh.get_local_rank() == mesh.size() - 1 else None
+    return _error(lambda: context_parallel(x, x, x, group=mesh, cu_seqlens=(0, 600), window=window))
 
 
 # --- other ways to call it ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from dualops import testing
 
 from . import context
-from .context import CASES, DISAGREE, OTHER_ERRORS, REFUSED, SLOW, WAYS, Case
+from .context import CASES, DISAGREE, ON_GPUS, OTHER_ERRORS, REFUSED, SLOW, WAYS, Case
 from .sharded import Found, found_by
 
 pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
@@ -39,10 +40,13 @@ def found(request: pytest.FixtureRequest) -> list[Found]:
     return request.getfixturevalue("of_two" if request.param == 2 else "of_four")
 
 
-def arrays_of(made: Case) -> dict[str, Any]:
-    """For the oracle."""
-    ends = torch.tensor(made.ends, dtype=torch.int32)
-    return made.tensors() | {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+def hold_gradients(made: Case, found: Found) -> None:
+    """By the oracle."""
+    ends, longest = torch.tensor(made.ends, dtype=torch.int32), max(b - a for a, b in pairwise(made.ends))
+    arrays = made.tensors() | {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    params = {"causal": True, "return_lse": True, "max_seqlen_q": longest, "max_seqlen_k": longest} | made.options
+    gradients = {f"d{leaf}": found[f"d{leaf}"] for leaf in made.wanted}
+    testing.check("flash_attention_varlen", gradients, arrays, params, backward=True)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,13 +59,8 @@ def test_results_are_those_of_one_process(name: str, found: list[Found]) -> None
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_as_exact_as_the_accuracy_rule_asks(name: str, found: list[Found]) -> None:
-    made = CASES[name]
-    arrays, params = arrays_of(made), {"causal": True, "return_lse": True} | made.options
-    longest = max(b - a for a, b in zip(made.ends, made.ends[1:]))
-    params |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
     for each in found:
-        gradients = {f"d{leaf}": each[name][f"d{leaf}"] for leaf in made.wanted}
-        testing.check("flash_attention_varlen", gradients, arrays, params, backward=True)
+        hold_gradients(CASES[name], each[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -109,3 +108,38 @@ def test_other_errors(name: str, found: list[Found]) -> None:
     for each in found:
         kind, message = each["other errors"][name]
         assert kind == wanted and text in message
+
+
+# --- on two GPUs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_two_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    checks: dict[str, Any] = {"disagreement": context.disagreement_on_gpus}
+    checks |= {name: partial(context.on_gpus, name) for name in ON_GPUS}
+    return found_by((2,), checks, tmp_path_factory.mktemp("gpus"), "cuda")
+
+
+@pytest.mark.cuda(2)
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_two_gpus_have_the_bits_of_one(name: str, of_two_gpus: list[Found]) -> None:
+    """Forward; gradients are sums over ranks, which have the same bits in every run."""
+    expected = ON_GPUS[name].alone("cuda")
+    for each in of_two_gpus:
+        assert each[name]["same"]
+        for key in ("o", "lse"):
+            assert torch.equal(each[name][key], expected[key].cpu()), key
+        assert all(torch.equal(x, of_two_gpus[0][name][key]) for key, x in each[name].items() if key != "same")
+
+
+@pytest.mark.cuda(2)
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_gradients_of_two_gpus(name: str, of_two_gpus: list[Found]) -> None:
+    hold_gradients(ON_GPUS[name], of_two_gpus[0][name])
+
+
+@pytest.mark.cuda(2)
+def test_gpus_that_disagree_all_raise(of_two_gpus: list[Found]) -> None:
+    for each in of_two_gpus:
+        kind, message = each["disagreement"]
+        assert kind == "ValueError" and "disagree on window" in message
