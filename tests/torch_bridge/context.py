@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.checkpoint import checkpoint
 
+from dualops import reference
 from dualops.torch_bridge import flash_attention_varlen
 from dualops.torch_bridge.distributed import context_parallel, positions, shard, unshard
+from dualops.torch_bridge.distributed.layout import layout_of
 
 from .conftest import values
 
@@ -68,6 +70,47 @@ class Case:
         call = partial(flash_attention_varlen, cu_seqlens_q=cu, cu_seqlens_k=cu)
         return self.run(call, self.tensors(device))
 
+    def gradients(self, given: Found, dtype: torch.dtype) -> Found:
+        """Of one sequence, or of packed ones with cu_seqlens, by the reference in `dtype`; given has o and lse too."""
+        wide = {name: x if name.startswith("cu_") else x.to(dtype) for name, x in given.items()}
+        arrays = {name: x.numpy() for name, x in wide.items()}
+        found = reference.flash_attention_varlen_backward(**arrays, **{"causal": True} | self.options)
+        return {f"d{name}": torch.from_numpy(x) for name, x in zip(self.wanted, found)}
+
+    def saved(self) -> Found:
+        """What backward reads: all tensors, and o and lse as one process has them."""
+        alone = self.alone()
+        return self.tensors() | {name: alone[name] for name in ("o", "lse")}
+
+    def exact(self) -> Found:
+        """The gradients of one process, in float64 on the same numbers."""
+        cu = torch.tensor(self.ends, dtype=torch.int32)
+        return self.gradients(self.saved() | {"cu_seqlens_q": cu, "cu_seqlens_k": cu}, torch.float64)
+
+    def rounded(self, size: int, *, pieces: bool) -> Found:
+        """Gradients in float32, where each rank's part of dk and dv is rounded to k's dtype, and then their sum.
+
+        pieces: parts of each piece of a document are rounded first, as kernels write them.
+        """
+        layout, every = layout_of(self.ends, size, self.balance), self.saved()
+        sums = {f"d{name}": torch.zeros(every[name].shape) for name in self.wanted}
+        for rank in range(size):
+            part = {name: torch.zeros_like(x) for name, x in sums.items()}
+            for start, stop, document in zip(*(each.tolist() for each in layout.pieces[rank])):
+                last = stop if self.options.get("causal", True) else self.ends[document + 1]
+                queries, keys = slice(start, stop), slice(self.ends[document], last)
+                where: dict[str, Any] = dict.fromkeys(("q", "o", "do"), queries) | dict.fromkeys(("k", "v"), keys)
+                where |= dict.fromkeys(("lse", "dlse"), (slice(None), queries))
+                given = {name: x[where.get(name, slice(None))] for name, x in every.items()}
+                for side in "qk":
+                    given[f"cu_seqlens_{side}"] = torch.tensor([0, len(given[side])], dtype=torch.int32)
+                for name, x in self.gradients(given, torch.float32).items():
+                    rounds = pieces and name in ("dk", "dv")
+                    part[name][where.get(name[1:], slice(None))] += x.to(self.dtype).float() if rounds else x
+            for name, x in sums.items():
+                x += part[name] if name == "dsinks" else part[name].to(self.dtype).float()
+        return {name: x.to(every[name[1:]].dtype) for name, x in sums.items()}
+
     def together(self, group: Any, device: str = "cpu", tensors: Found | None = None, **more: Any) -> Found:
         """This rank's share. tensors: in place of the case's own."""
         where: dict[str, Any] = {"cu_seqlens": self.ends if self.named else None, "balance": self.balance}
@@ -106,6 +149,8 @@ CASES: dict[str, Case] = {
     "alibi": Case(per_head=("alibi_slopes",)),
     "sinks": Case(per_head=("sinks",)),
     "all": Case({"window": (9, 3), "softcap": 2.0}, per_head=PER_HEAD, gather_heads=1),
+    "bfloat16": Case(dtype=torch.bfloat16, per_head=PER_HEAD),
+    "bfloat16, full": Case({"causal": False}, dtype=torch.bfloat16),
     "float64": Case(dtype=torch.float64, per_head=("sinks",)),
 }
 

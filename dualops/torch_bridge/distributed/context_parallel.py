@@ -98,10 +98,11 @@ def context_parallel(
     number of ranks, and windows, ALiBi, softcap and sinks are exact. All keys are gathered, also those that a short
     window leaves out.
 
-    Differentiable once, by q, k, v and sinks. Backward gathers K and V again, computes their gradients for the keys of
-    all ranks, in k's dtype, and sends each rank its own (all-to-all), where they are added in float32 (float64 for
-    float64) in the order of the ranks. So gradients have the same bits in every run. The gradient of sinks is added in
-    the same way. sinks of 16 bits are read as float32.
+    Differentiable once, by q, k, v and sinks. Backward gathers K and V again, and each rank computes its queries' part
+    of dk and dv for the keys of all ranks, in k's dtype. An all-to-all sends these parts to the ranks that have the
+    keys. There they are added in float32 (float64 for float64) in the order of the ranks, so that gradients have the
+    same bits in every run. With 16 bits each part has been rounded before. The gradient of sinks is added in the same
+    way; sinks of 16 bits are read as float32.
 
     With P ranks, T tokens in all and rows of G * (D + Dv) numbers of k's dtype, where G is gather_heads:
       - forward takes memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
