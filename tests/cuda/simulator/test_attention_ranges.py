@@ -102,7 +102,7 @@ def test_bits_of_copied_keys_by_the_fused_kernel(D, Hkv, params):
 
 @pytest.mark.parametrize(("kernel", "change"), [("sm80", None), ("sm90", TWO_KERNELS)])
 def test_a_nan_behind_the_end_of_a_range(kernel, change):
-    """Key 92 is the first sequence's alone, in a tile that the third one has too; keys before 60 are not the first's."""
+    """Key 92 is the first sequence's alone, in a tile that the third one has too. Keys before 60 are the others'."""
     arrays = arrays_of(QUERIES, TOTAL, "bfloat16", 64, 64, 1, 1) | with_ranges(STARTS, LENGTHS)
     for name in "kv":
         arrays[name][92] = np.nan
