@@ -173,7 +173,7 @@ def test_key_ranges_of_other_numbers_are_one_family():
         arrays = {"q": numbers(3 * B, 2, 8), "k": tokens, "v": tokens}
         ends = {"cu_seqlens_q": range(0, 3 * B + 1, 3), "k_starts": starts, "k_lengths": lengths}
         arrays |= {name: np.array(each, np.int32) for name, each in ends.items()}
-        sizes = {"max_seqlen_q": 3, "max_seqlen_k": max(lengths), "total_k_lengths": sum(lengths)}
+        sizes: dict[str, Any] = {"max_seqlen_q": 3, "max_seqlen_k": max(lengths), "total_k_lengths": sum(lengths)}
         forward = {**sizes, "return_lse": True}
         o, lse = dualops.cuda.flash_attention_varlen(**arrays, **forward, kernel="naive")
         testing.check("flash_attention_varlen", (o, lse), arrays, forward)
