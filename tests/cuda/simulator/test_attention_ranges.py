@@ -75,19 +75,19 @@ def compared(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "D", "Dv", "params"),
+    ("kernel", "dtype", "H", "D", "Dv", "params"),
     [
-        ("naive", "float64", 8, 5, {"causal": True, "window": (30, 0)}),
-        ("simt", "float32", 8, 8, {"causal": True, "window": (30, 0)}),
-        ("sm80", "bfloat16", 32, 40, {"causal": True, "window": (50, 0)}),
-        ("sm80", "float16", 33, 17, {"softcap": 2.0}),
-        ("sm90", "bfloat16", 64, 64, {"causal": True, "window": (50, 0)}),
-        ("sm90", "float16", 136, 40, {"causal": "top_left"}),
-        ("sm90", "float32", 64, 40, {"causal": True}),
+        ("naive", "float64", 2, 8, 5, {"causal": True, "window": (30, 0)}),
+        ("simt", "float32", 1, 8, 8, {"causal": True, "window": (30, 0)}),
+        ("sm80", "bfloat16", 2, 32, 40, {"causal": True, "window": (50, 0)}),
+        ("sm80", "float16", 1, 33, 17, {"softcap": 2.0}),
+        ("sm90", "bfloat16", 2, 64, 64, {"causal": True, "window": (50, 0)}),
+        ("sm90", "float16", 1, 136, 40, {"causal": "top_left"}),
+        ("sm90", "float32", 1, 64, 40, {"causal": True}),
     ],
 )
-def test_bits_of_copied_keys(kernel, dtype, D, Dv, params):
-    arrays = arrays_of(QUERIES, TOTAL, dtype, D, Dv, 2, 1)
+def test_bits_of_copied_keys(kernel, dtype, H, D, Dv, params):
+    arrays = arrays_of(QUERIES, TOTAL, dtype, D, Dv, H, 1)
     with simulator.order("shuffled"), changed(VARLEN, TWO_KERNELS):
         compared(arrays, STARTS, LENGTHS, kernel=kernel, **params)
 
@@ -133,9 +133,9 @@ def test_few_queries_of_shared_keys():
 def test_tiles_of_keys_are_as_many_as_all_ranges_need():
     """Numbered by cumulative lengths where the caller says what they add up to; else for each as for the longest."""
     queries, starts, lengths = (2, 0, 3, 40, 1, 1, 1, 1), (7, 0, 3, 0, 299, 5, 300, 8), (1, 2, 0, 300, 1, 1, 0, 1)
-    arrays = arrays_of(queries, 300, "bfloat16", 64, 64, 2, 1)
+    arrays = arrays_of(queries, 300, "bfloat16", 64, 64, 1, 1)
     compared(arrays, starts, lengths, kernel="sm90")
-    o, lse = np.zeros_like(arrays["q"]), np.zeros((2, sum(queries)), np.float32)
+    o, lse = np.zeros_like(arrays["q"]), np.zeros((1, sum(queries)), np.float32)
     named = arrays | with_ranges(starts, lengths) | {"o": o, "lse": lse, "do": o, "max_seqlen_k": 300}
     plan = partial(dualops.cuda.plan, VARLEN, backward=True, kernel="sm90", max_seqlen_q=40, **named)
     for most, rows in ((306, 306), (None, 8 * 300)):
