@@ -74,12 +74,10 @@ def check_ranges(
 
 def spans_of(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
     """The queries and the keys of each sequence of attention, of arrays by their names."""
-    ends = {side: arrays.get(f"cu_seqlens_{side}") for side in ("q", "k")}
-    queries = [slice(*map(int, pair)) for pair in zip(ends["q"][:-1], ends["q"][1:])]
-    if ends["k"] is not None:
-        return list(zip(queries, (slice(*map(int, pair)) for pair in zip(ends["k"][:-1], ends["k"][1:]))))
-    starts, lengths = (arrays[name].tolist() for name in ("k_starts", "k_lengths"))
-    return list(zip(queries, (slice(start, start + length) for start, length in zip(starts, lengths))))
+    ends_q, ends_k = arrays["cu_seqlens_q"], arrays.get("cu_seqlens_k")
+    keys = (arrays["k_starts"], arrays["k_lengths"]) if ends_k is None else (ends_k[:-1], np.diff(ends_k))
+    both = (zip(starts.tolist(), lengths.tolist()) for starts, lengths in ((ends_q[:-1], np.diff(ends_q)), keys))
+    return list(zip(*([slice(start, start + length) for start, length in each] for each in both)))
 
 
 def random_ranges(total: int, B: int, longest: int, most: int, rng: np.random.Generator) -> dict[str, np.ndarray]:

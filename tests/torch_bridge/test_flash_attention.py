@@ -452,7 +452,7 @@ def test_key_ranges_compiled_once_for_all_numbers_and_lengths(device: str) -> No
     def around(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: dict[str, torch.Tensor], longest: int, most: int
     ) -> Any:
-        sizes = {"max_seqlen_q": longest, "max_seqlen_k": longest, "total_k_lengths": most}
+        sizes: Any = {"max_seqlen_q": longest, "max_seqlen_k": longest, "total_k_lengths": most}
         return flash_attention_varlen(q, k, v, **where, **sizes, causal=True)
 
     function = compiled(around, backend=counter)

@@ -1,6 +1,6 @@
 """Keys of varlen as ranges that may overlap: what is launched around the kernels of a rung.
 
-    before: cu_seqlens_k = cumulative sum of k_lengths        one block
+    before: cu_seqlens_k = cumulative sum of k_lengths        one warp
     after the gradient: dk[t] = sum of a sequence's dk at t   over the sequences whose range has t, in the order of b
 
 Kernels read k and v at k_starts[b]. They number tiles of keys by cu_seqlens_k, as for sequences one after another, and
@@ -25,33 +25,34 @@ from ..tile.rows import FULL_WARP, shfl_idx_i32, vote_ballot
 from ..tile.storage import access, storage
 from ..views import boundary, by_token, how_stored, start, strided, whole
 
-THREADS, WARPS = 256, 8
+THREADS, LANES, STEPS = 256, 32, 5
+WARPS = THREADS // LANES
 ENDS = "cu_seqlens_k"
 PARTS = {"dk": "dk of each sequence", "dv": "dv of each sequence"}
 
 
 @builds
 def build_ends() -> Kernel:
-    """ends_of_lengths(ends, lengths, B): ends [B + 1] of so many lengths, by one block."""
+    """ends_of_lengths(ends, lengths, B): ends [B + 1] of so many lengths, by one warp."""
 
-    @kernel(*[strided("int32", 1)] * 2, i32, threads=THREADS)
+    @kernel(*[strided("int32", 1)] * 2, i32, threads=LANES)
     def ends_of_lengths(ends, lengths, B):
-        sums, tid = cuda.shared.array(THREADS, i32), i32(cuda.threadIdx.x)
-        each = i32((B + (THREADS - 1)) // THREADS)
-        first, last = min(i32(tid * each), B), min(i32((tid + 1) * each), B)
-        total = i32(0)
+        lane, each = i32(cuda.threadIdx.x), i32((B + (LANES - 1)) // LANES)
+        first, last = min(i32(lane * each), B), min(i32((lane + 1) * each), B)
+        own = i32(0)
         for b in range(first, last):
-            total = i32(total + boundary(lengths, b))
-        sums[tid] = total
-        cuda.syncthreads()
-        total = i32(0)
-        for before in range(tid):
-            total = i32(total + sums[before])
-        if tid == 0:
-            ends.data[0] = i32(0)
+            own = i32(own + boundary(lengths, b))
+        end = own  # of my lengths and those of lanes before
+        for step in range(STEPS):
+            before = shfl_idx_i32(end, max(i32(lane - (1 << step)), i32(0)), FULL_WARP)
+            if lane >= 1 << step:
+                end = i32(end + before)
+        end = i32(end - own)
+        if lane == 0:
+            ends.data[0] = end
         for b in range(first, last):
-            total = i32(total + boundary(lengths, b))
-            ends.data[b + 1] = total
+            end = i32(end + boundary(lengths, b))
+            ends.data[b + 1] = end
 
     return ends_of_lengths
 
@@ -64,16 +65,16 @@ def build_sum(dtype: str, aligned: bool) -> Kernel:
 
     @kernel(*[strided(dtype, 3)] * 2, *[strided("int32", 1)] * 2, *[i32] * 4, threads=THREADS)
     def sum_of_ranges(x, parts, ends, starts, B, tokens, heads, width):
-        token, lane = i32(i32(cuda.blockIdx.x) * WARPS + cuda.threadIdx.x // 32), i32(cuda.threadIdx.x % 32)
+        token, lane = i32(i32(cuda.blockIdx.x) * WARPS + cuda.threadIdx.x // LANES), i32(cuda.threadIdx.x % LANES)
         if token >= tokens:
             return
         total, part = cuda.local.array(VECTOR, number), cuda.local.array(VECTOR, number)
-        for first in range(0, heads * width, 32 * VECTOR):
+        for first in range(0, heads * width, LANES * VECTOR):
             place = i32(first + lane * VECTOR)
             head, column, there = i32(place // width), i32(place % width), place < heads * width
             for e in range(VECTOR):
                 total[e] = num.zero
-            for b_first in range(0, B, 32):
+            for b_first in range(0, B, LANES):
                 b, row = i32(b_first + lane), i32(-1)  # the row of sequence b's part, if it has the token
                 if b < B:
                     before, at = boundary(ends, b), i32(token - boundary(starts, b))

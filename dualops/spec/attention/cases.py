@@ -372,6 +372,7 @@ def _varlen_cases() -> tuple[Case, ...]:
     add("sim_ranges", 4, (14, 2), (21, 1), 8, {Tag.SIM}, ranges=True, causal=True, window=(9, 0), sinks=True)
     add("varlen_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
     add("varlen_d64_longer", 2, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
+    add("ranges_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, ranges=True, causal=True)
     return tuple(cases)
 
 
