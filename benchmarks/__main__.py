@@ -4,6 +4,7 @@ python -m benchmarks run OPERATOR [--peers] [--slow-peers] [--case NAME ...] [--
 python -m benchmarks scaling [--up-to S] [--json FILE]
 python -m benchmarks ladder OPERATOR [--json FILE]
 python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
+python -m benchmarks context [--json FILE] [--tiny]
 python -m benchmarks host [--json FILE]
 python -m benchmarks plot
 """
@@ -114,6 +115,31 @@ def training(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def context(arguments: argparse.Namespace) -> int:
+    """Time attention on several GPUs; 1 where there are none, or a result is wrong."""
+    try:
+        import torch
+
+        from . import context_run
+        from .comparison import save
+        from .workload import WrongResult
+    except ImportError as missing:
+        print(f"python -m benchmarks context needs torch: {missing}", file=sys.stderr)
+        return 1
+    processes = 2 if arguments.tiny else torch.cuda.device_count()
+    if processes < 2:
+        print("python -m benchmarks context needs two GPUs; --tiny is for CPUs", file=sys.stderr)
+        return 1
+    try:
+        found = context_run.run(processes, tiny=arguments.tiny, show=partial(print, flush=True))
+    except WrongResult as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        save(arguments.json, context_run.document(found, tiny=arguments.tiny))
+    return 0
+
+
 def host(arguments: argparse.Namespace) -> int:
     """Time what calls cost on the host; 1 where nothing can be timed."""
     try:
@@ -219,6 +245,10 @@ def main(words: Sequence[str] | None = None) -> int:
     trainer.add_argument("--steps", type=int, default=30, metavar="N", help="default: 30")
     trainer.add_argument("--tiny", action="store_true", help="a tiny one, on a CPU too")
     trainer.set_defaults(command=training)
+    shared = commands.add_parser("context", help="time attention that several GPUs share out, beside one of them")
+    shared.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    shared.add_argument("--tiny", action="store_true", help="a tiny one, on two CPU processes")
+    shared.set_defaults(command=context)
     costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
     costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     costs.set_defaults(command=host)

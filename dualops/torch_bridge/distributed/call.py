@@ -141,8 +141,7 @@ def _checked_tensors(
     for name, x in {"q": q, "k": k, "v": v, **optional}.items():
         if type(x) not in (Tensor, torch.nn.Parameter):
             raise TypeError(f"{OP}: {name} is a {type(x).__name__}, expected a torch.Tensor of this rank's tokens")
-        if x.device != ranks.device:
-            raise ValueError(f"{OP}: {name} is on {x.device}, and group exchanges tensors on {ranks.device}")
+        ranks.check_device(OP, name, x)
     for name, x in (("k", k), ("v", v)):
         if x.ndim and q.ndim and len(x) != len(q):
             raise ValueError(f"{OP}: {name} has {len(x)} tokens, q has {len(q)}, expected as many: this rank's share")

@@ -107,8 +107,8 @@ def context_parallel(
     With P ranks, T tokens in all and rows of G * (D + Dv) numbers of k's dtype, where G is gather_heads:
       - forward takes memory for 3 * T rows, with all heads at once for 2 * T, and receives (P - 1) / P * T rows of Hkv
         heads. "contiguous" with equal shares takes 2 * T and T: its keys arrive in order, and need no copy
-      - backward takes 3 * T rows for their gradients too, and about as many again to send, receive and add them. It
-        receives twice as much as forward.
+      - backward takes 4 * T rows for their gradients too, with all heads at once 3 * T, and what the gradient of key
+        ranges takes for its parts (`flash_attention_varlen`). It receives twice as much as forward.
     Each call first exchanges a few integers. If arguments differ, or a rank can't take its own, there is an error on
     every rank. On a GPU that waits for the device in the first call with such arguments and documents; later calls
     compare on the device. If then the arguments of one rank are new and others' are not, a CUDA assertion fails there.

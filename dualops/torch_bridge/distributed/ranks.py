@@ -48,6 +48,12 @@ class Ranks:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
+    def check_device(self, op: str, name: str, x: Tensor) -> None:
+        """Raise ValueError for a tensor on another device."""
+        if x.device != self.device:
+            current = ", the current one of this process" if self.device.type == "cuda" else ""
+            raise ValueError(f"{op}: {name} is on {x.device}, and group exchanges tensors on {self.device}{current}")
+
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
         """Each rank's x, one after another. Returns the work, to be waited for."""
         # the name from torch 2.13 on; before, all_gather_into_tensor

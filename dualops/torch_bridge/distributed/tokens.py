@@ -57,8 +57,7 @@ def unshard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance:
     ends = None
     try:
         dim = _axis(op, x, dim)
-        if x.device != ranks.device:
-            raise ValueError(f"{op}: x is on {x.device}, and group exchanges tensors on {ranks.device}")
+        ranks.check_device(op, "x", x)
         ends = None if cu_seqlens is None else ends_of(op, cu_seqlens)
         checked_balance(op, balance)
     except Exception as error:
