@@ -21,6 +21,10 @@ gpt_oss granite granite_swa granitemoe granitemoe_swa granitemoeshared hunyuan_v
 internlm3 iquestcoder jetmoe kolibri1 lfm2 llama minicpm3 ministral ministral3 mistral mixtral olmoe qwen2 qwen2_moe
 qwen3 qwen3_moe seed_oss smollm3 solar_open vaultgemma youtu.
 
+`patch(model, context_parallel=group)` is for sequences whose tokens several processes share out: each gives the model
+its own, and attention sees all of them. `dualops.torch_bridge.distributed` has what shards inputs and labels, and the
+positions.
+
 What differs from eager attention:
 
   - A query that sees nothing, which is one of padding, gives 0, not the mean over all values.
