@@ -286,7 +286,7 @@ def parts_of_gradients(mesh: Any) -> bool:
 def compared(mesh: Any) -> bool:
     """What GPUs do in place of waiting; on a CPU the assertion fails at once."""
     ranks, row = Ranks.of("compared", mesh), (0, mesh.get_local_rank(), *[7] * 18)
-    table = agreement._found(ranks, row)
+    table, _ = agreement._found(ranks, row)
     agreement._compare("compared", ranks, table)
     other = table.clone()
     other[(ranks.rank + 1) % ranks.size] += 1

@@ -60,7 +60,7 @@ def agreed_layout(
 
 
 def refused(op: str, ranks: Ranks, refusal: Exception | None) -> Exception:
-    """The refusal of this rank's arguments, which all others have got to know of."""
+    """Let the other ranks know that this one refuses its arguments. Returns the refusal."""
     assert refusal is not None
     if ranks.size > 1:
         _found(ranks, (1, *[0] * (WIDTH - 1)))
@@ -73,8 +73,7 @@ def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: boo
     if not ask and key in _KNOWN:
         _compare(op, ranks, _KNOWN[key])
         return None
-    table = _found(ranks, row)
-    found = table.tolist()
+    table, found = _found(ranks, row)
     for rank, other in enumerate(found):
         if other[REFUSED]:
             raise ValueError(f"{op}: rank {rank} of the group refuses its arguments; its own error says why")
@@ -89,17 +88,15 @@ def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: boo
     return [other[TOKENS] for other in found]
 
 
-def _found(ranks: Ranks, row: Row) -> Tensor:
-    """The integers of all ranks, once they are there. Waits for no more than what is exchanged."""
+def _found(ranks: Ranks, row: Row) -> tuple[Tensor, list[list[int]]]:
+    """The integers of all ranks, and what they are. Waits for the stream that they come on alone."""
     with ranks.aside():
         table = _exchanged(ranks, torch.tensor(row, dtype=torch.int64).to(ranks.device))
-        if ranks.device.type == "cuda":
-            torch.cuda.current_stream(ranks.device).synchronize()
-    return table
+        return table, table.tolist()
 
 
 def _compare(op: str, ranks: Ranks, known: Tensor) -> None:
-    """That they are what they were, without waiting: else an assertion fails on the device."""
+    """Compare the integers of all ranks with what they were, without waiting: an assertion on the device."""
     ranks.aside_waits()
     with ranks.aside():
         same = (_exchanged(ranks, known[ranks.rank].clone()) == known).all()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
@@ -27,9 +27,9 @@ def drawn(dtype: torch.dtype, device: str) -> list[Tensor]:
 def alone(dtype: torch.dtype) -> dict[str, Tensor]:
     """In one process on the CPU, by torch's formula."""
     *given, do = drawn(dtype, "cpu")
-    leaves = [x.requires_grad_() for x in given]
+    q, k, v = leaves = [x.requires_grad_() for x in given]
     with sdpa_kernel(SDPBackend.MATH):
-        o = scaled_dot_product_attention(*leaves, is_causal=True)
+        o = scaled_dot_product_attention(q, k, v, is_causal=True)
     return dict(zip(NAMES, (o.detach(), *torch.autograd.grad(o, leaves, do))))
 
 
@@ -41,8 +41,8 @@ def ring(mesh: Any) -> dict[str, Tensor]:
     buffers = drawn(torch.bfloat16, f"cuda:{mesh.get_local_rank()}")
     with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         *given, do = (x.detach().clone() for x in buffers)
-        leaves = [x.requires_grad_() for x in given]
-        o = scaled_dot_product_attention(*leaves, is_causal=True)
+        q, k, v = leaves = [x.requires_grad_() for x in given]
+        o = scaled_dot_product_attention(q, k, v, is_causal=True)
         gradients = torch.autograd.grad(o, leaves, do)
         whole = context_parallel_unshard(mesh, [o.detach(), *gradients], [2] * 4)
     return {name: x.cpu() for name, x in zip(NAMES, whole)}
