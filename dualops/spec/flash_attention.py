@@ -46,7 +46,7 @@ from .attention.draws import draw, draw_varlen, special
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, length_or_all, optional
 from .lengths import LONGEST, check_ends, check_ranges, longest_in
-from .meta import ArrayMeta, compute_dtype
+from .meta import ArrayMeta, compute_dtype, itemsize
 
 MAX_HEAD_DIM = 512
 KEYS = ("cu_seqlens_k", "k_starts", "k_lengths")  # the arrays that say where keys of varlen are
@@ -114,6 +114,12 @@ def _scores_flops(problem: Problem) -> int:
     return 2 * problem.B * problem.H * visible_pairs(problem)
 
 
+def _parts_bytes(problem: Problem) -> int:
+    """dk and dv of each sequence, where ranges may share keys."""
+    p = problem
+    return p.packed_k * p.Hkv * (p.D + p.Dv) * itemsize(p.dtype) if "k_starts" in p.arrays else 0
+
+
 INPUT_NAMES = ("q", "k", "v", *(entry.name for option in OPTIONS for entry in option.inputs if not entry.host))
 FORWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
@@ -124,7 +130,7 @@ BACKWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (3 * p.D + 2 * p.Dv),
     bytes_read=lambda p: p.nbytes(*INPUT_NAMES, "o", "lse", "do", "dlse"),
     bytes_written=lambda p: p.nbytes("dq", "dk", "dv", "dbias", "dsinks"),
-    extra_memory=lambda p: p.nbytes("lse"),  # delta
+    extra_memory=lambda p: p.nbytes("lse") + _parts_bytes(p),  # delta, and dk and dv of each sequence
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dualops.spec import OPERATORS
 from tests.spec.calls import FLOAT_LIST, attention, attention_backward, meta, varlen
 
 ATTENTION_ERRORS = {
@@ -306,3 +307,12 @@ def test_what_all_key_ranges_may_have_together():
     assert varlen(**RANGES, max_seqlen_k=None).packed_k == 3 * 30
     assert varlen(**RANGES, total_k_lengths=17).packed_k == 17
     assert varlen(**RANGES, total_k_lengths=1000).packed_k == 3 * 12
+
+
+def test_memory_for_the_gradient_of_key_ranges():
+    """Rows of dk and dv of each sequence, Hkv = 3, D = 16, Dv = 24, and delta."""
+    cost = OPERATORS["flash_attention_varlen"].backward_cost
+    assert cost is not None
+    asked = varlen(return_lse=True)
+    ranges = varlen(**RANGES, total_k_lengths=17, return_lse=True)
+    assert cost.extra_memory(ranges) - cost.extra_memory(asked) == 17 * 3 * (16 + 24) * 4
