@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from dualops import testing
 from dualops.spec import compare, flash_attention_varlen as SPEC
+from tests.processes import ROOT
+from tests.readme import python
 
 from . import context
 from .context import CASES, DISAGREE, ON_GPUS, OTHER_ERRORS, REFUSED, SLOW, WAYS, Case
@@ -152,3 +155,14 @@ def test_gpus_that_disagree_all_raise(of_two_gpus: list[Found]) -> None:
     for each in of_two_gpus:
         kind, message = each["disagreement"]
         assert kind == "ValueError" and "disagree on window" in message
+
+
+@pytest.mark.cuda(2)
+def test_the_example_on_two_gpus(tmp_path: Path) -> None:
+    """The losses of one, but for the last digit that is printed."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    script = str(ROOT / "examples" / "context_parallel.py")
+    one, two = (
+        [float(word) for word in python(tmp_path, *torchrun, count, script).split()[1:]] for count in ("1", "2")
+    )
+    assert len(one) == 10 and two == pytest.approx(one, abs=1.5e-3)
