@@ -21,7 +21,7 @@ from docs.draw_attention import BLUE, GREEN, HERE, ORANGE, draw, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDS = (0, 96, 112, 160)  # documents of 96, 16 and 48 tokens
+ENDS = (0, 1152, 1402, 2048)  # documents of eight chunks, of one, and of five
 RANKS = 4
 COLOURS = (BLUE, ORANGE, GREEN, "#a14d7b")
 

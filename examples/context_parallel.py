@@ -26,7 +26,8 @@ size = distributed.get_world_size()
 group = init_device_mesh(kind, (size,))
 
 torch.manual_seed(0)  # the same weights and documents in every process
-config = LlamaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
 model = LlamaForCausalLM(config).to(kind)
 patch(model, context_parallel=group)
 for layer in model.model.layers:
@@ -34,8 +35,8 @@ for layer in model.model.layers:
 fully_shard(model, mesh=group)
 optimizer = Lion(model.parameters(), lr=1e-3)
 
-cu_seqlens = [0, 101, 130, 131, 200]  # four documents: where each begins, and the end
-tokens = (torch.arange(200, device=kind) ** 2 + 1) % 64
+cu_seqlens = [0, 300, 330, 331, 420]  # four documents: where each begins, and the end
+tokens = (torch.arange(420, device=kind) ** 2 + 1) % 64
 following = tokens.roll(-1)  # what a token is to predict ...
 following[[end - 1 for end in cu_seqlens[1:]]] = -100  # ... but for the last of a document
 count = (following != -100).sum()

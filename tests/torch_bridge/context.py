@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dualops import reference
 from dualops.torch_bridge import flash_attention_varlen
-from dualops.torch_bridge.distributed import agreement, context_parallel, positions, shard, unshard
-from dualops.torch_bridge.distributed.layout import layout_of
+from dualops.torch_bridge.distributed import agreement, context_parallel, layout, positions, shard, unshard
 from dualops.torch_bridge.distributed.ranks import Ranks
 
 from .conftest import values
@@ -24,6 +23,12 @@ MIXED = (0, 13, 13, 50, 52, 53, 64)  # documents of 13, 0, 37, 2, 1 and 11 token
 FEW = (0, 2, 3)  # of four ranks one has nothing
 PER_HEAD = ("alibi_slopes", "sinks")
 Found = dict[str, Any]
+
+
+def with_short_chunks(*_: Any) -> None:
+    """Cut documents of a few tokens too: to be called before anything else, in each process."""
+    layout.LEAST_CHUNK = 4
+    layout.layout_of.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,12 @@ class Case:
 
         pieces: parts of each piece of a document are rounded first, as kernels write them.
         """
-        layout, every = layout_of(self.ends, size, self.balance), self.saved()
+        every = self.saved()
+        shares = layout.layout_of(self.ends, size, self.balance)
         sums = {f"d{name}": torch.zeros(every[name].shape) for name in self.wanted}
         for rank in range(size):
             part = {name: torch.zeros_like(x) for name, x in sums.items()}
-            for start, stop, document in zip(*(each.tolist() for each in layout.pieces[rank])):
+            for start, stop, document in zip(*(each.tolist() for each in shares.pieces[rank])):
                 last = stop if self.options.get("causal", True) else self.ends[document + 1]
                 queries, keys = slice(start, stop), slice(self.ends[document], last)
                 where: dict[str, Any] = {}

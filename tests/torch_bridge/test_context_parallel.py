@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from dualops import testing
 from dualops.spec import compare, flash_attention_varlen as SPEC
+from dualops.torch_bridge.distributed import layout
 from tests.processes import ROOT
 from tests.readme import python
 
@@ -26,7 +28,16 @@ ERRORS: dict[str, Any] = {
     "refusals": context.refusals,
     "other errors": context.other_errors,
 }
-EVERY: dict[str, Any] = CALLS | WAYS | ERRORS
+EVERY: dict[str, Any] = {"short chunks": context.with_short_chunks, **CALLS, **WAYS, **ERRORS}
+
+
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In this process, too."""
+    monkeypatch.setattr(layout, "LEAST_CHUNK", layout.LEAST_CHUNK)
+    context.with_short_chunks()
+    yield
+    layout.layout_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +81,7 @@ def test_results_are_those_of_one_process(name: str, found: list[Found]) -> None
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_as_exact_as_the_accuracy_rule_asks(name: str, found: list[Found]) -> None:
+def test_gradients_are_as_exact_as_the_accuracy_rule_asks(name: str, found: list[Found], short_chunks: None) -> None:
     for each in found:
         hold_gradients(CASES[name], each[name], len(found), pieces=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from dualops.torch_bridge.distributed import layout
 from dualops.torch_bridge.distributed.layout import BALANCES, Layout, ends_of, layout_of
 
+LEAST = 3  # tokens of a chunk
 CPU = torch.device("cpu")
 lengths = st.lists(st.integers(0, 40), max_size=8)
 sizes = st.integers(1, 9)
@@ -20,68 +23,83 @@ def made(of: list[int], size: int, balance: str) -> Layout:
     return layout_of((0, *np.cumsum(of, dtype=int).tolist()), size, balance)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def short_chunks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layout, "LEAST_CHUNK", LEAST)
+        layout_of.cache_clear()
+        yield
+    layout_of.cache_clear()
+
+
 @pytest.mark.parametrize("balance", BALANCES)
 @given(of=lengths, size=sizes)
 def test_every_token_is_on_one_rank(balance: str, of: list[int], size: int) -> None:
-    layout = made(of, size, balance)
-    assert sorted(np.concatenate(layout.rows).tolist()) == list(range(sum(of)))
-    assert max(layout.counts) - min(layout.counts) <= 1
-    assert layout.counts == [len(rows) for rows in layout.rows]
-    assert all((np.diff(rows) > 0).all() for rows in layout.rows)
+    shares = made(of, size, balance)
+    assert sorted(np.concatenate(shares.rows).tolist()) == list(range(sum(of)))
+    assert shares.counts == [len(rows) for rows in shares.rows]
+    assert all((np.diff(rows) > 0).all() for rows in shares.rows)
+    whole = balance == "contiguous" or all(length >= 2 * size * LEAST for length in of if length)
+    assert max(shares.counts) - min(shares.counts) <= (1 if whole else 2 * LEAST - 1)
 
 
 @given(of=lengths, size=sizes)
 def test_head_and_tail(of: list[int], size: int) -> None:
-    """The chunks of a document follow one another over the ranks and back, and differ by one token at most."""
-    layout = made(of, size, "head_tail")
-    owner = np.empty(sum(of), int)
-    for rank, rows in enumerate(layout.rows):
-        owner[rows] = rank
-    for begin, end in pairwise(layout.ends):
-        here = owner[begin:end]
-        turn = int(np.argmin(np.append(np.diff(here) >= 0, False))) + 1  # tokens up to the first step back
-        assert (np.diff(here[:turn]) >= 0).all() and (np.diff(here[turn:]) <= 0).all()
-        counts = np.bincount(here, minlength=size)
-        least = (end - begin) // (2 * size)
-        assert ((2 * least <= counts) & (counts <= 2 * least + 2)).all()
+    """A rank has at most two chunks of a document, at the same distance from its middle, of nearly the same size."""
+    shares = made(of, size, "head_tail")
+    cuts = {0, *(int(stop) for pieces in shares.pieces for stop in pieces.stops)}
+    cuts |= {int(start) for pieces in shares.pieces for start in pieces.starts}
+    for begin, end in pairwise(shares.ends):
+        if begin == end:
+            continue
+        wanted = min(2 * size, max(1, (end - begin) // LEAST))
+        inside = sorted(cut for cut in cuts if begin <= cut <= end)
+        chunks = [(a, b) for a, b in pairwise(inside)]
+        owners = [next(r for r, rows in enumerate(shares.rows) if a in rows) for a, _ in chunks]
+        middle = 1 if wanted == 2 * size else 0  # the chunks next to the middle are one piece there
+        assert len(chunks) == wanted - middle
+        assert max(owners.count(rank) for rank in owners) <= 2
+        assert owners[: len(owners) // 2] == owners[::-1][: len(owners) // 2] or wanted < 2 * size
+        lengths = [b - a for i, (a, b) in enumerate(chunks) if not (middle and i == size - 1)]
+        assert not lengths or max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize("balance", BALANCES)
 @given(of=lengths, size=sizes)
 def test_pieces_are_sequences(balance: str, of: list[int], size: int) -> None:
     """Each piece lies in one document, and its causal keys end with it."""
-    layout = made(of, size, balance)
-    for rank, rows in enumerate(layout.rows):
-        causal, full = (layout.sequences(rank, each, CPU) for each in (True, False))
+    shares = made(of, size, balance)
+    for rank, rows in enumerate(shares.rows):
+        causal, full = (shares.sequences(rank, each, CPU) for each in (True, False))
         assert causal.max_seqlen_k == max(causal.k_lengths.tolist(), default=0)
         assert causal.total_k_lengths == int(causal.k_lengths.sum())
         bounds = zip(pairwise(causal.cu_seqlens_q.tolist()), causal.k_starts.tolist(), causal.k_lengths.tolist())
         for ((begin, end), start, length), whole in zip(bounds, full.k_lengths.tolist(), strict=True):
             queries = rows[begin:end].tolist()
             assert queries == list(range(queries[0], start + length))
-            document = layout.ends.index(start)
-            assert start + whole in layout.ends[document:] and queries[0] >= start and start + length <= start + whole
-        expected = [row - max(end for end in layout.ends if end <= row) for row in rows.tolist()]
-        assert layout.positions(rank).tolist() == expected
+            document = shares.ends.index(start)
+            assert start + whole in shares.ends[document:] and queries[0] >= start and start + length <= start + whole
+        expected = [row - max(end for end in shares.ends if end <= row) for row in rows.tolist()]
+        assert shares.positions(rank).tolist() == expected
 
 
 @pytest.mark.parametrize("balance", BALANCES)
 @given(of=lengths, size=sizes)
 def test_there_and_back(balance: str, of: list[int], size: int) -> None:
-    layout = made(of, size, balance)
+    shares = made(of, size, balance)
     tokens = torch.arange(sum(of))
-    gathered = torch.full((size, layout.most), -1)
-    for rank, rows in enumerate(layout.rows):
+    gathered = torch.full((size, shares.most), -1)
+    for rank, rows in enumerate(shares.rows):
         gathered[rank, : len(rows)] = tokens[rows]
-    flat, there, back = gathered.flatten(), layout.to_ranks(CPU), layout.from_ranks(CPU)
+    flat, there, back = gathered.flatten(), shares.to_ranks(CPU), shares.from_ranks(CPU)
     assert torch.equal(flat[: sum(of)] if back is None else flat[back], tokens)
     sent = tokens if there is None else tokens[there]
-    assert sent.tolist() == np.concatenate(layout.rows).tolist()
+    assert sent.tolist() == np.concatenate(shares.rows).tolist()
 
 
 def test_one_rank_has_whole_documents() -> None:
-    layout = layout_of((0, 13, 13, 50), 1, "head_tail")
-    assert layout.pieces[0].starts.tolist() == [0, 13] and layout.pieces[0].stops.tolist() == [13, 50]
+    shares = layout_of((0, 13, 13, 50), 1, "head_tail")
+    assert shares.pieces[0].starts.tolist() == [0, 13] and shares.pieces[0].stops.tolist() == [13, 50]
 
 
 def test_short_documents_are_shared_out_in_turn() -> None:

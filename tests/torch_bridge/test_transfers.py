@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dualops.torch_bridge.distributed import attention
+from dualops.torch_bridge.distributed import attention, layout
 from dualops.torch_bridge.distributed.call import Call
-from dualops.torch_bridge.distributed.layout import layout_of
 from dualops.torch_bridge.distributed.transfers import Gathering, Returning
 
 from .context import Case
@@ -137,18 +136,18 @@ class Watch(TorchDispatchMode):
 
 
 def races(made: Case, rank: int, size: int, forgets: str = "") -> list[str]:
-    layout, streams = layout_of(made.ends, size, made.balance), Streams()
+    shares, streams = layout.layout_of(made.ends, size, made.balance), Streams()
     ranks: Any = Noting(rank, size, streams, forgets)
     every = made.tensors()
-    rows = torch.from_numpy(layout.rows[rank])
+    rows = torch.from_numpy(shares.rows[rank])
     q, k, v, do = (every[name][rows] for name in ("q", "k", "v", "do"))
     params = {"causal": True, "scale": None, "window": None, "softcap": None}
     call = Call(q, k, v, None, None, params, made.ends, made.balance, made.gather_heads, True, True)
-    for index in (layout.from_ranks(ranks.device), layout.to_ranks(ranks.device)):
-        assert index is None or len(index) == layout.total  # made before anything is noted
+    for index in (shares.from_ranks(ranks.device), shares.to_ranks(ranks.device)):
+        assert index is None or len(index) == shares.total  # made before anything is noted
     with torch.no_grad(), Watch(ranks) as watch:
-        o, lse = attention._forward(call, ranks, layout)
-        attention._backward(call, ranks, layout, o, lse, do, None, (True,) * 5)
+        o, lse = attention._forward(call, ranks, shares)
+        attention._backward(call, ranks, shares, o, lse, do, None, (True,) * 5)
     wanted = {"copy_", "flash_attention_varlen", "flash_attention_varlen_backward"}
     assert wanted <= watch.seen
     return streams.races
@@ -161,6 +160,14 @@ CALLS = {
     "contiguous": Case(heads=(5, 5), gather_heads=1, balance="contiguous"),
     "contiguous, in place": Case(heads=(5, 5), gather_heads=1, balance="contiguous", ends=(0, 13, 64)),
 }
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layout, "LEAST_CHUNK", 4)
+    layout.layout_of.cache_clear()
+    yield
+    layout.layout_of.cache_clear()
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -184,3 +191,12 @@ def test_memory_for_one_group_alone_is_found_too_little(kind: Any, name: str, mo
 
     monkeypatch.setattr(kind, "__init__", with_one)
     assert races(CALLS["a head at a time"], 0, 2)
+
+
+def test_a_quarter_of_the_heads_at_a_time_where_they_are_many_bytes() -> None:
+    for total, expected in ((65536, [2, 2, 2, 2]), (1000, [8])):
+        q, k = torch.empty(0, 32, 128, dtype=torch.bfloat16), torch.empty(0, 8, 128, dtype=torch.bfloat16)
+        call = Call(q, k, k, None, None, {}, (0, total), "head_tail", None, False, True)
+        parts = attention._parts(call, layout.layout_of((0, total), 2, "head_tail"))
+        assert [part.kv.stop - part.kv.start for part in parts] == expected
+        assert [part.q.stop - part.q.start for part in parts] == [4 * count for count in expected]

@@ -1,18 +1,24 @@
 """Who holds which tokens: documents that lie one after another, shared out among the ranks of a group.
 
-    head_tail     each document is cut into 2 * P chunks for P ranks, and rank r has chunks r and 2 * P - 1 - r. A
+    head_tail     each document is cut into n = 2 * P chunks for P ranks. The i-th rank has chunks i and n - 1 - i. A
                   causal query late in its document sees more keys than an early one; together the two chunks of any
                   rank see as many as those of any other.
     contiguous    rank r has the r-th of P runs of all tokens, whatever documents they are of.
 
-Chunks of a document differ by one token at most, and so do the shares of ranks. A rank has its tokens in the order of
-the documents. What lies in one piece in a document is one sequence of `flash_attention_varlen`.
+Ranks count from the one that has the fewest tokens of the documents before. Chunks of a document differ by one token at
+most. None has less than LEAST_CHUNK tokens, but for a document that has less: shorter documents have fewer chunks, and
+short ones are whole. A chunk then fills a tile of queries. Nor are its keys split among blocks, as kernels do for a few
+queries with many keys, which gives other bits than those of the whole document.
+
+A rank has its tokens in the order of the documents. What lies in one piece in a document is one sequence of
+`flash_attention_varlen`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...spec.domains import shown
 
 BALANCES = ("head_tail", "contiguous")
+LEAST_CHUNK = 128  # tokens: queries of a tile on Hopper
 Ends = tuple[int, ...]  # where documents begin, and the end
 _READ = WeakTensorKeyDictionary()  # cu_seqlens on a device -> their version, and what they are
 
@@ -54,7 +61,7 @@ class Layout:
         self.cu = np.asarray(ends, np.int64)
         self.total = ends[-1]
         cut = _head_tail if balance == "head_tail" else _contiguous
-        self.pieces = [cut(self.cu, size, rank) for rank in range(size)]
+        self.pieces = cut(self.cu, size)
         self.counts = [int((each.stops - each.starts).sum()) for each in self.pieces]
         self.most = max(self.counts)  # to which all shares are filled up where they travel
         self._on_device: dict[Any, Any] = {}
@@ -156,26 +163,28 @@ def ends_of(op: str, cu_seqlens: Any) -> Ends:
     return tuple(map(int, values))
 
 
-def _head_tail(cu: np.ndarray, size: int, rank: int) -> Pieces:
-    """Chunks rank and 2 * size - 1 - rank of each document.
+def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
+    counts = [0] * size
+    found: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
+    for document, (begin, end) in enumerate(pairwise(cu.tolist())):
+        chunks = min(2 * size, max(1, (end - begin) // LEAST_CHUNK))
+        each, left = divmod(end - begin, chunks)
+        order = sorted(range(size), key=lambda rank: (counts[rank], rank))
+        heads = range(min(size, chunks))
+        longer = {*[*heads, *range(chunks - 1, size - 1, -1)][:left]}  # chunks that have a token more
+        for chunk in range(chunks):
+            rank = order[chunk if chunk < size else chunks - 1 - chunk]
+            stop = begin + each + (chunk in longer)
+            found[rank].append((begin, stop, document))
+            counts[rank] += stop - begin
+            begin = stop
+    return [_pieces(*np.array(pieces, np.int64).reshape(-1, 3).T) for pieces in found]
 
-    Tokens that are left when a document is cut go to ranks in turn, from where the document before has stopped.
-    """
-    chunks = 2 * size
-    each, left = np.divmod(np.diff(cu), chunks)
-    first = (np.concatenate([np.zeros(1, np.int64), left.cumsum()])[:-1]) % size
-    turn = (np.arange(size)[:, None] - first) % size  # [ranks, documents]
-    heads, tails = each + (turn < left), each + (turn + size < left)
-    lengths = np.concatenate([heads, tails[::-1]])  # [chunks, documents]
-    begins = cu[:-1] + lengths.cumsum(axis=0) - lengths
-    chosen = [rank, chunks - 1 - rank]
-    starts = begins[chosen].T.ravel()  # the two of a document one after the other
-    return _pieces(starts, starts + lengths[chosen].T.ravel(), np.repeat(np.arange(len(cu) - 1), 2))
 
-
-def _contiguous(cu: np.ndarray, size: int, rank: int) -> Pieces:
-    begin, end = (int(cu[-1]) * each // size for each in (rank, rank + 1))
-    return _pieces(cu[:-1].clip(begin, end), cu[1:].clip(begin, end), np.arange(len(cu) - 1))
+def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
+    bounds = [int(cu[-1]) * rank // size for rank in range(size + 1)]
+    documents = np.arange(len(cu) - 1)
+    return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
 
 
 def _pieces(starts: np.ndarray, stops: np.ndarray, documents: np.ndarray) -> Pieces:

@@ -21,9 +21,11 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
     """This rank's tokens of x, which has all tokens along `dim` and is the same on every rank. Nothing is sent.
 
     cu_seqlens: where each document begins, and the end, as for `context_parallel`; None: one document.
-    balance: "head_tail" cuts each document into 2 * P chunks for P ranks, of which rank r has chunks r and
-    2 * P - 1 - r: under a causal mask all ranks then have as much to do. "contiguous" gives rank r the r-th of P runs
-    of all tokens. Shares of different ranks differ by one token at most; some may be empty.
+    balance: "head_tail" cuts each document into 2 * P chunks for P ranks, of which one rank has the first and the last,
+        another one the second and the last but one, and so on: under a causal mask all ranks then have as much to do.
+        Documents of less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut.
+        Shares differ by one token at most where no document is so short, else by up to 255.
+        "contiguous" gives rank r the r-th of P runs of all tokens. A share may be empty.
 
     Differentiable. Raises TypeError and ValueError for a wrong call.
 

@@ -10,13 +10,18 @@ import torch
 
 from dualops.torch_bridge.integrations.transformers import patch
 
+from ..context import with_short_chunks
 from ..sharded import Found, found_by
 from . import shared
 from .models import model
 from .shared import FAMILIES
 
 pytestmark = pytest.mark.xdist_group("shared_models")  # the processes start once
-CHECKS: dict[str, Any] = {name: partial(shared.together, name) for name in FAMILIES} | {"errors": shared.errors}
+CHECKS: dict[str, Any] = {
+    "short chunks": with_short_chunks,
+    **{name: partial(shared.together, name) for name in FAMILIES},
+    "errors": shared.errors,
+}
 
 
 @pytest.fixture(scope="module")
