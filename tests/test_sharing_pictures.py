@@ -18,7 +18,7 @@ def test_the_script_draws_the_picture_of_the_page(tmp_path):
 
 
 def test_head_and_tail_of_each_document():
-    """1152 tokens are 144 a chunk, 250 are not cut, 646 are 129 or 130 a chunk. Rank 0 has 250 more than others then."""
+    """1152 tokens are 144 a chunk, 250 are not cut, 646 are 129 or 130 a chunk. Rank 0 is last then."""
     expected = [rank for rank in (0, 1, 2, 3, 3, 2, 1, 0) for _ in range(144)] + [0] * 250
     for rank, length in ((1, 130), (2, 129), (3, 129), (0, 129), (1, 129)):
         expected += [rank] * length

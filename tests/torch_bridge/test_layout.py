@@ -39,7 +39,7 @@ def test_every_token_is_on_one_rank(balance: str, of: list[int], size: int) -> N
     assert sorted(np.concatenate(shares.rows).tolist()) == list(range(sum(of)))
     assert shares.counts == [len(rows) for rows in shares.rows]
     assert all((np.diff(rows) > 0).all() for rows in shares.rows)
-    whole = balance == "contiguous" or all(length >= 2 * size * LEAST for length in of if length)
+    whole = balance == "head_tail" and all(length >= 2 * size * LEAST for length in of if length)
     assert max(shares.counts) - min(shares.counts) <= (1 if whole else 2 * LEAST - 1)
 
 
@@ -95,6 +95,16 @@ def test_there_and_back(balance: str, of: list[int], size: int) -> None:
     assert torch.equal(flat[: sum(of)] if back is None else flat[back], tokens)
     sent = tokens if there is None else tokens[there]
     assert sent.tolist() == np.concatenate(shares.rows).tolist()
+
+
+@given(of=lengths, size=sizes)
+def test_no_piece_has_few_queries_and_many_keys(of: list[int], size: int) -> None:
+    """Kernels would split its keys, and come to other bits."""
+    for balance in BALANCES:
+        shares = made(of, size, balance)
+        for pieces in shares.pieces:
+            for start, stop, document in zip(*(each.tolist() for each in pieces)):
+                assert stop - start >= LEAST or stop - shares.ends[document] < 2 * LEAST
 
 
 def test_one_rank_has_whole_documents() -> None:

@@ -3,12 +3,13 @@
     head_tail     each document is cut into n = 2 * P chunks for P ranks. The i-th rank has chunks i and n - 1 - i. A
                   causal query late in its document sees more keys than an early one; together the two chunks of any
                   rank see as many as those of any other.
-    contiguous    rank r has the r-th of P runs of all tokens, whatever documents they are of.
+    contiguous    rank r has the r-th of P runs of all tokens, whatever documents they are of. A run ends with a
+                  document that has less than LEAST_CHUNK tokens left.
 
-Ranks count from the one that has the fewest tokens of the documents before. Chunks of a document differ by one token at
-most. None has less than LEAST_CHUNK tokens, but for a document that has less: shorter documents have fewer chunks, and
-short ones are whole. A chunk then fills a tile of queries. Nor are its keys split among blocks, as kernels do for a few
-queries with many keys, which gives other bits than those of the whole document.
+With head_tail, ranks count from the one that has the fewest tokens of the documents before. Chunks of a document differ
+by one token at most. None has less than LEAST_CHUNK tokens, but for a document that has less: shorter documents have
+fewer chunks, and short ones are whole. A chunk then fills a tile of queries. Nor are its keys split among blocks, as
+kernels do for a few queries with many keys, which gives other bits than those of the whole document.
 
 A rank has its tokens in the order of the documents. What lies in one piece in a document is one sequence of
 `flash_attention_varlen`.
@@ -182,7 +183,11 @@ def _head_tail(cu: np.ndarray, size: int) -> list[Pieces]:
 
 
 def _contiguous(cu: np.ndarray, size: int) -> list[Pieces]:
-    bounds = [int(cu[-1]) * rank // size for rank in range(size + 1)]
+    bounds = []
+    for rank in range(size + 1):
+        cut = int(cu[-1]) * rank // size
+        end = int(cu[np.searchsorted(cu, cut)])  # of the document that it is in
+        bounds.append(end if end - cut < LEAST_CHUNK else cut)
     documents = np.arange(len(cu) - 1)
     return [_pieces(cu[:-1].clip(*run), cu[1:].clip(*run), documents) for run in pairwise(bounds)]
 

@@ -25,7 +25,8 @@ def shard(x: Tensor, dim: int, group: Any, *, cu_seqlens: Any = None, balance: s
         another one the second and the last but one, and so on: under a causal mask all ranks then have as much to do.
         Documents of less than 2 * P * 128 tokens have fewer chunks, and those of less than 256 tokens are not cut.
         Shares differ by one token at most where no document is so short, else by up to 255.
-        "contiguous" gives rank r the r-th of P runs of all tokens. A share may be empty.
+        "contiguous" gives rank r the r-th of P runs of all tokens, and to the run before what is left of a document, if
+        that is less than 128 tokens. A share may be empty.
 
     Differentiable. Raises TypeError and ValueError for a wrong call.
 
