@@ -26,9 +26,9 @@ size = distributed.get_world_size()
 group = init_device_mesh(kind, (size,))
 
 torch.manual_seed(0)  # the same weights and documents in every process
-sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
-model = LlamaForCausalLM(config).to(kind)
+config = LlamaConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)
+with torch.device(kind):
+    model = LlamaForCausalLM(config)
 patch(model, context_parallel=group)
 for layer in model.model.layers:
     fully_shard(layer, mesh=group)
