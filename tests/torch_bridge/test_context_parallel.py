@@ -17,16 +17,18 @@ from dualops.torch_bridge.distributed import layout
 from tests.processes import ROOT
 from tests.readme import python
 
-from . import context
-from .context import CASES, DISAGREE, ON_GPUS, OTHER_ERRORS, REFUSED, SLOW, WAYS, Case
+from . import context, context_errors
+from .context import CASES, ON_GPUS, SLOW, WAYS, Case
+from .context_errors import DISAGREE, OTHER_ERRORS, REFUSED
 from .sharded import Found, found_by
 
 pytestmark = pytest.mark.xdist_group("context_parallel")  # the processes start once
 CALLS: dict[str, Any] = {name: partial(context.case, name) for name in CASES}
 ERRORS: dict[str, Any] = {
-    "disagreements": context.disagreements,
-    "refusals": context.refusals,
-    "other errors": context.other_errors,
+    "disagreements": context_errors.disagreements,
+    "refusals": context_errors.refusals,
+    "other errors": context_errors.other_errors,
+    "compared": context_errors.compared,
 }
 EVERY: dict[str, Any] = {"short chunks": context.with_short_chunks, **CALLS, **WAYS, **ERRORS}
 
@@ -99,6 +101,10 @@ def test_other_ways(name: str, found: list[Found]) -> None:
     assert all(each[name] for each in found)
 
 
+def test_what_gpus_compare_in_place_of_waiting(found: list[Found]) -> None:
+    assert all(each["compared"] for each in found)
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_under_torch_compile_and_checkpoint(name: str, of_two: list[Found]) -> None:
     assert all(each[name] for each in of_two)
@@ -138,7 +144,7 @@ def test_other_errors(name: str, found: list[Found]) -> None:
 
 @pytest.fixture(scope="module")
 def of_two_gpus(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    checks: dict[str, Any] = {"disagreement": context.disagreement_on_gpus}
+    checks: dict[str, Any] = {"disagreement": context_errors.disagreement_on_gpus}
     checks |= {name: partial(context.on_gpus, name) for name in ON_GPUS}
     return found_by((2,), checks, tmp_path_factory.mktemp("gpus"), "cuda")
 
