@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from dualops.cuda import device as devices
-from dualops.cuda.compile import binary
+from dualops.cuda.binaries import binary
 from dualops.cuda.device import Device
 from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
 from tests.cuda.kinds import batch
