@@ -3,6 +3,7 @@
 A cubin is kept in the cache folder, see `cache`, by a key of everything it depends on: what the kernel is made of
 (`sources`), the build with its arguments, the architecture, the versions of Numba, numba-cuda and the toolkit. So what
 one machine built serves others, of whichever Python. Where a cubin can't be kept, the process that built it holds it.
+Kernels that are installed (`bundled`) come first.
 
 Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
 the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
@@ -29,7 +30,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from . import cache, sources
+from . import bundled, cache, sources
 from .backend import SIMULATED, Kernel, compiler_lock
 from .compile import Binary, Report, compile_kernel
 from .helpers import HelperError, Helpers, cores, most_helpers
@@ -44,12 +45,12 @@ class Wanted(NamedTuple):
 
 
 def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """The kernel for `arch`: from the disk if it is there and whole; else from a helper that is at it; else compiled
-    and kept.
+    """The kernel for `arch`: installed, or from the disk, if it is there and whole; else from a helper that is at it;
+    else compiled and kept.
     """
-    path = _path(kernel, arch, shared_bytes)
-    if found := _read(path):
+    if found := _found(kernel, arch, shared_bytes):
         return found
+    path = _path(kernel, arch, shared_bytes)
     promised = _PROMISED.get(path)
     if promised and not promised.cancel():
         with suppress(HelperError, CancelledError):  # another thread cancelled it, to build it
@@ -68,7 +69,12 @@ def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
         return
     for kernel, arch, shared_bytes in wanted:
         path = _path(kernel, arch, shared_bytes)
-        if path in _PROMISED or path in _UNKEPT or cache.holds(path):
+        if (
+            path in _PROMISED
+            or path in _UNKEPT
+            or cache.holds(path)
+            or bundled.holds(arch, origin(kernel, arch, shared_bytes))
+        ):
             continue
         with suppress(pickle.PicklingError):
             promised = _PROMISED[path] = _submit(_helpers(), kernel, arch, shared_bytes)
@@ -85,7 +91,7 @@ def build_all(
     """
     wanted = list(wanted)
     if not anew:
-        there = {each: found for each in wanted if (found := _read(_path(*each)))}
+        there = {each: found for each in wanted if (found := _found(*each))}
         yield from (found.report for found in there.values())
         wanted = [each for each in wanted if each not in there]
     build: Callable[..., Binary] = compile_kernel if anew else _build_and_write if must_keep else binary
@@ -115,7 +121,7 @@ def build_all(
 def _build_and_write(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
     """As `binary`, but raises OSError where the kernel can't be written to the disk."""
     made, path = binary(kernel, arch, shared_bytes), _path(kernel, arch, shared_bytes)
-    if not _read(path):  # this process alone has it, or a helper's thread has yet to write it
+    if not _found(kernel, arch, shared_bytes):  # this process alone has it, or a helper's thread has yet to write it
         _write(path, made)
     return made
 
@@ -138,11 +144,16 @@ def built_of() -> str:
     return f"{sources.everything()}\n{_versions()}"
 
 
-def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
+def origin(kernel: Kernel, arch: str, shared_bytes: int) -> str:
+    """A name of what a kernel is: what it is made of, whatever compiles it."""
     if not kernel.identity:
         raise ValueError(f"{kernel.name} was made outside a function under @builds: it has no identity")
-    everything = "\n".join([sources.digest(kernel.modules), _versions(), kernel.identity, arch, str(shared_bytes)])
-    return hashlib.sha256(everything.encode()).hexdigest()
+    told = "\n".join([sources.digest(kernel.modules), kernel.identity, arch, str(shared_bytes)])
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
+    return hashlib.sha256(f"{origin(kernel, arch, shared_bytes)}\n{_versions()}".encode()).hexdigest()
 
 
 def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
@@ -152,11 +163,27 @@ def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
 _REPORTED = {name: get_origin(kind) or kind for name, kind in get_type_hints(Report).items()}  # types of its fields
 
 
+def _found(kernel: Kernel, arch: str, shared_bytes: int) -> Binary | None:
+    """A kernel that is installed or on the disk."""
+    if installed := bundled.read(arch, origin(kernel, arch, shared_bytes)):
+        return unpacked(installed)
+    return _read(_path(kernel, arch, shared_bytes))
+
+
 def _read(path: Path) -> Binary | None:
     """What a file holds, or None where it is missing, damaged or not to be trusted."""
     content = cache.read(path)
-    if content is None:
-        return None
+    return None if content is None else unpacked(content)
+
+
+def packed(made: Binary) -> bytes:
+    """The content of a file."""
+    header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
+    return header + b"\n" + made.cubin
+
+
+def unpacked(content: bytes) -> Binary | None:
+    """What a file has, None where it is not what `packed` makes."""
     header, _, cubin = content.partition(b"\n")
     try:
         fields: dict[str, Any] = json.loads(header)
@@ -171,8 +198,7 @@ def _read(path: Path) -> Binary | None:
 
 def _write(path: Path, made: Binary) -> None:
     """Raises OSError where `path` can't be written."""
-    header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
-    cache.write(path, header + b"\n" + made.cubin)
+    cache.write(path, packed(made))
 
 
 def _keep(path: Path, made: Binary) -> Binary:

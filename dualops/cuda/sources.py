@@ -18,12 +18,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-ROOT = __package__.partition(".")[0]
-COMPILER, FRONTEND = f"{__package__}.compile", f"{__package__}.frontend"  # what makes cubins of kernels
-SIMULATOR = f"{__package__}.simulator"  # which makes none
+ROOT, CUDA = __name__.partition(".")[0], __name__.rpartition(".")[0]
+COMPILER, FRONTEND = f"{CUDA}.compile", f"{CUDA}.frontend"  # what makes cubins of kernels
+SIMULATOR = f"{CUDA}.simulator"  # which makes none
 
 STATEMENT = re.compile(
     r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([\w., \t]*))", re.MULTILINE
@@ -63,7 +64,7 @@ def made_of(modules: frozenset[str]) -> frozenset[str]:
 @cache
 def everything() -> str:
     """The digest of all modules that kernels may be made of, whether or not one is."""
-    return _of([*_below(__package__), *_below(f"{ROOT}.spec.attention")])
+    return _of([*_below(CUDA), *_below(f"{ROOT}.spec.attention")])
 
 
 def _of(modules: Iterable[str]) -> str:
@@ -96,7 +97,7 @@ def _origin(wanted: Import) -> str:
         for each in found.imports or ():
             if each.own == wanted.name and each[:2] != wanted[:2]:
                 return _origin(each)
-        if find_spec(f"{wanted.module}.{wanted.name}"):
+        if _spec(f"{wanted.module}.{wanted.name}"):
             return f"{wanted.module}.{wanted.name}"
     return wanted.module
 
@@ -115,10 +116,16 @@ def source(name: str) -> Source:
     return Source(hashlib.sha256(text.encode()).hexdigest(), is_package, imports)
 
 
+@cache
 def _spec(name: str) -> Any:
-    """The ModuleSpec, None where there is none."""
-    module = sys.modules.get(name)
-    return find_spec(name) if module is None else module.__spec__
+    """The ModuleSpec, None where there is none. It imports nothing."""
+    if name in sys.modules:
+        return sys.modules[name].__spec__
+    package = name.rpartition(".")[0]
+    if not package:
+        return find_spec(name)
+    above = _spec(package)
+    return PathFinder.find_spec(name, above.submodule_search_locations) if above else None
 
 
 def _imports(text: str, package: str) -> Iterator[Import]:

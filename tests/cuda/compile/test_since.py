@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,11 @@ class Tree:
 
 def test_what_differs_is_listed(capsys):
     same, fast, slow = Code("same", 40, 0), Code("fast", 40, 0), Code("slow", 50, 8)
-    before = Tree(
+    before: Any = Tree(
         {name: f"{name} 1" for name in ("kept", "edited", "slower", "moved", "removed")} | {"key": "one key"},
         {"kept": same, "edited": same, "slower": same, "moved": fast, "removed": slow},
     )
-    after = Tree(
+    after: Any = Tree(
         {name: f"{name} 2" for name in ("kept", "edited", "slower", "moved to", "made")} | {"key": "one key"},
         {"kept": same, "edited": fast, "slower": slow, "moved to": fast, "made": same},
     )
@@ -81,7 +82,9 @@ def test_a_working_tree_beside_its_commit(checkout):
         file.write("\n\nUNUSED = 1\n")
     done = check(checkout, "--since", "HEAD")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(" kernels, 0 differ from HEAD\n") and "matmul.sm90.split." in done.stderr  # built, and equal
+    assert (
+        done.stdout.endswith(" kernels, 0 differ from HEAD\n") and "matmul.sm90.split." in done.stderr
+    )  # built, and equal
 
 
 def test_a_revision_that_is_none(checkout):
