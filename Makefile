@@ -108,9 +108,9 @@ endif
 mutants: $(call ready,test)
 	$(PY) -m tests.wrong --jobs 2 $(ARGS)
 
-# ARGS: --minutes 9, --only softmax
+# SINCE=REV: the tests of kernels that changed since, and a sample. ARGS: --minutes 9, --only softmax, --all
 test-gpu: $(call ready,test)
-	$(PY) -m tests.cuda.gpu $(ARGS)
+	$(PY) -m tests.cuda.gpu $(if $(SINCE),--since $(SINCE)) $(ARGS)
 
 # the bridge's tests again and again, each time with no kernel on the disk
 test-gpu-cold: $(call ready,test)
