@@ -54,9 +54,10 @@ def covered_by(kernel: Kernel) -> frozenset[frozenset[Value]]:
 
 
 class Chosen(NamedTuple):
-    """The kernels that are compiled, and what share of all pairs they have."""
+    """The kernels that are compiled, the tests that they are taken for, and what share of all pairs they have."""
 
     kernels: set[str]
+    tests: list[str]
     share: float
 
 
@@ -68,7 +69,7 @@ def choose(
     needs: the kernels of each test.
     """
     has = {name: covered_by(kernel) for name, kernel in kernels.items()}
-    chosen = set(given)
+    chosen, tests = set(given), list[str]()
     seen = set[frozenset[Value]]().union(*(has[name] for name in chosen if name in has))
 
     def gain(test: str) -> float:
@@ -86,5 +87,6 @@ def choose(
         elif found and len(chosen | needs[test]) <= most:
             seen.update(*(has[name] for name in needs[test]))
             chosen |= needs[test]
+            tests.append(test)
     every = set[frozenset[Value]]().union(*has.values())
-    return Chosen(chosen, len(seen) / len(every) if every else 1.0)
+    return Chosen(chosen, tests, len(seen) / len(every) if every else 1.0)

@@ -57,7 +57,7 @@ def _compile(call: Call, place: int, device: Device) -> None:
 
 
 def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
-    """What collected tests call, by their names: cases of an operator, and random problems. Of others it is not known."""
+    """What collected tests call, by their names: cases of an operator, and random problems; of others it is unknown."""
     found, known = dict[str, tuple[Call, ...]](), dict[Any, tuple[Call, ...]]()
     for item in items:
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
@@ -71,6 +71,20 @@ def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
             problems = batch(params["direction"], params["number"], devices.current(), alike=False)
             found[item.nodeid] = tuple(call_of(trial) for trial, served in problems if served)
     return found
+
+
+def kernels_of_tests(
+    calls: Mapping[str, tuple[Call, ...]],
+) -> tuple[dict[str, frozenset[str]], dict[str, Kernel]]:
+    """The names of the kernels that tests need, by the tests' names; and the kernels."""
+    kernels, known, device = dict[str, Kernel](), dict[int, frozenset[str]](), devices.current()
+    for each in calls.values():
+        if id(each) not in known:  # tests of one case have one tuple
+            steps = [step for call in each for step in steps_of(call, device) or ()]
+            found = {f"{step.kernel.identity} {step.shared_bytes}": step.kernel for step in steps}
+            known[id(each)] = frozenset(found)
+            kernels |= found
+    return {name: known[id(each)] for name, each in calls.items()}, kernels
 
 
 class Selection(NamedTuple):
@@ -89,19 +103,8 @@ def select(
     recorded: calls of tests that run in any case. changed: modules that were edited, if that is known: then every test
     runs whose kernels are made of them, and of the others SAMPLE kernels' tests.
     """
-    kernels, of_calls, device = dict[str, Kernel](), dict[int, frozenset[str]](), devices.current()
-
-    def named(of: Iterable[Call]) -> frozenset[str]:
-        steps = [step for call in of for step in steps_of(call, device) or ()]
-        names = {f"{step.kernel.identity} {step.shared_bytes}": step.kernel for step in steps}
-        kernels.update(names)
-        return frozenset(names)
-
-    given = set(named(recorded))
-    for each in calls.values():
-        if id(each) not in of_calls:
-            of_calls[id(each)] = named(each)
-    needs = {name: of_calls[id(each)] for name, each in calls.items()}
+    needs, kernels = kernels_of_tests({**calls, "": tuple(recorded)})
+    given = {*needs.pop("")}
     if changed is not None:
         given |= {name for name, kernel in kernels.items() if changed & sources.made_of(kernel.modules)}
         most = len(given) + SAMPLE
