@@ -18,12 +18,10 @@ from dualops.cuda import norm
 from dualops.cuda.flash_attention import hidden, hidden_keys, sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80 import (
     backward as attention_sm80_backward,
-    fused_launch as attention_sm80_fused_launch,
 )
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
 from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
-from dualops.cuda.flash_attention.sm80.fused_config import Sm80FusedConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_walk as attention_bias_walk,
@@ -83,7 +81,6 @@ from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
-from tests.wrong.turns import in_turns
 
 NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
 
@@ -425,18 +422,6 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
     yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NONE_ANEW))
 
 
-def _attention_fused_sm80() -> Iterator[Problem]:
-    """Of three stages five tiles, and of two, whose blocks meet twice, four; for two blocks, which add in turns."""
-    small: Change = (attention_sm80_fused_launch, {"LEAST_TILES": 1})
-    for name, Sq, config in (("once", 260, Sm80FusedConfig()), ("twice", 200, Sm80FusedConfig(stages=2))):
-        shapes = {"q": (1, 1, Sq, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 128)}
-        case = Case(name, "bfloat16", shapes, {"return_lse": True})
-        chosen = (attention_sm80_fused_launch, {"fused_configs": lambda *_, config=config: iter([(config, "alone")])})
-        configs = (small, chosen, *in_turns(), *NONE_ANEW)
-        yield Problem("flash_attention_fused_sm80", "flash_attention", True, "sm80", case, configs=configs)
-    yield Problem("flash_attention_dq_finish_sm80", "flash_attention", True, "sm80", case, configs=(small, *NONE_ANEW))
-
-
 def _products_in_boxes() -> Iterator[Problem]:
     """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
     blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
@@ -510,7 +495,6 @@ PROBLEMS = [
     *_attention_gradient(),
     *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 64),
     *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 128),
-    *_attention_fused_sm80(),
     *_retention(),
     *_retention_sm80(),
     *_products_in_boxes(),
