@@ -17,8 +17,8 @@ from .tree import spec
 
 CAP = 30.0  # of `tanh_softcap`, a function of a case
 DEVICE = "cuda"
-# parameters that every peer has, in some of their values
-ALWAYS = {"causal", "scale", "return_lse", "max_seqlen_q", "max_seqlen_k"}
+# arguments that every peer has, parameters in some of their values
+ALWAYS = {"causal", "scale", "return_lse", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
 
 
 def torch_mods() -> dict[str, Callable[..., Any]]:
@@ -30,9 +30,9 @@ def torch_mods() -> dict[str, Callable[..., Any]]:
 def takes(problem: spec.Problem, *options: str, who: str = "torch") -> None:
     """Raise NotImplementedError for options beside these, which a peer has not, or has otherwise (dropout)."""
     defaults = {param.name: param.default for param in problem.spec.params}
-    found = [name for name, value in problem.params.items() if name not in ALWAYS and value != defaults[name]]
+    found = [name for name, value in problem.params.items() if value != defaults[name]]
     found += [entry.name for entry in problem.spec.inputs if entry.optional and entry.name in problem.arrays]
-    refused = [name for name in found if name not in options]
+    refused = [name for name in found if name not in (*ALWAYS, *options)]
     if refused:
         raise NotImplementedError(f"{who} has no {', '.join(refused)}")
 

@@ -125,5 +125,6 @@ def _lengths(operator: spec.Spec, case: spec.Case) -> list[tuple[int, int]]:
     key = f"{operator.name} {case}"
     if key not in _drawn:
         arrays = operator.generate(operator, case, np.random.default_rng(case.seed))
-        _drawn[key] = list(zip(*(np.diff(arrays[f"cu_seqlens_{side}"]).tolist() for side in "qk")))
+        keys = arrays["k_lengths"] if "k_lengths" in arrays else np.diff(arrays["cu_seqlens_k"])
+        _drawn[key] = list(zip(np.diff(arrays["cu_seqlens_q"]).tolist(), keys.tolist()))
     return _drawn[key]

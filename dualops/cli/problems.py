@@ -12,6 +12,7 @@ import numpy as np
 from .. import reference
 from ..spec import OPERATORS, ArrayMeta, Problem, Spec
 from ..spec.base import Cost, Input, Output, Param
+from ..spec.lengths import spans_of
 from ..spec.text import value_of
 from .errors import CommandError
 
@@ -97,7 +98,7 @@ class Job:
         """With these arrays."""
         if "cu_seqlens_q" not in self.problem.arrays:
             return self.flops
-        p, lengths = self.problem, zip(*(np.diff(arrays[f"cu_seqlens_{side}"]).tolist() for side in "qk"))
+        p, lengths = self.problem, ((q.stop - q.start, k.stop - k.start) for q, k in spans_of(arrays))
         each = ({**p.dims, "B": 1, "Sq": Sq, "Sk": Sk} for Sq, Sk in lengths)
         return sum(self.task.cost.flops(Problem(p.spec, p.dtype, dims, p.params, p.arrays)) for dims in each)
 

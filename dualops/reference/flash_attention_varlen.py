@@ -9,6 +9,7 @@ import numpy as np
 
 from ..spec import ArrayMeta, Problem, flash_attention as ONE, flash_attention_varlen as SPEC
 from ..spec.attention import OPTIONS_VARLEN, KeywordsVarlen, OptionKeywordsVarlen
+from ..spec.lengths import spans_of
 from ..spec.meta import compute_dtype, numpy_dtype
 from ..spec.named import names_options
 from ._attention import Options, options_of
@@ -32,7 +33,7 @@ def flash_attention_varlen(
     k: np.ndarray,
     v: np.ndarray,
     cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
+    cu_seqlens_k: np.ndarray | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -47,7 +48,7 @@ def flash_attention_varlen(
     k: np.ndarray,
     v: np.ndarray,
     cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
+    cu_seqlens_k: np.ndarray | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -62,7 +63,7 @@ def flash_attention_varlen(
     k: np.ndarray,
     v: np.ndarray,
     cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
+    cu_seqlens_k: np.ndarray | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     **options: Unpack[KeywordsVarlen[np.ndarray]],
@@ -70,10 +71,12 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences whose tokens lie one after another, without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
-    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: o is 0 there
-    and lse -inf. options are those of `flash_attention`; their b, i and j count the sequences, and places in a
-    sequence.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
+    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
+    belong to none: o is 0 there and lse -inf. options are those of `flash_attention`; their b, i and j count the
+    sequences, and places in a sequence.
+    In place of cu_seqlens_k, k_starts and k_lengths [B] of int32 may say where keys are: sequence b has the keys
+    k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, leave gaps and come in any order.
     A max_seqlen of None is as many as there are tokens.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q].
     """
@@ -95,7 +98,7 @@ def flash_attention_varlen_backward(
     lse: np.ndarray,
     do: np.ndarray,
     cu_seqlens_q: np.ndarray,
-    cu_seqlens_k: np.ndarray,
+    cu_seqlens_k: np.ndarray | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -104,10 +107,11 @@ def flash_attention_varlen_backward(
 ) -> tuple[np.ndarray, ...]:
     """The gradient: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks. See `flash_attention_backward`.
 
-    Tokens that belong to no sequence have gradients of 0, whatever do and dlse hold there.
+    Tokens that belong to no sequence have gradients of 0, whatever do and dlse hold there. A key in several ranges has
+    the sum of what each sequence gives.
     """
     problem, arrays = bound(SPEC, locals(), backward=True)
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dq, dk, dv = np.zeros_like(q), np.zeros(k.shape, lse.dtype), np.zeros(v.shape, lse.dtype)
     d_sinks = np.zeros(problem.H, lse.dtype)
     for queries, keys, found in sequences(problem, arrays, gradient=True):
         q_one, k_one, v_one = _heads(q[queries]), _heads(k[keys]), _heads(v[keys])
@@ -115,18 +119,20 @@ def flash_attention_varlen_backward(
         *gradients, _, delta = attend_backward(
             q_one, k_one, v_one, _heads(o[queries]), lse_one, _heads(do[queries]), dlse_one, found
         )
-        dq[queries], dk[keys], dv[keys] = map(_tokens, gradients)
+        dq_one, dk_one, dv_one = map(_tokens, gradients)
+        dq[queries] = dq_one
+        dk[keys] += dk_one
+        dv[keys] += dv_one
         if "sinks" in arrays:
             d_sinks += sinks_gradient(found, lse_one, delta)
-    return (dq, dk, dv, d_sinks.astype(arrays["sinks"].dtype)) if "sinks" in arrays else (dq, dk, dv)
+    found = (dq, dk.astype(k.dtype), dv.astype(v.dtype))
+    return (*found, d_sinks.astype(arrays["sinks"].dtype)) if "sinks" in arrays else found
 
 
 def sequences(problem: Problem, arrays: Mapping[str, Any], *, gradient: bool = False) -> Iterator[Sequence]:
     """The sequences of a call, each with the options that it has as a batch of one."""
-    starts_q, starts_k = (arrays[f"cu_seqlens_{side}"].astype(np.int64) for side in ("q", "k"))
     params = {param.name: problem.params[param.name] for param in ONE.params}
-    for b in range(problem.B):
-        queries, keys = slice(starts_q[b], starts_q[b + 1]), slice(starts_k[b], starts_k[b + 1])
+    for b, (queries, keys) in enumerate(spans_of(arrays)):
         here = {"q": _heads(arrays["q"][queries]), "k": _heads(arrays["k"][keys]), "v": _heads(arrays["v"][keys])}
         here |= {name: arrays[name] for name in OPTIONAL if name in arrays}
         metas = {

@@ -18,7 +18,11 @@ backend (`SDPBackend.MATH`); the others are not, where torch multiplies NaN by 0
 - A row whose scores are finite in float32 has a softmax, whatever their size. Scores that float32 can't separate from a
   greatest one beyond 2**20 may count as equal to it in gradients, since the saved lse is a float32.
 - A token of varlen that belongs to no sequence, because cu_seqlens end before it, gives o = 0, lse = -inf (with a sink
-  too) and gradients of 0.
+  too) and gradients of 0; so does a key in no range.
+
+Key ranges: sequence b of varlen has the keys k_starts[b] to k_starts[b] + k_lengths[b]. Ranges may overlap, repeat,
+leave gaps, be empty and come in any order. A key's dk and dv are the sums, in float32 and in the order of b, of those
+that each sequence gives alone, each rounded to the storage dtype.
 
     P = exp(S - lse)                 S as the options leave it, s0 = scale * q @ k.T before them
     dP = weight * (do @ v.T)         weight: 0 or 1 / (1 - dropout_p)
@@ -41,10 +45,11 @@ from .attention.cases import CASES, CASES_VARLEN, generate
 from .attention.draws import draw, draw_varlen, special
 from .base import Cost, Input, Output, Param, Problem, Role, Spec
 from .domains import boolean, finite, length_or_all, optional
-from .lengths import LONGEST, check_ends, longest_in
-from .meta import ArrayMeta, compute_dtype
+from .lengths import LONGEST, check_ends, check_ranges, longest_in
+from .meta import ArrayMeta, compute_dtype, itemsize
 
 MAX_HEAD_DIM = 512
+KEYS = ("cu_seqlens_k", "k_starts", "k_lengths")  # the arrays that say where keys of varlen are
 
 
 def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
@@ -64,20 +69,36 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
 def measure_varlen(
     op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """B sequences; Sq and Sk are the most that one of them can have."""
+    """B sequences; Sq and Sk are the most that one of them can have, packed_k what all have together."""
     if sizes["B+1"] < 1:
         raise ValueError(f"{op}: cu_seqlens_q has no elements, expected B+1 of them")
+    B = sizes["B+1"] - 1
+    given = [name for name in KEYS if name in arrays]
+    if given not in (["cu_seqlens_k"], ["k_starts", "k_lengths"]):
+        told = " and ".join(given) if given else "nothing"
+        raise TypeError(f"{op}: the keys are given by {told}, expected cu_seqlens_k alone, or k_starts and k_lengths")
     Sq, Sk = (longest_in(params, f"max_seqlen_{side}", sizes[f"total_{side}"]) for side in ("q", "k"))
-    longest = {"B": sizes["B+1"] - 1, "Sq": Sq, "Sk": Sk}
+    if "k_starts" in arrays:
+        if sizes["B"] != B:
+            raise ValueError(f"{op}: k_starts has B={sizes['B']}, cu_seqlens_q has B+1={sizes['B+1']}, expected B={B}")
+        packed_k = longest_in(params, "total_k_lengths", B * Sk)
+    else:
+        if params["total_k_lengths"] is not None:
+            raise ValueError(f"{op}: total_k_lengths is {params['total_k_lengths']}, expected None without k_lengths")
+        packed_k = sizes["total_k"]
+    longest = {"B": B, "Sq": Sq, "Sk": Sk, "packed_k": packed_k}
     return {**longest, **measure(op, arrays, params, sizes | longest)}
 
 
 def check_lengths(op: str, arrays: Mapping[str, np.ndarray], problem: Problem) -> None:
-    """cu_seqlens begin at 0, never fall and stay within the tokens; no sequence is longer than was said."""
-    for side in ("q", "k"):
+    """Sequences and key ranges stay within the tokens, and none is longer than was said."""
+    for side in ("q", "k") if "cu_seqlens_k" in arrays else ("q",):
         tokens = (side, f"total_{side}", problem.dims[f"total_{side}"])
         longest = (f"max_seqlen_{side}", problem.params[f"max_seqlen_{side}"])
         check_ends(op, f"cu_seqlens_{side}", arrays[f"cu_seqlens_{side}"], tokens, longest)
+    if "k_starts" in arrays:
+        bounds = [(name, problem.params[name]) for name in ("max_seqlen_k", "total_k_lengths")]
+        check_ranges(op, arrays["k_starts"], arrays["k_lengths"], problem.dims["total_k"], *bounds)
 
 
 def visible_pairs(problem: Problem) -> int:
@@ -93,6 +114,12 @@ def _scores_flops(problem: Problem) -> int:
     return 2 * problem.B * problem.H * visible_pairs(problem)
 
 
+def _parts_bytes(problem: Problem) -> int:
+    """dk and dv of each sequence, where ranges may share keys."""
+    p = problem
+    return p.packed_k * p.Hkv * (p.D + p.Dv) * itemsize(p.dtype) if "k_starts" in p.arrays else 0
+
+
 INPUT_NAMES = ("q", "k", "v", *(entry.name for option in OPTIONS for entry in option.inputs if not entry.host))
 FORWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (p.D + p.Dv),
@@ -103,7 +130,7 @@ BACKWARD_COST = Cost(
     flops=lambda p: _scores_flops(p) * (3 * p.D + 2 * p.Dv),
     bytes_read=lambda p: p.nbytes(*INPUT_NAMES, "o", "lse", "do", "dlse"),
     bytes_written=lambda p: p.nbytes("dq", "dk", "dv", "dbias", "dsinks"),
-    extra_memory=lambda p: p.nbytes("lse"),  # delta
+    extra_memory=lambda p: p.nbytes("lse") + _parts_bytes(p),  # delta, and dk and dv of each sequence
 )
 
 
@@ -117,6 +144,10 @@ def _params(options: tuple[Option, ...]) -> tuple[Param, ...]:
         *(param for option in options for param in option.params),
         Param("return_lse", False, boolean, "also return the log of the sum of exponentials"),
     )
+
+
+def _lengths(name: str, axis: str, **options: Any) -> Input:
+    return Input(name, (axis,), ("int32",), role=Role.OTHER, **options)
 
 
 def _gradient(name: str, **options: Any) -> Output:
@@ -204,8 +235,16 @@ SPEC_VARLEN = Spec(
         ("total_k", "Hkv"),
         ("H", "total_q"),
         OPTIONS_VARLEN,
-        tuple(Input(f"cu_seqlens_{side}", ("B+1",), ("int32",), role=Role.OTHER) for side in ("q", "k")),
-        tuple(Param(f"max_seqlen_{side}", None, length_or_all, LONGEST) for side in ("q", "k")),
+        (
+            _lengths("cu_seqlens_q", "B+1"),
+            _lengths("cu_seqlens_k", "B+1", optional=True),
+            _lengths("k_starts", "B", optional=True, doc="the first key of each sequence, in place of cu_seqlens_k"),
+            _lengths("k_lengths", "B", optional=True, doc="how many keys each has, from there on"),
+        ),
+        (
+            *(Param(f"max_seqlen_{side}", None, length_or_all, LONGEST) for side in ("q", "k")),
+            Param("total_k_lengths", None, length_or_all, "the sum of k_lengths, or more; B * max_seqlen_k if None"),
+        ),
     ),
     measure=measure_varlen,
     cases=CASES_VARLEN,

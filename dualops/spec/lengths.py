@@ -1,7 +1,8 @@
-"""Where sequences that lie one after another end: cumulative lengths, checked and drawn."""
+"""Where sequences lie among the tokens: cumulative lengths, or ranges that may overlap; checked and drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,52 @@ def check_ends(op: str, name: str, values: np.ndarray, tokens: tuple[str, str, i
         raise ValueError(f"{op}: {name} ends at {ends[-1]}, {array} has {axis}={total}, expected no more")
     if lengths.size and lengths.max() > longest[1]:
         raise ValueError(f"{op}: {longest[0]} is {longest[1]}, expected {lengths.max()} or more, as {name} has it")
+
+
+def check_ranges(
+    op: str, starts: np.ndarray, lengths: np.ndarray, total: int, longest: tuple[str, int], sum_of: tuple[str, int]
+) -> None:
+    """Raise ValueError unless each range of keys lies within the tokens of k, and none is longer than was said.
+
+    longest, sum_of: the parameters that bound one length and the sum of all, and their values.
+    """
+    starts, lengths = starts.astype(np.int64), lengths.astype(np.int64)
+    for name, values in (("k_starts", starts), ("k_lengths", lengths)):
+        if (values < 0).any():
+            b = int(np.argmax(values < 0))
+            raise ValueError(f"{op}: {name} is {values[b]} at {b}, expected 0 or more")
+    if (beyond := starts + lengths > total).any():
+        b = int(np.argmax(beyond))
+        raise ValueError(
+            f"{op}: k_starts + k_lengths is {starts[b]} + {lengths[b]} at {b}, k has total_k={total}, expected no more"
+        )
+    for (name, bound), found, told in ((longest, lengths.max(initial=0), "longest"), (sum_of, lengths.sum(), "sum")):
+        if found > bound:
+            raise ValueError(f"{op}: {name} is {bound}, expected {found} or more, the {told} of k_lengths")
+
+
+def spans_of(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:
+    """The queries and the keys of each sequence of attention, of arrays by their names."""
+    ends_q, ends_k = arrays["cu_seqlens_q"], arrays.get("cu_seqlens_k")
+    keys = (arrays["k_starts"], arrays["k_lengths"]) if ends_k is None else (ends_k[:-1], np.diff(ends_k))
+    both = (zip(starts.tolist(), lengths.tolist()) for starts, lengths in ((ends_q[:-1], np.diff(ends_q)), keys))
+    return list(zip(*([slice(start, start + length) for start, length in each] for each in both)))
+
+
+def random_ranges(total: int, B: int, longest: int, most: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Ranges of B sequences, of at most `longest` of `total` tokens each, and of at most `most` together.
+
+    Some are empty, some begin where another does; they overlap, leave gaps and come in any order.
+    """
+    starts, lengths = np.zeros(B, np.int32), np.zeros(B, np.int32)
+    for b in rng.permutation(B):
+        limit = min(longest, total, most - int(lengths.sum()))
+        lengths[b] = 0 if rng.random() < 0.1 else rng.integers(limit // 2, limit + 1)
+        starts[b] = rng.integers(total - lengths[b] + 1)
+        other = starts[rng.integers(B)]
+        if rng.random() < 0.3 and other + lengths[b] <= total:
+            starts[b] = other
+    return {"k_starts": starts, "k_lengths": lengths}
 
 
 def random_ends(total: int, B: int, longest: int, rng: np.random.Generator) -> np.ndarray:

@@ -23,7 +23,7 @@ from .schema import remember
 Function = Callable[..., Any]
 
 _KINDS = {"scale": "float?", "softcap": "float?"} | dict.fromkeys(("score_mod", "causal", "window", "mask_mod"), "text")
-_LENGTHS = {"max_seqlen_q": "SymInt", "max_seqlen_k": "SymInt"}
+_LENGTHS = {"max_seqlen_q": "SymInt", "max_seqlen_k": "SymInt", "total_k_lengths": "SymInt?"}
 _LSE = {"return_lse": True}  # backward needs it
 
 _operator = register(
@@ -169,7 +169,7 @@ def flash_attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -184,7 +184,7 @@ def flash_attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -198,7 +198,7 @@ def flash_attention_varlen(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -213,24 +213,33 @@ def flash_attention_varlen(
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     return_lse: bool = False,
+    k_starts: Tensor | None = None,
+    k_lengths: Tensor | None = None,
+    total_k_lengths: int | None = None,
 ) -> Any:
     """`flash_attention` of B sequences whose tokens lie one after another, without padding.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
-    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: there o is 0,
-    lse -inf and every gradient 0. On a CUDA device the values of cu_seqlens are not checked: that would wait for the
-    device. b, i and j of options count the sequences, and places in a sequence. The other arguments are those of
-    `flash_attention`, whose docstring holds here too.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
+    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
+    belong to none: there o is 0, lse -inf and every gradient 0. b, i and j of options count the sequences, and places
+    in a sequence. The other arguments are those of `flash_attention`, whose docstring holds here too.
 
+    k_starts, k_lengths [B] of int32, in place of cu_seqlens_k: sequence b has the keys k_starts[b] to k_starts[b] +
+        k_lengths[b]. Ranges may overlap, repeat, leave gaps, be empty and come in any order: pieces of a document see
+        their part of k without a copy of it, and sequences share a prefix. max_seqlen_k is the longest length, or more
+    total_k_lengths: the sum of k_lengths, or more; B * max_seqlen_k if None. The gradient on a CUDA device takes so
+        many rows of Hkv * (D + Dv) numbers of q's dtype as memory for parts of dk and dv, which it adds in float32
+
+    On a CUDA device the values of cu_seqlens, k_starts and k_lengths are not checked: that would wait for the device.
     A max_seqlen of None is as many as there are tokens: the same result, maybe later.
     Returns o [total_q, H, Dv]; with return_lse also lse [H, total_q]. A compiled function is compiled once for all
     lengths, max_seqlen among them.
     """
     score_mod, mask_mod = _at_call(score_mod, mask_mod)
     drawn = _seed(SPEC_VARLEN.name, q, dropout_p, seed)
-    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, drawn)
-    lengths = longest_or_all(max_seqlen_q, q), longest_or_all(max_seqlen_k, k)
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, k_starts, k_lengths, alibi_slopes, sinks, drawn)
+    lengths = longest_or_all(max_seqlen_q, q), longest_or_all(max_seqlen_k, k), total_k_lengths
     results = _operator_varlen(*arrays, *lengths, scale, softcap, score_mod, causal, window, mask_mod, dropout_p)
     return _wanted(SPEC_VARLEN.name, results, return_lse)
 

@@ -96,7 +96,7 @@ def _attention(case: Case, rng: np.random.Generator) -> Resized:
     Sq, Sk = (max(random_size(rng, attention.LONGEST), 1) for _ in range(2))
     sizes = {"B": B, "H": H, "Sk": Sk}
     new: Shapes = {name: tuple(sizes[axis] for axis in axes) for name, axes in AXES.items()}
-    new |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
+    new |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,), "k_starts": (B,), "k_lengths": (B,)}
     if "cu_seqlens_q" in case.shapes:
         new |= {"q": (Sq, H, D), "k": (Sk, Hkv, D), "v": (Sk, Hkv, Dv)}
         return new, {"max_seqlen_q": Sq, "max_seqlen_k": Sk}

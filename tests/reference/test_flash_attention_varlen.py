@@ -16,6 +16,7 @@ from dualops.reference import (
 )
 from dualops.reference.flash_attention_varlen import OPTIONAL
 from dualops.spec import OPERATORS, Case, Tag, compare
+from dualops.spec.lengths import spans_of
 from dualops.spec.meta import FLOATS
 from dualops.testing.terms.flash_attention import gradient_terms
 from dualops.testing.truth import bind, widened
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 def alone(arrays: Mapping[str, Any], b: int, names: tuple[str, ...]) -> dict[str, Any]:
     """Sequence b as batch b of a call of flash_attention, whose batches before it are zeros: options count batches."""
-    queries, keys = (slice(*arrays[f"cu_seqlens_{side}"][b : b + 2]) for side in ("q", "k"))
+    queries, keys = spans_of(arrays)[b]
     part = {name: arrays[name] for name in OPTIONAL if name in arrays}
     for name in names:
         if name in ("lse", "dlse"):
@@ -43,15 +44,16 @@ def alone(arrays: Mapping[str, Any], b: int, names: tuple[str, ...]) -> dict[str
 
 
 def single(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in params.items() if not name.startswith("max_seqlen")} | {"return_lse": True}
+    return {name: value for name, value in params.items() if not name.startswith(("max_seqlen", "total_k"))} | {
+        "return_lse": True
+    }
 
 
 def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     o, lse = call(flash_attention_varlen, SPEC.inputs, arrays, **{**params, "return_lse": True})
     assert o.shape == (*arrays["q"].shape[:2], arrays["v"].shape[2]) and o.dtype == arrays["q"].dtype
     assert lse.shape == arrays["q"].shape[1::-1]
-    for b in range(arrays["cu_seqlens_q"].size - 1):
-        queries = slice(*arrays["cu_seqlens_q"][b : b + 2])
+    for b, (queries, _) in enumerate(spans_of(arrays)):
         one, one_lse = call(flash_attention, ONE.inputs, alone(arrays, b, ("q", "k", "v")), **single(params))
         assert np.abs(o[queries].swapaxes(0, 1) - one[b]).max(initial=0.0) < 1e-13
         there = one_lse[b] != -np.inf
@@ -61,15 +63,17 @@ def hold_forward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
 
 def hold_backward(arrays: Mapping[str, Any], params: Mapping[str, Any]) -> None:
     dq, dk, dv, *d_sinks = call(flash_attention_varlen_backward, SPEC.gradient_inputs, arrays, **params)
-    sums = np.zeros(arrays["q"].shape[1])
-    for b in range(arrays["cu_seqlens_q"].size - 1):
+    sums, sums_k, sums_v = np.zeros(arrays["q"].shape[1]), np.zeros_like(dk), np.zeros_like(dv)
+    for b, (queries, keys) in enumerate(spans_of(arrays)):
         part = alone(arrays, b, ("q", "k", "v", "o", "lse", "do", "dlse"))
         one = call(flash_attention_backward, ONE.gradient_inputs, part, **single(params))
-        queries, keys = (slice(*arrays[f"cu_seqlens_{side}"][b : b + 2]) for side in ("q", "k"))
-        for mine, rows, other in zip((dq, dk, dv), (queries, keys, keys), one, strict=False):
-            assert np.abs(mine[rows].swapaxes(0, 1) - other[b]).max(initial=0.0) < 1e-12
+        assert np.abs(dq[queries].swapaxes(0, 1) - one[0][b]).max(initial=0.0) < 1e-12
+        sums_k[keys] += one[1][b].swapaxes(0, 1)
+        sums_v[keys] += one[2][b].swapaxes(0, 1)
         if d_sinks:
             sums += one[3]  # batches of zeros add nothing: their do and dlse are 0
+    for mine, other in ((dk, sums_k), (dv, sums_v)):
+        assert np.abs(mine - other).max(initial=0.0) < 1e-12
     if d_sinks:
         assert np.abs(d_sinks[0] - sums).max() < 1e-12
 
@@ -141,6 +145,31 @@ def test_a_sequence_does_not_depend_on_its_neighbours(dtype):
     outside = [0, 1, 2, 3, 7, 8]
     assert np.array_equal(o[outside], plain[0][outside]) and np.array_equal(lse[:, outside], plain[1][:, outside])
     assert np.isnan(o[4:7].astype(np.float64)).all() and np.isnan(lse[:, 4:7]).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ranges_are_the_sequences_that_a_copy_of_their_keys_gives(dtype):
+    """Ranges in any order, one in another, one twice, one empty, and keys of none: o in every bit, gradients summed."""
+    shapes = {"q": (11, 4, 6), "k": (12, 2, 6), "v": (12, 2, 3), "cu_seqlens_q": (6,), "k_starts": (5,)}
+    shapes["k_lengths"] = (5,)
+    params = {"max_seqlen_q": 4, "max_seqlen_k": 6, "causal": True, "window": (3, None), "return_lse": True}
+    arrays = gradient_inputs(SPEC, Case("ranges", dtype, shapes, params))
+    starts, lengths = np.array([5, 0, 5, 3, 1], np.int32), np.array([4, 2, 4, 0, 6], np.int32)
+    arrays |= {"cu_seqlens_q": np.array([0, 3, 4, 7, 8, 11], np.int32), "k_starts": starts, "k_lengths": lengths}
+    rows = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths)])
+    copied = {name: x for name, x in arrays.items() if name not in ("k_starts", "k_lengths")}
+    copied |= {name: arrays[name][rows] for name in "kv"}
+    copied["cu_seqlens_k"] = np.array([0, *np.cumsum(lengths)], np.int32)
+    for one, two in zip(*(call(flash_attention_varlen, SPEC.inputs, x, **params) for x in (arrays, copied))):
+        assert one.tobytes() == two.tobytes()
+    found, parts = (call(flash_attention_varlen_backward, SPEC.gradient_inputs, x, **params) for x in (arrays, copied))
+    assert found[0].tobytes() == parts[0].tobytes()
+    for mine, part in zip(found[1:], parts[1:]):
+        sums = np.zeros(mine.shape, np.float64 if dtype == "float64" else np.float32)
+        for row, each in zip(rows, part):
+            sums[row] += each
+        assert mine.tobytes() == sums.astype(mine.dtype).tobytes()
+        assert (mine[9:] == 0).all() and (mine[:9] != 0).any(axis=(1, 2)).all()
 
 
 def test_longer_limits_change_nothing():

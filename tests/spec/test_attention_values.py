@@ -145,6 +145,40 @@ def test_errors_of_lengths(name, row):
         lengths_of(getattr(reference, name), *given)
 
 
+RANGES = [
+    ((0, -1), (5, 5), 10, 20, "k_starts is -1 at 1, expected 0 or more"),
+    ((0, 5), (-2, 5), 10, 20, "k_lengths is -2 at 0, expected 0 or more"),
+    ((0, 25), (5, 6), 10, 20, "k_starts + k_lengths is 25 + 6 at 1, k has total_k=30, expected no more"),
+    ((2**31 - 1, 0), (2**31 - 1, 1), 10, 20,
+     "k_starts + k_lengths is 2147483647 + 2147483647 at 0, k has total_k=30, expected no more"),
+    ((0, 5), (5, 8), 7, 20, "max_seqlen_k is 7, expected 8 or more, the longest of k_lengths"),
+    ((0, 5), (5, 8), 8, 12, "total_k_lengths is 12, expected 13 or more, the sum of k_lengths"),
+]  # fmt: skip
+
+
+def ranges_of(call: Callable[..., Any], starts: tuple, lengths: tuple, longest: int, most: int | None) -> Any:
+    q, k = np.zeros((20, 2, 4)), np.zeros((30, 1, 4))
+    given = {"cu_seqlens_q": ends(0, 12, 20), "k_starts": ends(*starts), "k_lengths": ends(*lengths)}
+    given |= {"max_seqlen_k": longest, "total_k_lengths": most}
+    if call is reference.flash_attention_varlen:
+        return call(q, k, k, **given)
+    return call(q, k, k, q, np.zeros((2, 20)), q, **given)
+
+
+@pytest.mark.parametrize("name", ["flash_attention_varlen", "flash_attention_varlen_backward"])
+@pytest.mark.parametrize("row", RANGES, ids=lambda row: row[-1])
+def test_errors_of_key_ranges(name, row):
+    *given, message = row
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {message}')}$"):
+        ranges_of(getattr(reference, name), *given)
+
+
+def test_key_ranges_that_are_right():
+    for starts, lengths in (((0, 0), (30, 30)), ((20, 3), (10, 0)), ((30, 4), (0, 5))):
+        assert ranges_of(reference.flash_attention_varlen, starts, lengths, 30, None).shape == (20, 2, 4)
+    assert ranges_of(reference.flash_attention_varlen, (9, 1), (3, 4), 5, 7).shape == (20, 2, 4)
+
+
 def test_lengths_that_are_right():
     assert lengths_of(reference.flash_attention_varlen, (0, 0, 20, 20), (0, 7, 30, 30), 20, 23).shape == (20, 2, 4)
     assert lengths_of(reference.flash_attention_varlen, (0, 20), (0, 30), 500, 500).shape == (20, 2, 4)

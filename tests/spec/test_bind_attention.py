@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from dualops.spec import OPERATORS
 from tests.spec.calls import FLOAT_LIST, attention, attention_backward, meta, varlen
 
 ATTENTION_ERRORS = {
@@ -226,6 +228,9 @@ def test_attention_backward_errors(name):
         attention_backward(**changed)
 
 
+RANGES: dict[str, Any] = {
+    "cu_seqlens_k": None, "k_starts": meta(3, dtype="int32"), "k_lengths": meta(3, dtype="int32"),
+}  # fmt: skip
 VARLEN_ERRORS = {
     "q rank": ({"q": meta(2, 6, 5, 16)}, ValueError, "q has 4 axes (2, 6, 5, 16), expected 3: [total_q, H, D]"),
     "tokens of v": ({"v": meta(29, 3, 24)}, ValueError, "v has total_k=29, k has total_k=30"),
@@ -249,7 +254,36 @@ VARLEN_ERRORS = {
         "cu_seqlens_q has no elements, expected B+1 of them",
     ),
     "ends missing": (
-        {"cu_seqlens_k": None}, TypeError, "cu_seqlens_k is missing, expected an array of int32",
+        {"cu_seqlens_k": None}, TypeError,
+        "the keys are given by nothing, expected cu_seqlens_k alone, or k_starts and k_lengths",
+    ),
+    "ends and ranges": (
+        RANGES | {"cu_seqlens_k": meta(4, dtype="int32")}, TypeError,
+        "the keys are given by cu_seqlens_k and k_starts and k_lengths, expected cu_seqlens_k alone, or k_starts and "
+        "k_lengths",
+    ),
+    "ranges without lengths": (
+        RANGES | {"k_lengths": None}, TypeError,
+        "the keys are given by k_starts, expected cu_seqlens_k alone, or k_starts and k_lengths",
+    ),
+    "ranges of 64 bits": (
+        RANGES | {"k_lengths": meta(3, dtype="int64")}, TypeError, "k_lengths has dtype int64, expected int32",
+    ),
+    "as many starts": (
+        {"cu_seqlens_k": None} | dict.fromkeys(("k_starts", "k_lengths"), meta(4, dtype="int32")), ValueError,
+        "k_starts has B=4, cu_seqlens_q has B+1=4, expected B=3",
+    ),
+    "as many lengths": (
+        RANGES | {"k_lengths": meta(4, dtype="int32")}, ValueError, "k_lengths has B=4, k_starts has B=3",
+    ),
+    "sum without ranges": (
+        {"total_k_lengths": 30}, ValueError, "total_k_lengths is 30, expected None without k_lengths",
+    ),
+    "sum a float": (
+        RANGES | {"total_k_lengths": 3.0}, TypeError, "total_k_lengths is 3.0, expected an integer",
+    ),
+    "sum negative": (
+        RANGES | {"total_k_lengths": -1}, ValueError, "total_k_lengths is -1, expected 0 or more",
     ),
     "longest a float": ({"max_seqlen_k": 12.0}, TypeError, "max_seqlen_k is 12.0, expected an integer"),
     "longest negative": ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q is -1, expected 0 or more"),
@@ -265,3 +299,20 @@ def test_varlen_errors(name):
     changed, kind, message = VARLEN_ERRORS[name]
     with pytest.raises(kind, match=f"^{re.escape(f'flash_attention_varlen: {message}')}$"):
         varlen(**changed)
+
+
+def test_what_all_key_ranges_may_have_together():
+    assert varlen().packed_k == 30
+    assert varlen(**RANGES).packed_k == 3 * 12
+    assert varlen(**RANGES, max_seqlen_k=None).packed_k == 3 * 30
+    assert varlen(**RANGES, total_k_lengths=17).packed_k == 17
+    assert varlen(**RANGES, total_k_lengths=1000).packed_k == 3 * 12
+
+
+def test_memory_for_the_gradient_of_key_ranges():
+    """Rows of dk and dv of each sequence, Hkv = 3, D = 16, Dv = 24, and delta."""
+    cost = OPERATORS["flash_attention_varlen"].backward_cost
+    assert cost is not None
+    asked = varlen(return_lse=True)
+    ranges = varlen(**RANGES, total_k_lengths=17, return_lse=True)
+    assert cost.extra_memory(ranges) - cost.extra_memory(asked) == 17 * 3 * (16 + 24) * 4

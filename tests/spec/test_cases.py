@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
@@ -26,7 +27,7 @@ from dualops.spec.attention.cases import COLUMNS, PAIRS, paired
 from dualops.spec.base import Input
 from dualops.spec.meta import FLOATS, compute_dtype, contiguous_strides, itemsize, numpy_dtype
 from tests.checks import call
-from tests.problems import elements, scores_of, values
+from tests.problems import elements, random_problems, scores_of, values
 
 EVERY = [(spec, case) for spec in OPERATORS.values() for case in spec.cases]
 CASES = [pytest.param(spec, case, id=f"{spec.name}-{case.id}") for spec, case in EVERY]
@@ -210,6 +211,38 @@ def test_sequences_are_drawn_as_long_as_the_case_says(seed):
         assert np.diff(ends).min() >= 0 and np.diff(ends).max() <= most
     pairs = np.prod([np.diff(arrays[f"cu_seqlens_{side}"]) for side in "qk"], axis=0).sum()
     assert 2 * pairs <= scores_of(case)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_key_ranges_are_drawn_as_the_case_says(seed):
+    rng = np.random.default_rng(seed)
+    B, total, longest = (int(rng.integers(low, high)) for low, high in ((0, 8), (0, 40), (0, 50)))
+    shapes = {"q": (5, 2, 8), "k": (total, 1, 8), "v": (total, 1, 8), "cu_seqlens_q": (B + 1,)}
+    shapes |= {"k_starts": (B,), "k_lengths": (B,)}
+    most = None if seed % 2 else int(rng.integers(0, 60))
+    params = {"max_seqlen_q": 5, "max_seqlen_k": longest, "total_k_lengths": most}
+    arrays = values(flash_attention_varlen, Case("drawn", "float32", shapes, params, seed=seed))
+    starts, lengths = arrays["k_starts"], arrays["k_lengths"]
+    assert starts.dtype == lengths.dtype == np.int32 and starts.shape == lengths.shape == (B,)
+    assert (starts >= 0).all() and (lengths >= 0).all() and (starts + lengths <= total).all()
+    assert lengths.max(initial=0) <= longest and (most is None or lengths.sum() <= most)
+
+
+def test_key_ranges_overlap_repeat_leave_gaps_and_come_in_any_order():
+    seen = Counter[str]()
+    for case in random_problems("flash_attention_varlen", 3, 200, max_elements=4096):
+        if "k_starts" in case.shapes:
+            arrays = values(flash_attention_varlen, case)
+            starts, lengths = arrays["k_starts"].tolist(), arrays["k_lengths"].tolist()
+            there = [(start, start + length) for start, length in zip(starts, lengths) if length]
+            keys = [key for start, end in there for key in range(start, end)]
+            seen["empty"] += len(there) < len(lengths)
+            seen["overlap"] += len(keys) > len(set(keys))
+            seen["one start"] += len({start for start, _ in there}) < len(there)
+            seen["gaps"] += len(set(keys)) < case.shapes["k"][0]
+            seen["falling"] += there != sorted(there)
+            seen["bounded"] += "total_k_lengths" in case.params
+    assert len(seen) == 6 and min(seen.values()) > 10
 
 
 @pytest.mark.parametrize(

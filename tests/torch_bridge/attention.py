@@ -13,6 +13,7 @@ from .conftest import values
 
 B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 3, 5, 4, 3
 LENGTHS_Q, LENGTHS_K = (2, 0, 4, 1), (3, 2, 2, 0)
+STARTS, LENGTHS = (2, 0, 1, 1), (5, 4, 6, 2)  # ranges of keys, of sequences with so many queries
 
 
 def bent(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -53,12 +54,27 @@ def plain(*options: str, dtype: torch.dtype = torch.float64, device: str = "cpu"
 
 def varlen(*options: str, dtype: torch.dtype = torch.float64, device: str = "cpu", **more: Any) -> Arguments:
     """For `flash_attention_varlen`; options: those of ALL that it has."""
+    more |= {"cu_seqlens_k": _ends(LENGTHS_K, device), "max_seqlen_k": max(LENGTHS_K)}
+    return _packed(options, dtype, device, more)
+
+
+def ranges(*options: str, dtype: torch.dtype = torch.float64, device: str = "cpu", **more: Any) -> Arguments:
+    """The same with key ranges, which overlap."""
+    named = (("k_starts", STARTS), ("k_lengths", LENGTHS))
+    more |= {name: torch.tensor(numbers, dtype=torch.int32, device=device) for name, numbers in named}
+    more |= {"max_seqlen_k": max(LENGTHS), "total_k_lengths": sum(LENGTHS)}
+    return _packed(options, dtype, device, more)
+
+
+def _packed(options: tuple[str, ...], dtype: torch.dtype, device: str, more: dict[str, Any]) -> Arguments:
     total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
     shapes = {"q": (total_q, H, D), "k": (total_k, HKV, D), "v": (total_k, HKV, DV), "sinks": (H,)}
-    for side, lengths in (("q", LENGTHS_Q), ("k", LENGTHS_K)):
-        more[f"cu_seqlens_{side}"] = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
-        more[f"max_seqlen_{side}"] = max(lengths)
+    more |= {"cu_seqlens_q": _ends(LENGTHS_Q, device), "max_seqlen_q": max(LENGTHS_Q)}
     return _arguments(shapes, [name for name in options if name in ALL_VARLEN], dtype, device, more)
+
+
+def _ends(lengths: tuple[int, ...], device: str) -> torch.Tensor:
+    return torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
 
 
 ALL: dict[str, dict[str, Any]] = {

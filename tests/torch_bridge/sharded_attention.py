@@ -17,6 +17,7 @@ B, H, SQ, SK, D = 2, 4, 5, 6, 8
 SLOPES = values((H,), torch.float32, "cpu", seed=20).abs()
 KEPT = torch.arange(B * SK).reshape(B, SK) % 5 != 1
 ENDS = torch.tensor([0, 3, 3, 9], dtype=torch.int32)
+STARTS, LENGTHS = (torch.tensor(numbers, dtype=torch.int32) for numbers in ((2, 0, 1), (5, 4, 8)))
 
 
 def attention(
@@ -60,11 +61,12 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return to(2, ours.flash_attention(to(1, q), to(1, k), to(1, v), causal=True, window=(3, None)))
 
 
-def varlen(word: Any, Hkv: int = 2, **more: Any) -> Case:
+def varlen(word: Any, Hkv: int = 2, ranges: bool = False, **more: Any) -> Case:
     shapes = {"q": (9, H, D), "k": (9, Hkv, D), "v": (9, Hkv, D)}
+    keys = {"k_starts": STARTS, "k_lengths": LENGTHS} if ranges else {"cu_seqlens_k": ENDS}
     return Case(
         partial(ours.flash_attention_varlen, causal=True, alibi_slopes=None),
-        {**shapes, "cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS, "sinks": (H,)},
+        {**shapes, "cu_seqlens_q": ENDS, **keys, "sinks": (H,)},
         dict.fromkeys("qkv", word) | {"sinks": S0},
         (word,),
         dict.fromkeys("qkv", word) | {"sinks": S0},
@@ -121,6 +123,7 @@ ATTENTION = {
         dict.fromkeys("qkv", S2),
     ),
     "varlen heads": varlen(S1),
+    "varlen heads, key ranges": varlen(S1, ranges=True),
     "varlen score_mod": varlen(S1, score_mod=batches_apart),
     "retention batch": retention(S0, S0, state=True, initial_state=((B, H, D, 3), S0, S0)),
     "retention heads": retention(S1, S1, gamma=(GAMMA, S0, R), state=True, initial_state=((B, H, D, 3), S1, S1)),

@@ -23,11 +23,15 @@ from dualops.torch_bridge.arguments import as_numpy
 from dualops.torch_bridge.flash_attention import _operator, _operator_varlen
 from dualops.torch_bridge.interop import Direction
 
-from .attention import DV, LENGTHS_K, LENGTHS_Q, SETS, SK, SQ, Arguments, B, H, bent, plain, varlen
+from .attention import DV, LENGTHS_K, LENGTHS_Q, SETS, SK, SQ, Arguments, B, H, bent, plain, ranges, varlen
 from .conftest import DTYPES, values
 
-OPERATORS = {"plain": _operator, "varlen": _operator_varlen}
-FORMS = {"plain": (flash_attention, plain), "varlen": (flash_attention_varlen, varlen)}
+OPERATORS = {"plain": _operator, "varlen": _operator_varlen, "ranges": _operator_varlen}
+FORMS = {
+    "plain": (flash_attention, plain),
+    "varlen": (flash_attention_varlen, varlen),
+    "ranges": (flash_attention_varlen, ranges),
+}
 BOTH_FORMS = pytest.mark.parametrize("form", FORMS)
 
 
@@ -335,11 +339,11 @@ def test_opcheck(options: str, dtype: torch.dtype, form: str, device: str) -> No
     opcheck(forward.backward, {**named, "dlse": torch.ones_like(named["lse"]), "bias_gradient": False})
 
 
-@BOTH_FORMS
+@pytest.mark.parametrize("form", ["plain", "varlen"])
 def test_schema(form: str) -> None:
     """What an exported program depends on: a change here is one that CHANGELOG.md must tell."""
     tokens = "Tensor q, Tensor k, Tensor v, "
-    lengths = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    lengths = "Tensor cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? k_starts, Tensor? k_lengths, "
     options = (
         'float? scale=None, float? softcap=None, str score_mod="None", str causal="False", str window="None", '
         'str mask_mod="None", float dropout_p=0.'
@@ -354,9 +358,9 @@ def test_schema(form: str) -> None:
         ),
         "varlen": (
             f"{tokens}{lengths}Tensor? alibi_slopes, Tensor? sinks, Tensor? seed, SymInt max_seqlen_q, "
-            f"SymInt max_seqlen_k, {options}) -> (Tensor o, Tensor lse)",
+            f"SymInt max_seqlen_k, SymInt? total_k_lengths=None, {options}) -> (Tensor o, Tensor lse)",
             f"{tokens}Tensor o, Tensor lse, Tensor do, {lengths}Tensor? dlse, Tensor? alibi_slopes, Tensor? sinks, "
-            f"Tensor? seed, SymInt max_seqlen_q, SymInt max_seqlen_k, {options}) "
+            f"Tensor? seed, SymInt max_seqlen_q, SymInt max_seqlen_k, SymInt? total_k_lengths=None, {options}) "
             "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)",
         ),
     }
@@ -439,6 +443,31 @@ def test_varlen_compiled_once_for_all_lengths(device: str) -> None:
         q.requires_grad_()
         found = [torch.autograd.grad(call(q, k, v, ends, max(lengths) + more).sum(), q) for call in (function, around)]
         equal(*found)
+    assert counter.frame_count == 2
+
+
+def test_key_ranges_compiled_once_for_all_numbers_and_lengths(device: str) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def around(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, where: dict[str, torch.Tensor], longest: int, most: int
+    ) -> Any:
+        sizes: Any = {"max_seqlen_q": longest, "max_seqlen_k": longest, "total_k_lengths": most}
+        return flash_attention_varlen(q, k, v, **where, **sizes, causal=True)
+
+    function = compiled(around, backend=counter)
+    for starts, lengths in (((0, 0), (3, 7)), ((4, 1, 0), (2, 4, 6)), ((3, 2, 1, 0), (1, 2, 3, 9)), ((5, 0), (3, 5))):
+        ends = torch.arange(len(lengths) + 1, dtype=torch.int32, device=device) * 3
+        where = {"cu_seqlens_q": ends}
+        for name, numbers in (("k_starts", starts), ("k_lengths", lengths)):
+            where[name] = torch.tensor(numbers, dtype=torch.int32, device=device)
+        total = max(start + length for start, length in zip(starts, lengths)) + 1
+        q, k, v = (
+            values((rows, 2, 8), torch.float32, device, seed=seed).requires_grad_()
+            for seed, rows in enumerate((3 * len(lengths), total, total))
+        )
+        calls = [call(q, k, v, where, max(lengths), sum(lengths) + total) for call in (function, around)]
+        equal(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in calls))
     assert counter.frame_count == 2
 
 

@@ -131,6 +131,12 @@ def test_devices() -> None:
         )
 
 
+def ranges_at(*numbers: tuple[int, ...]) -> dict[str, Any]:
+    """Key ranges in place of cu_seqlens_k."""
+    made = (torch.tensor(each, dtype=torch.int32) for each in numbers)
+    return {"cu_seqlens_k": None, **dict(zip(("k_starts", "k_lengths"), made))}
+
+
 BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a float": ({"max_seqlen_k": 3.0}, TypeError, "max_seqlen_k is 3.0, expected an integer"),
     "negative": ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k is -1, expected 0 or more"),
@@ -139,6 +145,18 @@ BAD_LENGTHS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         TypeError,
         "cu_seqlens_q has dtype int64, expected int32",
     ),
+    "ends and ranges": (
+        {"k_starts": torch.zeros(4, dtype=torch.int32), "k_lengths": torch.zeros(4, dtype=torch.int32)},
+        TypeError,
+        "the keys are given by cu_seqlens_k and k_starts and k_lengths",
+    ),
+    "no keys": ({"cu_seqlens_k": None}, TypeError, "the keys are given by nothing, expected cu_seqlens_k alone"),
+    "a start alone": (
+        {"cu_seqlens_k": None, "k_starts": torch.zeros(4, dtype=torch.int32)},
+        TypeError,
+        "the keys are given by k_starts, expected cu_seqlens_k alone, or k_starts and k_lengths",
+    ),
+    "a sum without ranges": ({"total_k_lengths": 7}, ValueError, "total_k_lengths is 7, expected None"),
     "numbers differ": (
         {"cu_seqlens_q": torch.tensor([0, 7], dtype=torch.int32)},
         ValueError,
@@ -151,6 +169,11 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "fall": ({"cu_seqlens_k": torch.tensor([0, 3, 2, 7, 7], dtype=torch.int32)}, "cu_seqlens_k falls from 3 to 2 at 2"),
     "end": ({"cu_seqlens_k": torch.tensor([0, 3, 5, 6, 99], dtype=torch.int32)}, "cu_seqlens_k ends at 99"),
     "longest": ({"max_seqlen_q": 3}, "max_seqlen_q is 3, "),
+    "range": (ranges_at((0, 3, 6, 2), (1, 1, 2, 0)), "k_starts + k_lengths is 6 + 2 at 2, k has total_k=7"),
+    "sum": (
+        {**ranges_at((0, 3, 5, 2), (1, 1, 2, 0)), "total_k_lengths": 3},
+        "total_k_lengths is 3, expected 4 or more",
+    ),
 }
 
 

@@ -28,6 +28,7 @@ from ..unowned import with_steps
 from . import naive, simt, sm80, sm90
 from .arguments import unowned
 from .blocks import block_mask as block_mask
+from .key_ranges import with_key_ranges
 from .sm80 import backward as sm80_backward
 from .sm90 import backward as sm90_backward, float32 as sm90_float32, float32_backward as sm90_float32_backward
 
@@ -199,7 +200,7 @@ def flash_attention_varlen(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -214,7 +215,7 @@ def flash_attention_varlen(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -229,7 +230,7 @@ def flash_attention_varlen(
     k: Any,
     v: Any,
     cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
+    cu_seqlens_k: Any = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -241,10 +242,14 @@ def flash_attention_varlen(
     """`flash_attention` of B sequences whose tokens lie one after another, without padding and without waiting.
 
     q [total_q, H, D], k [total_k, Hkv, D], v [total_k, Hkv, Dv]. Sequence b has queries cu_seqlens_q[b] to
-    cu_seqlens_q[b + 1] and keys likewise; cu_seqlens [B + 1] of int32 begin at 0 and never fall; max_seqlen_q and
-    max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence belong to none: there o is 0,
-    lse -inf and every gradient 0, whatever do and dlse are. Where cu_seqlens are on a GPU their values
-    are not looked at: a wrong one reads and writes beyond its sequence, a query beyond max_seqlen_q is left out.
+    cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]; cu_seqlens [B + 1] of int32 begin at 0 and
+    never fall; max_seqlen_q and max_seqlen_k are the lengths of the longest, or more. Tokens behind the last sequence
+    belong to none: there o is 0, lse -inf and every gradient 0, whatever do and dlse are.
+    In place of cu_seqlens_k, k_starts and k_lengths [B] of int32 say where keys are: sequence b has the keys
+    k_starts[b] to k_starts[b] + k_lengths[b]. Such ranges may overlap, repeat, leave gaps, be empty and come in any
+    order; k and v are not copied.
+    Values on a GPU are not looked at: a wrong one of cu_seqlens, k_starts or k_lengths reads and writes beyond its
+    sequence, a query beyond max_seqlen_q is left out.
     options are those of `flash_attention`; their b, i and j count the sequences, and places in a sequence.
     A max_seqlen of None is as many as there are tokens: the same result, maybe later. float32 goes by sm90 however few
     queries and keys there are.
@@ -261,7 +266,7 @@ def flash_attention_varlen_backward(
     lse: Array,
     do: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     *,
@@ -274,6 +279,8 @@ def flash_attention_varlen_backward(
     """The gradient of `flash_attention_varlen`: dq, dk, dv as q, k, v, then dsinks [H] if there are sinks.
 
     Arguments as `flash_attention_backward` and `flash_attention_varlen` have them; dlse is as lse, [H, total_q].
+    With k_starts and k_lengths dk and dv of a key are sums over the sequences that have it, in float32 and in the order
+    of b. Each sequence's own dk and dv take memory then: total_k_lengths rows of Hkv * (D + Dv) numbers of q's dtype.
     """
     raise NotImplementedError  # `calls` makes it
 
@@ -295,5 +302,8 @@ BACKWARD = (
 )
 forward = Operation(SPEC, rungs=FORWARD)
 backward = Operation(SPEC, rungs=BACKWARD, backward=True)
-forward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in FORWARD])
-backward_varlen = Operation(SPEC_VARLEN, rungs=[with_steps(rung, unowned) for rung in BACKWARD], backward=True)
+FORWARD_VARLEN, BACKWARD_VARLEN = (
+    [with_steps(with_key_ranges(rung), unowned) for rung in rungs] for rungs in (FORWARD, BACKWARD)
+)
+forward_varlen = Operation(SPEC_VARLEN, rungs=FORWARD_VARLEN)
+backward_varlen = Operation(SPEC_VARLEN, rungs=BACKWARD_VARLEN, backward=True)

@@ -79,7 +79,8 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
     """H, group, Sq, Sk, whether the last query stands at the last key, scale, lengths, options."""
     lengths = ()
     if is_varlen(problem):
-        ends = (whole(problem.arrays, name, 1) for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        starts = "k_starts" if "k_starts" in problem.arrays else "cu_seqlens_k"
+        ends = (whole(problem.arrays, name, 1) for name in ("cu_seqlens_q", "cu_seqlens_k", starts))
         lengths = (*ends, problem.params.get("served", ALL))
     p = problem
     aligned = 0 if p.causal == "top_left" else 1
@@ -89,7 +90,7 @@ def sizes(problem: Problem) -> tuple[Any, ...]:
 def size_types(found: Variant) -> tuple[Any, ...]:
     """The types of `sizes`."""
     ends = strided("int32", 1)
-    lengths = types.Tuple([ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
+    lengths = types.Tuple([ends, ends, ends, types.NamedUniTuple(i32, 3, Served)] if found.varlen else [])
     return (*[i32] * 5, storage(found.dtype).number, lengths, found.having.argtypes)
 
 
@@ -98,11 +99,10 @@ def unowned(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step
     if "o" in results:
         lse = [filled(results, "lse", -inf, heads_first=True)] if "lse" in results else []
         return unowned_steps(problem, results, "cu_seqlens_q", [filled(results, "o"), *lse])
-    of_queries, of_keys = ([filled(results, name) for name in names] for names in (("dq",), ("dk", "dv")))
-    return [
-        *unowned_steps(problem, results, "cu_seqlens_q", of_queries),
-        *unowned_steps(problem, results, "cu_seqlens_k", of_keys),
-    ]
+    found = list(unowned_steps(problem, results, "cu_seqlens_q", [filled(results, "dq")]))
+    if "cu_seqlens_k" in problem.arrays:  # of ranges `key_ranges` writes all keys
+        found += unowned_steps(problem, results, "cu_seqlens_k", [filled(results, name) for name in ("dk", "dv")])
+    return found
 
 
 def array_type(found: Variant) -> Any:
@@ -115,10 +115,12 @@ def statistic_type(found: Variant) -> Any:
 
 
 class Spans(Namespace):
-    """Where sequences lie among the tokens."""
+    """Where sequences lie among the tokens. lengths: cu_seqlens_q, cu_seqlens_k, k_starts and `Served`."""
 
     # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
     of_batch: Callable[..., Any]
+    # (lengths, b) -> row of dk and dv of the first key: of ranges not the key's own, as sequences may share it
+    key_out: Callable[..., Any]
 
 
 @cache
@@ -131,11 +133,19 @@ def spans(varlen: bool) -> Spans:
 
     @verb
     def part(lengths, b, Sq, Sk):
-        ends_q, ends_k, served = lengths
-        q_first, k_first = boundary(ends_q, b), boundary(ends_k, b)
-        Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - k_first)
+        ends_q, ends_k, k_starts, served = lengths
+        q_first, k_first = boundary(ends_q, b), boundary(k_starts, b)
+        Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - boundary(ends_k, b))
         if i32((Sq <= served.most_queries) & (Sk >= served.least_keys)) != served.few:
             Sq, Sk = i32(0), i32(0)
         return i64(q_first), i64(k_first), Sq, Sk
 
-    return Spans(of_batch=part if varlen else batch)
+    @verb
+    def batch_out(lengths, b):
+        return i64(0)
+
+    @verb
+    def part_out(lengths, b):
+        return i64(boundary(lengths[1], b))
+
+    return Spans(of_batch=part, key_out=part_out) if varlen else Spans(of_batch=batch, key_out=batch_out)

@@ -25,7 +25,7 @@ class KeyRows(NamedTuple):
 @verb
 def key_rows_of(task):
     """Those of a task's keys."""
-    return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_first)
+    return KeyRows(task.b, task.h_kv, task.n0, task.Sk, task.k_out)
 
 
 @verb

@@ -129,7 +129,7 @@ def build_transposed_product(variant: Variant) -> Kernel:
         column = index % width
         b, h_kv, n = place(index // width, Hkv, Sk)
         if b < B:
-            q_first, k_first, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
+            q_first, _, own_Sq, own_Sk = span.of_batch(lengths, b, Sq, Sk)
             if n < own_Sk:
                 total, lost = num.zero, num.zero
                 for h in range(h_kv * group, (h_kv + 1) * group):
@@ -138,7 +138,7 @@ def build_transposed_product(variant: Variant) -> Kernel:
                         if not num.is_minus_zero(weight):
                             value = mem.load(right.data, start(right, b, h, q_first + m) + column)
                             total, lost = num.add_compensated(total, lost, factor * weight * value)
-                mem.store(out.data, start(out, b, h_kv, k_first + n) + column, total)
+                mem.store(out.data, start(out, b, h_kv, span.key_out(lengths, b) + n) + column, total)
 
     return flash_attention_naive_transposed_product
 

@@ -24,7 +24,7 @@ def packed_count(total: Any, block: int, B: Any) -> Any:
 
 
 class PackedTiles(Namespace):
-    """The verbs; ends [B + 1]: cu_seqlens of one side."""
+    """The verbs; ends [B + 1]: cu_seqlens of one side, of ranges of keys their cumulative lengths."""
 
     after: Callable[..., Any]  # (tokens, b) -> the number of sequence b's first tile, which so many tokens come before
     first: Callable[..., Any]  # (ends, b) -> the same

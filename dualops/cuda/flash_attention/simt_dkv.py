@@ -183,9 +183,10 @@ def build_dkv(config: BackwardConfig, variant: Variant) -> Kernel:
                 else:
                     dsq.add(dk_acc, smem)  # dk [BLOCK_KV, D] += dS.T @ Q
 
+        k_out = span.key_out(lengths, b)
         for i in range(kq.rows):
             if n + i < Sk:
-                k_row, v_row = start(dk, b, h_kv, k_first + n + i), start(dv, b, h_kv, k_first + n + i)
+                k_row, v_row = start(dk, b, h_kv, k_out + n + i), start(dv, b, h_kv, k_out + n + i)
                 for c in range(dsq.columns):
                     if dsq.column(c) < variant.D:
                         mem.store(dk.data, k_row + dsq.column(c), dk_acc[i * dsq.columns + c] * scale)

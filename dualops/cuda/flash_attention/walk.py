@@ -89,6 +89,7 @@ class KeysTask(NamedTuple):
     k_first: Any
     first: Any
     end: Any
+    k_out: Any  # row of dk and dv of the sequence's first key
 
 
 class Walk(Namespace):
@@ -241,6 +242,6 @@ def walk_by_keys(
         m_first, m_end = chain.query_range(options, n0, min(n0 + block_kv, Sk), offset, Sq)
         first = i32(m_first // block_q * block_q)
         end = i32(m_end) if m_end > m_first else first
-        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end)
+        return KeysTask(b, h_kv, n0, Sq, Sk, offset, q_first, k_first, first, end, span.key_out(lengths, b))
 
     return task

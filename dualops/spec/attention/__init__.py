@@ -36,8 +36,8 @@ OPTIONS = (SOFTCAP, SCORE_MOD, BIAS, ALIBI, BAND, PADDING, MASK_MOD, BLOCKS, SIN
 OPTIONS_VARLEN = (SOFTCAP, SCORE_MOD, ALIBI, BAND, MASK_MOD, SINKS, DROPOUT)
 
 
-class OptionKeywordsVarlen(TypedDict, Generic[Array], total=False):
-    """Their arguments, for functions that take `**options`, with arrays of a library."""
+class _OptionKeywords(TypedDict, Generic[Array], total=False):
+    """Arguments of both forms, for functions that take `**options`, with arrays of a library."""
 
     causal: bool | str
     scale: float | None
@@ -51,8 +51,16 @@ class OptionKeywordsVarlen(TypedDict, Generic[Array], total=False):
     seed: int | Array | None
 
 
-class OptionKeywords(OptionKeywordsVarlen[Array], Generic[Array], total=False):
-    """The same of whole batches."""
+class OptionKeywordsVarlen(_OptionKeywords[Array], Generic[Array], total=False):
+    """Those of sequences of different lengths, with the ranges of their keys."""
+
+    k_starts: Array | None
+    k_lengths: Array | None
+    total_k_lengths: int | None
+
+
+class OptionKeywords(_OptionKeywords[Array], Generic[Array], total=False):
+    """Those of whole batches."""
 
     bias: Array | None
     key_padding_mask: Array | None

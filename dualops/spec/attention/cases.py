@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..base import Case, Role, Spec, Tag, standard_normal
-from ..lengths import random_ends
+from ..lengths import random_ends, random_ranges
 from ..meta import FLOATS, itemsize
 from . import OPTIONS, OPTIONS_VARLEN
 from .blocks import TILE, made_of, tiles_of
@@ -256,9 +256,20 @@ def _cases() -> tuple[Case, ...]:
 def _varlen_cases() -> tuple[Case, ...]:
     cases = []
 
-    def add(name: str, B: int, q: tuple[int, int], k: tuple[int, int], D: int, tags: set[Tag], **params: Any) -> None:
-        """q, k: tokens and heads."""
-        shapes: Shapes = {"q": (*q, D), "k": (*k, D), "v": (*k, D), "cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
+    def add(
+        name: str,
+        B: int,
+        q: tuple[int, int],
+        k: tuple[int, int],
+        D: int,
+        tags: set[Tag],
+        *,
+        ranges: bool = False,
+        **params: Any,
+    ) -> None:
+        """q, k: tokens and heads. ranges: keys are ranges, which overlap."""
+        shapes: Shapes = {"q": (*q, D), "k": (*k, D), "v": (*k, D), "cu_seqlens_q": (B + 1,)}
+        shapes |= {"k_starts": (B,), "k_lengths": (B,)} if ranges else {"cu_seqlens_k": (B + 1,)}
         longest = {f"max_seqlen_{side}": -(-2 * tokens // max(B, 1)) for side, (tokens, _) in (("q", q), ("k", k))}
         params = {**longest, "return_lse": True, **params}
         for option in OPTIONS_VARLEN:
@@ -332,8 +343,36 @@ def _varlen_cases() -> tuple[Case, ...]:
     add("varlen_all_tokens_left", 0, (7, 2), (9, 2), 16, edge, max_seqlen_q=4, max_seqlen_k=4)
     add("sim_varlen_left", 0, (7, 2), (9, 2), 16, {Tag.SIM}, max_seqlen_q=4, max_seqlen_k=4)
     add("sim_varlen_early", 3, (22, 2), (41, 1), 8, {Tag.SIM}, causal=True, sinks=True, max_seqlen_q=5, max_seqlen_k=7)
+    # keys that are ranges, of lengths that add up to more than there are
+    add("ranges", 4, (200, 4), (210, 2), 64, test, ranges=True)
+    add("ranges_causal", 5, (300, 4), (330, 2), 128, edge, ranges=True, causal=True, window=(90, 0), sinks=True)
+    add(
+        "ranges_options",
+        6,
+        (90, 4),
+        (120, 2),
+        24,
+        edge,
+        ranges=True,
+        max_seqlen_k=70,
+        total_k_lengths=300,
+        causal="top_left",
+        softcap=1.5,
+        alibi_slopes=True,
+        score_mod=bent,
+        mask_mod=woven,
+        seed=True,
+        dropout_p=0.3,
+    )
+    # shared by few queries and many, in kernels that make the whole gradient and in those that make parts of it
+    add("ranges_longer", 5, (700, 4), (800, 2), 128, test, ranges=True, causal=True, max_seqlen_k=600)
+    add("ranges_longer_d64", 4, (700, 2), (650, 1), 64, test, ranges=True, softcap=1.5, max_seqlen_k=500)
+    add("ranges_few_queries", 4, (11, 8), (3000, 2), 128, test, ranges=True, causal=True, max_seqlen_k=2600)
+    add("ranges_no_sequences", 0, (3, 2), (9, 2), 16, {Tag.TEST, Tag.EDGE, Tag.SIM}, ranges=True)
+    add("sim_ranges", 4, (14, 2), (21, 1), 8, {Tag.SIM}, ranges=True, causal=True, window=(9, 0), sinks=True)
     add("varlen_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
     add("varlen_d64_longer", 2, (512, 2), (512, 1), 64, {Tag.COMPILE}, causal=True)
+    add("ranges_d64", 4, (512, 2), (512, 1), 64, {Tag.COMPILE}, ranges=True, causal=True)
     return tuple(cases)
 
 
@@ -354,6 +393,10 @@ def generate(spec: Spec, case: Case, rng: np.random.Generator) -> dict[str, np.n
         elif name == "block_mask":
             Sq, Sk = case.shapes["q"][2], case.shapes["k"][2]
             made[name] = made_of(case.params["mask_mod"], shape[0], shape[1], Sq, Sk)
+        elif name == "k_starts":
+            most = case.params.get("total_k_lengths")
+            sizes = case.shapes["k"][0], shape[0], case.params["max_seqlen_k"]
+            made |= random_ranges(*sizes, shape[0] * case.shapes["k"][0] if most is None else most, rng)
         elif name.startswith("cu_seqlens"):
             side = name[-1]
             made[name] = random_ends(case.shapes[side][0], shape[0] - 1, case.params[f"max_seqlen_{side}"], rng)

@@ -68,8 +68,8 @@ def draw(rng: np.random.Generator, max_elements: int) -> Drawn:
 
 
 def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
-    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, and how many
-    tokens belong to none.
+    """Of flash_attention_varlen; the generator then draws how long each sequence is, some of them empty, how many
+    tokens belong to none, and where ranges of keys lie.
     """
     D, Dv, rows = _widths(rng, max_elements)
     B = int(rng.integers(0, 7))
@@ -78,12 +78,16 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
         total_q = max_elements // total_k
     H, Hkv, _ = _heads(rng, min(rows // max(total_q, total_k, 1), max_elements // max(total_q * total_k, 1)))
     shapes: Shapes = {"q": (total_q, H, D), "k": (total_k, Hkv, D), "v": (total_k, Hkv, Dv)}
-    shapes |= {"cu_seqlens_q": (B + 1,), "cu_seqlens_k": (B + 1,)}
+    shapes["cu_seqlens_q"] = (B + 1,)
+    ranges = rng.random() < 0.5
+    shapes |= {"k_starts": (B,), "k_lengths": (B,)} if ranges else {"cu_seqlens_k": (B + 1,)}
     options, params = _options(rng, _share(rng), H)
     for side, total in (("q", total_q), ("k", total_k)):
         least = -(-total // max(B, 1))
         lengths = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)  # of the first, ends come early
         params[f"max_seqlen_{side}"] = lengths[rng.integers(4)]
+    if ranges and rng.random() < 0.5:
+        params["total_k_lengths"] = int(rng.integers(0, 2 * total_k + 1))
     return shapes | options, params
 
 

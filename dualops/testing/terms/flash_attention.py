@@ -26,9 +26,13 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
     """
     largest = {output.name: 0.0 for output in problem.spec.gradients}
     d_sinks: Any = 0.0
-    for part, options in _sequences(arrays, problem):
+    by_key = {f"d{name}": np.zeros(arrays[name].shape) for name in ("k", "v")}  # sums of sequences that share keys
+    for part, keys, options in _sequences(arrays, problem):
         found, lost = _terms(part, options)
         for name, terms in found.items():
+            if keys is not None and name in by_key:
+                by_key[name][keys] += terms[0].swapaxes(0, 1)
+                terms = by_key[name][keys]
             largest[name] = max(largest[name], float(terms.max(initial=0.0)))
         d_sinks = d_sinks + lost
     return largest | {"dsinks": float(np.max(d_sinks, initial=0.0))}
@@ -39,7 +43,7 @@ def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
     largest = {"o": 0.0, "lse": 0.0}
     if problem.dtype != "float64":
         return largest  # the baseline's error has it
-    for x, options in _sequences(arrays, problem):
+    for x, _, options in _sequences(arrays, problem):
         at, group = options.everywhere(), options.problem.group
         with np.errstate(all="ignore"):
             products = x["q"] @ over_group(x["k"], group).swapaxes(-1, -2) * problem.scale  # [B, H, Sq, Sk]
@@ -56,16 +60,17 @@ def result_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
     return largest
 
 
-def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.ndarray], Options]]:
-    """Whole sequences in float64, as [B, H, S, width] and [B, H, S], with the options that they have."""
+def _sequences(arrays: Arrays, problem: Problem) -> Iterator[tuple[dict[str, np.ndarray], slice | None, Options]]:
+    """Whole sequences in float64, as [B, H, S, width] and [B, H, S], their keys among all, of varlen, and options."""
     wide = {name: array.astype(np.float64) for name, array in arrays.items() if array.dtype.kind not in "bi"}
     if "cu_seqlens_q" not in arrays:
-        yield wide, options_of(problem, arrays, gradient=True)
+        yield wide, None, options_of(problem, arrays, gradient=True)
         return
     for queries, keys, options in sequences(problem, arrays, gradient=True):
         rows = {"q": queries, "o": queries, "do": queries, "k": keys, "v": keys}
         part = {name: wide[name][taken].swapaxes(0, 1)[None] for name, taken in rows.items() if name in wide}
-        yield part | {name: wide[name][None, :, queries] for name in ("lse", "dlse") if name in wide}, options
+        part |= {name: wide[name][None, :, queries] for name in ("lse", "dlse") if name in wide}
+        yield part, keys, options
 
 
 def _terms(x: Mapping[str, np.ndarray], options: Options) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -227,6 +227,9 @@ _IMPLEMENTATIONS = (
 # --- what they share -----------------------------------------------------------------------------
 
 
+NO_RANGES = None, None  # k_starts, k_lengths
+
+
 class _Call(NamedTuple):
     """Options of torch's operators as ours."""
 
@@ -242,7 +245,7 @@ class _Call(NamedTuple):
         if self.lengths is None:
             return _operator.run(q, k, v, None, None, None, None, None, self.seed, *self.params)
         *ends, max_q, max_k = self.lengths
-        return _operator_varlen.run(q, k, v, *ends, None, None, self.seed, max_q, max_k, *self.params)
+        return _operator_varlen.run(q, k, v, *ends, *NO_RANGES, None, None, self.seed, max_q, max_k, None, *self.params)
 
     def backward(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor) -> tuple[Tensor, ...]:
         """dq, dk and dv."""
@@ -253,7 +256,8 @@ class _Call(NamedTuple):
             return gradient.run(*inputs, *self.params, False)[:3]  # no bias, and no gradient of one
         gradient = _operator_varlen.backward
         *ends, max_q, max_k = self.lengths
-        return gradient.run(*arrays, *ends, None, None, None, self.seed, max_q, max_k, *self.params)[:3]
+        inputs = *arrays, *ends, *NO_RANGES, None, None, None, self.seed
+        return gradient.run(*inputs, max_q, max_k, None, *self.params)[:3]
 
     def heads_first(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """[B, S, H, D] as [B, H, S, D] and back, in the same memory. Packed sequences stay as they are."""

@@ -80,3 +80,40 @@ def test_gradient(D, causal):
             arrays = own_q, own_k, own_v, own_o, own_lse[None].contiguous(), own_do
             alone = dualops.cuda.flash_attention_backward(*arrays, causal=causal)
             assert all(torch.equal(even(x), y) for x, y in zip((dq, dk, dv), alone, strict=True))
+
+
+@pytest.mark.parametrize("params", [{"causal": True}, {"window": (700, 0), "softcap": 3.0}], ids=str)
+@pytest.mark.parametrize(
+    ("H", "Hkv", "D", "dtype"), [(4, 2, 128, "bfloat16"), (2, 2, 64, "bfloat16"), (4, 1, 64, "float32")]
+)
+def test_key_ranges(H, Hkv, D, dtype, params):
+    """The bits of a call on a copy of their keys; of dk and dv the sums of what its sequences have."""
+    queries, starts, lengths = (
+        (5, 300, 0, 1000, 64, 517, 1),
+        (900, 0, 3, 700, 0, 1400, 8),
+        (300, 512, 40, 1500, 0, 800, 2000),
+    )
+    shapes = (sum(queries), H), (2200, Hkv), (2200, Hkv), (sum(queries), H)
+    q, k, v, do = (tokens(*shape, D, seed).to(getattr(torch, dtype)) for seed, shape in enumerate(shapes))
+    rows = torch.cat([torch.arange(start, start + length) for start, length in zip(starts, lengths)]).cuda()
+    sizes: dict[str, Any] = {"max_seqlen_q": max(queries), "max_seqlen_k": max(lengths)}
+    where = {
+        name: torch.tensor(numbers, device="cuda", dtype=torch.int32)
+        for name, numbers in (("k_starts", starts), ("k_lengths", lengths))
+    }
+    results = []
+    for own, more in (
+        ((k, v), {**where, "total_k_lengths": sum(lengths)}),
+        ((k[rows], v[rows]), {"cu_seqlens_k": ends_of(lengths)}),
+    ):
+        given: dict[str, Any] = {"cu_seqlens_q": ends_of(queries), **more, **sizes, **params}
+        o, lse = dualops.cuda.flash_attention_varlen(q, *own, **given, return_lse=True)
+        results.append((o, lse, *dualops.cuda.flash_attention_varlen_backward(q, *own, o, lse, do, **given)))
+    ranges, copied = results
+    for one, other in zip(ranges[:3], copied[:3], strict=True):
+        assert torch.equal(one, other)
+    for x, each in zip(ranges[3:], copied[3:], strict=True):
+        sums = torch.zeros(x.shape, device="cuda")
+        for start, length, part in zip(starts, lengths, parts(each, lengths), strict=True):
+            sums[start : start + length] += part.float()
+        assert torch.equal(x, sums.to(x.dtype))

@@ -157,11 +157,31 @@ def test_blocks_are_for_the_tokens_that_there_are(operator, rung, untouched):
 @pytest.mark.parametrize("operator", ["flash_attention_varlen", "retention_varlen"])
 def test_the_longest_sequence_may_be_left_unsaid(operator):
     """Also by calls of other sizes, which are of one family."""
-    names = [entry.name for entry in OPERATORS[operator].inputs if not entry.optional]
+    inputs = OPERATORS[operator].inputs
+    names = [entry.name for entry in inputs if not entry.optional or entry.name == "cu_seqlens_k"]
     for count in (9, 12, 7):
         tokens, ends = numbers(count, 2, 8), np.array([0, 4, count], np.int32)
         given = (tokens, tokens, tokens, *(ends, ends)[: 2 if operator.startswith("flash") else 1])
         testing.check(operator, getattr(dualops.cuda, operator)(*given), dict(zip(names, given)))
+
+
+def test_key_ranges_of_other_numbers_are_one_family():
+    """Other sequences, lengths and sums of them: what was made for the first call serves them, in both directions."""
+    operations, made = OPERATIONS["flash_attention_varlen"], []
+    for count, starts, lengths in ((9, (0, 2), (9, 5)), (12, (3, 0, 6), (4, 12, 6)), (7, (1, 1, 1, 0), (2, 6, 3, 7))):
+        B, tokens = len(starts), numbers(count, 2, 8)
+        arrays = {"q": numbers(3 * B, 2, 8), "k": tokens, "v": tokens}
+        ends = {"cu_seqlens_q": range(0, 3 * B + 1, 3), "k_starts": starts, "k_lengths": lengths}
+        arrays |= {name: np.array(each, np.int32) for name, each in ends.items()}
+        sizes: dict[str, Any] = {"max_seqlen_q": 3, "max_seqlen_k": max(lengths), "total_k_lengths": sum(lengths)}
+        forward = {**sizes, "return_lse": True}
+        o, lse = dualops.cuda.flash_attention_varlen(**arrays, **forward, kernel="naive")
+        testing.check("flash_attention_varlen", (o, lse), arrays, forward)
+        arrays |= {"o": o, "lse": lse, "do": numbers(3 * B, 2, 8)}
+        found = dualops.cuda.flash_attention_varlen_backward(**arrays, **sizes, kernel="naive")
+        testing.check("flash_attention_varlen", found, arrays, sizes, backward=True)
+        made.append([sum(map(len, operation.families.values())) for operation in operations])
+    assert made[0] == made[1] == made[2]
 
 
 # --- special values ----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def dkv_step(problem: Problem, metas: Mapping[str, ArrayMeta], config: AnyDkvCon
     p, varlen, heads_kv = problem, is_varlen(problem), problem.H // problem.group
     tiles, packed = p.B * cdiv(p.Sk, config.block_kv), False
     if varlen:
-        of_tokens = packed_count(p.total_k, config.block_kv, p.B)
+        of_tokens = packed_count(p.packed_k, config.block_kv, p.B)
         packed = tiles > MOST_OF_LONGEST * of_tokens
         tiles = of_tokens if packed else tiles
     if isinstance(config, DkvConfig):

@@ -110,7 +110,7 @@ def tiles_of(problem: Problem, config: FusedConfig) -> Tiles:
     p, heads_kv = problem, problem.H // problem.group
     if is_varlen(p):
         of_head = packed_count(p.total_q, config.block_q, p.B)
-        return Tiles(of_head, p.H * of_head, heads_kv * packed_count(p.total_k, config.block_kv, p.B))
+        return Tiles(of_head, p.H * of_head, heads_kv * packed_count(p.packed_k, config.block_kv, p.B))
     of_head = cdiv(p.Sq, config.block_q)
     return Tiles(of_head, p.B * p.H * of_head, p.B * heads_kv * cdiv(p.Sk, config.block_kv))
 
