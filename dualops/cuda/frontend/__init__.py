@@ -41,7 +41,7 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 
-from . import answers, assignments, inlining  # noqa: F401  their passes
+from . import answers, assignments, inlining, verbs  # noqa: F401  their passes
 from .by_value import take_by_value
 from .passes import leaner
 from .read_arrays import in_global_memory
@@ -101,10 +101,6 @@ def without_collections() -> Iterator[None]:
 
 class Compiler(CUDACompiler):
     """Numba's pipeline for CUDA with our passes."""
-
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.verbs: dict[Callable[..., Any], Any] = {}  # their IR
 
     def define_pipelines(self) -> list[PassManager]:
         return [leaner(manager) for manager in super().define_pipelines()]
