@@ -10,10 +10,14 @@ from functools import cache
 from typing import Any
 
 from numba.core import types
+from numba.core.errors import NumbaError
+from numba.core.target_extension import get_local_target
+from numba.core.utils import order_by_target_specificity
 from numba.cuda.compiler import CUDANativeLowering
-from numba.cuda.core.typed_passes import NopythonTypeInference
+from numba.cuda.core.typed_passes import NopythonTypeInference, fallback_context
 from numba.cuda.target import CUDATypingContext
 
+from .inference import inferred
 from .passes import instead_of
 
 
@@ -25,13 +29,16 @@ class KnownTypes(NopythonTypeInference):
         asked = state.typingctx
         state.typingctx = remembering(asked)
         try:
-            return super().run_pass(state)
+            with fallback_context(state, f'Function "{state.func_id.func_name}" failed type inference'):
+                state.typemap, state.return_type, state.calltypes, state.typing_errors = inferred(state)
         finally:
             state.typingctx = asked
+        return True
 
 
-# (function, types of its arguments, options) -> signature
-ANSWERS: dict[tuple[Any, ...], Any] = {}
+# (function, types of its arguments) -> signature
+ANSWERS: dict[tuple[int, ...], Any] = {}
+TAKEN_FIRST: dict[tuple[int, ...], bool] = {}
 
 
 class Twin(CUDATypingContext):
@@ -46,13 +53,45 @@ class Remembering(Twin):
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         """The signature of a call. Kept for operators, intrinsics and the like, which have one for given types."""
-        if not isinstance(func, types.Function):
+        if not isinstance(func, types.Function) or kws:
             return super().resolve_function_type(func, args, kws)
-        question = func, tuple(args), tuple(dict(kws).items())
-        answer = ANSWERS.get(question)
+        answer = self.answered(func, args)
         if answer is None:
-            answer = ANSWERS[question] = super().resolve_function_type(func, args, kws)
+            answer = ANSWERS[question_of(func, args)] = self._without_literals(func, args)
         return answer
+
+    def answered(self, function: types.Function, args: Any) -> Any:
+        """The signature of a call if it was asked for before, or None."""
+        return ANSWERS.get(question_of(function, args))
+
+    def _without_literals(self, function: types.Function, args: Any) -> Any:
+        """As Numba finds it. A template that is tried first, and takes an int where 3 is given, is tried with ints first:
+        one answer for all numbers.
+        """
+        plain = tuple(types.unliteral(each) for each in args)
+        if plain != tuple(args) and _takes_first(self, function, plain):
+            return self.resolve_function_type(function, plain, {})
+        return super().resolve_function_type(function, args, {})
+
+
+def question_of(function: types.Function, args: Any) -> tuple[int, ...]:
+    """Numba numbers its types, equal ones alike, and never gives a number again."""
+    return (function._code, *[each._code for each in args])
+
+
+def _takes_first(context: Any, function: types.Function, plain: tuple[Any, ...]) -> bool:
+    """Whether the template that Numba tries first has a signature for types without literals, and wants those first."""
+    question = question_of(function, plain)
+    found = TAKEN_FIRST.get(question)
+    if found is None:
+        target = get_local_target(context)
+        (first, *_) = order_by_target_specificity(target, function.templates, fnkey=function.key[0])
+        try:
+            found = not first.prefer_literal and first(context).apply(plain, {}) is not None
+        except NumbaError:
+            found = False
+        TAKEN_FIRST[question] = found
+    return found
 
 
 remembering = cache(Remembering)  # one for each context, since templates keep what they make by it
