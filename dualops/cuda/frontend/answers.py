@@ -18,6 +18,7 @@ from numba.cuda.core.typed_passes import NopythonTypeInference, fallback_context
 from numba.cuda.target import CUDATypingContext
 
 from .inference import inferred
+from .lowering import Lower
 from .passes import instead_of
 
 
@@ -100,6 +101,10 @@ remembering = cache(Remembering)  # one for each context, since templates keep w
 @instead_of(CUDANativeLowering)
 class KnownSignatures(CUDANativeLowering):
     """With operators that remember their signatures."""
+
+    @property
+    def lowering_class(self) -> type:
+        return Lower
 
     def run_pass(self, state: Any) -> bool:
         target = state.targetctx
