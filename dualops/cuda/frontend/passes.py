@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from numba.cuda.core import ir
+from numba.cuda.core import errors, ir, rewrites
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
 from numba.cuda.core.ir_utils import enforce_no_phis, fixup_var_define_in_scope
 from numba.cuda.core.transforms import canonicalize_cfg
 from numba.cuda.core.typed_passes import IRLegalization, NopythonRewrites, PreLowerStripPhis
-from numba.cuda.core.untyped_passes import InlineClosureLikes, IRProcessing, WithLifting
+from numba.cuda.core.untyped_passes import GenericRewrites, InlineClosureLikes, IRProcessing, WithLifting
 
 from .members import settle_members
 
@@ -36,9 +36,26 @@ def instead_of(theirs: Any) -> Callable[[Pass], Pass]:
     return replace
 
 
+class Manager(PassManager):
+    """Runs passes without the lock, events, timers and checks of each: thousands of passes make a kernel."""
+
+    def _runPass(self, index: int, pss: Any, internal_state: Any) -> None:
+        if self._print_before or self._print_after or self._print_wrap:
+            super()._runPass(index, pss, internal_state)
+            return
+        pss.analysis = self._analysis
+        try:
+            pss.run_initialization(internal_state)
+            pss.run_pass(internal_state)
+            pss.run_finalizer(internal_state)
+        except errors.NumbaError:
+            with errors.new_error_context(f"Pass {pss.name()}"):
+                raise
+
+
 def leaner(manager: PassManager) -> PassManager:
     """The same pipeline with our passes."""
-    made = PassManager(manager.pipeline_name)
+    made = Manager(manager.pipeline_name)
     for each, told in manager.passes:
         if each is not NopythonRewrites:
             made.add_pass(REPLACED.get(each, each), told)
@@ -77,6 +94,23 @@ class ClosuresIfAny(InlineClosureLikes):
         if not made.isdisjoint({"make_function", "build_list"}):
             return super().run_pass(state)
         fixup_var_define_in_scope(blocks)
+        return True
+
+
+@instead_of(GenericRewrites)
+class Rewrites(GenericRewrites):
+    """Without lifetimes, and a comparison of all blocks with what they were."""
+
+    def run_pass(self, state: Any) -> bool:
+        kernel = state.func_ir
+        for kind in rewrites.rewrite_registry.rewrites["before-inference"]:
+            rewrite, work = kind(state), list(kernel.blocks.items())
+            while work:
+                label, block = work.pop()
+                if rewrite.match(kernel, block, state.typemap, state.calltypes):
+                    kernel.blocks[label] = block = rewrite.apply()
+                    block.verify()
+                    work.append((label, block))
         return True
 
 
