@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import BuiltinFunctionType
 from typing import Any
 
 from numba.core import types
@@ -38,8 +39,8 @@ class KnownTypes(NopythonTypeInference):
 
 
 # (function, types of its arguments) -> signature
-ANSWERS: dict[tuple[int, ...], Any] = {}
-TAKEN_FIRST: dict[tuple[int, ...], bool] = {}
+ANSWERS: dict[tuple[Any, ...], Any] = {}
+TAKEN_FIRST: dict[tuple[Any, ...], bool] = {}
 
 
 class Twin(CUDATypingContext):
@@ -53,31 +54,44 @@ class Remembering(Twin):
     """Answers what it was asked before."""
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        """The signature of a call. Kept for operators, intrinsics and the like, which have one for given types."""
-        if not isinstance(func, types.Function) or kws:
+        """The signature of a call. Kept for operators, intrinsics, number types and the like, which have one for given
+        types."""
+        if kws or not isinstance(func, OF_TYPES_ALONE):
             return super().resolve_function_type(func, args, kws)
-        answer = self.answered(func, args)
+        question = question_of(func, args)
+        try:
+            answer = ANSWERS.get(question)
+        except TypeError:  # an index that can't be hashed
+            return super().resolve_function_type(func, args, kws)
         if answer is None:
-            answer = ANSWERS[question_of(func, args)] = self._without_literals(func, args)
+            answer = self._without_literals(func, args)
+            if answer is not None:  # what Numba doesn't know yet it may learn
+                ANSWERS[question] = answer
         return answer
 
-    def answered(self, function: types.Function, args: Any) -> Any:
+    def answered(self, function: Any, args: Any) -> Any:
         """The signature of a call if it was asked for before, or None."""
-        return ANSWERS.get(question_of(function, args))
+        return ANSWERS.get(question_of(function, args)) if isinstance(function, OF_TYPES_ALONE) else None
 
-    def _without_literals(self, function: types.Function, args: Any) -> Any:
+    def _without_literals(self, func: Any, args: Any) -> Any:
         """As Numba finds it. A template that is tried first, and takes an int where 3 is given, is tried with ints first:
         one answer for all numbers.
         """
-        plain = tuple(types.unliteral(each) for each in args)
-        if plain != tuple(args) and _takes_first(self, function, plain):
-            return self.resolve_function_type(function, plain, {})
-        return super().resolve_function_type(function, args, {})
+        known = func if isinstance(func, types.Type) else self._lookup_global(func)
+        if type(known) is types.Function:
+            plain = tuple(types.unliteral(each) for each in args)
+            if plain != tuple(args) and _takes_first(self, known, plain):
+                return self.resolve_function_type(func, plain, {})
+        return super().resolve_function_type(func, args, {})
 
 
-def question_of(function: types.Function, args: Any) -> tuple[int, ...]:
-    """Numba numbers its types, equal ones alike, and never gives a number again."""
-    return (function._code, *[each._code for each in args])
+# what has one signature for given types: also names of Numba's ("getiter") and Python's operators
+OF_TYPES_ALONE = (types.Function, types.NumberClass, str, BuiltinFunctionType)
+
+
+def question_of(function: Any, args: Any) -> tuple[Any, ...]:
+    """Numba numbers its types, equal ones alike, and never gives a number again. The index of a static item is a value."""
+    return tuple([each._code if isinstance(each, types.Type) else (type(each), each) for each in (function, *args)])
 
 
 def _takes_first(context: Any, function: types.Function, plain: tuple[Any, ...]) -> bool:

@@ -14,6 +14,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from numba.core import types
@@ -88,12 +89,12 @@ def _call(inferer: Inferer, each: Any) -> None:
 
 def _operation(inferer: Inferer, each: Any) -> None:
     function = each.func
-    _resolve(inferer, each, inferer.operator(function) if function in utils.OPERATORS_TO_BUILTINS else function)
+    _resolve(inferer, each, inferer.value_type(function) if function in utils.OPERATORS_TO_BUILTINS else function)
 
 
 def _resolve(inferer: Inferer, each: Any, function: Any) -> None:
-    """`CallConstraint.resolve`, in short where the function has one signature for given types and keeps them."""
-    if type(function) is not types.Function or each.vararg is not None or each.kws:
+    """`CallConstraint.resolve`, in short where the function's signature for these types is known."""
+    if each.vararg is not None or each.kws:
         each.resolve(inferer, inferer.typevars, function)
         return
     typevars, given = inferer.typevars, []
@@ -123,7 +124,8 @@ class Inferer(TypeInferer):
     def __init__(self, context: Any, func_ir: Any, told: Any):
         super().__init__(context, func_ir, told)
         self.changed: list[str] = []  # variables with another type than before
-        self.operators: dict[Any, Any] = {}
+        self.values: dict[int, Any] = {}  # id of a constant -> itself and its type
+        self.numbers: dict[Any, Any] = {}  # kind, number and whether it is a literal -> type
 
     def propagate(self, raise_errors: bool = True) -> Any:
         return None if self._settle() else super().propagate(raise_errors)
@@ -190,12 +192,44 @@ class Inferer(TypeInferer):
         self.changed.append(var)
         self.propagate_refined_type(var, known.type)
 
-    def operator(self, function: Any) -> Any:
-        """The type of Python's operator."""
-        found = self.operators.get(function)
+    def value_type(self, value: Any) -> Any:
+        """The type of a constant, asked for once. It is kept alive, so that its id is its own."""
+        found = self.values.get(id(value))
         if found is None:
-            found = self.operators[function] = self.resolve_value_type(None, function)
-        return found
+            found = self.values[id(value)] = value, self.resolve_value_type(None, value)
+        return found[1]
+
+    def typeof_const(self, inst: Any, target: Any, const: Any) -> None:
+        if type(const) not in NUMBERS:
+            super().typeof_const(inst, target, const)
+            return
+        question = type(const), const, inst.value.use_literal_type
+        found = self.numbers.get(question)
+        if found is None:
+            literal = types.maybe_literal(const) if inst.value.use_literal_type else None
+            found = self.numbers[question] = literal or self.resolve_value_type(inst, const)
+        self.add_type(target.name, found, loc=inst.loc)
+
+    def typeof_global(self, inst: Any, target: Any, gvar: Any) -> None:
+        """In short for numbers, and for functions and types that Numba knows, under names that are no built-in's."""
+        value, kind = gvar.value, None
+        if gvar.name not in ("range", "slice", "len") and not self.typevars[target.name].locked:
+            if type(value) in NUMBERS:
+                kind = types.maybe_literal(value) or self.value_type(value)
+            elif isinstance(value, (type, BuiltinFunctionType, FunctionType, ModuleType)):
+                try:
+                    kind = self.value_type(value)
+                except errors.TypingError:
+                    kind = None
+        if kind is None or not isinstance(kind, PLAIN):
+            super().typeof_global(inst, target, gvar)
+            return
+        self.lock_type(target.name, kind, loc=inst.loc)
+        self.assumed_immutables.add(inst)
+
+
+NUMBERS = (int, float, bool)
+PLAIN = (types.Number, types.Boolean, types.Function, types.NumberClass, types.Module)
 
 
 class Waiting:

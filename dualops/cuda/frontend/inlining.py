@@ -50,16 +50,16 @@ class Names(dict[str, Any]):
     """Of a function: its variables' names, and the kernel's variables that they are, from when they are first met."""
 
     def __init__(self, scope: Any, number: int):
-        """number: of the inlined function; 0 is the kernel, whose variables are there."""
+        """number: of the inlined function; 0 is the kernel, whose variables keep their names."""
         super().__init__()
         self.scope, self.suffix = scope, f".v{number}" if number else ""
 
     def __missing__(self, name: str) -> Any:
-        if not self.suffix:
-            made = self[name] = self.scope.localvars._con[name]
-            return made
-        full = name.replace("$", "_v").replace(".", "_") + self.suffix
-        made = self[name] = self.scope.localvars._con[full] = ir.Var(self.scope, full, self.scope.loc)
+        known = self.scope.localvars._con
+        full = name.replace("$", "_v").replace(".", "_") + self.suffix if self.suffix else name
+        if full not in known:
+            known[full] = ir.Var(self.scope, full, self.scope.loc)
+        made = self[name] = known[full]
         return made
 
 

@@ -4,7 +4,7 @@
     words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
                       asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
     implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                      anew where there is none. Here: once a kernel; that there is none, once in the life of the process.
+                      anew where there is none. Here: once a kernel.
     elements          of arrays: see `elements`.
 """
 
@@ -20,6 +20,7 @@ from functools import cache, partial
 from typing import Any
 
 from numba.core import types
+from numba.cuda import cgutils
 from numba.cuda.core import config, ir
 from numba.cuda.core.errors import LoweringError, new_error_context
 from numba.cuda.core.unsafe import eh
@@ -27,9 +28,6 @@ from numba.cuda.lowering import CUDALower
 
 from .elements import element
 from .names import names_read
-
-# (function, types of its arguments) -> the message of the NotImplementedError
-MISSING: dict[Any, str] = {}
 
 
 class Lower(CUDALower):
@@ -101,6 +99,11 @@ class Lower(CUDALower):
             raise AssertionError(f"Storing {value.type} to ptr of {place.type.pointee} ({name!r})")
         self.builder.store(value, place)  # nothing counts references to what was there
 
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
+        if self.whole:
+            return super().alloca_lltype(name, lltype, datamodel)
+        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+
     def debug_print(self, msg: Any) -> None:
         if self.whole:
             super().debug_print(msg)
@@ -163,6 +166,7 @@ class Implementations:
     def __init__(self, context: Any):
         self.context, self.numbas = context, type(context).get_function
         self.found: dict[Any, Any] = {}
+        self.missing: dict[Any, str] = {}  # the message of the NotImplementedError
 
     def __call__(self, fn: Any, sig: Any, _firstcall: bool = True) -> Callable[..., Any]:
         question = fn, sig
@@ -175,10 +179,10 @@ class Implementations:
         return made
 
     def _look(self, question: tuple[Any, Any], first: bool) -> Callable[..., Any]:
-        if question in MISSING:
-            raise NotImplementedError(MISSING[question])
+        if question in self.missing:
+            raise NotImplementedError(self.missing[question])
         try:
             return self.numbas(self.context, *question, first)
         except NotImplementedError as error:
-            MISSING[question] = str(error)
+            self.missing[question] = str(error)
             raise

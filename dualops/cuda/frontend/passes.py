@@ -6,15 +6,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from numba.core import types
 from numba.cuda.core import errors, ir, rewrites
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.ir_utils import enforce_no_phis, fixup_var_define_in_scope
+from numba.cuda.core.ir_utils import enforce_no_phis, is_operator_or_getitem
+from numba.cuda.core.rewrites.ir_print import DetectConstPrintArguments, RewritePrintCalls
+from numba.cuda.core.rewrites.static_binop import DetectStaticBinops
+from numba.cuda.core.rewrites.static_getitem import RewriteConstGetitems, RewriteConstSetitems
+from numba.cuda.core.rewrites.static_raise import RewriteConstRaises
 from numba.cuda.core.transforms import canonicalize_cfg
-from numba.cuda.core.typed_passes import IRLegalization, NopythonRewrites, PreLowerStripPhis
-from numba.cuda.core.untyped_passes import GenericRewrites, InlineClosureLikes, IRProcessing, WithLifting
+from numba.cuda.core.typed_passes import InlineOverloads, IRLegalization, NopythonRewrites, PreLowerStripPhis
+from numba.cuda.core.untyped_passes import (
+    DeadBranchPrune,
+    GenericRewrites,
+    InlineClosureLikes,
+    IRProcessing,
+    RewriteSemanticConstants,
+    WithLifting,
+)
 
 from .members import settle_members
 
@@ -75,13 +87,32 @@ class CanonicalBlocks(IRProcessing):
         return True
 
 
+def kinds(function: Any) -> set[Any]:
+    """What passes look for in a function: types of statements other than assignments, names of its expressions and of
+    attributes, and "print" if it names that.
+    """
+    found = set[Any]()
+    for block in function.blocks.values():
+        for statement in block.body:
+            if type(statement) is ir.Assign:
+                value = statement.value
+                if type(value) is ir.Expr:
+                    found.add(value.op)
+                    if value.op == "getattr":
+                        found.add(value.attr)
+                elif type(value) in (ir.Global, ir.FreeVar) and value.value is print:
+                    found.add("print")
+            else:
+                found.add(type(statement))
+    return found
+
+
 @instead_of(WithLifting)
 class WithIfAny(WithLifting):
     """For functions that have a `with`."""
 
     def run_pass(self, state: Any) -> bool:
-        entered = (type(each) is ir.EnterWith for block in state.func_ir.blocks.values() for each in block.body)
-        return super().run_pass(state) if any(entered) else True
+        return super().run_pass(state) if ir.EnterWith in kinds(state.func_ir) else True
 
 
 @instead_of(InlineClosureLikes)
@@ -89,21 +120,54 @@ class ClosuresIfAny(InlineClosureLikes):
     """For functions that have closures or lists."""
 
     def run_pass(self, state: Any) -> bool:
-        blocks = state.func_ir.blocks
-        made = {expression.op for block in blocks.values() for expression in block.find_exprs()}
-        if not made.isdisjoint({"make_function", "build_list"}):
+        if not kinds(state.func_ir).isdisjoint({"make_function", "build_list"}):
             return super().run_pass(state)
-        fixup_var_define_in_scope(blocks)
         return True
+
+
+@instead_of(RewriteSemanticConstants)
+class ArraysIfAny(RewriteSemanticConstants):
+    """For functions of arrays and tuples, whose dimensions and lengths become constants."""
+
+    def run_pass(self, state: Any) -> bool:
+        if any(isinstance(kind, (types.Array, types.BaseTuple)) for kind in state.args) or "typed_getitem" in kinds(
+            state.func_ir
+        ):
+            return super().run_pass(state)
+        return True
+
+
+@instead_of(DeadBranchPrune)
+class BranchesIfAny(DeadBranchPrune):
+    """For functions that have branches."""
+
+    def run_pass(self, state: Any) -> bool:
+        if any(type(block.body[-1]) is ir.Branch for block in state.func_ir.blocks.values()):
+            return super().run_pass(state)
+        return True
+
+
+# Numba's rewrites -> the kinds of what they rewrite, of which one must be there
+REWRITTEN: dict[type, set[Any]] = {
+    RewriteConstGetitems: {"getitem"},
+    RewriteConstSetitems: {ir.SetItem},
+    RewriteConstRaises: {ir.Raise, ir.TryRaise},
+    RewritePrintCalls: {"print"},
+    DetectConstPrintArguments: {"print", ir.Print},
+    DetectStaticBinops: {"binop", "inplace_binop"},
+}
 
 
 @instead_of(GenericRewrites)
 class Rewrites(GenericRewrites):
-    """Without lifetimes, and a comparison of all blocks with what they were."""
+    """Without lifetimes, a comparison of all blocks with what they were, and what there is nothing for."""
 
     def run_pass(self, state: Any) -> bool:
         kernel = state.func_ir
+        there = kinds(kernel)
         for kind in rewrites.rewrite_registry.rewrites["before-inference"]:
+            if kind in REWRITTEN and there.isdisjoint(REWRITTEN[kind]):
+                continue
             rewrite, work = kind(state), list(kernel.blocks.items())
             while work:
                 label, block = work.pop()
@@ -112,6 +176,36 @@ class Rewrites(GenericRewrites):
                     block.verify()
                     work.append((label, block))
         return True
+
+
+@instead_of(InlineOverloads)
+class OverloadsIfAny(InlineOverloads):
+    """For kernels that call an overload which asks to be inlined."""
+
+    def run_pass(self, state: Any) -> bool:
+        return super().run_pass(state) if any(map(_asks, self._templates(state))) else True
+
+    def _templates(self, state: Any) -> Iterator[Any]:
+        """Of all that the kernel calls, operators, and attributes."""
+        called, attributes = dict[Any, None](), dict[Any, Any]()
+        for block in state.func_ir.blocks.values():
+            for value in block.find_exprs():
+                if value.op == "call":
+                    called[state.typemap[value.func.name]] = None
+                elif value.op == "getattr":
+                    attributes.setdefault((types.unliteral(state.typemap[value.value.name]), value.attr), value)
+                elif is_operator_or_getitem(value):
+                    called[value.fn] = None
+        for value in attributes.values():
+            yield from (self._get_attr_info(state, value) or ((),))[0]
+        for each in called:
+            kind = each if isinstance(each, types.Type) else state.typingctx.resolve_value_type(each)
+            yield from (getattr(kind, "templates", None) or (getattr(kind, "template", None),))
+
+
+def _asks(template: Any) -> bool:
+    inline = getattr(template, "_inline", None)
+    return inline is not None and not inline.is_never_inline
 
 
 @instead_of(PreLowerStripPhis)
