@@ -26,9 +26,7 @@ This is the one package that knows Numba's compiler from inside: of numba-cuda 0
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba.core import types
@@ -43,6 +41,7 @@ from numba.cuda.flags import CUDAFlags
 
 from . import answers, assignments, inlining, verbs  # noqa: F401  their passes
 from .by_value import take_by_value
+from .cycles import untie, untie_module, without_collections
 from .passes import leaner
 from .read_arrays import in_global_memory
 
@@ -77,7 +76,10 @@ def ltoir(
         kernel_fixup(entry, False)
         take_by_value(entry)
         nvvm.set_launch_bounds(entry, launch_bounds)
-        return library.get_ltoir(cc=cc)
+        try:
+            return library.get_ltoir(cc=cc)
+        finally:
+            untie_module(library)
 
 
 def prepare() -> None:
@@ -87,20 +89,14 @@ def prepare() -> None:
         cuda_target.target_context.refresh()
 
 
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Automatic collections wait until it is over, in all threads."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Compiler(CUDACompiler):
     """Numba's pipeline for CUDA with our passes."""
+
+    def compile_extra(self, func: Callable[..., None]) -> Any:
+        try:
+            return super().compile_extra(func)
+        finally:
+            untie(self.state)
 
     def define_pipelines(self) -> list[PassManager]:
         return [leaner(manager) for manager in super().define_pipelines()]

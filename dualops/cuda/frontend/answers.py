@@ -49,6 +49,13 @@ class Twin(CUDATypingContext):
     def __init__(self, context: CUDATypingContext):
         self.__dict__ = context.__dict__
 
+    def resolve_value_type(self, val: Any) -> Any:
+        try:
+            return super().resolve_value_type(val)
+        except ValueError as error:
+            error.__traceback__ = None  # of a frame that holds the error, and all frames that called it
+            raise ValueError(*error.args) from None
+
 
 class Remembering(Twin):
     """Answers what it was asked before."""

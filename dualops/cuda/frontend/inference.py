@@ -13,8 +13,8 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from numba.core import types
@@ -40,7 +40,9 @@ def inferred(state: Any) -> tuple[Any, Any, Any, Any]:
             inferer.seed_type(name, kind)
         inferer.build_constraint()
         failed = inferer.propagate()
-        return *inferer.unify(), failed
+        found = *inferer.unify(), failed
+    inferer.__dict__.clear()  # a function within Numba's `unify` holds it, and itself
+    return found
 
 
 def _of_call(each: Any) -> list[str]:
@@ -125,6 +127,7 @@ class Inferer(TypeInferer):
         super().__init__(context, func_ir, told)
         self.changed: list[str] = []  # variables with another type than before
         self.values: dict[int, Any] = {}  # id of a constant -> itself and its type
+        self.others = set[type]()  # of constants that are neither numbers nor functions
         self.numbers: dict[Any, Any] = {}  # kind, number and whether it is a literal -> type
 
     def propagate(self, raise_errors: bool = True) -> Any:
@@ -216,12 +219,11 @@ class Inferer(TypeInferer):
         if gvar.name not in ("range", "slice", "len") and not self.typevars[target.name].locked:
             if type(value) in NUMBERS:
                 kind = types.maybe_literal(value) or self.value_type(value)
-            elif isinstance(value, (type, BuiltinFunctionType, FunctionType, ModuleType)):
-                try:
+            elif type(value) not in self.others:
+                with suppress(errors.TypingError):
                     kind = self.value_type(value)
-                except errors.TypingError:
-                    kind = None
-        if kind is None or not isinstance(kind, PLAIN):
+        if not isinstance(kind, PLAIN):
+            self.others.add(type(value))
             super().typeof_global(inst, target, gvar)
             return
         self.lock_type(target.name, kind, loc=inst.loc)

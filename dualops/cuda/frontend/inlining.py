@@ -23,6 +23,7 @@ from numba.cuda.core.ir_utils import build_definitions, find_topo_order, simplif
 from numba.cuda.core.transforms import canonicalize_cfg
 from numba.cuda.core.untyped_passes import InlineInlinables
 
+from .cycles import untie_function
 from .names import names_read, renamed, renamed_expression
 from .passes import instead_of
 from .verbs import Return, Verb, Verbs, inlinable
@@ -36,13 +37,16 @@ class InlineVerbs(InlineInlinables):
 
     def run_pass(self, state: Any) -> bool:
         kernel = state.func_ir
-        made = Inliner(kernel, Verbs(state))
+        verbs = Verbs(state)
+        made = Inliner(kernel, verbs)
         for dead in compute_cfg_from_blocks(made.blocks).dead_nodes():
             del made.blocks[dead]
         leave_out_unread(made.blocks)
         blocks = made.in_numbas_order()
         kernel.blocks = simplify_CFG(canonicalize_cfg(blocks))
         kernel._definitions = build_definitions(kernel.blocks)
+        for verb in verbs.made.values():
+            untie_function(verb.func_ir)
         return True
 
 

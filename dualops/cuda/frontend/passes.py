@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from numba.core import types
@@ -183,29 +183,28 @@ class OverloadsIfAny(InlineOverloads):
     """For kernels that call an overload which asks to be inlined."""
 
     def run_pass(self, state: Any) -> bool:
-        return super().run_pass(state) if any(map(_asks, self._templates(state))) else True
-
-    def _templates(self, state: Any) -> Iterator[Any]:
-        """Of all that the kernel calls, operators, and attributes."""
-        called, attributes = dict[Any, None](), dict[Any, Any]()
+        different = dict[Any, Any]()  # what is asked of which types -> an expression that does
         for block in state.func_ir.blocks.values():
             for value in block.find_exprs():
-                if value.op == "call":
-                    called[state.typemap[value.func.name]] = None
-                elif value.op == "getattr":
-                    attributes.setdefault((types.unliteral(state.typemap[value.value.name]), value.attr), value)
+                if value.op == "getattr":
+                    asked = types.unliteral(state.typemap[value.value.name]), value.attr
+                elif value.op == "call":
+                    asked = state.typemap[value.func.name], state.calltypes[value]
                 elif is_operator_or_getitem(value):
-                    called[value.fn] = None
-        for value in attributes.values():
-            yield from (self._get_attr_info(state, value) or ((),))[0]
-        for each in called:
-            kind = each if isinstance(each, types.Type) else state.typingctx.resolve_value_type(each)
-            yield from (getattr(kind, "templates", None) or (getattr(kind, "template", None),))
+                    asked = value.fn, state.calltypes[value]
+                else:
+                    continue
+                different.setdefault(asked, value)
+        return super().run_pass(state) if any(self._inlined(state, each) for each in different.values()) else True
 
-
-def _asks(template: Any) -> bool:
-    inline = getattr(template, "_inline", None)
-    return inline is not None and not inline.is_never_inline
+    def _inlined(self, state: Any, value: Any) -> bool:
+        found = self._get_attr_info(state, value) if value.op == "getattr" else self._get_callable_info(state, value)
+        templates, _, given, _ = found or ((), None, None, None)
+        for template in templates or ():
+            inline = getattr(template, "_inline", None)
+            if inline is not None and not inline.is_never_inline and given in template._inline_overloads:
+                return True
+        return False
 
 
 @instead_of(PreLowerStripPhis)
