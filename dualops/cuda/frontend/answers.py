@@ -81,8 +81,8 @@ class Remembering(Twin):
         return ANSWERS.get(question_of(function, args)) if isinstance(function, OF_TYPES_ALONE) else None
 
     def _without_literals(self, func: Any, args: Any) -> Any:
-        """As Numba finds it. A template that is tried first, and takes an int where 3 is given, is tried with ints first:
-        one answer for all numbers.
+        """As Numba finds it. Where the template that Numba tries first takes an int for 3, and prefers to, there is one
+        answer for all ints.
         """
         known = func if isinstance(func, types.Type) else self._lookup_global(func)
         if type(known) is types.Function:
@@ -97,7 +97,7 @@ OF_TYPES_ALONE = (types.Function, types.NumberClass, str, BuiltinFunctionType)
 
 
 def question_of(function: Any, args: Any) -> tuple[Any, ...]:
-    """Numba numbers its types, equal ones alike, and never gives a number again. The index of a static item is a value."""
+    """Numba numbers its types, equal ones alike, and gives no number twice. The index of a static item is a value."""
     return tuple([each._code if isinstance(each, types.Type) else (type(each), each) for each in (function, *args)])
 
 

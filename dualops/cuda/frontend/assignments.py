@@ -30,7 +30,7 @@ class SingleAssignment(ReconstructSSA):
 
 
 def reconstruct_ssa(blocks: dict[int, Any]) -> None:
-    """Numba's algorithm (Choi et al.), by its parts, which see of each block the statements that mention the variable."""
+    """Numba's algorithm (Choi et al.), by its parts. They see the statements that mention the variable."""
     cfg = compute_cfg_from_blocks(blocks)
     fronts = ssa._iterated_domfronts(cfg)
     mentioned = Mentions(blocks)
@@ -38,7 +38,9 @@ def reconstruct_ssa(blocks: dict[int, Any]) -> None:
     variables = ssa._CacheListVars()
     for name in mentioned.to_rename(cfg.dominators()):
         places = mentioned.places[name]
-        some, definitions = ssa._fresh_vars({label: _part(blocks[label], places[label], label) for label in places}, name)
+        some, definitions = ssa._fresh_vars(
+            {label: _part(blocks[label], places[label], label) for label in places}, name
+        )
         phis: dict[int, list[Any]] = defaultdict(list)
         states = ssa._make_states(blocks) | {
             "varname": name,
@@ -60,7 +62,9 @@ def reconstruct_ssa(blocks: dict[int, Any]) -> None:
 def _part(block: Any, places: list[int], label: int) -> Any:
     made = ir.Block(block.scope, block.loc)
     made.body = [block.body[place] for place in places]
-    made.body.append(ir.Jump(label, block.loc))  # Numba doesn't look at the last one, which mentions no variable it fixes
+    made.body.append(
+        ir.Jump(label, block.loc)
+    )  # Numba doesn't look at the last one, which mentions no variable it fixes
     return made
 
 

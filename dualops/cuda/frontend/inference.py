@@ -18,9 +18,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 from numba.core import types
+from numba.core.errors import NumbaError
 from numba.cuda import utils
-from numba.cuda.core import errors
-from numba.cuda.core import typeinfer as numbas
+from numba.cuda.core import errors, typeinfer as numbas
 from numba.cuda.core.typeinfer import TypeInferer
 
 
@@ -166,7 +166,7 @@ class Inferer(TypeInferer):
             try:
                 ask(self, each) if ask else each(self)
                 failed.discard(number)
-            except errors.NumbaError:
+            except NumbaError:
                 failed.add(number)
             while len(heard) > told:
                 if issubclass(heard[told].category, errors.NumbaWarning):
@@ -190,16 +190,16 @@ class Inferer(TypeInferer):
             return  # unified with itself it stays what it is
         if before is None:
             known.type, known.define_loc = tp, loc
-        elif unless_locked and known.locked or known.add_type(tp, loc=loc) == before:
+        elif (unless_locked and known.locked) or known.add_type(tp, loc=loc) == before:
             return
         self.changed.append(var)
         self.propagate_refined_type(var, known.type)
 
     def value_type(self, value: Any) -> Any:
-        """The type of a constant, asked for once. It is kept alive, so that its id is its own."""
+        """The type of a constant, asked for once. It is kept alive, so that its id is its own. Raises ValueError."""
         found = self.values.get(id(value))
         if found is None:
-            found = self.values[id(value)] = value, self.resolve_value_type(None, value)
+            found = self.values[id(value)] = value, self.context.resolve_value_type(value)
         return found[1]
 
     def typeof_const(self, inst: Any, target: Any, const: Any) -> None:
@@ -220,7 +220,7 @@ class Inferer(TypeInferer):
             if type(value) in NUMBERS:
                 kind = types.maybe_literal(value) or self.value_type(value)
             elif type(value) not in self.others:
-                with suppress(errors.TypingError):
+                with suppress(ValueError):
                     kind = self.value_type(value)
         if not isinstance(kind, PLAIN):
             self.others.add(type(value))

@@ -102,7 +102,7 @@ class Inliner:
         """Put a function's statements into blocks. arguments: None for the kernel; here: the first block, of a function
         that is inlined; after, target: where it returns to and what it assigns to, if it returns from several places.
 
-        Returns the block where the caller goes on, and what the function calls its result, if it returns from one place.
+        Returns the block where the caller goes on, and the function's name of its result, if it returns from one place.
         """
         blocks, result = self._blocks_of(own, here), ""
         for label in own.order:

@@ -1,11 +1,11 @@
 """LLVM IR of a kernel: Numba's, without what it does for each statement and asks for each call.
 
-    singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
-    words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
-                      asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
-    implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                      anew where there is none. Here: once a kernel.
-    elements          of arrays: see `elements`.
+singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
+words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
+                  asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
+implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
+                  anew where there is none. Here: once a kernel.
+elements          of arrays: see `elements`.
 """
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 

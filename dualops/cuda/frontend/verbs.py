@@ -163,8 +163,10 @@ def _without_cast(body: list[Any]) -> list[Any]:
     if type(last) is not ir.Return:
         return body
     before = body[-2] if len(body) > 1 else None
-    if type(before) is ir.Assign and before.target.name == last.value.name and getattr(before.value, "op", "") == "cast":
-        return [*body[:-2], Return(before.value.value.name, last.loc)]
+    if type(before) is ir.Assign and before.target.name == last.value.name:
+        cast = before.value
+        if type(cast) is ir.Expr and cast.op == "cast":
+            return [*body[:-2], Return(cast.value.name, last.loc)]
     return [*body[:-1], Return(last.value.name, last.loc)]
 
 
