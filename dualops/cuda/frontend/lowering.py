@@ -1,11 +1,14 @@
 """LLVM IR of a kernel: Numba's, without what it does for each statement and asks for each call.
 
-singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
-words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
-                  asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
-implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
-                  anew where there is none. Here: once a kernel.
-elements          of arrays: see `elements`.
+    singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
+    words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
+                      asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
+    implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
+                      anew where there is none. Here: once a kernel.
+    zeros             Numba stores a zero in each variable when the kernel begins, and LLVM then walks through all blocks
+                      for each variable. Here: just before the value, where there is one assignment.
+
+`elements` and `division` are shorter forms of two operations.
 """
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from llvmlite import ir as llvm
 from numba.core import types
 from numba.cuda import cgutils
 from numba.cuda.core import config, ir
@@ -26,6 +30,7 @@ from numba.cuda.core.errors import LoweringError, new_error_context
 from numba.cuda.core.unsafe import eh
 from numba.cuda.lowering import CUDALower
 
+from .division import division
 from .elements import element
 from .names import names_read
 
@@ -41,7 +46,7 @@ class Lower(CUDALower):
 
     def _find_singly_assigned_variable(self) -> None:
         """Those that are assigned to once, and read in that block alone, after it."""
-        assigned, others = set[str](), set[str]()
+        assigned, others, again = set[str](), set[str](), set[str]()
         for block in self.func_ir.blocks.values():
             here = set[str]()
             for statement in block.body:
@@ -51,13 +56,14 @@ class Lower(CUDALower):
                     name = statement.target.name
                     if name in assigned:
                         others.add(name)
+                        again.add(name)
                     assigned.add(name)
                     here.add(name)
                     if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
                         self.tries = True
                 else:
                     others.update(each.name for each in statement.list_vars() if each.name not in here)
-        self._singly_assigned_vars = assigned - others
+        self._singly_assigned_vars, self.assigned_again = assigned - others, again | self.func_ir.phis
         self._blk_local_varmap = {}
         self.whole = bool(self.context.enable_debuginfo or self.generator_info or config.DEBUG_JIT)
         if self.generator_info:
@@ -97,12 +103,17 @@ class Lower(CUDALower):
         place = self.getvar(name)
         if value.type != place.type.pointee:
             raise AssertionError(f"Storing {value.type} to ptr of {place.type.pointee} ({name!r})")
+        if name not in self.assigned_again:
+            self.builder.store(value.type(None), place)
         self.builder.store(value, place)  # nothing counts references to what was there
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
         if self.whole:
             return super().alloca_lltype(name, lltype, datamodel)
-        return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+        if name in self.assigned_again:
+            return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+        with self.builder.goto_entry_block():  # its zero is stored just before its value, see `_lower_assign`
+            return self.builder.alloca(lltype, name=name)
 
     def debug_print(self, msg: Any) -> None:
         if self.whole:
@@ -145,7 +156,12 @@ class Lower(CUDALower):
 
     def _cast(self, variable: Any, kind: Any) -> Any:
         name = variable.name
-        value, given = self.loadvar(name), self.fndesc.typemap[name]
+        given = self.fndesc.typemap[name]
+        if type(given) is types.IntegerLiteral and type(kind) is types.Integer:
+            number = given.literal_value
+            if kind.minval <= number <= kind.maxval:
+                return llvm.Constant(self.context.get_value_type(kind), number)
+        value = self.loadvar(name)
         return value if given is kind else self.context.cast(self.builder, value, given, kind)
 
     def fold_call_args(self, fnty: Any, signature: Any, pos_args: Any, vararg: Any, kw_args: Any) -> Any:
@@ -175,7 +191,11 @@ class Implementations:
         except TypeError:  # a constant index that can't be hashed
             return self.numbas(self.context, fn, sig, _firstcall)
         if made is None:
-            made = self.found[question] = element(self.context, fn, sig) or self._look(question, _firstcall)
+            made = element(self.context, fn, sig)
+            if made is None:
+                numbas = self._look(question, _firstcall)
+                made = division(self.context, fn, sig, numbas) or numbas
+            self.found[question] = made
         return made
 
     def _look(self, question: tuple[Any, Any], first: bool) -> Callable[..., Any]:

@@ -212,8 +212,14 @@ class StripPhis(PreLowerStripPhis):
     """Without lifetimes."""
 
     def run_pass(self, state: Any) -> bool:
+        phis = {each.target.name for block in state.func_ir.blocks.values() for each in block.body if _is_phi(each)}
         state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir.phis = phis  # for `lowering`
         return True
+
+
+def _is_phi(statement: Any) -> bool:
+    return type(statement) is ir.Assign and type(statement.value) is ir.Expr and statement.value.op == "phi"
 
 
 @instead_of(IRLegalization)
