@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from numba.cuda.core import ir, ssa
@@ -36,7 +37,8 @@ def reconstruct_ssa(blocks: dict[int, Any]) -> None:
     mentioned = Mentions(blocks)
     heads: dict[int, list[Any]] = {}
     variables = ssa._CacheListVars()
-    for name in mentioned.to_rename(cfg.dominators()):
+    dominators = Dominators(cfg.immediate_dominators())
+    for name in mentioned.to_rename(dominators):
         places = mentioned.places[name]
         some, definitions = ssa._fresh_vars(
             {label: _part(blocks[label], places[label], label) for label in places}, name
@@ -49,7 +51,7 @@ def reconstruct_ssa(blocks: dict[int, Any]) -> None:
             "cfg": cfg,
             "phi_locations": ssa._compute_phi_locations(fronts, definitions),
         }
-        for label, part in ssa._run_block_rewrite(some, states, ssa._FixSSAVars(variables)).items():
+        for label, part in ssa._run_block_rewrite(some, states, Fixed(variables, dominators)).items():
             body = blocks[label].body
             for place, statement in zip(places[label], part.body, strict=False):  # but for the jump
                 body[place] = statement
@@ -94,12 +96,53 @@ class Mentions:
             if not places or places[-1] != place:
                 places.append(place)
 
-    def to_rename(self, dominators: dict[int, set[int]]) -> list[str]:
+    def to_rename(self, dominators: Dominators) -> list[str]:
         """Variables that are assigned to more than once, or read where the assignment may not have been, in the order
         of `ssa._find_defs_violators`."""
         found = [name for name, labels in self.assigned.items() if len(labels) > 1]
         for name, labels in self.read.items():
             there = self.assigned.get(name, [])
-            if len(there) < 2 and not all(there and there[0] in dominators[label] for label in labels):
+            if len(there) < 2 and not all(there and dominators.dominates(there[0], label) for label in labels):
                 found.append(name)
         return found
+
+
+class Dominators:
+    """Which blocks every way to a block leads through: a tree, where Numba makes a set for each block."""
+
+    def __init__(self, immediate: Mapping[int, int]):
+        self.immediate = immediate
+        below: dict[int, list[int]] = defaultdict(list)
+        for label, above in immediate.items():
+            if label != above:
+                below[above].append(label)
+        self.began, self.ended = dict[int, int](), dict[int, int]()
+        work = [(label, False) for label, above in immediate.items() if label == above]
+        while work:
+            label, done = work.pop()
+            if done:
+                self.ended[label] = len(self.began)
+                continue
+            self.began[label] = len(self.began)
+            work.append((label, True))
+            work += [(each, False) for each in below[label]]
+
+    def dominates(self, label: int, other: int) -> bool:
+        return self.began[label] <= self.began[other] < self.ended[label]
+
+
+class Fixed(ssa._FixSSAVars):
+    """Numba's, which goes from dominator to dominator by two calls of functions for each."""
+
+    def __init__(self, variables: Any, dominators: Dominators):
+        super().__init__(variables)
+        self.dominators = dominators.immediate
+
+    def _find_def_from_top(self, states: Any, label: int, loc: Any) -> Any:
+        definitions, phis = states["defmap"], states["phi_locations"]
+        while label not in phis:
+            above = self.dominators[label]
+            if above == label or definitions[above]:
+                break
+            label = above
+        return super()._find_def_from_top(states, label, loc)
