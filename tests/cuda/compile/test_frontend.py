@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from numba.cuda.core.untyped_passes import IRProcessing  # pyright: ignore[repor
 from dualops.cuda.backend import Kernel, Namespace, NumbaError, cuda, f32, i32, kernel, pointer, types, verb
 from dualops.cuda.compile import link, lto_ir
 from dualops.cuda.device import compute_capability
-from dualops.cuda.frontend import answers
+from dualops.cuda.frontend import answers, known
 from dualops.cuda.frontend.members import settle_members
 from dualops.cuda.frontend.passes import StripPhis
 from dualops.cuda.step import Step
@@ -21,6 +22,7 @@ from tests.cuda.compile.ptx import compile_list
 from tests.cuda.compile.small import build, build_wrong
 
 ARCH = "sm_90a"
+ROOT = Path(__file__).parents[3]
 # of each way to write a kernel the one that is soonest compiled; the whole list was compared when this was written
 KINDS = (
     "flash_attention.naive_backward.build_bend",
@@ -279,3 +281,14 @@ def test_a_copied_function_is_compiled_as_what_it_is():
 
     attributes: dict[str, Any] = {}
     assert of(1) != of(2) and attributes
+
+
+def test_the_compiler_that_the_front_end_knows_is_the_one_that_is_asked_for():
+    bounds = f">={'.'.join(map(str, known.FIRST))},<{'.'.join(map(str, known.BEYOND))}"
+    for toolkit in ("cu12", "cu13"):
+        assert f'"numba-cuda[{toolkit}]{bounds}"' in (ROOT / "pyproject.toml").read_text()
+    for right in ("0.30.4", "0.30.5", "0.30.4.post1", "0.30.12"):
+        known.check(right)
+    for wrong in ("0.30.3", "0.29", "0.31", "0.31.0", "1.0"):
+        with pytest.raises(ImportError, match=rf"numba-cuda is {wrong}, expected >= 0.30.4 and < 0.31"):
+            known.check(wrong)

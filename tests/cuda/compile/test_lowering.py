@@ -80,7 +80,8 @@ def test_an_implementation_is_looked_for_once(monkeypatch):
 
     def init(self: Any, context: Any) -> None:
         def look(context: Any, fn: Any, sig: Any, first: bool) -> Any:
-            asked.append((fn, sig))
+            if first:  # Numba asks itself once more when it has loaded its registries
+                asked.append((fn, sig))
             return numbas(context, fn, sig, first)
 
         theirs(self, context)
