@@ -86,7 +86,7 @@ def general_rungs(direction: Direction, case: Case, dense: bool = True) -> tuple
     if case.params.get("precision") is not None:
         return ()
     rows_apart = direction.spec.name == "softmax" and not (
-        dense and case.params["axis"] in (-1, len(case.shapes["x"]) - 1)
+        dense and case.params.get("axis", -1) in (-1, len(case.shapes["x"]) - 1)
     )
     step_gradient = direction.backward and "log_decay" in case.shapes
     return tuple(rung for rung in GENERAL_RUNGS if rung != "naive" or not (rows_apart or step_gradient))
