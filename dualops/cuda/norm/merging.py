@@ -102,23 +102,19 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
     @verb
     def merge(sent, found, listed, inverse_N):
         lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
-        squares, total = num.zero, num.zero
+        squares, total, between = num.zero, num.zero, num.zero
         for k in range(LANE_PARTS):
             part = u32(k * 32 + lane)
             if part < PARTS:
                 squares += sent.pairs[u32(first + 2 * part)]
-                if variant.centred:
-                    total += sent.pairs[u32(first + 2 * part + 1)]
-        squares, row_mean = lanes.sum(squares), num.zero
-        if variant.centred:
-            row_mean, between = lanes.sum(total) * inverse_N, num.zero
-            for k in range(LANE_PARTS):
-                part = u32(k * 32 + lane)
-                if part < PARTS:
-                    apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
-                    between += listed.columns[part] * apart * apart
-            squares += lanes.sum(between)
-        return row_mean, squares
+                total += sent.pairs[u32(first + 2 * part + 1)]
+        squares, row_mean = lanes.sum(squares), lanes.sum(total) * inverse_N
+        for k in range(LANE_PARTS):
+            part = u32(k * 32 + lane)
+            if part < PARTS:
+                apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
+                between += listed.columns[part] * apart * apart
+        return row_mean, squares + lanes.sum(between)
 
     return ListedMeans(smem=smem, fill=fill, my_inverse=my_inverse, merge=merge)
 
