@@ -143,6 +143,15 @@ def test_plan_says_rung_and_reason(untouched):
     assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
 
 
+@pytest.mark.parametrize("rung", ["naive", "sm90"])
+def test_strided_rows_are_left_to_simt(rung, untouched):
+    y = numbers(4, 64)
+    for arrays, backward in (((y,), False), ((y, y), True)):
+        with pytest.raises(NotImplementedError, match=f"rung {rung} does not do softmax"):
+            dualops.cuda.plan("softmax", *arrays, axis=0, kernel=rung, backward=backward)
+        assert "rung simt" in repr(dualops.cuda.plan("softmax", *arrays, axis=0, backward=backward))
+
+
 @pytest.mark.parametrize("rung", ["naive", "simt"])
 @pytest.mark.parametrize("operator", ["flash_attention_varlen", "retention_varlen"])
 def test_blocks_are_for_the_tokens_that_there_are(operator, rung, untouched):
