@@ -48,10 +48,8 @@ from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
-    ClusterAheadConfig as NormClusterAhead,
     ClusterRowsConfig as NormClusterRows,
     RingConfig as NormRing,
-    StagesConfig,
 )
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import marks as retention_marks, sm80 as retention_sm80, sm90 as retention
@@ -210,26 +208,6 @@ def _norm_clusters() -> Iterator[Problem]:
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
         yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
-
-
-def _norm_ahead() -> Iterator[Problem]:
-    """Five rows of three vectors a thread, of which two wait in shared memory, for a cluster of two blocks."""
-    config = NormClusterAhead(64, 3, 2, staged=2, b_shared=False)
-    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
-    case = _norm_case("cluster of 2", "layer_norm", 5, columns, "float32", False)
-    instead = {"ahead_config": lambda *_: config}
-    yield Problem("norm_cluster_ahead", "layer_norm", False, "sm90", case, configs=((norm, instead),))
-
-
-def _norm_stages() -> Iterator[Problem]:
-    """Rows that stay, and rows of which a chunk comes again, for a block or a cluster of two."""
-    for cluster, longer in product((1, 2), (0, 1)):
-        config = StagesConfig(64, 1, stages=4, cluster=cluster, kept=2)
-        columns = cluster * (config.kept + longer) * config.chunk("float64")
-        operator = "layer_norm" if longer else "rms_norm"
-        case = _norm_case(f"cluster of {cluster}{longer * ', longer'}", operator, 7, columns, "float64", longer > 0)
-        instead = {"ring_config": lambda *_: None, "stages_config": lambda *_, config=config: config}
-        yield Problem("norm_ring_stages", operator, False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_rows() -> Iterator[Problem]:
@@ -487,9 +465,7 @@ PROBLEMS = [
     *_softmax_clusters(),
     *_softmax_rows(),
     *_norm_rings(),
-    *_norm_stages(),
     *_norm_clusters(),
-    *_norm_ahead(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),
