@@ -26,7 +26,7 @@ COMPILER := $(if $(filter Linux,$(shell uname -s)),cu13)
 GPU := $(shell nvidia-smi 2>/dev/null | grep --extended-regexp --only-matching 'CUDA[A-Z a-z]* Version: 1[3-9]' | head -n 1)
 
 .PHONY: help install demo test test-newest test-cpu test-torch test-simulator test-cases test-compile test-gpu test-gpu-cold sanitize mutants \
-    check check-builds check-compile check-simulator wheel docs lint format clean
+    kernels check check-builds check-compile check-simulator wheel docs lint format clean
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo 'make mutants    every kernel that waits with one step of its protocol wrong; the simulator must reject them all'
 	@echo 'make check      every kernel compiled for sm_90a; each Config on tensor cores compiled, and simulated'
 	@echo 'make wheel      wheel and sdist in dist; the wheel installed in an empty environment, its demo run in the simulator'
+	@echo 'make kernels ARCH=sm_90a   a wheel of compiled kernels in dist: with it, no call waits for a compiler'
 	@echo 'make docs       the site in build/site, without a network once its packages are installed'
 	@echo 'make lint       ruff and pyright'
 	@echo 'make format     let ruff mend what it can'
@@ -107,9 +108,9 @@ endif
 mutants: $(call ready,test)
 	$(PY) -m tests.wrong --jobs 2 $(ARGS)
 
-# ARGS: --minutes 9, --only softmax
+# SINCE=REV: the tests of kernels that changed since, and a sample. ARGS: --minutes 9, --only softmax, --all
 test-gpu: $(call ready,test)
-	$(PY) -m tests.cuda.gpu $(ARGS)
+	$(PY) -m tests.cuda.gpu $(if $(SINCE),--since $(SINCE)) $(ARGS)
 
 # the bridge's tests again and again, each time with no kernel on the disk
 test-gpu-cold: $(call ready,test)
@@ -117,6 +118,10 @@ test-gpu-cold: $(call ready,test)
 
 sanitize: $(call ready,test)
 	$(PY) -m tests.cuda.gpu.sanitize $(ARGS)
+
+# ARCH=sm_90a; needs no GPU. ARGS: --jobs 4
+kernels: $(call ready,package) $(call ready,test)
+	$(PY) -m release.kernels --arch $(ARCH) --out dist $(ARGS)
 
 wheel: $(call ready,package)
 	rm -rf dist

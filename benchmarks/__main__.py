@@ -6,6 +6,7 @@ python -m benchmarks ladder OPERATOR [--json FILE]
 python -m benchmarks training --folder FOLDER [--steps N] [--tiny]
 python -m benchmarks context [--json FILE] [--tiny]
 python -m benchmarks host [--json FILE]
+python -m benchmarks compile [NAME ...] [--runs N] [--json FILE]
 python -m benchmarks plot
 """
 
@@ -157,6 +158,20 @@ def host(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def compile_(arguments: argparse.Namespace) -> int:
+    """Time what kernels take to build, without a GPU; 1 where they can't be built."""
+    from . import compile_run
+
+    try:
+        found = compile_run.run(arguments.names, arguments.runs, partial(print, flush=True))
+    except (ImportError, RuntimeError) as error:
+        print(f"python -m benchmarks compile needs numba-cuda: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        compile_run.save(arguments.json, found)
+    return 0
+
+
 def plot(arguments: argparse.Namespace) -> int:
     """Fill the pages' tables and draw the pictures from what is committed; 1 where nothing has been recorded."""
     from . import host_table, peers_plot, plot as drawing, scaling_plot, training_plot
@@ -252,6 +267,11 @@ def main(words: Sequence[str] | None = None) -> int:
     costs = commands.add_parser("host", help="time what calls cost on the host, beside torch's own")
     costs.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     costs.set_defaults(command=host)
+    builder = commands.add_parser("compile", help="time what kernels take to build; no GPU is needed")
+    builder.add_argument("names", nargs="*", metavar="NAME", help="only cases whose names contain one of these")
+    builder.add_argument("--runs", type=int, default=3, metavar="N", help="builds of each kernel; default: 3")
+    builder.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios there")
+    builder.set_defaults(command=compile_)
     plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
     plotter.add_argument("--machine", default="h200", help="whose scaling, ladders and host are drawn; default: h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")

@@ -24,8 +24,8 @@ SIZES = "dualops.cuda.sizes"
 OFFLINE = "dualops.cuda.offline"
 DECLARED = "dualops.cuda.public"
 CACHE = "dualops.cuda.cache"
-HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile"))
-BUILDING = ("dualops.cuda.frontend", "dualops.cuda.helpers")  # what `compile` stands on, and nobody else
+HOST = tuple(f"dualops.cuda.{name}" for name in ("backend", "device", "driver", "arrays", "compile", "binaries"))
+FRONTEND, HELPERS, SOURCES, BUNDLED = (f"dualops.cuda.{name}" for name in ("frontend", "helpers", "sources", "bundled"))
 HOST_OF_OPERATORS = (*HOST, *(f"dualops.cuda.{name}" for name in ("kept", "step", "words", "maps", "plans", "launch")))
 TUNED, PLANNING, TUNING = (f"dualops.cuda.{name}" for name in ("tuned", "planning", "tuning"))
 VIEWS, ROW_WALK = "dualops.cuda.views", "dualops.cuda.row_walk"
@@ -88,7 +88,10 @@ LAW = (
     Row("dualops.cuda.frontend.*", (BACKEND,), ("llvmlite", "numba", "numba.cuda")),
     Row("dualops.cuda.helpers", (SPEC,), ()),
     Row(CACHE, (), ("platformdirs",)),
-    Row("dualops.cuda.compile", (SPEC, SIMULATOR, *HOST[:4], *BUILDING, CACHE), (*NUMBERS, *TOOLKIT)),
+    Row(SOURCES, (), ()),
+    Row(BUNDLED, ("dualops", CACHE), ()),
+    Row("dualops.cuda.compile", (*HOST[:2], FRONTEND), TOOLKIT),
+    Row("dualops.cuda.binaries", (*HOST[:2], HOST[4], SOURCES, BUNDLED, HELPERS, CACHE), TOOLKIT),
     Row("dualops.cuda.kept", HOST[:4], ()),
     Row("dualops.cuda.tensor_map", (SPEC, SIMULATOR, *HOST[:3]), (*NUMBERS, *TOOLKIT)),
     Row("dualops.cuda.step", (SPEC, SIMULATOR, SIZES, *HOST), (*NUMBERS, *TOOLKIT)),
@@ -123,7 +126,7 @@ LAW = (
     ),
     Row(
         "dualops.cli.*",
-        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, CACHE, OFFLINE, ROOF, COST, TUNED, TUNING),
+        (MACHINE, SPEC, TESTING, *PUBLIC, *HOST_OF_OPERATORS, BUNDLED, CACHE, OFFLINE, ROOF, COST, TUNED, TUNING),
         (*NUMBERS, *TOOLKIT, "rich", "torch"),
     ),
     Row("dualops.__main__", ("dualops.cli",), ()),
@@ -275,8 +278,11 @@ LAWFUL = {
     "dualops/cuda/frontend/passes.py": "from numba.core import types\n",
     "dualops/cuda/helpers.py": "from ..spec import SPEC\n",
     "dualops/cuda/cache.py": "import platformdirs\n",
-    "dualops/cuda/compile.py": "from . import cache, device, frontend, helpers\n",
-    "dualops/cuda/step.py": "from . import compile, device\n",
+    "dualops/cuda/sources.py": "import re\n",
+    "dualops/cuda/compile.py": "from . import backend, device, frontend\n",
+    "dualops/cuda/bundled.py": "from .cache import x\n",
+    "dualops/cuda/binaries.py": "from . import bundled, cache, compile, helpers, sources\n",
+    "dualops/cuda/step.py": "from . import binaries, device\n",
     "dualops/cuda/launch.py": "from . import arrays, compile\nfrom .step import x\n",
     "dualops/cuda/roof.py": "from . import device\nfrom .step import x\nfrom .tile import x\n",
     "dualops/cuda/cost/__init__.py": "from ...spec import SPEC\nfrom .. import flash_attention\n",

@@ -2,9 +2,10 @@
 
     python -m dualops check                                     every operator, for the one that dualops is tuned on
     python -m dualops check softmax rms_norm --arch sm_80 sm_90a
+    python -m dualops check --since main                        the kernels whose machine code is not that of main
 
 Exit code 1 if a kernel spills, does not fit its Config's registers or the architecture's shared memory, or if ptxas
-complains of what makes it slow. 2: this installation can't compile.
+complains of what makes it slow; with --since, if the machine code of one differs. 2: this installation can't compile.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from ..machine import NEWEST, install_command
 from ..spec import OPERATORS
+from . import since
 from .errors import CommandError
 from .place import SWITCH
 from .progress import progress
@@ -41,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="processes that compile side by side; default: 1"
     )
+    parser.add_argument(
+        "--since", metavar="REV", help="list the kernels whose machine code differs from this revision's"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a kernel and line")
 
 
@@ -48,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     operators = operators_of(arguments.operators)
     require_compiler()
     architectures = architectures_of(arguments.arch)
+    if arguments.since:
+        return since.run(arguments.since, operators, architectures, arguments.jobs)
     import_module("dualops.cuda")  # registers the operators
     offline = import_module("dualops.cuda.offline")
     wanted = offline.to_check(operators, architectures)

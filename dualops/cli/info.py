@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     made = Table(show_header=False, box=None)
     made.add_column(style="bold")
     made.add_column(overflow="fold")
-    for name, value in (*versions(), *device(), *cache()):
+    for name, value in (*versions(), *device(), *cache(), *installed()):
         made.add_row(name, Text(value))  # brackets in it are its own
     Console(soft_wrap=True).print(made)
     return 0
@@ -71,3 +71,10 @@ def cache() -> Iterator[tuple[str, str]]:
     except OSError as error:
         told = f"not used, {error.strerror}"
     yield "cache", f"{there.folder()}: {told}"
+
+
+def installed() -> Iterator[tuple[str, str]]:
+    """Kernels that came compiled, of each architecture that has some, or why they are not used."""
+    architectures = import_module("dualops.cuda.device").ARCHITECTURES
+    for arch, told in import_module("dualops.cuda.bundled").told(tuple(architectures)):
+        yield f"kernels, {arch}", told

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -133,6 +133,7 @@ class Kernel:
     cluster: int
     identity: str = ""  # the build that made it, with all its arguments: its name in the cache
     made_by: Callable[[], Kernel] | None = field(default=None, repr=False)  # that build, for another process
+    modules: frozenset[str] = frozenset()  # those of the build, and of the classes and functions of its arguments
 
     @property
     def name(self) -> str:
@@ -165,13 +166,29 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
     def built(*args: Any, **options: Any) -> Kernel:
         told = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in options.items())])
         identity = f"{build.__module__}.{build.__name__}({told})"
-        return replace(build(*args, **options), identity=identity, made_by=partial(of_numbers, *args, **options))
+        return replace(
+            build(*args, **options),
+            identity=identity,
+            made_by=partial(of_numbers, *args, **options),
+            modules=frozenset([build.__module__, *modules_of([*args, *options.values()])]),
+        )
 
     @wraps(build)  # pickled as what it is in its module
     def of_numbers(*args: Any, **options: Any) -> Kernel:
         return built(*concrete(args), **{name: concrete(value) for name, value in options.items()})
 
     return of_numbers
+
+
+def modules_of(value: Any) -> Iterator[str]:
+    """The modules of dualops that define the class of a value, of what it holds, or a function that it is."""
+    module = value.__module__ if callable(value) else type(value).__module__
+    if module.startswith("dualops."):
+        yield module
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+    fields = vars(value).values() if hasattr(value, "__dict__") and not callable(value) else ()
+    for each in (*held, *fields):
+        yield from modules_of(each)
 
 
 def where() -> str | None:

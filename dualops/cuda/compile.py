@@ -1,46 +1,17 @@
-"""From a kernel to a cubin: Numba -> LTO-IR -> nvJitLink, without a GPU, and kept on disk.
+"""From a kernel to a cubin: Numba -> LTO-IR -> nvJitLink, without a GPU.
 
 LTO-IR and not PTX is linked: from PTX, ptxas would make relocatable code, ignore `setmaxnreg` and serialise `wgmma`.
-A cubin is kept in the cache folder, see `cache`, by a key of everything it depends on: the sources of `dualops.cuda`
-and of attention's options, the build with its arguments, the architecture, the versions of Numba, numba-cuda and the
-toolkit. So what one machine built serves others, of whichever Python. Where a cubin can't be kept, the process that
-built it holds it.
-
-Any thread may ask for a kernel. One builds at a time, under the lock that Numba compiles under; those that waited for
-the same kernel get the one that was built, or, where that failed, try themselves and get an exception of their own.
-Ctrl-C ends a wait at once, and a build when its instruction of native code is over; nothing is left half done. A fork
-and the end of the program wait for the build under way: a fork's child can build, and no thread is in native code when
-Python ends. A build may ask for another build.
-
-`ahead` has kernels built by other processes, see `helpers`; `build_all` many, side by side.
+`binaries` keeps what is made, and has many made side by side.
 """
 
 from __future__ import annotations
 
-import atexit
-import functools
-import hashlib
-import json
-import marshal
-import os
-import pickle
-import pkgutil
 import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, as_completed
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from importlib import import_module, metadata
-from pathlib import Path
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from dataclasses import dataclass
 
-from ..spec import attention
-from . import cache
 from .backend import SIMULATED, Kernel, compiler_lock
 from .device import compute_capability, known
-from .helpers import HelperError, Helpers, cores, most_helpers
 
 REGISTERS_PER_SM = 65536
 # setmaxnreg ignored, wgmma serialised (for one of ten reasons): a kernel that is right and several times too slow
@@ -71,91 +42,6 @@ class Binary:
     entry: str
     cubin: bytes
     report: Report
-
-
-class Wanted(NamedTuple):
-    """A kernel to build."""
-
-    kernel: Kernel
-    arch: str
-    shared_bytes: int = 0
-
-
-def binary(kernel: Kernel, arch: str, shared_bytes: int = 0) -> Binary:
-    """The kernel for `arch`: from the disk if it is there and whole; else from a helper that is at it; else compiled
-    and kept.
-    """
-    path = _path(kernel, arch, shared_bytes)
-    if found := _read(path):
-        return found
-    promised = _PROMISED.get(path)
-    if promised and not promised.cancel():
-        with suppress(HelperError, CancelledError):  # another thread cancelled it, to build it
-            return promised.result()
-    with compiler_lock:
-        return _read(path) or _UNKEPT.get(path) or _keep(path, compile_kernel(kernel, arch, shared_bytes))
-
-
-def ahead(wanted: Iterable[tuple[Kernel, str, int]]) -> None:
-    """Have helpers build those of the kernels (kernel, arch, shared_bytes) that are not on the disk; nothing waits.
-
-    `binary` then waits for what a helper has taken up, and builds itself what none has: a process that may have no
-    helpers, and a kernel that can't be sent to one, lose nothing.
-    """
-    if SIMULATED:
-        return
-    for kernel, arch, shared_bytes in wanted:
-        path = _path(kernel, arch, shared_bytes)
-        if path in _PROMISED or path in _UNKEPT or cache.holds(path):
-            continue
-        with suppress(pickle.PicklingError):
-            promised = _PROMISED[path] = _submit(_helpers(), kernel, arch, shared_bytes)
-            promised.add_done_callback(functools.partial(_arrived, path))
-
-
-def build_all(
-    wanted: Iterable[Wanted], jobs: int | None = None, *, anew: bool = False, must_keep: bool = False
-) -> Iterator[Report]:
-    """Build kernels in `jobs` processes, one a core, and keep them; reports as they come, first of what was kept.
-
-    anew: whatever the disk holds, which is then left as it is. Raises what a build raises; with must_keep also OSError
-    where a kernel can't be written to the disk.
-    """
-    wanted = list(wanted)
-    if not anew:
-        there = {each: found for each in wanted if (found := _read(_path(*each)))}
-        yield from (found.report for found in there.values())
-        wanted = [each for each in wanted if each not in there]
-    build: Callable[..., Binary] = compile_kernel if anew else _build_and_write if must_keep else binary
-    jobs = min(jobs or cores(), len(wanted))
-    if jobs < 2:
-        yield from (build(*each).report for each in wanted)
-        return
-    here, sent = [], dict[Future[Binary], Wanted]()
-    with Helpers(jobs, begin=_prepare) as helpers:
-        for each in wanted:
-            try:
-                sent[_submit(helpers, *each)] = each
-            except pickle.PicklingError:
-                here.append(each)
-        yield from (build(*each).report for each in here)
-        for done in as_completed(sent):
-            try:
-                made = done.result()
-            except HelperError:  # the same error here, with its cause; or a helper that died
-                yield build(*sent[done]).report
-                continue
-            if not anew:
-                (_write if must_keep else _keep)(_path(*sent[done]), made)
-            yield made.report
-
-
-def _build_and_write(kernel: Kernel, arch: str, shared_bytes: int) -> Binary:
-    """As `binary`, but raises OSError where the kernel can't be written to the disk."""
-    made, path = binary(kernel, arch, shared_bytes), _path(kernel, arch, shared_bytes)
-    if not _read(path):  # this process alone has it, or a helper's thread has yet to write it
-        _write(path, made)
-    return made
 
 
 def compile_kernel(kernel: Kernel, arch: str, shared_bytes: int = 0, ltoir: bytes | None = None) -> Binary:
@@ -236,141 +122,3 @@ def _report(kernel: Kernel, arch: str, dynamic: int, cubin: bytes, log: str, sec
         allowed=registers > 0 and fits and sound and stack == 0 and spills == 0,
         seconds=round(seconds, 3),
     )
-
-
-# --- the disk --------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _sources() -> str:
-    return _digest(*_packages())
-
-
-def _packages() -> tuple[Any, ...]:
-    """Those whose code is in kernels."""
-    return sys.modules[f"{__package__}"].__spec__, attention.__spec__
-
-
-def _digest(*packages: Any) -> str:
-    digest = hashlib.sha256()
-    for package in packages:
-        for name, code in _modules(package):
-            digest.update(f"{name} {len(code)}\n".encode() + code)
-    return digest.hexdigest()
-
-
-def _modules(spec: Any) -> Iterator[tuple[str, bytes]]:
-    """The names of a module and of all below it, each with its source, or its bytecode where there is no source.
-
-    spec: the ModuleSpec. Its loader is asked, because a package may lie in a zip file.
-    """
-    source = spec.loader.get_source(spec.name)
-    yield spec.name, marshal.dumps(spec.loader.get_code(spec.name), 2) if source is None else source.encode()
-    for finder, name, _ in pkgutil.iter_modules(spec.submodule_search_locations or (), f"{spec.name}."):
-        yield from _modules(finder.find_spec(name, None))
-
-
-@functools.cache
-def _versions() -> str:
-    names = ("numba", "llvmlite", "numba-cuda", "nvidia-nvjitlink", "nvidia-nvvm", "nvidia-cuda-nvcc")
-    found = []
-    for name in names:
-        with suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name)}")
-    return "\n".join(found)
-
-
-def built_of() -> str:
-    """What kernels are built of beside themselves: the digest of the sources, and what compiles them."""
-    return f"{_sources()}\n{_versions()}"
-
-
-def _key(kernel: Kernel, arch: str, shared_bytes: int) -> str:
-    if not kernel.identity:
-        raise ValueError(f"{kernel.name} was made outside a function under @builds: it has no identity")
-    everything = "\n".join([built_of(), kernel.identity, arch, str(shared_bytes)])
-    return hashlib.sha256(everything.encode()).hexdigest()
-
-
-def _path(kernel: Kernel, arch: str, shared_bytes: int) -> Path:
-    return cache.folder() / f"{_key(kernel, arch, shared_bytes)}.cubin"
-
-
-_REPORTED = {name: get_origin(kind) or kind for name, kind in get_type_hints(Report).items()}  # types of its fields
-
-
-def _read(path: Path) -> Binary | None:
-    """What a file holds, or None where it is missing, damaged or not to be trusted."""
-    content = cache.read(path)
-    if content is None:
-        return None
-    header, _, cubin = content.partition(b"\n")
-    try:
-        fields: dict[str, Any] = json.loads(header)
-        report = Report(**{**fields["report"], "complaints": tuple(fields["report"]["complaints"])})
-        for text in (fields["entry"], report.name, report.arch, *report.complaints):
-            text.encode()
-    except cache.DAMAGED:
-        return None
-    typed = all(type(getattr(report, name)) is kind for name, kind in _REPORTED.items())
-    return Binary(fields["entry"], cubin, report) if typed else None
-
-
-def _write(path: Path, made: Binary) -> None:
-    """Raises OSError where `path` can't be written."""
-    header = json.dumps({"entry": made.entry, "report": asdict(made.report)}).encode()
-    cache.write(path, header + b"\n" + made.cubin)
-
-
-def _keep(path: Path, made: Binary) -> Binary:
-    """Write `made` to the disk, or hold it here where that can't be."""
-    try:
-        _write(path, made)
-    except OSError:
-        _UNKEPT[path] = made
-    return made
-
-
-# --- other processes ---------------------------------------------------------------------------------
-
-_PROMISED: dict[Path, Future[Binary]] = {}  # what helpers are at
-_UNKEPT: dict[Path, Binary] = {}  # what could not be written
-
-
-@functools.cache
-def _helpers() -> Helpers:
-    return Helpers(most_helpers(), begin=_prepare)
-
-
-def _prepare() -> None:
-    """In a helper, before its first kernel: what every build needs."""
-    import_module("cuda.core")
-    import_module(f"{__package__}.frontend").prepare()
-
-
-def _submit(helpers: Helpers, kernel: Kernel, arch: str, shared_bytes: int) -> Future[Binary]:
-    """Raises pickle.PicklingError for a kernel that can't be sent."""
-    return helpers.submit(_build_again, kernel.made_by, arch, shared_bytes, _key(kernel, arch, shared_bytes))
-
-
-def _build_again(made_by: Callable[[], Kernel], arch: str, shared_bytes: int, key: str) -> Binary:
-    """In a helper: the kernel that has this key in the process that asks."""
-    kernel = made_by()
-    if _key(kernel, arch, shared_bytes) != key:
-        raise RuntimeError(f"{kernel.identity} is another kernel in this process")
-    return compile_kernel(kernel, arch, shared_bytes)
-
-
-def _arrived(path: Path, promised: Future[Binary]) -> None:
-    with suppress(HelperError, CancelledError):
-        _keep(path, promised.result())
-    _PROMISED.pop(path, None)
-
-
-# whoever holds Numba's lock is building; a fork's child would never get it, and Python must not end in native code
-os.register_at_fork(
-    before=compiler_lock.acquire,
-    after_in_parent=compiler_lock.release,
-    after_in_child=lambda: (_PROMISED.clear(), compiler_lock.release()),
-)
-atexit.register(compiler_lock.acquire)

@@ -15,7 +15,8 @@ from ..spec.base import Input
 from ..spec.meta import contiguous_strides
 from ..spec.text import case_of
 from . import device as devices
-from .compile import Report, Wanted, ahead, build_all
+from .binaries import Wanted, ahead, build_all
+from .compile import Report
 from .device import Device
 from .launch import OPERATIONS, Choice, Operation
 from .step import Step
@@ -65,7 +66,7 @@ def _cases(text: str) -> list[tuple[Spec, Case]]:
 
 
 def build_gradient_ahead(problem: Problem, device: Device) -> None:
-    """Have helpers build what the gradient of a forward call will take, see `compile.ahead`; nothing waits.
+    """Have helpers build what the gradient of a forward call will take, see `binaries.ahead`; nothing waits.
 
     Nothing happens where that gradient has no kernels: backward says so, if it is called.
     """

@@ -17,7 +17,7 @@ from ..spec import ArrayMeta, Problem
 from ..spec.meta import take_turns
 from .arrays import Adapter
 from .backend import SIMULATED
-from .compile import ahead
+from .binaries import ahead
 from .device import Device
 from .driver import away, handle_of
 from .maps import Mapped, Maps

@@ -13,7 +13,7 @@ import numpy as np
 from ..spec import ArrayMeta
 from . import driver, simulator
 from .backend import SIMULATED, Kernel, TensorMapType, f32, f64, types
-from .compile import binary
+from .binaries import binary
 from .device import PORTABLE_CLUSTER, Device
 from .sizes import concrete
 

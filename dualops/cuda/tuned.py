@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ..spec import ArrayMeta, Problem
 from . import cache
-from .compile import built_of
+from .binaries import built_of
 from .device import Device
 from .plans import Choice
 

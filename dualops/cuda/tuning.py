@@ -16,7 +16,7 @@ from warnings import warn
 
 from .arrays import adapter_of
 from .backend import SIMULATED
-from .compile import Wanted, build_all
+from .binaries import Wanted, build_all
 from .driver import away, elapsed
 from .launch import Offer, Operation
 from .planning import named_call

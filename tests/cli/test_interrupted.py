@@ -55,7 +55,7 @@ PLACES = {
     "info": (["info"], "import dualops.cli.info as i; i.ask_driver = wait"),
     "check": (["check", "lion", "--arch", "sm_80"], "{compiler}; o.build_all = wait"),
     "check, compiling": (["check", "lion", "--arch", "sm_80"], "{compiler}; k.lto_ir = wait"),
-    "check, in processes": (["check", "lion", "--arch", "sm_80", "--jobs", "2"], "{compiler}; k.as_completed = wait"),
+    "check, in processes": (["check", "lion", "--arch", "sm_80", "--jobs", "2"], "{compiler}; b.as_completed = wait"),
     "warm": (["warm", "lion", "--arch", "sm_80"], "{compiler}; o.to_warm = wait"),
     "estimate": (["estimate", "softmax"], "import dualops.cuda.cost as c; c.rankings = wait"),
     "tune": (["tune", "softmax", "--dry-run"], "import dualops.cuda.offline as o; o.absent_problem = wait"),
@@ -63,7 +63,7 @@ PLACES = {
     "while it is imported": (["info"], "import numpy; wait_before = sys.meta_path.insert(0, SimpleNamespace("
                              "find_spec=lambda name, *_: wait() if name == 'dualops.cli' else None))"),
 }  # fmt: skip
-COMPILER = "import dualops.cuda.offline as o, dualops.cuda.compile as k, dualops.cuda"
+COMPILER = "import dualops.cuda.offline as o, dualops.cuda.compile as k, dualops.cuda.binaries as b, dualops.cuda"
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -11,7 +11,7 @@ import numpy as np
 from dualops.cuda.launch import OPERATIONS
 from dualops.spec import Case
 from tests.checks import NUMPY, Library, check
-from tests.cuda.operators import GENERAL_RUNGS, Direction, shapes_of, without_broadcast
+from tests.cuda.operators import GENERAL_RUNGS, Direction, general_rungs, shapes_of, without_broadcast
 from tests.problems import Layout, layouts_of, random_layout, random_problems
 
 STRIDES_OF_ROWS = 3  # the axes beside its own that softmax can walk where no two of them merge
@@ -59,14 +59,23 @@ class Trial:
     @property
     def may_be_refused(self) -> bool:
         """Whether a rung is asked for that does not do everything, or a softmax's rows lie along too many strides."""
-        if self.rung not in (None, *GENERAL_RUNGS):
+        if not self.must_run:
             return True
         if self.direction.spec.name != "softmax":
             return False
         shape = self.case.shapes["x"]
         axis = self.case.params["axis"] % len(shape)
-        plain = self.out_layout is None and all(layout == Layout.dense(len(shape)) for layout in self.layouts.values())
-        return not plain and sum(size > 1 for i, size in enumerate(shape) if i != axis) > STRIDES_OF_ROWS
+        return not self.dense and sum(size > 1 for i, size in enumerate(shape) if i != axis) > STRIDES_OF_ROWS
+
+    @property
+    def must_run(self) -> bool:
+        """Whether the best rung is asked for, or one that does all such problems."""
+        return self.rung in (None, *general_rungs(self.direction, self.case, self.dense))
+
+    @property
+    def dense(self) -> bool:
+        """Whether all arrays are, results too."""
+        return self.out_layout is None and all(own == Layout.dense(len(own.order)) for own in self.layouts.values())
 
 
 def consistent(direction: Direction, layouts: dict[str, Layout]) -> dict[str, Layout]:

@@ -50,8 +50,6 @@ DIRECTIONS = [
 every_direction = pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: direction.name)
 
 
-# these do every problem of an operator, but those in a precision of tensor cores; the others say by NotImplementedError
-# which they do not
 GENERAL_RUNGS = ("naive", "simt")
 FORWARD_ALONE = {("retention_backward", "sm90")}  # rungs without a gradient
 
@@ -70,13 +68,28 @@ def cases_on_rungs(tag: Tag) -> list[Any]:
 
 def rungs_of(direction: Direction, case: Case) -> list[str]:
     """The rungs that do a case whose arrays are dense, the general ones whatever they say."""
-    general = GENERAL_RUNGS if case.params.get("precision") is None else ()
+    general = general_rungs(direction, case)
     spec, device = direction.spec, devices.current()
     problem = absent_problem(spec, case, direction.backward)
     outputs = problem.outputs(direction.outputs)
     operation = OPERATIONS[spec.name][direction.backward]
     served = {choice.rung for choice in operation.choices(problem, outputs, device)}
     return [rung for rung in spec.rungs if rung in served or rung in general]
+
+
+def general_rungs(direction: Direction, case: Case, dense: bool = True) -> tuple[str, ...]:
+    """The rungs that must do a case; the others say by NotImplementedError which problems they do not.
+
+    Those are all of GENERAL_RUNGS, but in a precision of tensor cores none, and without naive where a softmax's rows
+    are not contiguous, as they may be if arrays are not dense, and for the gradient of log_decay.
+    """
+    if case.params.get("precision") is not None:
+        return ()
+    rows_apart = direction.spec.name == "softmax" and not (
+        dense and case.params.get("axis", -1) in (-1, len(case.shapes["x"]) - 1)
+    )
+    step_gradient = direction.backward and "log_decay" in case.shapes
+    return tuple(rung for rung in GENERAL_RUNGS if rung != "naive" or not (rows_apart or step_gradient))
 
 
 def shapes_of(direction: Direction, case: Case) -> dict[str, tuple[int, ...]]:

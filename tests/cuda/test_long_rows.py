@@ -10,7 +10,8 @@ import dualops.cuda  # noqa: F401  registers the operations
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS, Choice
 from dualops.cuda.norm import clusters_of
-from dualops.cuda.norm.staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig
+from dualops.cuda.norm.long_rows import LongRowsConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
 from dualops.cuda.offline import absent_problem
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize
@@ -41,12 +42,10 @@ def test_clusters_by_bytes_of_a_row(dtype):
     assert of("softmax") == [(4, 4), (8, 4), (16, 4), (16, 2), (16, 2)]
     assert of("softmax", True) == [(8, 3), (16, 3), (16, 2), (16, 1), (16, 1)]
     wide = dtype == "bfloat16"  # as weights are float32
-    rings, clusters = [(4, 1), (8, 1), (16, 1), (8, 1), (16, 1)], [(8, 3), (16, 3), (16, 3), (16, 2), (16, 1)]
+    rings, clusters = [(4, 1), (8, 1), (16, 1), 0, 0], [(8, 3), (16, 3), (16, 3), (16, 2), 0]
     assert of("rms_norm") == (rings if wide else clusters)
     assert of("rms_norm", True) == [(8, 1), (16, 1), (16, 1), 0, 0]
-    assert of("layer_norm") == (
-        [(8, 2), (8, 1), (16, 1), (8, 1), (16, 2)] if wide else [(8, 4), (16, 4), *[(16, 1)] * 3]
-    )
+    assert of("layer_norm") == ([(8, 2), (8, 1), (16, 1), 0, 0] if wide else [(8, 4), (16, 4), (16, 1), 0, 0])
     assert of("layer_norm", True) == [(8, 1), (16, 1), 0, 0, 0]
 
 
@@ -83,37 +82,22 @@ def test_other_rows_take_the_smallest_cluster_that_holds_them_in_few_vectors(ope
     assert (config.cluster, config.vectors, config.min_blocks) == expected
 
 
-@pytest.mark.parametrize(("kib", "kept"), [(1024, 13), (2048, 6), (4096, 12)])
-def test_two_blocks_an_sm_keep_less_of_what_l2_holds(kib, kept):
-    assert chosen("layer_norm", False, kib, "bfloat16").config.kept == kept
-
-
 @pytest.mark.parametrize(
-    ("operator", "dtype", "kib", "expected"),
+    ("operator", "backward", "narrow", "longest"),
     [
-        ("layer_norm", "bfloat16", 520, (512, 5, 16, 5, True, 1)),
-        ("layer_norm", "float16", 768, (512, 6, 16, 6, True, 1)),
-        ("layer_norm", "float32", 1024, (512, 8, 16, 8, True, 1)),
-        ("layer_norm", "float32", 1032, (512, 9, 16, 7, False, 1)),
-        ("rms_norm", "bfloat16", 2048, (512, 16, 16, 7, False, 1)),
+        ("rms_norm", False, True, 1024),
+        ("rms_norm", False, False, 512),
+        ("rms_norm", True, True, 512),
+        ("layer_norm", False, True, 512),
+        ("layer_norm", False, False, 512),
+        ("layer_norm", True, True, 256),
     ],
 )
-def test_rows_whose_next_one_waits_beside_them(operator, dtype, kib, expected):
-    assert chosen(operator, False, kib, dtype, narrow=True).config == ClusterAheadConfig(*expected)
-
-
-@pytest.mark.parametrize(
-    ("operator", "dtype", "kib"),
-    [
-        ("layer_norm", "bfloat16", 512),
-        ("layer_norm", "float32", 512),
-        ("layer_norm", "bfloat16", 2056),
-        ("rms_norm", "bfloat16", 1024),
-        ("layer_norm", "float64", 1024),
-    ],
-)
-def test_shorter_and_longer_rows_and_float64_are_walked_otherwise(operator, dtype, kib):
-    assert not isinstance(chosen(operator, False, kib, dtype, narrow=True).config, ClusterAheadConfig)
+def test_rows_longer_than_a_cluster_holds_are_read_again(operator, backward, narrow, longest):
+    assert chosen(operator, backward, longest, "bfloat16", narrow).rung == "sm90"
+    for kib in (longest + 4, 4 * longest, 16384):
+        again = chosen(operator, backward, kib, "bfloat16", narrow)
+        assert (again.rung, again.config) == ("simt", LongRowsConfig(512, 2)), kib
 
 
 def test_of_16_bit_rows_with_two_gradients_of_weights_512_threads_do_not_overlap():

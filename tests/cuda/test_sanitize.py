@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dualops.spec import OPERATORS
+from dualops.cuda import device as devices
+from dualops.spec import OPERATORS, Tag
 from tests.checks import Rejected
 from tests.cuda.gpu import edge, sanitize
-from tests.cuda.operators import Direction
+from tests.cuda.gpu.cover import covered_by
+from tests.cuda.gpu.warm import kernels_of_tests
+from tests.cuda.operators import DIRECTIONS, Direction
 
 # plays compute-sanitizer and the process under it; what a case is called says what becomes of it
 TOOL = f"""#!{sys.executable}
@@ -60,6 +63,7 @@ def run(tmp_path, monkeypatch, capsys):
     tool.write_text(TOOL)
     tool.chmod(0o755)
     monkeypatch.setattr(sanitize, "warm", lambda cases: None)
+    monkeypatch.setattr(sanitize, "fewer", lambda cases: cases[:-1] if "too-many" in cases else cases)
     monkeypatch.setattr(sanitize, "STARTING", 1.0)
 
     def start(cases: str, *words: str) -> tuple[int, str]:
@@ -193,3 +197,26 @@ def test_cases_one_after_another(names, until, code, told, monkeypatch, capsys):
 
 def test_the_folder_of_the_sources_is_the_root():
     assert (sanitize.ROOT / "dualops").is_dir() and Path(sanitize.__file__).is_relative_to(sanitize.ROOT)
+
+
+def test_fewer_cases_without_words(run):
+    """With words, or all, none is left out."""
+    assert row(run("a b too-many")[1], "memcheck")[0] == 2
+    assert row(run("a b too-many", "--all")[1], "memcheck")[0] == 3
+    assert row(run("an b too-many", "n")[1], "memcheck")[0] == 2
+
+
+def test_the_cases_that_have_all_pairs(monkeypatch):
+    """Of an operator: each kernel's values and pairs are those of a kernel of a case that is left."""
+    device = devices.known("sm_90a")
+    monkeypatch.setattr(devices, "current", lambda: device)
+    direction = next(direction for direction in DIRECTIONS if direction.name == "layer_norm")
+    every = {case.id: (direction, None, case) for case in direction.spec.tagged(Tag.EDGE)}
+    monkeypatch.setattr(edge, "cases", lambda: every)
+    few = sanitize.fewer([*every])
+    assert 0 < len(few) < len(every)
+    needs, kernels = kernels_of_tests(sanitize.calls_of([*every]))
+    found = [
+        set().union(*(covered_by(kernels[each]) for name in names for each in needs[name])) for names in (few, every)
+    ]
+    assert found[0] == found[1]

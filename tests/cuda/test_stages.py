@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cuda.gpu import stages
+from tests.cuda.gpu import __main__ as main, stages
 from tests.cuda.gpu.__main__ import stages as of_everything
 from tests.cuda.gpu.stages import Outcome, Stage, picked, run, spread
 
@@ -72,11 +74,26 @@ def test_no_time_and_no_tests(ran):
 
 def test_every_test_is_in_one_stage():
     """Of those that are neither timed nor on the CPU, only the last has them."""
-    timed, on_cpu, compiling, on_gpu = of_everything(4, "softmax", "folder")
+    timed, on_cpu, compiling, on_gpu = of_everything(4, "softmax", "folder", {"DUALOPS_TEST_LEFT_OUT": "list"})
     assert (
         timed.arguments[:2] == ["-m", "alone"] and "not alone" in on_cpu.arguments and "not alone" in on_gpu.arguments
     )
     assert picked("not cuda", "softmax") == ["-k", "(not cuda) and (softmax)"] == on_cpu.arguments[-3:-1]
     assert on_gpu.arguments[-4:] == ["-k", "(cuda) and (softmax)", stages.GPU, stages.BRIDGE]
-    assert on_cpu.environment == compiling.environment == {"DUALOPS_TEST_CALLS": "folder"}
-    assert not on_gpu.environment
+    assert on_cpu.environment == {"DUALOPS_TEST_CALLS": "folder"}
+    assert compiling.environment == {"DUALOPS_TEST_CALLS": "folder", "DUALOPS_TEST_LEFT_OUT": "list"}
+    assert on_gpu.environment == {"DUALOPS_TEST_LEFT_OUT": "list"}
+
+
+def test_the_modules_that_were_edited(tmp_path, monkeypatch):
+    files = [tmp_path / "dualops" / name for name in ("cuda/__init__.py", "cuda/launch.py", "cuda/step.py", "py.typed")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    who = {f"GIT_{role}_{what}": "test" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    for words in (["init", "--quiet"], ["add", "dualops"], ["commit", "--quiet", "--message", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True, env={**os.environ, **who})
+    for file in (files[0], files[2], files[3]):
+        file.write_text("edited")
+    monkeypatch.setattr(main, "ROOT", tmp_path)
+    assert main.edited("HEAD") == ["dualops.cuda", "dualops.cuda.step"]

@@ -1,6 +1,6 @@
 """Attention with all of its options in plain Python floats, a score at a time: what the references are held against.
 
-Written from DESIGN.md. It shares nothing with the records in `dualops/spec/attention`.
+Written from the operator's description alone. It shares nothing with the records in `dualops/spec/attention`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("error")  # no NumPy warning reaches a u
 
 
 def formula(arrays: Mapping[str, np.ndarray], params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """All results of a call of retention in float64, a score at a time; written from DESIGN.md."""
+    """All results of a call of retention in float64, a score at a time; written from the operator's description."""
     q, k, v = (arrays[name].astype(np.float64) for name in "qkv")
     (B, H, Sq, D), Sk, Dv = q.shape, k.shape[2], v.shape[3]
     scale = 1 / sqrt(D) if params.get("scale") is None else params["scale"]

@@ -18,12 +18,10 @@ from dualops.cuda import norm
 from dualops.cuda.flash_attention import hidden, hidden_keys, sm80 as attention_sm80, sm90 as attention_sm90
 from dualops.cuda.flash_attention.sm80 import (
     backward as attention_sm80_backward,
-    fused_launch as attention_sm80_fused_launch,
 )
 from dualops.cuda.flash_attention.sm80.config import Sm80Config as AttentionSm80Config
 from dualops.cuda.flash_attention.sm80.dkv_config import Sm80DkvConfig
 from dualops.cuda.flash_attention.sm80.dq_config import Sm80DqConfig
-from dualops.cuda.flash_attention.sm80.fused_config import Sm80FusedConfig
 from dualops.cuda.flash_attention.sm90 import (
     backward as attention_sm90_backward,
     bias_walk as attention_bias_walk,
@@ -50,10 +48,8 @@ from dualops.cuda.matmul.sm90.config import Sm90Config
 from dualops.cuda.norm.long_rows import LongRowsConfig as NormLongRows
 from dualops.cuda.norm.rows import RowsConfig as NormRows
 from dualops.cuda.norm.staging import (
-    ClusterAheadConfig as NormClusterAhead,
     ClusterRowsConfig as NormClusterRows,
     RingConfig as NormRing,
-    StagesConfig,
 )
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.cuda.retention import marks as retention_marks, sm80 as retention_sm80, sm90 as retention
@@ -83,7 +79,6 @@ from dualops.spec import OPERATORS, Case, Tag
 from tests.checks import Rejected, check
 from tests.cuda.configs import Change, alone, changed
 from tests.cuda.operators import Direction
-from tests.wrong.turns import in_turns
 
 NO_ROWS = (softmax_rows, {"_rows_config": lambda *_: None})  # a row is not kept in registers
 
@@ -213,26 +208,6 @@ def _norm_clusters() -> Iterator[Problem]:
     for operator, residual in product(("rms_norm", "layer_norm"), (False, True)):
         case = _norm_case(f"cluster of 2{residual * ', with a residual'}", operator, 5, columns, "float32", residual)
         yield Problem("norm_cluster_rows", operator, False, "sm90", case, configs=((norm, instead),))
-
-
-def _norm_ahead() -> Iterator[Problem]:
-    """Five rows of three vectors a thread, of which two wait in shared memory, for a cluster of two blocks."""
-    config = NormClusterAhead(64, 3, 2, staged=2, b_shared=False)
-    columns = config.cluster * config.columns("float32") - 8  # so that w does not fill its place
-    case = _norm_case("cluster of 2", "layer_norm", 5, columns, "float32", False)
-    instead = {"ahead_config": lambda *_: config}
-    yield Problem("norm_cluster_ahead", "layer_norm", False, "sm90", case, configs=((norm, instead),))
-
-
-def _norm_stages() -> Iterator[Problem]:
-    """Rows that stay, and rows of which a chunk comes again, for a block or a cluster of two."""
-    for cluster, longer in product((1, 2), (0, 1)):
-        config = StagesConfig(64, 1, stages=4, cluster=cluster, kept=2)
-        columns = cluster * (config.kept + longer) * config.chunk("float64")
-        operator = "layer_norm" if longer else "rms_norm"
-        case = _norm_case(f"cluster of {cluster}{longer * ', longer'}", operator, 7, columns, "float64", longer > 0)
-        instead = {"ring_config": lambda *_: None, "stages_config": lambda *_, config=config: config}
-        yield Problem("norm_ring_stages", operator, False, "sm90", case, configs=((norm, instead),))
 
 
 def _norm_rows() -> Iterator[Problem]:
@@ -425,18 +400,6 @@ def _attention_gradient_sm80(kernel: str, Sq: int, Sk: int, Dv: int) -> Iterator
     yield Problem(kernel, "flash_attention", True, "sm80", case, configs=((attention_sm80_backward, one), *NONE_ANEW))
 
 
-def _attention_fused_sm80() -> Iterator[Problem]:
-    """Of three stages five tiles, and of two, whose blocks meet twice, four; for two blocks, which add in turns."""
-    small: Change = (attention_sm80_fused_launch, {"LEAST_TILES": 1})
-    for name, Sq, config in (("once", 260, Sm80FusedConfig()), ("twice", 200, Sm80FusedConfig(stages=2))):
-        shapes = {"q": (1, 1, Sq, 128), "k": (1, 1, 130, 128), "v": (1, 1, 130, 128)}
-        case = Case(name, "bfloat16", shapes, {"return_lse": True})
-        chosen = (attention_sm80_fused_launch, {"fused_configs": lambda *_, config=config: iter([(config, "alone")])})
-        configs = (small, chosen, *in_turns(), *NONE_ANEW)
-        yield Problem("flash_attention_fused_sm80", "flash_attention", True, "sm80", case, configs=configs)
-    yield Problem("flash_attention_dq_finish_sm80", "flash_attention", True, "sm80", case, configs=(small, *NONE_ANEW))
-
-
 def _products_in_boxes() -> Iterator[Problem]:
     """Two tiles for each block of a cluster, stored as boxes, with a bias; for a block, row by row; a sum that two
     blocks make; and parts of float32 in pieces of three slices, the last of two. Each fills a stage anew.
@@ -502,15 +465,12 @@ PROBLEMS = [
     *_softmax_clusters(),
     *_softmax_rows(),
     *_norm_rings(),
-    *_norm_stages(),
     *_norm_clusters(),
-    *_norm_ahead(),
     *_norm_rows(),
     *_attention(),
     *_attention_gradient(),
     *_attention_gradient_sm80("flash_attention_dq_sm80", 40, 100, 64),
     *_attention_gradient_sm80("flash_attention_dkv_sm80", 50, 40, 128),
-    *_attention_fused_sm80(),
     *_retention(),
     *_retention_sm80(),
     *_products_in_boxes(),

@@ -14,8 +14,6 @@ from ..flash_attention.options import having
 from ..flash_attention.sm80 import backward as sm80
 from ..flash_attention.sm80.dkv_config import Sm80DkvConfig, dkv_configs as sm80_dkv_configs
 from ..flash_attention.sm80.dq_config import Sm80DqConfig, dq_configs as sm80_dq_configs
-from ..flash_attention.sm80.fused_config import HALVES, PART, Sm80FusedConfig
-from ..flash_attention.sm80.fused_launch import fused_choices as sm80_fused_choices
 from ..flash_attention.sm90 import backward as sm90
 from ..flash_attention.sm90.config import BOX, SLACK, padded
 from ..flash_attention.sm90.dkv_config import AnyDkvConfig, DkvApartConfig, DkvConfig, dkv_configs
@@ -57,9 +55,6 @@ def gradient_candidates(p: Problem, gpu: Architecture, rungs: Container[str]) ->
             yield _pair("sm90", delta, one, other, steps)
     if "sm80" not in rungs:
         return
-    for choice in sm80_fused_choices(p, results, gpu.device):
-        if choice.shared_bytes <= gpu.shared_per_block:
-            yield _sm80_fused(choice, delta, p, gpu)
     dq = [_sm80_dq(config, p, gpu) for config, _ in sm80_dq_configs(p.D, p.Dv, _options(p))]
     dkv = [_sm80_dkv(config, p, gpu) for config, _ in sm80_dkv_configs(p.D, p.Dv, _options(p))]
     for one, other in product(dq, dkv):
@@ -294,32 +289,3 @@ def _sm80_dkv(config: Sm80DkvConfig, p: Problem, gpu: Architecture) -> Kernel:
         begins_bytes=2 * keys * (D + Dv),
     )
     return Kernel(Part("dk, dv", config), estimate_of(work, gpu), shared_bytes)
-
-
-def _sm80_fused(choice: Choice, delta: Estimate, p: Problem, gpu: Architecture) -> Candidate:
-    """Of sm80/fused.py, with the pass that makes rows of dq's sums: a warp has 32 x 32 of S, dP and dq, and 32 keys by
-    half of the columns of dk and dv, for which it writes its half of P and dS and reads another's.
-    """
-    config: Sm80FusedConfig = choice.config.fused
-    D, Dv, queries, keys = p.D, p.Dv, config.block_q, config.block_kv
-    products = (
-        (Product(keys, queries, D, not config.held), (PART, PART)),
-        (Product(keys, queries, Dv, not config.held), (PART, PART)),
-        (Product(keys, Dv, queries, False), (PART, Dv // HALVES)),
-        (Product(keys, D, queries, False), (PART, D // HALVES)),
-        (Product(queries, D, keys, True), (PART, PART)),
-    )
-    softmax, tile_bytes = Softmax(keys * queries, DKV_INSTRUCTIONS), 2 * queries * (D + Dv)
-    words_bytes = 2 * 2 * 2 * keys * queries  # of P and dS, written and read
-    work = Work(
-        warp_step(gpu, products, softmax, tile_bytes + words_bytes),
-        softmax.waits(gpu, DKV_EXPOSED, config.threads // 128, products_waited_for=2),
-        pieces_of_keys(p, keys, queries),
-        p.nbytes("q", "k", "v", "do", "lse") + p.nbytes("k", "v") + sums_bytes(p),
-        copied_bytes=tile_bytes,
-        ahead=config.stages - 1,
-        begins_bytes=2 * keys * (D + Dv),
-        launches=2,  # one clears the flags
-    )
-    estimate = delta + estimate_of(work, gpu) + copying(sums_bytes(p) + p.nbytes("q"), gpu)
-    return Candidate("sm80", (Part("dq, dk, dv", config),), estimate, choice.shared_bytes, choice.steps)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from ..compile import Report, Wanted, build_all
+from ..binaries import Wanted, build_all
+from ..compile import Report
 from ..step import Step
 from .architectures import Architecture
 from .model import Estimate

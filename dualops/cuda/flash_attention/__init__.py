@@ -185,7 +185,7 @@ def flash_attention_backward(
     them of what is left of 16-bit dtypes, D and Dv to 128, of the same scales, with up to four options that cost
     registers, where D + Dv is above 192 with one; there too rows are made again. Elsewhere simt serves.
     Beside its results simt needs delta, as large as lse, and so do sm80 and sm90, this with a counter of 8 bytes; where
-    one kernel of these makes it all dq in float32 and 8 bytes a tile of 64 queries (`plan` says it). sm90 needs of
+    one kernel of sm90 makes it all, dq in float32 and 8 bytes a tile of 64 queries (`plan` says it). sm90 needs of
     float32 6 bytes for each number of q, k, v and do, of a block mask 4 bytes for 128 * 128 pairs of each head that has
     its own, or of a group's where all have one, and of a bias that has one row, or is small beside what it was added
     to, parts of dbias in float32; naive twice B * H * Sq * Sk scores.

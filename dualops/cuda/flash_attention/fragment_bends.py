@@ -55,9 +55,10 @@ def pair_bends(
         prob = bent = num.zero
         if not is_marked(product):
             score = score_of(product * scale, options, at, bits, e)
-            prob = bent = num.exp2(exponent(score, base))
-            if chain.bends and score != num.minus_inf:  # there a slope may be anything
-                bent *= slope(product * scale, options, at)
+            if score != num.minus_inf:  # there a slope may be anything
+                prob = bent = num.exp2(exponent(score, base))
+                if chain.bends:
+                    bent *= slope(product * scale, options, at)
         return prob, bent
 
     @verb

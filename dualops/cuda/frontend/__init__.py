@@ -1,23 +1,28 @@
 """From a kernel to LTO-IR: Numba's own passes, without the work that they do over and over. No GPU is needed.
 
 Members of nouns and records are constants, which they are not to Numba (`members`). But for that the code is what
-`cuda.compile` makes, which takes more than twice as long; tests hold the machine code of the two against each other.
+`cuda.compile` makes, which takes about seven times as long; tests hold the machine code of the two against each other.
 What is done less often:
 
-    verbs        Numba makes the IR of an inlined function anew for each call of it, and two deep copies. Here: once a
-                 kernel, and a copy that shares what is never changed (`inlining`).
-    types        Numba tries all overloads and ufuncs for each `a + b`, and again to lower it. Here: once in the life of
-                 the process (`answers`).
+    bytecode     of a function is interpreted for each closure of it. Here: once for a code object (`verbs`).
+    verbs        Numba inlines a function into its caller, and both into the caller's caller, by deep copies. Here: each
+                 statement is copied once, into the kernel (`inlining`).
     assignments  Numba walks through the whole kernel twice for each variable that is assigned to again. Here: through
-                 the blocks that mention it (`assignments`).
-    labels       of blocks double with each function that is inlined in one that is inlined. Here: they count blocks
-                 (`inlining`).
+                 the statements that mention it (`assignments`).
+    types        Numba asks all constraints in rounds until no type changes. Here: those again whose variables changed
+                 (`inference`).
+    signatures   Numba tries all overloads and ufuncs for each `a + b`, for each literal, and again to lower it. Here:
+                 once in the life of the process (`answers`).
+    lowering     has a shorter way for each statement (`lowering`), elements of arrays (`elements`) and divisions by
+                 constants (`division`).
+    labels       of blocks double with each function that is inlined in one that is inlined. Here: they count blocks.
     lifetimes    of variables are computed after each of nine passes, and to count references. Here: never, since nobody
                  counts them (`passes`).
     rewrites     of strings, constant arrays, closures and `with` look through each function. Here: where there are any.
-    collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards.
+    collections  of garbage run while Numba makes objects that live until it is done. Here: afterwards, when those
+                 have been taken apart (`cycles`).
 
-This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, which pyproject.toml asks for.
+This is the one package that knows Numba's compiler from inside: of numba-cuda 0.30, see `known`.
 """
 
 # numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
@@ -26,9 +31,11 @@ This is the one package that knows Numba's compiler from inside: of numba-cuda 0
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from . import known  # noqa: F401  before Numba's own modules, which may be others
+
+# isort: split
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from numba.core import types
@@ -41,8 +48,9 @@ from numba.cuda.cudadrv import nvvm
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.flags import CUDAFlags
 
-from . import answers, assignments, inlining  # noqa: F401  their passes
+from . import answers, assignments, inlining, verbs  # noqa: F401  their passes
 from .by_value import take_by_value
+from .cycles import untie, untie_module, without_collections
 from .passes import leaner
 from .read_arrays import in_global_memory
 
@@ -77,7 +85,10 @@ def ltoir(
         kernel_fixup(entry, False)
         take_by_value(entry)
         nvvm.set_launch_bounds(entry, launch_bounds)
-        return library.get_ltoir(cc=cc)
+        try:
+            return library.get_ltoir(cc=cc)
+        finally:
+            untie_module(library)
 
 
 def prepare() -> None:
@@ -87,24 +98,14 @@ def prepare() -> None:
         cuda_target.target_context.refresh()
 
 
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Automatic collections wait until it is over, in all threads."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class Compiler(CUDACompiler):
     """Numba's pipeline for CUDA with our passes."""
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.verbs: dict[Callable[..., Any], Any] = {}  # their IR
+    def compile_extra(self, func: Callable[..., None]) -> Any:
+        try:
+            return super().compile_extra(func)
+        finally:
+            untie(self.state)
 
     def define_pipelines(self) -> list[PassManager]:
         return [leaner(manager) for manager in super().define_pipelines()]

@@ -21,6 +21,8 @@ from typing import Any
 from numba import cuda
 from numba.cuda.core import ir
 
+from .names import names_read
+
 FOLDED = {operator.add, operator.sub, operator.mul, operator.floordiv}
 INLINED = "_dualops_inlined"  # a function's attribute
 
@@ -39,7 +41,9 @@ def settle_members(function: Any) -> None:
                     settled = True
                 if isinstance(statement.value, (ir.Global, ir.FreeVar)) and _is_verb(statement.value.value):
                     statement.value.value = _inlined(statement.value.value)
-            uses.update(variable.name for variable in statement.list_vars())
+                uses.update((statement.target.name, *names_read(statement.value)))
+            else:
+                uses.update([variable.name for variable in statement.list_vars()])
     if settled:
         for block in function.blocks.values():
             block.body = [each for each in block.body if not _idle(each, uses)]

@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from numba.cuda.core import ir
+from numba.core import types
+from numba.cuda.core import errors, ir, rewrites
 from numba.cuda.core.compiler_machinery import PassManager, _pass_registry, register_pass
-from numba.cuda.core.ir_utils import enforce_no_phis, fixup_var_define_in_scope
+from numba.cuda.core.ir_utils import enforce_no_phis, is_operator_or_getitem
+from numba.cuda.core.rewrites.ir_print import DetectConstPrintArguments, RewritePrintCalls
+from numba.cuda.core.rewrites.static_binop import DetectStaticBinops
+from numba.cuda.core.rewrites.static_getitem import RewriteConstGetitems, RewriteConstSetitems
+from numba.cuda.core.rewrites.static_raise import RewriteConstRaises
 from numba.cuda.core.transforms import canonicalize_cfg
-from numba.cuda.core.typed_passes import IRLegalization, NopythonRewrites, PreLowerStripPhis
-from numba.cuda.core.untyped_passes import InlineClosureLikes, IRProcessing, WithLifting
+from numba.cuda.core.typed_passes import InlineOverloads, IRLegalization, NopythonRewrites, PreLowerStripPhis
+from numba.cuda.core.untyped_passes import (
+    DeadBranchPrune,
+    GenericRewrites,
+    InlineClosureLikes,
+    IRProcessing,
+    RewriteSemanticConstants,
+    WithLifting,
+)
 
 from .members import settle_members
 
@@ -36,9 +48,26 @@ def instead_of(theirs: Any) -> Callable[[Pass], Pass]:
     return replace
 
 
+class Manager(PassManager):
+    """Runs passes without the lock, events, timers and checks of each: thousands of passes make a kernel."""
+
+    def _runPass(self, index: int, pss: Any, internal_state: Any) -> None:
+        if self._print_before or self._print_after or self._print_wrap:
+            super()._runPass(index, pss, internal_state)
+            return
+        pss.analysis = self._analysis
+        try:
+            pss.run_initialization(internal_state)
+            pss.run_pass(internal_state)
+            pss.run_finalizer(internal_state)
+        except errors.NumbaError:
+            with errors.new_error_context(f"Pass {pss.name()}"):
+                raise
+
+
 def leaner(manager: PassManager) -> PassManager:
     """The same pipeline with our passes."""
-    made = PassManager(manager.pipeline_name)
+    made = Manager(manager.pipeline_name)
     for each, told in manager.passes:
         if each is not NopythonRewrites:
             made.add_pass(REPLACED.get(each, each), told)
@@ -58,13 +87,32 @@ class CanonicalBlocks(IRProcessing):
         return True
 
 
+def kinds(function: Any) -> set[Any]:
+    """What passes look for in a function: types of statements other than assignments, names of its expressions and of
+    attributes, and "print" if it names that.
+    """
+    found = set[Any]()
+    for block in function.blocks.values():
+        for statement in block.body:
+            if type(statement) is ir.Assign:
+                value = statement.value
+                if type(value) is ir.Expr:
+                    found.add(value.op)
+                    if value.op == "getattr":
+                        found.add(value.attr)
+                elif type(value) in (ir.Global, ir.FreeVar) and value.value is print:
+                    found.add("print")
+            else:
+                found.add(type(statement))
+    return found
+
+
 @instead_of(WithLifting)
 class WithIfAny(WithLifting):
     """For functions that have a `with`."""
 
     def run_pass(self, state: Any) -> bool:
-        entered = (type(each) is ir.EnterWith for block in state.func_ir.blocks.values() for each in block.body)
-        return super().run_pass(state) if any(entered) else True
+        return super().run_pass(state) if ir.EnterWith in kinds(state.func_ir) else True
 
 
 @instead_of(InlineClosureLikes)
@@ -72,12 +120,91 @@ class ClosuresIfAny(InlineClosureLikes):
     """For functions that have closures or lists."""
 
     def run_pass(self, state: Any) -> bool:
-        blocks = state.func_ir.blocks
-        made = {expression.op for block in blocks.values() for expression in block.find_exprs()}
-        if not made.isdisjoint({"make_function", "build_list"}):
+        if not kinds(state.func_ir).isdisjoint({"make_function", "build_list"}):
             return super().run_pass(state)
-        fixup_var_define_in_scope(blocks)
         return True
+
+
+@instead_of(RewriteSemanticConstants)
+class ArraysIfAny(RewriteSemanticConstants):
+    """For functions of arrays and tuples, whose dimensions and lengths become constants."""
+
+    def run_pass(self, state: Any) -> bool:
+        if any(isinstance(kind, (types.Array, types.BaseTuple)) for kind in state.args) or "typed_getitem" in kinds(
+            state.func_ir
+        ):
+            return super().run_pass(state)
+        return True
+
+
+@instead_of(DeadBranchPrune)
+class BranchesIfAny(DeadBranchPrune):
+    """For functions that have branches."""
+
+    def run_pass(self, state: Any) -> bool:
+        if any(type(block.body[-1]) is ir.Branch for block in state.func_ir.blocks.values()):
+            return super().run_pass(state)
+        return True
+
+
+# Numba's rewrites -> the kinds of what they rewrite, of which one must be there
+REWRITTEN: dict[type, set[Any]] = {
+    RewriteConstGetitems: {"getitem"},
+    RewriteConstSetitems: {ir.SetItem},
+    RewriteConstRaises: {ir.Raise, ir.TryRaise},
+    RewritePrintCalls: {"print"},
+    DetectConstPrintArguments: {"print", ir.Print},
+    DetectStaticBinops: {"binop", "inplace_binop"},
+}
+
+
+@instead_of(GenericRewrites)
+class Rewrites(GenericRewrites):
+    """Without lifetimes, a comparison of all blocks with what they were, and what there is nothing for."""
+
+    def run_pass(self, state: Any) -> bool:
+        kernel = state.func_ir
+        there = kinds(kernel)
+        for kind in rewrites.rewrite_registry.rewrites["before-inference"]:
+            if kind in REWRITTEN and there.isdisjoint(REWRITTEN[kind]):
+                continue
+            rewrite, work = kind(state), list(kernel.blocks.items())
+            while work:
+                label, block = work.pop()
+                if rewrite.match(kernel, block, state.typemap, state.calltypes):
+                    kernel.blocks[label] = block = rewrite.apply()
+                    block.verify()
+                    work.append((label, block))
+        return True
+
+
+@instead_of(InlineOverloads)
+class OverloadsIfAny(InlineOverloads):
+    """For kernels that call an overload which asks to be inlined."""
+
+    def run_pass(self, state: Any) -> bool:
+        different = dict[Any, Any]()  # what is asked of which types -> an expression that does
+        for block in state.func_ir.blocks.values():
+            for value in block.find_exprs():
+                if value.op == "getattr":
+                    asked = types.unliteral(state.typemap[value.value.name]), value.attr
+                elif value.op == "call":
+                    asked = state.typemap[value.func.name], state.calltypes[value]
+                elif is_operator_or_getitem(value):
+                    asked = value.fn, state.calltypes[value]
+                else:
+                    continue
+                different.setdefault(asked, value)
+        return super().run_pass(state) if any(self._inlined(state, each) for each in different.values()) else True
+
+    def _inlined(self, state: Any, value: Any) -> bool:
+        found = self._get_attr_info(state, value) if value.op == "getattr" else self._get_callable_info(state, value)
+        templates, _, given, _ = found or ((), None, None, None)
+        for template in templates or ():
+            inline = getattr(template, "_inline", None)
+            if inline is not None and not inline.is_never_inline and given in template._inline_overloads:
+                return True
+        return False
 
 
 @instead_of(PreLowerStripPhis)
@@ -85,8 +212,14 @@ class StripPhis(PreLowerStripPhis):
     """Without lifetimes."""
 
     def run_pass(self, state: Any) -> bool:
+        phis = {each.target.name for block in state.func_ir.blocks.values() for each in block.body if _is_phi(each)}
         state.func_ir = self._strip_phi_nodes(state.func_ir)
+        state.func_ir.phis = phis  # for `lowering`
         return True
+
+
+def _is_phi(statement: Any) -> bool:
+    return type(statement) is ir.Assign and type(statement.value) is ir.Expr and statement.value.op == "phi"
 
 
 @instead_of(IRLegalization)

@@ -3,14 +3,12 @@
 rows.py       rows kept in registers: a few lanes, warps or a block a row; gradients of rows to 1 KiB
 cluster_rows.py   long rows forward, kept in the registers of a cluster of blocks, on sm_90, with weights of x's dtype:
               rms_norm to 1 MiB, layer_norm to 384 KiB, less with a residual
-cluster_ahead.py  longer ones forward, the next row on its way to shared memory: of layer_norm from 512 KiB on, of
-              rms_norm from 1 MiB on, to 2 MiB, with weights of x's dtype
 ring.py       rows copied ahead by a warp of their own, long ones spread over a cluster of blocks, on sm_90
 ring_ahead.py  long ones of these forward, the next row's sums on their way while a row is written: with weights wider
               than x, and of layer_norm from 384 to 512 KiB
-ring_stages.py  the longest of these forward, cut into chunks: rows to 3 MB are read once, of longer ones a part again
-long_rows.py  rows without such copies, and gradients of rows too long for ring.py: 512 KB of rms_norm, 256 KB of
-              layer_norm. Read twice or three times
+long_rows.py  rows without such copies, and those too long for the kernels above, read twice or three times: forward of
+              more than 512 KiB (rms_norm with weights of x's dtype 1 MiB, layer_norm with a residual and wider weights
+              128 KiB); gradients of more than 512 KiB, of layer_norm 256
 naive.py      one thread a row
 sums.py       dw and db from the partial sums of blocks
 """
@@ -29,14 +27,14 @@ from ..device import Device
 from ..plans import Choice
 from ..step import Step
 from ..tile.storage import storage
-from . import cluster_ahead, cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, ring_stages, rows
+from . import cluster_rows, long_rows, naive, ring, ring_ahead, ring_backward, rows
 from .arguments import Call
-from .configs import ahead_config, cluster_config, ring_config, rows_config, stages_config, sums_config
+from .configs import cluster_config, ring_config, rows_config, sums_config
 from .gradient_configs import comes_first
 from .long_rows import LongRowsConfig
 from .naive import NaiveConfig
 from .rows import RowsConfig
-from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
+from .staging import ClusterRowsConfig, RingConfig
 from .sums import LANES, build_sums
 
 BLOCKS = 4  # of norm_long_rows_backward on an SM
@@ -108,15 +106,6 @@ def cluster_steps(config: ClusterRowsConfig, call: Call, device: Device) -> list
     return _ring_step(cluster_rows.build_forward, config, call, blocks, resident=False)
 
 
-def forward_ahead(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows in the registers of a cluster that stays, the next one in its shared memory."""
-    call = Call(problem, results, backward=False)
-    config = ahead_config(call.N, call.variant, device) if call.aligned else None
-    if config is not None:
-        make = partial(_ring_step, cluster_ahead.build_forward, config, call, call.M * config.cluster)
-        yield Choice("sm90", config, "rows wait in the registers of a cluster, the next one beside them", make)
-
-
 def clusters_of(M: int, rows: int, config: ClusterRowsConfig, device: Device) -> int:
     """How many take M rows: so many each, but all clusters that run at once have one."""
     at_once = max(device.sms * config.min_blocks // config.cluster, 1)
@@ -132,14 +121,6 @@ def forward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Dev
         build = ring_ahead.build_forward if config.overlap else ring.build_forward
         make = partial(_ring_step, build, config, call, blocks)
         yield Choice("sm90", config, "rows are copied to shared memory ahead", make)
-
-
-def forward_stages(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """Rows copied ahead, chunk by chunk."""
-    call = Call(problem, results, backward=False)
-    config = stages_config(call.N, call.variant, device) if call.aligned and call.N else None
-    if config is not None:
-        yield Choice("sm90", config, "a row waits in shared memory", partial(_stages_step, config, call))
 
 
 def backward_ring(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
@@ -180,7 +161,7 @@ def backward_naive(problem: Problem, results: Mapping[str, ArrayMeta], device: D
     yield Choice("naive", config, "one thread a row, or a column", partial(_naive_steps, config, call))
 
 
-FORWARD = (forward_rows, forward_ahead, forward_cluster, forward_ring, forward_stages, forward_long_rows, forward_naive)
+FORWARD = (forward_rows, forward_cluster, forward_ring, forward_long_rows, forward_naive)
 BACKWARD = (backward_first, backward_ring, backward_rows, backward_long_rows, backward_naive)
 
 
@@ -213,7 +194,7 @@ def _step(
 
 def _ring_step(
     build: Callable[..., Kernel],
-    config: RingConfig | ClusterRowsConfig | ClusterAheadConfig,
+    config: RingConfig | ClusterRowsConfig,
     call: Call,
     blocks: int,
     *more: int,
@@ -232,12 +213,6 @@ def _ring_step(
             resident=resident,
         )
     ]
-
-
-def _stages_step(config: StagesConfig, call: Call) -> list[Step]:
-    share = align_up(cdiv(call.N, config.cluster), 8 * storage(call.dtype).vector)  # whole lines of 128 bytes
-    kernel, blocks = ring_stages.build_forward(config, call.variant), call.M * config.cluster
-    return [Step(kernel, (blocks,), (*call.args, share), config.staged(call.variant).nbytes, resident=True)]
 
 
 def _long_rows_steps(config: LongRowsConfig, call: Call, blocks: int, slots: int) -> list[Step]:

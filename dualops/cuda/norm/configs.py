@@ -12,7 +12,7 @@ from ..device import Device
 from ..tile.storage import storage
 from . import gradient_configs
 from .rows import RowsConfig
-from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
+from .staging import ClusterRowsConfig, RingConfig
 from .sums import SumsConfig
 from .variant import Variant
 
@@ -50,7 +50,8 @@ FORWARD_UNALIGNED = (
 
 # at most so many stages, 0: as many as there is shared memory for
 # Of rows from 64 KiB on, shares of the roof: H200, 2026-11-26, 2^29 elements of 2 bytes or 2^28
-# of 4, float32 weights; in brackets that of rows that are read again (long_rows.py).
+# of 4, float32 weights; in brackets that of rows that are read again (long_rows.py). Longer rows are read again, too:
+# of rms_norm 2 MiB 0.56, 4 MiB 0.60; of layer_norm 1 MiB 0.47, 2 MiB 0.45, 4 MiB 0.46.
 LONG_FORWARD = (
     # with weights wider than x. 64 KiB: 0.91, 128: 0.92, 256 (float32): 0.92 (0.64), 512: 0.92 (0.61); without overlap
     # 0.85, 0.87, 0.89, 0.87; 512 threads alike, 128 and two blocks an SM 0.90. A ring that copies alone has 0.905
@@ -58,7 +59,7 @@ LONG_FORWARD = (
     # with a residual
     *(RingConfig(256, 4, 1, 0, cluster, w_shared=cluster < 8) for cluster in (2, 4, 8)),
     *(RingConfig(512, 4, 1, 0, cluster, w_shared=True) for cluster in (8, 16)),
-    # 1 MiB: 0.89 (0.61), in stages 0.79; with overlap there is room for three stages, and 0.80
+    # 1 MiB: 0.89 (0.61); with overlap there is room for three stages, and 0.80
     RingConfig(512, 8, 1, 0, 16, w_shared=True),
 )
 CLUSTER_THREADS = 256  # of a block
@@ -69,7 +70,7 @@ CLUSTER_THREADS = 256  # of a block
 # (1519). rms_norm, 128 KiB 719 (769), with eight vectors in clusters half as large 725 to 728; 256: 720 (771); with a
 # residual, 128 KiB 1441 (1525). Three blocks of layer_norm's four vectors 760, two 994. A cluster takes two rows, one
 # after the other: four and eight of 128 KiB take layer_norm 740 and 751 us, rms_norm 725 and 737. H200, shares of the
-# roof, 2026-11-26: rms_norm, 512 KiB 0.96 (0.93), 1 MiB 0.92 (in stages 0.69). Not so: w from L1 or L2 for each row,
+# roof, 2026-11-26: rms_norm, 512 KiB 0.96 (0.93), 1 MiB 0.92. Not so: w from L1 or L2 for each row,
 # 0.92, at 512 KiB 0.86; float32 weights of 16-bit rows 0.92 at 128 KiB, 0.86 at 512 (a ring 0.91, 0.93).
 CLUSTER_BLOCKS = {
     (False, False): {12: 3, 16: 2},
@@ -79,18 +80,6 @@ CLUSTER_BLOCKS = {
 }
 FEW_VECTORS = {False: 6, True: 5}  # more of which only the largest cluster takes; with a residual
 LEAST_VECTORS = 8  # rows of which a block holds
-# Rows in clusters that stay, the next one on its way, with weights of x's dtype and without a residual. Shares of the
-# roof, one H100 80 GB (7 clusters of 16 at once), 2026-11-27, bfloat16; in brackets of before: layer_norm of 1 MiB 0.83
-# (0.66), 2: 0.86 (0.62), 2 without weights, 11 vectors staged, 0.96 (0.83); rms_norm of 2 MiB 0.95 (0.69). Of 512
-# KiB, in blocks of 256 threads, layer_norm 0.84 (0.92). Less good: two rows in registers, the next one's sums sent
-# before a row's are waited for, 0.87 at 1 MiB; of 2 MiB a row in registers alone, 13 of 16 vectors of w and b in shared
-# memory, 0.71 to 0.73, and with the next row brought to L2 ahead 0.60 to 0.67; b of four vectors under way 0.81 for
-# 0.83. rms_norm of 1 MiB: 0.95 (0.96 in cluster_rows.py).
-AHEAD_THREADS, AHEAD_BLOCKS = 512, 16  # of a block, one an SM; blocks of a cluster
-MOST_HELD = 16  # vectors of a thread
-MOST_SHARED = 8  # beside which b and all of the next row wait in shared memory
-MOST_STAGED = 7  # vectors of the next row beside more of these; 11 of them: 0.83 of 2 MiB
-LEAST_AHEAD = {True: 512 << 10, False: 1 << 20}  # bytes of a row, more than so many, of layer_norm and of rms_norm
 FORWARD_RING = (
     RingConfig(8, 1, 32, 0, min_blocks=2),
     RingConfig(16, 1, 16, 0, min_blocks=2),
@@ -115,30 +104,19 @@ CENTRED_FORWARD_RING = (
             RingConfig(256, 4, 1, 0, cluster),
         )
     ),
-    RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.90 (0.49); 256 threads 0.88, in stages 0.78
-    # 512 KiB: 0.87 with weights of 16 bits (0.44), without overlap 0.80, in stages 0.59
+    RingConfig(512, 4, 1, 0, 8, w_shared=True),  # 256 KiB: 0.90 (0.49); 256 threads 0.88
+    # 512 KiB: 0.87 with weights of 16 bits (0.44), without overlap 0.80
     RingConfig(256, 8, 1, 0, 16, w_shared=True, overlap=True),
     RingConfig(256, 8, 1, 0, 16, w_shared=True),  # with a residual
 )
 RINGS = {False: FORWARD_RING, True: CENTRED_FORWARD_RING}
 # so small that a simulator can do them
 SIMULATED_RING = (RingConfig(32, 1, 2, 0), *(RingConfig(32, 1, 1, 0, cluster) for cluster in (2, 4, 8)))
-# stages: as many as there is room for; kept: all but one, or as `stages_config` says
-FORWARD_STAGES = (
-    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.79; 16 blocks a row 0.76 to 0.77
-    StagesConfig(512, 2, 0, 16, 0),  # 2 MiB: 0.60 (0.56), 4 MiB: 0.62 (0.60)
-)
-CENTRED_STAGES = (
-    StagesConfig(512, 2, 0, 8, 0),  # 1 MiB: 0.64 to 0.70 (0.47); 16 blocks a row 0.69, of 512 threads 0.59
-    StagesConfig(256, 2, 0, 16, 0, min_blocks=2),  # 2 MiB: 0.47 (0.45), 4 MiB: 0.54 (0.46), by 512 threads 0.52
-)
-SIMULATED_STAGES = (StagesConfig(64, 1, 0, 2, 3),)
 MOST_STAGES = 16
 LEAST_STAGES_AHEAD = 4  # stages of forward that overlaps: a row that is written, the next, and two that come
 STATIC = 4 << 10  # bytes of shared memory for barriers and parts, as a rule at most
 BARRIERS = 1 << 10  # for barriers alone
 MOST_NUMBERS = 128 << 10  # bytes of registers that a block's numbers of a row stay below: half of an SM's
-IN_L2 = 2 << 20  # bytes of a row, of which every cluster has one under way, that L2 still holds
 KEPT_BY_SM = 1 << 10  # bytes of shared memory that an SM keeps of each block
 
 
@@ -173,20 +151,6 @@ def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfi
     return None
 
 
-def ahead_config(N: int, variant: Variant, device: Device) -> ClusterAheadConfig | None:
-    """Clusters that hold a row of N elements; None where none does, and for what is not faster so."""
-    dtype = variant.dtype
-    if variant.added or not {variant.w, variant.b} <= {None, dtype} or itemsize(dtype) > 4:
-        return None
-    if not device.has_bulk_copies or device.max_cluster < AHEAD_BLOCKS:
-        return None
-    vectors = -(-N // (AHEAD_BLOCKS * AHEAD_THREADS * storage(dtype).vector))
-    if N * itemsize(dtype) <= LEAST_AHEAD[variant.centred] or vectors > MOST_HELD:
-        return None
-    shared = vectors <= MOST_SHARED
-    return ClusterAheadConfig(AHEAD_THREADS, vectors, AHEAD_BLOCKS, vectors if shared else MOST_STAGED, shared)
-
-
 def ring_config(N: int, variant: Variant, device: Device) -> RingConfig | None:
     """The first that holds a row of N elements, and two stages; None where there is none."""
     if not device.has_bulk_copies:
@@ -216,39 +180,6 @@ def with_stages(config: RingConfig, variant: Variant, device: Device) -> RingCon
     static = max(STATIC, BARRIERS + parts)
     room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - own - static - kept
     return replace(config, stages=max(min(room // stage, config.stages or MOST_STAGES), 0))
-
-
-def stages_config(N: int, variant: Variant, device: Device) -> StagesConfig | None:
-    """The first that keeps a row of N elements; else the last that there is."""
-    ladder = CENTRED_STAGES if variant.centred else FORWARD_STAGES
-    found = None
-    for config in ladder if device.name != "simulator" else SIMULATED_STAGES:
-        if not device.has_bulk_copies or config.cluster > device.max_cluster:
-            break
-        if variant.dtype == "float64":  # whose sums need more registers
-            config = replace(config, row_threads=256, min_blocks=1)
-        found = with_chunks(config, N, variant, device)
-        if found.keeps(N, variant.dtype):
-            break
-    return found
-
-
-def with_chunks(config: StagesConfig, N: int, variant: Variant, device: Device) -> StagesConfig:
-    """With as many stages as there is room for, all but one of which keep chunks of a row of N elements.
-
-    Of two blocks on an SM those that can't keep all of a row leave half of their stages to what comes next, as long as
-    they find the row in L2 (2 MiB: 0.50 for 0.47 of the roof). Beyond, that half is read from memory again (4 MiB: 0.53
-    for 0.54).
-    """
-    stage = replace(config, stages=1).staged(variant).nbytes
-    parts = 4 * config.row_warps * config.cluster * itemsize(compute_dtype(variant.dtype))
-    room = (device.shared_memory_per_block + KEPT_BY_SM) // config.min_blocks - KEPT_BY_SM - BARRIERS - parts
-    stages = min(room // stage, 2 * MOST_STAGES)
-    made = replace(config, stages=stages, kept=config.kept or stages - 1)
-    in_L2 = N * itemsize(variant.dtype) * variant.staged <= IN_L2
-    if config.min_blocks > 1 and in_L2 and not made.keeps(N, variant.dtype):
-        made = replace(made, kept=stages // 2)
-    return made
 
 
 def sums_config(tiles: int, device: Device) -> SumsConfig:

@@ -10,7 +10,7 @@ from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
 from ..tile.storage import storage
-from .staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
+from .staging import ClusterRowsConfig, RingConfig
 from .variant import Variant
 
 
@@ -30,7 +30,7 @@ class MergedMeans(Namespace):
     between: Callable[..., Any]
 
 
-def merged_means(config: RingConfig | StagesConfig, variant: Variant) -> MergedMeans:
+def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
     """The verbs, for warps that sent sums of their columns as second numbers; without a mean they do nothing."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
@@ -77,7 +77,7 @@ class ListedMeans(Namespace):
     merge: Callable[..., Any]  # (sent, found, listed, inverse_N) -> the row's mean, and the sum of squares about it
 
 
-def listed_means(config: ClusterRowsConfig | ClusterAheadConfig, variant: Variant) -> ListedMeans:
+def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
     """The verbs, for warps that sent the sum of squares about their mean, and that of their columns."""
     number, num = storage(variant.dtype).number, numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(number, 32), config.row_warps, config.row_warps * config.cluster
@@ -102,30 +102,24 @@ def listed_means(config: ClusterRowsConfig | ClusterAheadConfig, variant: Varian
     @verb
     def merge(sent, found, listed, inverse_N):
         lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
-        squares, total = num.zero, num.zero
+        squares, total, between = num.zero, num.zero, num.zero
         for k in range(LANE_PARTS):
             part = u32(k * 32 + lane)
             if part < PARTS:
                 squares += sent.pairs[u32(first + 2 * part)]
-                if variant.centred:
-                    total += sent.pairs[u32(first + 2 * part + 1)]
-        squares, row_mean = lanes.sum(squares), num.zero
-        if variant.centred:
-            row_mean, between = lanes.sum(total) * inverse_N, num.zero
-            for k in range(LANE_PARTS):
-                part = u32(k * 32 + lane)
-                if part < PARTS:
-                    apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
-                    between += listed.columns[part] * apart * apart
-            squares += lanes.sum(between)
-        return row_mean, squares
+                total += sent.pairs[u32(first + 2 * part + 1)]
+        squares, row_mean = lanes.sum(squares), lanes.sum(total) * inverse_N
+        for k in range(LANE_PARTS):
+            part = u32(k * 32 + lane)
+            if part < PARTS:
+                apart = sent.pairs[u32(first + 2 * part + 1)] * listed.inverse[part] - row_mean
+                between += listed.columns[part] * apart * apart
+        return row_mean, squares + lanes.sum(between)
 
     return ListedMeans(smem=smem, fill=fill, my_inverse=my_inverse, merge=merge)
 
 
-def _columns_of_warps(
-    config: RingConfig | StagesConfig | ClusterRowsConfig | ClusterAheadConfig, variant: Variant
-) -> Callable[[Any, Any, Any], Any]:
+def _columns_of_warps(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Callable[[Any, Any, Any], Any]:
     """The verb (part, N, share): how many columns a warp of the cluster has of a row."""
     mem, WARPS = storage(variant.dtype), config.row_warps
     WARP_COLUMNS = min(config.row_threads, 32) * mem.vector

@@ -99,75 +99,6 @@ class ClusterRowsConfig:
 
 
 @dataclass(frozen=True)
-class ClusterAheadConfig:
-    """How rows are dealt to clusters whose registers keep one, and whose shared memory w and the next one."""
-
-    row_threads: int  # of a block: a multiple of 32
-    vectors: int  # 16-byte vectors of a row that each of them has
-    cluster: int  # blocks that share a row
-    staged: int  # of these vectors, the first ones, for which shared memory has room
-    b_shared: bool  # b waits in shared memory, too
-    min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
-
-    @cached_property
-    def threads(self) -> int:
-        return self.row_threads
-
-    @cached_property
-    def row_warps(self) -> int:
-        return self.row_threads // 32
-
-    @cached_property
-    def w_shared(self) -> bool:
-        return True
-
-    def step(self, dtype: str) -> int:
-        """Columns between a thread's vectors."""
-        return self.row_threads * storage(dtype).vector
-
-    def columns(self, dtype: str) -> int:
-        """Most columns of a block."""
-        return self.vectors * self.step(dtype)
-
-    def layout(self, variant: Variant) -> Layout:
-        """w and b as they are, behind the next row."""
-        stage = Stages(variant.dtype, 1, 1, 1, self.staged * self.step(variant.dtype))
-        weights = (variant.w, variant.b if self.b_shared else None)
-        return Layout(stage, *(self.columns(variant.dtype) * itemsize(dtype) if dtype else 0 for dtype in weights))
-
-
-@dataclass(frozen=True)
-class StagesConfig:
-    """How the longest rows are dealt to clusters: a stage holds a chunk of a block's share of a row."""
-
-    row_threads: int  # of a block, but for the warp that copies: a multiple of 32, at least 64
-    vectors: int  # 16-byte vectors of a chunk that each of them has
-    stages: int
-    cluster: int  # blocks that share a row
-    kept: int  # chunks of a share that stay in their stages
-    min_blocks: int = 1  # blocks that registers and shared memory must leave room for on an SM
-
-    @cached_property
-    def row_warps(self) -> int:
-        return self.row_threads // 32
-
-    @cached_property
-    def threads(self) -> int:
-        return self.row_threads + 32
-
-    def chunk(self, dtype: str) -> int:
-        """Columns of a stage."""
-        return self.row_threads * self.vectors * storage(dtype).vector
-
-    def keeps(self, N: int, dtype: str) -> bool:
-        """Whether all of a row of N elements stays."""
-        return self.cluster * self.kept * self.chunk(dtype) >= N
-
-    def staged(self, variant: Variant) -> Stages:
-        return Stages(variant.dtype, self.stages, variant.staged, 1, self.chunk(variant.dtype))
-
-
-@dataclass(frozen=True)
 class Layout:
     """What a block has in dynamic shared memory: the stages of its ring, and w and b behind them if they wait there."""
 
@@ -287,7 +218,7 @@ class SharedWeights(Namespace):
     recall_b: Callable[..., None]  # (frag, at, waiting, column)
 
 
-def shared_weights(config: RingConfig | ClusterRowsConfig | ClusterAheadConfig, variant: Variant) -> SharedWeights:
+def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> SharedWeights:
     """The verbs, for w and b as far as there are any. Only rms_norm has an offset."""
     mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
     layout, kept = config.layout(variant), weights(variant, True)

@@ -281,9 +281,3 @@ def wait_for_i64(x, index, value):
 def st_release_i64(x, index, value):
     """Write a number for which other blocks wait; what this thread wrote before is there before it."""
     x[index] = value
-
-
-@instruction("(global[i64], f32) -> void", "red.relaxed.gpu.global.add.f32 [{x}], {value};", section="9.7.13.6")
-def red_add_f32(x, index, value):
-    """Add to a number in memory at once for all threads of the GPU; this thread does not learn what it was."""
-    x[index] += value

@@ -2,7 +2,7 @@
 
 passes.py          the operator and its gradient as passes of one kind
 decays.py          gamma, or log_decay, as a kernel asks for it; marks.py: the sums that this is made of
-naive.py           the unfused idea: all scores, then products
+naive.py           the unfused idea: all scores, then products; all but the gradient of log_decay
 simt.py            tiles on CUDA cores, any GPU and dtype: chunks with states between them, all at once, or step by step
 sm80/              the same passes on tensor cores by mma.sync, 16 bits
 sm90/              in chunks on Hopper's tensor cores, bfloat16

@@ -11,13 +11,10 @@ from ..backend import Kernel
 from ..device import Device
 from ..plans import Choice
 from ..step import Argument, Step
-from ..views import by_token
-from .arguments import NO_CHUNK, OF_COLUMNS, is_varlen, workspace
-from .decays import logs_of
+from .arguments import NO_CHUNK, OF_COLUMNS, workspace
 from .marks import marks_steps, marks_workspace
 from .naive_kernels import THREADS, build_product, build_scores, build_state, build_sums
-from .naive_steps import build_passing, build_step_gradient
-from .passes import Pass, States, as_state, backward_passes, forward_pass
+from .passes import Pass, as_state, backward_passes, forward_pass
 from .weights import weights_steps, weights_workspace
 
 REASON = "the parallel form, whichever is asked for, with all scores in memory: to read, not to run"
@@ -29,8 +26,9 @@ def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: 
 
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """The way to do its gradient."""
-    yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
+    """The way to do its gradient, but that of log_decay."""
+    if "log_decay" not in problem.arrays:
+        yield Choice("naive", None, REASON, partial(backward_steps, problem, results), backward_workspace(problem))
 
 
 def forward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
@@ -46,21 +44,14 @@ def forward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequenc
 
 
 def backward_workspace(problem: Problem) -> dict[str, ArrayMeta]:
-    """All scores, of one pass after another; a weight and a term for each query; what passes over each step."""
-    p, passing = problem, {}
-    if "log_decay" in p.arrays:
-        passing["passing"] = workspace(p, (p.B, p.H, p.Sq + 1, p.Sk))
-    return _scores(p) | weights_workspace(p) | marks_workspace(p) | passing
+    """All scores, of one pass after another; a weight and a term for each query."""
+    return _scores(problem) | weights_workspace(problem)
 
 
 def backward_steps(problem: Problem, results: Mapping[str, ArrayMeta]) -> Sequence[Step]:
-    """The weights of the queries, then dq and what its scores are good for, dv and dk."""
-    p = problem
-    dq, dv, dk = backward_passes(p, results, weights_workspace(p), NO_CHUNK)
-    steps = [*marks_steps(p, dq.logs, dq.ends, dq.call), *weights_steps(p), *_steps(p, dq)]
-    if "log_decay" in p.arrays:
-        steps += _step_gradient_steps(p, results, dq, dk.states)
-    return [*steps, *_steps(p, dv), *_steps(p, dk)]
+    """The weights of the queries, then dq, dv and dk."""
+    passes = backward_passes(problem, results, weights_workspace(problem), NO_CHUNK)
+    return [*weights_steps(problem), *(step for each in passes for step in _steps(problem, each))]
 
 
 def _scores(problem: Problem) -> dict[str, ArrayMeta]:
@@ -90,19 +81,6 @@ def _steps(problem: Problem, each: Pass) -> list[Step]:
             args = (final, initial, k, v, each.weights, each.terms, *known, rows, width, alone, int(bool(initial.data)))
             steps += _step(build_state(p.dtype, **how), heads * rows * width, *args)
     return steps
-
-
-def _step_gradient_steps(problem: Problem, results: Mapping[str, ArrayMeta], each: Pass, back: States) -> list[Step]:
-    """The launches after those of the pass dq. back: what the pass dk begins with."""
-    p, call, states = problem, each.call, each.states
-    heads, known = p.B * p.H, (each.ends, call, p.B)
-    q, k = (by_token(p.arrays, name, is_varlen(p)) for name in ("q", "k"))
-    begins = (states.initial, states.initial_norm, back.initial, back.initial_norm)
-    flags = (int(bool(begin.data)) for begin in begins)
-    args = ("passing", "scores", q, k, each.q, each.k, each.weights, each.terms, *begins, each.decay, *known, *flags)
-    steps = _step(build_passing(p.dtype), heads * (call.rows + 1), *args)
-    args = (logs_of(results, "dlog_decay", is_varlen(p)), "passing", *known)
-    return steps + _step(build_step_gradient(p.dtype), heads * call.columns, *args)
 
 
 def _step(kernel: Kernel, count: int, *args: Argument) -> list[Step]:

@@ -6,8 +6,8 @@
     4  state = gamma^T * state + kept_scale * sum_t gamma^(T - t - later) * k_t^T v_t
 
 with the state that a sequence of T tokens begins with; the norm is the state for k = 1, or for v = 1. That is the
-parallel form, and as all forms agree, it serves every problem. The gradient is three such passes (`passes`), where
-columns may have weights and scores terms.
+parallel form, and as all forms agree, it serves every forward. The gradient is three such passes (`passes`), where
+columns may have weights and scores terms; that of log_decay is left to simt_steps.py.
 
 Memory beside the results: itemsize * B * H * rows * columns, with an itemsize of 4 (8 for float64). A pair that is not
 seen is left out of the products, so that a NaN behind a row does not reach it. All sums are compensated: a thread adds

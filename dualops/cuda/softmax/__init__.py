@@ -6,7 +6,7 @@ ring.py       contiguous rows spread over a cluster of blocks and copied ahead, 
               part is read again of rows longer than 3 MB (backward 1.5)
 long_rows.py  contiguous rows too long for that: two readings
 strided.py    any axis of any layout: two readings
-naive.py      one thread a row: three readings
+naive.py      contiguous rows, one thread each: three readings
 ladder.py     the steps between naive.py and rows.py, for README.md; nothing here uses them
 """
 
@@ -30,7 +30,8 @@ def softmax(
     rounded once. out: an array to write to, which may be x itself. kernel: "naive", "simt" or "sm90" instead of the
     best. stream: a stream object or handle instead of the library's current one.
     Raises TypeError and ValueError for a wrong call, NotImplementedError for rows that lie in memory along more than
-    three strides. No gradient is recorded: see dualops.torch_bridge.
+    three strides, and where a rung was asked for that does contiguous rows alone: "naive" and "sm90". No gradient is
+    recorded: see dualops.torch_bridge.
     """
     return forward((x,), (axis,), out, kernel, stream)
 

@@ -227,9 +227,7 @@ class LadderStep(NamedTuple):
 
 
 def _thread_a_row(config: NaiveConfig, dtype: str, M: int, N: int) -> Step:
-    rows = (N, 1)  # strides of rows and of elements
-    args = ("y", "x", M, N, 1, M, 0, 0, *rows, 0, 0, *rows)
-    return Step(naive.build_forward(config, dtype), (-(-M // config.threads),), args)
+    return Step(naive.build_forward(config, dtype), (-(-M // config.threads),), ("y", "x", M, N, N, N))
 
 
 def _read_again(config: ReadAgainConfig, dtype: str, M: int, N: int) -> Step:

@@ -5,7 +5,7 @@
     3  y = exp(x - maximum) / sum
 
 Neighbouring threads read addresses a row apart, so that of every 32 bytes that a load brings one element was asked for.
-Rows and elements are found as in strided.py, by three strides and a fourth.
+Contiguous rows alone: strided.py finds others.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ..device import Device
 from ..plans import Choice
 from ..tile.numbers import numbers
 from ..tile.storage import storage
-from .arguments import MOST_AXES, Call, one_step
-from .strided import row_offset
+from .arguments import Call, one_step
 
 
 @dataclass(frozen=True)
@@ -33,62 +32,53 @@ class NaiveConfig:
 
 @builds
 def build_forward(config: NaiveConfig, dtype: str) -> Kernel:
-    """softmax_naive(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step)."""
+    """softmax_naive(y, x, M, N, y_stride, x_stride): M rows of N elements."""
     mem = storage(dtype)
     num = numbers(mem.number)
 
-    @kernel(pointer(mem.element), pointer(mem.element), *[i64] * 12, threads=config.threads)
-    def softmax_naive(y, x, M, N, size1, size2, y0, y1, y2, y_step, x0, x1, x2, x_step):
+    @kernel(pointer(mem.element), pointer(mem.element), *[i64] * 4, threads=config.threads)
+    def softmax_naive(y, x, M, N, y_stride, x_stride):
         row = i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if row < M:
-            x_row = row_offset(row, size1, size2, x0, x1, x2)
-            y_row = row_offset(row, size1, size2, y0, y1, y2)
+            x_row, y_row = row * x_stride, row * y_stride
             row_max = num.minus_inf
             for n in range(N):
-                row_max = num.maximum(row_max, mem.load(x, x_row + n * x_step))
+                row_max = num.maximum(row_max, mem.load(x, x_row + n))
             row_sum = num.zero
             lost = num.zero  # what the last additions rounded away: one thread adds up to a million terms
             for n in range(N):
-                row_sum, lost = num.add_compensated(row_sum, lost, num.exp(mem.load(x, x_row + n * x_step) - row_max))
+                row_sum, lost = num.add_compensated(row_sum, lost, num.exp(mem.load(x, x_row + n) - row_max))
             for n in range(N):
-                mem.store(y, y_row + n * y_step, num.exp(mem.load(x, x_row + n * x_step) - row_max) / row_sum)
+                mem.store(y, y_row + n, num.exp(mem.load(x, x_row + n) - row_max) / row_sum)
 
     return softmax_naive
 
 
 @builds
 def build_backward(config: NaiveConfig, dtype: str) -> Kernel:
-    """softmax_naive_backward(dx, y, dy, M, N, size1, size2, then four strides for each of dx, y, dy)."""
+    """softmax_naive_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride): M rows of N elements."""
     mem = storage(dtype)
     num = numbers(mem.number)
 
-    @kernel(pointer(mem.element), pointer(mem.element), pointer(mem.element), *[i64] * 16, threads=config.threads)
-    def softmax_naive_backward(
-        dx, y, dy, M, N, size1, size2, dx0, dx1, dx2, dx_step, y0, y1, y2, y_step, dy0, dy1, dy2, dy_step
-    ):
+    @kernel(*[pointer(mem.element)] * 3, *[i64] * 5, threads=config.threads)
+    def softmax_naive_backward(dx, y, dy, M, N, dx_stride, y_stride, dy_stride):
         row = i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
         if row < M:
-            dx_row = row_offset(row, size1, size2, dx0, dx1, dx2)
-            y_row = row_offset(row, size1, size2, y0, y1, y2)
-            dy_row = row_offset(row, size1, size2, dy0, dy1, dy2)
+            dx_row, y_row, dy_row = row * dx_stride, row * y_stride, row * dy_stride
             # dx = y * (dy - dot)  with  dot = sum(y * dy)
             dot = num.zero
             lost = num.zero
             for n in range(N):
-                term = mem.load(y, y_row + n * y_step) * mem.load(dy, dy_row + n * dy_step)
+                term = mem.load(y, y_row + n) * mem.load(dy, dy_row + n)
                 dot, lost = num.add_compensated(dot, lost, term)
             for n in range(N):
-                mem.store(
-                    dx,
-                    dx_row + n * dx_step,
-                    mem.load(y, y_row + n * y_step) * (mem.load(dy, dy_row + n * dy_step) - dot),
-                )
+                mem.store(dx, dx_row + n, mem.load(y, y_row + n) * (mem.load(dy, dy_row + n) - dot))
 
     return softmax_naive_backward
 
 
 def forward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
-    """A thread a row, of any layout that the kernel can be told."""
+    """A thread a row, if rows are contiguous."""
     return _choices(Call(problem, results), build_forward)
 
 
@@ -98,8 +88,9 @@ def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device:
 
 
 def _choices(call: Call, build: Callable[..., Kernel]) -> Iterator[Choice]:
-    if len(call.sizes) > MOST_AXES:
+    if not call.contiguous:
         return
     config = NaiveConfig()
-    make = partial(one_step, build, config, call.dtype, -(-call.M // config.threads), call.strided_args)
+    args = (*call.metas, call.M, call.N, *call.row_strides)
+    make = partial(one_step, build, config, call.dtype, -(-call.M // config.threads), args)
     yield Choice("naive", config, "one thread a row", make)

@@ -1,6 +1,6 @@
 """softmax of the longest rows and its gradient on sm_90: a row stays in shared memory until it is written.
 
-Clusters, chunks and the ring are those of ring_registers.py. Of a block's share of a row, as many chunks stay in their
+Clusters, chunks and the ring are those of ring.py. Of a block's share of a row, as many chunks stay in their
 stages as the Config keeps; those before them are copied once more, and found in L2 as a rule. The stages that are left
 fill with what comes next meanwhile. Forward:
 

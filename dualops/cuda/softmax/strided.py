@@ -5,8 +5,6 @@ A block has `lanes` rows side by side and `columns` threads for each. Where neig
 long_rows.py; the threads of a row merge through shared memory. A thread adds up to N / 8 numbers, eight at once, and
 carries along what each addition loses, so that the sum of a million is as good as one of a hundred. Shared memory: two
 numbers a thread.
-
-The naive rung is the same with one thread a row: three passes, nothing shared.
 """
 
 from __future__ import annotations

@@ -39,12 +39,6 @@ def all_added(flags, flag, count):
     wait_for_i64(flags, flag, i64(count))
 
 
-@verb
-def pass_on(flags, flag, count):
-    """So many blocks have added: what threads of this block wrote before they met is there for the next one."""
-    st_release_i64(flags, flag, i64(count))
-
-
 @cache
 def ordered_sums(nbytes: int) -> OrderedSums:
     """The verb for so many bytes at a time."""

@@ -9,7 +9,7 @@ from typing import Any
 from ..backend import Namespace, f32, i32, u32, verb
 from ..ptx.arithmetic import anew_i32 as anew_i32
 from ..ptx.convert import pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2
-from ..ptx.memory import ld_global_v4_b32, ld_shared_v4_b32
+from ..ptx.memory import ld_global_v4_b32
 from .storage import storage
 
 
@@ -19,7 +19,6 @@ class Packed(Namespace):
     element: Any  # Numba type of a register
     size: int  # registers of a vector
     load: Callable[..., None]  # (held, v, x, index, keep, fill)
-    load_shared: Callable[..., None]  # (held, v, smem, index): of a shared array
     unpack: Callable[..., None]  # (frag, at, held, v): as numbers
     pack: Callable[..., None]  # (held, v, frag, at): rounded
     anew: Callable[..., None]  # (held): from here on all is unpacked again, and no number is kept for it
@@ -40,11 +39,6 @@ def _words(pack_two: Any, unpack_two: Any) -> Packed:
         held[w], held[w + 1], held[w + 2], held[w + 3] = words
 
     @verb
-    def load_shared(held, v, smem, index):
-        w = 4 * v
-        held[w], held[w + 1], held[w + 2], held[w + 3] = ld_shared_v4_b32(smem, index)
-
-    @verb
     def unpack(frag, at, held, v):
         for w in range(4):
             frag[at + 2 * w], frag[at + 2 * w + 1] = unpack_two(held[4 * v + w])
@@ -59,7 +53,7 @@ def _words(pack_two: Any, unpack_two: Any) -> Packed:
         for w in range(len(held)):
             held[w] = u32(anew_i32(i32(held[w])))
 
-    return Packed(element=u32, size=4, load=load, load_shared=load_shared, unpack=unpack, pack=pack, anew=anew)
+    return Packed(element=u32, size=4, load=load, unpack=unpack, pack=pack, anew=anew)
 
 
 def _numbers(dtype: str) -> Packed:
@@ -69,10 +63,6 @@ def _numbers(dtype: str) -> Packed:
     @verb
     def load(held, v, x, index, keep, fill):
         mem.load_vector(held, v * SIZE, x, index, keep, fill)
-
-    @verb
-    def load_shared(held, v, smem, index):
-        mem.load_shared(held, v * SIZE, smem, index)
 
     @verb
     def unpack(frag, at, held, v):
@@ -88,6 +78,4 @@ def _numbers(dtype: str) -> Packed:
     def anew(held):
         pass
 
-    return Packed(
-        element=mem.number, size=SIZE, load=load, load_shared=load_shared, unpack=unpack, pack=pack, anew=anew
-    )
+    return Packed(element=mem.number, size=SIZE, load=load, unpack=unpack, pack=pack, anew=anew)

@@ -33,7 +33,6 @@ LEFT_TO_CHECK = {
     for name in (
         *("flash_attention.sm80.forward.build_forward", "flash_attention.sm90.forward.build_forward"),
         *("flash_attention.sm80.dkv.build_dkv", "flash_attention.sm80.dq.build_dq"),
-        "flash_attention.sm80.fused.build_fused",
         *("flash_attention.sm90.dkv.build_dkv", "flash_attention.sm90.dq.build_dq"),
         *("flash_attention.sm90.dkv_apart.build_dkv_apart", "flash_attention.sm90.fused.build_fused"),
         *("flash_attention.sm90.dkv_thirds.build_dkv_thirds", "flash_attention.sm90.dq_thirds.build_dq_thirds"),

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import multiprocessing
 import os
-import py_compile
 import shutil
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from dualops.cuda import cache, compile as compiler
+from dualops.cuda import binaries, cache, compile as compiler, sources
 from dualops.cuda.backend import builds, cuda, f32, kernel, pointer
-from dualops.cuda.compile import Binary, Wanted, binary, build_all
+from dualops.cuda.binaries import Wanted, binary, build_all
+from dualops.cuda.compile import Binary
+from tests.cuda.compile.installed import as_bytecode, zipped
 from tests.cuda.compile.small import run
 from tests.processes import AS_A_USER
 
@@ -54,13 +51,13 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def compilations(monkeypatch):
     """The kernels that are compiled from here on."""
-    made, real = [], compiler.compile_kernel
+    made, real = [], binaries.compile_kernel
 
     def compile_kernel(kernel, arch, shared_bytes=0) -> Binary:
         made.append(kernel)
         return real(kernel, arch, shared_bytes)
 
-    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(binaries, "compile_kernel", compile_kernel)
     return made
 
 
@@ -118,7 +115,7 @@ def header(entry='"e"', **fields) -> bytes:
 def test_headers_are_read(folder):
     path = folder / "key.cubin"
     cache.write(path, header() + b"\ncubin")
-    assert compiler._read(path) == Binary("e", b"cubin", FIELDS)
+    assert binaries._read(path) == Binary("e", b"cubin", FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +142,16 @@ def test_headers_are_read(folder):
     ],
 )
 def test_a_crafted_header_is_built_anew(folder, compilations, crafted):
-    path = folder / f"{compiler._key(KERNEL, ARCH, 0)}.cubin"
+    path = folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin"
     cache.write(path, crafted + b"\ncubin")
-    assert compiler._read(path) is None
+    assert binaries._read(path) is None
     assert is_whole(binary(KERNEL, ARCH)) and len(compilations) == 1
 
 
 def test_a_cubin_under_another_key_is_built_anew(folder, compilations):
     other = build(Config(4), "float32")
     binary(other, ARCH)
-    only_file(folder).rename(folder / f"{compiler._key(KERNEL, ARCH, 0)}.cubin")
+    only_file(folder).rename(folder / f"{binaries._key(KERNEL, ARCH, 0)}.cubin")
     assert is_whole(binary(KERNEL, ARCH)) and compilations == [other, KERNEL]
 
 
@@ -172,15 +169,15 @@ def test_a_folder_that_others_may_write_to(folder, compilations):
 CLOSED = (
     """
 import os
-from dualops.cuda import compile as compiler
+from dualops.cuda import binaries, sources
 from tests.cuda.compile.small import ARCH, build
 compiler.compile_kernel(build(1), ARCH)
 """
     + AS_A_USER
     + """
 os.environ["DUALOPS_CACHE_DIR"] = sys.argv[1]
-compiler.ahead([(build(2), ARCH, 0)])
-assert compiler.binary(build(2), ARCH) is compiler.binary(build(2), ARCH)
+binaries.ahead([(build(2), ARCH, 0)])
+assert binaries.binary(build(2), ARCH) is binaries.binary(build(2), ARCH)
 """
 )
 
@@ -229,11 +226,11 @@ def write_and_read(folder: str) -> int:
     """In a process of its own: keep and read the same cubin, again and again. Returns how often it was whole."""
     os.environ["DUALOPS_CACHE_DIR"] = folder
     made = compiler.compile_kernel(KERNEL, ARCH)
-    path = Path(folder) / f"{compiler._key(KERNEL, ARCH, 0)}.cubin"
+    path = Path(folder) / f"{binaries._key(KERNEL, ARCH, 0)}.cubin"
     whole = 0
     for _ in range(200):
-        compiler._keep(path, made)
-        found = compiler._read(path)
+        binaries._keep(path, made)
+        found = binaries._read(path)
         whole += found is not None and is_whole(found)
     return whole
 
@@ -249,80 +246,31 @@ def test_concurrent_writers(folder):
 
 
 def key(config=Config(3), dtype="float32", arch=ARCH, shared_bytes=0) -> str:
-    return compiler._key(build(config, dtype), arch, shared_bytes)
+    return binaries._key(build(config, dtype), arch, shared_bytes)
 
 
 def test_the_key_names_everything_that_a_cubin_depends_on(monkeypatch):
     assert key() == key()
     keys = {key(), key(config=Config(4)), key(dtype="float64"), key(arch="sm_80"), key(shared_bytes=16)}
-    monkeypatch.setattr(compiler, "_sources", lambda: "other")
+    monkeypatch.setattr(sources, "digest", lambda _: "other")
     keys.add(key())
-    monkeypatch.setattr(compiler, "_versions", lambda: "other")
+    monkeypatch.setattr(binaries, "_versions", lambda: "other")
     keys.add(key())
     assert len(keys) == 7
 
 
-def as_sources(tree: Path, made: Path) -> None:
-    shutil.copytree(tree, made)
-
-
-def as_bytecode(tree: Path, made: Path) -> None:
-    """What is left where sources are not installed."""
-    for source in tree.rglob("*.py"):
-        target = made / source.relative_to(tree).with_suffix(".pyc")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        py_compile.compile(str(source), str(target), dfile=source.name, doraise=True)
-
-
-def zipped(make: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
-    def in_zip(tree: Path, made: Path) -> None:
-        make(tree, made.with_name("loose"))
-        with zipfile.ZipFile(made, "w") as archive:
-            for each in made.with_name("loose").rglob("*.*"):
-                archive.write(each, each.relative_to(made.with_name("loose")))
-
-    return in_zip
-
-
-@pytest.mark.parametrize("make", [as_sources, as_bytecode, zipped(as_sources), zipped(as_bytecode)])
-def test_the_digest_is_of_all_that_a_package_holds(tmp_path, make):
-    """However it is installed."""
-    files = {"package/__init__.py": "", "package/tile/__init__.py": "", "package/tile/rows.py": "b = 1\n"}
-    changes = [{}, {"package/__init__.py": "a = 1\n"}, {"package/tile/rows.py": "b = 2\n"}, {"package/new.py": ""}, {}]
-    digests = []
-    for number, change in enumerate(changes):
-        tree, made = tmp_path / f"{number}" / "tree", tmp_path / f"{number}" / "made"
-        for name, text in (files | change).items():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_text(text)
-        make(tree, made)
-        spec = importlib.machinery.PathFinder.find_spec("package", [str(made)])
-        digests.append(compiler._digest(spec))
-    assert len(set(digests)) == 4 and digests[0] == digests[-1]
-
-
-def test_the_sources_are_those_of_kernels_and_options():
-    names = {name for spec in compiler._packages() for name, _ in compiler._modules(spec)}
-    package = Path(compiler.__file__).parent.parent
-    files = [*package.glob("cuda/**/*.py"), *package.glob("spec/attention/*.py")]
-    assert names == {
-        ".".join(("dualops", *path.relative_to(package).with_suffix("").parts)).removesuffix(".__init__")
-        for path in files
-    }
-
-
 ZIPPED = """
-from dualops.cuda import compile as compiler
+from dualops.cuda import binaries, sources
 from dualops.cuda.words import build_writer
-assert ".zip" in compiler.__file__
-print(compiler._sources())
-print(len(compiler.binary(build_writer(3), "sm_90a").cubin))
+assert ".zip" in binaries.__file__
+print(sources.everything())
+print(len(binaries.binary(build_writer(3), "sm_90a").cubin))
 """
 
 
 def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
     """The whole of dualops: two processes agree on the digest, whatever their hashes; another version has another."""
-    package, told = Path(compiler.__file__).parent.parent, []
+    package, told = Path(binaries.__file__).parent.parent, []
     shutil.copytree(package, tmp_path / "tree" / "dualops", ignore=shutil.ignore_patterns("__pycache__"))
     zipped(as_bytecode)(tmp_path / "tree", tmp_path / "first.zip")
     with (tmp_path / "tree" / "dualops" / "cuda" / "words.py").open("a") as file:
@@ -337,7 +285,7 @@ def test_kernels_of_a_zip_file_of_bytecode(tmp_path, folder):
 
 
 def test_the_versions_are_those_installed():
-    told = compiler._versions()
+    told = binaries._versions()
     for name in ("numba ", "llvmlite ", "numba-cuda ", "nvidia-nvjitlink "):
         assert any(line.startswith(name) for line in told.splitlines()), told
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import compile as compiler, helpers
-from dualops.cuda.compile import Wanted, ahead, binary, build_all
+from dualops.cuda import binaries, helpers
+from dualops.cuda.binaries import Wanted, ahead, binary, build_all
 from dualops.cuda.helpers import HelperError, Helpers, most_helpers, packed
 from dualops.cuda.words import build_writer
 from dualops.spec import OPERATORS
@@ -40,15 +40,15 @@ def folder(tmp_path, monkeypatch) -> Path:
 def some(monkeypatch) -> Iterator[Helpers]:
     """One helper for `ahead`."""
     with Helpers(1) as made:
-        monkeypatch.setattr(compiler, "_helpers", lambda: made)
+        monkeypatch.setattr(binaries, "_helpers", lambda: made)
         yield made
 
 
 @pytest.fixture
 def built_here(monkeypatch) -> list[str]:
     """The kernels that this process builds from here on."""
-    names, real = [], compiler.compile_kernel
-    monkeypatch.setattr(compiler, "compile_kernel", lambda *args: names.append(args[0].identity) or real(*args))
+    names, real = [], binaries.compile_kernel
+    monkeypatch.setattr(binaries, "compile_kernel", lambda *args: names.append(args[0].identity) or real(*args))
     return names
 
 
@@ -180,17 +180,18 @@ def test_no_process_for_a_helper(monkeypatch, error):
 LIMITED = (
     """
 import os, resource
-from dualops.cuda import compile as compiler
+from dualops.cuda import binaries
+from dualops.cuda.compile import compile_kernel
 from dualops.cuda.words import build_writer
-compiler.compile_kernel(build_writer(2), "sm_90a")
+compile_kernel(build_writer(2), "sm_90a")
 """
     + AS_A_USER
     + """
 resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # of which this process is one
-compiler.ahead([(build_writer(3), "sm_90a", 0)])
-print(len(compiler.binary(build_writer(3), "sm_90a").cubin) > 0, compiler._PROMISED)
-wanted = [compiler.Wanted(build_writer(number), "sm_90a") for number in (4, 5)]
-print(len(list(compiler.build_all(wanted, 2, anew=True))))
+binaries.ahead([(build_writer(3), "sm_90a", 0)])
+print(len(binaries.binary(build_writer(3), "sm_90a").cubin) > 0, binaries._PROMISED)
+wanted = [binaries.Wanted(build_writer(number), "sm_90a") for number in (4, 5)]
+print(len(list(binaries.build_all(wanted, 2, anew=True))))
 """
 )
 
@@ -299,7 +300,7 @@ def test_ahead_has_it_built_elsewhere(folder, some, built_here):
     until(lambda: len(list(folder.glob("*.cubin"))) == 2)
     assert binary(SENT, ARCH).report.name.endswith("build_writer(3)")
     assert binary(ALSO_SENT, ARCH).cubin and not built_here
-    assert not compiler._PROMISED
+    assert not binaries._PROMISED
 
 
 def test_what_a_helper_is_at_is_waited_for(folder, some, built_here):
@@ -312,11 +313,11 @@ def test_what_a_helper_is_at_is_waited_for(folder, some, built_here):
 def test_what_no_helper_has_taken_up_is_built_here(folder, some, built_here):
     ahead([(SENT, ARCH, 0)])  # it has yet to start
     assert binary(SENT, ARCH).cubin and built_here == [SENT.identity]
-    assert not compiler._PROMISED
+    assert not binaries._PROMISED
 
 
 def test_without_helpers(folder, monkeypatch, built_here):
-    monkeypatch.setattr(compiler, "_helpers", lambda: Helpers(0))
+    monkeypatch.setattr(binaries, "_helpers", lambda: Helpers(0))
     ahead([(SENT, ARCH, 0)])
     assert binary(SENT, ARCH).cubin and built_here == [SENT.identity]
 
@@ -333,16 +334,16 @@ def test_ahead_does_nothing_twice_nor_what_is_there(folder, some):
     some.submit(time.sleep, 0.5)
     ahead([(SENT, ARCH, 0), (SENT, ARCH, 0)])
     ahead([(SENT, ARCH, 0)])
-    assert len(compiler._PROMISED) == 1
+    assert len(binaries._PROMISED) == 1
     binary(ALSO_SENT, ARCH)
     ahead([(ALSO_SENT, ARCH, 0)])
-    assert len(compiler._PROMISED) <= 1
+    assert len(binaries._PROMISED) <= 1
     binary(SENT, ARCH)
 
 
 def test_ahead_leaves_what_can_not_be_sent(folder, some, built_here):
     ahead([(build(200), ARCH, 0)])
-    assert not compiler._PROMISED
+    assert not binaries._PROMISED
     assert binary(build(200), ARCH).cubin and len(built_here) == 1
 
 
@@ -350,14 +351,14 @@ def test_a_folder_that_can_not_be_written(some, monkeypatch, built_here):
     monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
     some.submit(os.getpid).result(LONG)
     ahead([(build_writer(5), ARCH, 0)])
-    until(lambda: not compiler._PROMISED)
+    until(lambda: not binaries._PROMISED)
     assert binary(build_writer(5), ARCH).cubin and not built_here
 
 
 def test_a_helper_with_other_sources_builds_nothing():
     assert SENT.made_by
     with pytest.raises(RuntimeError, match="is another kernel in this process"):
-        compiler._build_again(SENT.made_by, ARCH, 0, "a key of other sources")
+        binaries._build_again(SENT.made_by, ARCH, 0, "a key of other sources")
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

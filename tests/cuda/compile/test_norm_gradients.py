@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dualops.cuda  # noqa: F401  registers the operations
-from dualops.cuda.compile import binary
+from dualops.cuda.binaries import binary
 from dualops.cuda.device import known
 from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm.gradient_configs import FAST, FAST_WITH_BOTH

@@ -8,7 +8,7 @@ import pytest
 
 import dualops.cuda  # noqa: F401  registers the operators
 from dualops.cuda import compile as compiler, device as devices, offline
-from dualops.cuda.compile import Wanted, binary
+from dualops.cuda.binaries import Wanted, binary
 from dualops.cuda.device import every, known
 from dualops.cuda.offline import absent_problem, build_gradient_ahead, gradient_of, to_warm, warm
 from dualops.spec import OPERATORS, Tag

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from dualops.cuda import compile as compiler
+from dualops.cuda import binaries, compile as compiler
 from dualops.cuda.backend import NumbaError
-from dualops.cuda.compile import binary, compile_kernel
+from dualops.cuda.binaries import binary
+from dualops.cuda.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build, build_wrong, run
 
 THREADS = 4
@@ -44,7 +45,7 @@ def slowed(monkeypatch) -> Any:
         assert Slowed.go_on.wait(60)
         return compile_kernel(kernel, *args)
 
-    monkeypatch.setattr(compiler, "compile_kernel", compile_slowly)
+    monkeypatch.setattr(binaries, "compile_kernel", compile_slowly)
     return Slowed
 
 
@@ -130,7 +131,7 @@ def test_what_many_ask_for_at_once_is_built_once(folder, monkeypatch, kept):
     if not kept:
         monkeypatch.setenv("DUALOPS_CACHE_DIR", "/dev/null/below")
     made = []
-    monkeypatch.setattr(compiler, "compile_kernel", lambda *args: made.append(args) or compile_kernel(*args))
+    monkeypatch.setattr(binaries, "compile_kernel", lambda *args: made.append(args) or compile_kernel(*args))
     together = threading.Barrier(8)
 
     def ask() -> Any:
@@ -203,7 +204,7 @@ def test_a_build_may_ask_for_another(folder, monkeypatch):
             binary(build(131), ARCH)
         return compile_kernel(kernel, *args)
 
-    monkeypatch.setattr(compiler, "compile_kernel", compile_both)
+    monkeypatch.setattr(binaries, "compile_kernel", compile_both)
     assert in_thread(binary, build(130), ARCH).result(60).cubin
     assert len(list(folder.iterdir())) == 2
 
@@ -212,7 +213,8 @@ def test_a_build_may_ask_for_another(folder, monkeypatch):
 
 FORK = """
 import os, threading
-from dualops.cuda.compile import binary, compile_kernel
+from dualops.cuda.binaries import binary
+from dualops.cuda.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
 
 begun = threading.Event()

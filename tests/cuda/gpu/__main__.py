@@ -1,33 +1,48 @@
 """`make test-gpu`: everything that is tested on a GPU, in stages, the last of them in many processes.
 
-    python -m tests.cuda.gpu [--jobs N] [--minutes M] [--only WORDS] [--logs FOLDER]
+    python -m tests.cuda.gpu [--jobs N] [--minutes M] [--only WORDS] [--logs FOLDER] [--all | --since REV]
 
 What is timed runs alone. The bridge's tests on the CPU come next, since they tell which kernels those on the GPU will
-need. Then all kernels are compiled, and then the tests run. Exit code 1 if anything failed or did not end.
+need. Then tests are chosen and their kernels compiled, and then the tests run. Exit code 1 if anything failed or did
+not end.
+
+Cases and random problems need some 4,200 kernels. Of these the tests run that have all pairs of values (`cover`), at
+most 1,500 kernels; with --since every test whose kernels are made of a module that was edited, and a sample of the
+others; with --all, all. DUALOPS_TEST_CHANGED lists edited modules where there is no git.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.cuda.gpu.stages import BRIDGE, GPU, ROOT, Stage, cores, picked, run, spread
 
 
-def stages(jobs: int, only: str, calls: str) -> list[Stage]:
-    """In the order in which they run; `calls` is a folder for what is recorded."""
+def stages(jobs: int, only: str, calls: str, choice: Mapping[str, str]) -> list[Stage]:
+    """In the order in which they run; `calls` is a folder for what is recorded, `choice` says how tests are chosen."""
     record, some = {"DUALOPS_TEST_CALLS": calls}, bool(only)
     together = [*spread(jobs), "-m", "not alone"]
     return [
         Stage("what is timed", ["-m", "alone", *picked("", only), GPU, BRIDGE], may_be_empty=some),
         Stage("the bridge on the CPU", [*together, *picked("not cuda", only), BRIDGE], record, may_be_empty=some),
-        Stage("compiling", ["--collect-only", "-qq", *picked("", only), GPU], record, may_be_empty=some),
-        Stage("on the GPU", [*together, *picked("cuda", only), GPU, BRIDGE]),
+        Stage("compiling", ["--collect-only", "-qq", *picked("", only), GPU], {**record, **choice}, may_be_empty=some),
+        Stage("on the GPU", [*together, *picked("cuda", only), GPU, BRIDGE], choice),
     ]
+
+
+def edited(revision: str) -> list[str]:
+    """The modules of dualops that differ from a revision's."""
+    command = ["git", "diff", "--name-only", revision, "--", "dualops"]
+    files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    paths = [Path(file).with_suffix("") for file in files if file.endswith(".py")]
+    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
 
 
 def main() -> int:
@@ -36,13 +51,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="what is not done by then is stopped; default: 30")
     parser.add_argument("--only", default="", metavar="WORDS", help="as pytest's -k")
     parser.add_argument("--logs", type=Path, default=ROOT / "build/test-gpu", help="folder; default: build/test-gpu")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--all", action="store_true", help="all tests, whatever they need to have compiled")
+    how.add_argument("--since", metavar="REV", help="every test of kernels that changed since, and a sample")
     given = parser.parse_args()
     if find_spec("xdist") is None:
         parser.error("pytest-xdist is missing: pip install -e '.[test]'")
     given.logs.mkdir(parents=True, exist_ok=True)
     began, outcomes = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as calls:
-        for number, stage in enumerate(stages(given.jobs, given.only, calls)):
+        choice = {} if given.all else {"DUALOPS_TEST_LEFT_OUT": f"{calls}/left_out"}
+        if given.since:
+            choice["DUALOPS_TEST_CHANGED"] = " ".join(edited(given.since))
+        for number, stage in enumerate(stages(given.jobs, given.only, calls, choice)):
             print(f"{stage.name} ...", flush=True)
             left = 60 * given.minutes - (time.perf_counter() - began)
             outcome = run(stage, given.logs / f"{number}.txt", left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 
 from dualops.cuda import backend
 from dualops.machine import missing
+from tests.cuda.calls import Call
 
 if backend.where() != "gpu":
     told = "kernels are simulated" if backend.SIMULATED else " ".join(missing())
@@ -34,13 +35,39 @@ def memory_from_torch_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests whose kernels are too many: those that DUALOPS_TEST_LEFT_OUT lists. Where that file is missing,
+    choose among the collected tests, and write it.
+    """
+    if not (told := os.environ.get("DUALOPS_TEST_LEFT_OUT")):
+        return
+    path = Path(told)
+    if not path.exists():
+        from tests.cuda.gpu.warm import MOST_KERNELS, calls_of_tests, select
+
+        changed = os.environ.get("DUALOPS_TEST_CHANGED")
+        modules = None if changed is None else frozenset(changed.split())
+        found = select(calls_of_tests(items), recorded(), MOST_KERNELS, modules)
+        path.write_text("\n".join(sorted(found.left_out)))
+        config.get_terminal_writer().line(f"chosen: {found.told}")
+    left_out = {*path.read_text().splitlines()}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Compile on all cores what the collected tests need; among several processes who started them has seen to that."""
     if hasattr(session.config, "workerinput"):
         return
-    from tests.cuda.gpu.warm import calls_of_tests, recorded_calls, warm
+    from tests.cuda.gpu.warm import calls_of_tests, warm
+
+    told = warm(chain(recorded(), *calls_of_tests(session.items).values()))
+    session.config.get_terminal_writer().line(f"warm: {told}")
+
+
+def recorded() -> Iterable[Call]:
+    """The calls of the bridge's tests, where they were recorded."""
+    from tests.cuda.gpu.warm import recorded_calls
 
     folder = os.environ.get("DUALOPS_TEST_CALLS")
-    recorded = recorded_calls(Path(folder)) if folder else ()
-    told = warm(chain(recorded, calls_of_tests(session.items)))
-    session.config.get_terminal_writer().line(f"warm: {told}")
+    return recorded_calls(Path(folder)) if folder else ()

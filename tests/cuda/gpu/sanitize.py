@@ -1,11 +1,14 @@
 """`make sanitize`: NVIDIA's compute-sanitizer over the EDGE cases of every operator on each rung.
 
-    python -m tests.cuda.gpu.sanitize [WORD …] [--tools memcheck racecheck …] [--jobs 8] [--minutes M] [--continue]
+    python -m tests.cuda.gpu.sanitize [WORD …] [--all] [--tools memcheck racecheck …] [--jobs 8] [--minutes M]
+                                      [--continue]
 
-Cases whose name holds all words run under each tool, many in a process, several processes at a time, what takes longest
-first. A process stops after a while and the cases that it has left are given to another, so that only a single case can
-run out of its time; that one is killed and named. Before, each tool must complain of a kernel with a mistake. Exit code
-1 for any complaint, wrong result, or case that did not end; what the time did not suffice for is told, and is no error.
+Cases whose name holds all words run under each tool; without words those whose kernels have all pairs of values that
+kernels are built with (`cover`), or with --all every one. Many run in a process, several processes at a time, what
+takes longest first. A process stops after a while and the cases that it has left are given to another, so that only a
+single case can run out of its time; that one is killed and named. Before, each tool must complain of a kernel with a
+mistake. Exit code 1 for any complaint, wrong result, or case that did not end; what the time did not suffice for is
+told, and is no error.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
+from tests.cuda.calls import Call, calls_of_case
+from tests.cuda.gpu import edge
+from tests.cuda.gpu.cover import choose
 from tests.cuda.gpu.edge import BEGINS, BROKE, DONE, WRONG, names, picked
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -251,6 +258,7 @@ def summary(parts: list[Part], waiting: list[Part]) -> int:
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.cuda.gpu.sanitize", description="EDGE cases, sanitized")
     parser.add_argument("words", nargs="*", help="in the name of each case that is run, as retention_backward-simt")
+    parser.add_argument("--all", action="store_true", help="every case, not those alone that have all pairs of values")
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="processes at a time")
     parser.add_argument("--minutes", type=float, default=120, help="for all; what is left by then is not run")
@@ -268,14 +276,24 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     return parsed
 
 
+def fewer(cases: list[str]) -> list[str]:
+    """Those of the cases whose kernels have all pairs of values."""
+    from tests.cuda.gpu.warm import kernels_of_tests
+
+    needs, kernels = kernels_of_tests(calls_of(cases))
+    return choose(needs, kernels, (), len(kernels)).tests
+
+
+def calls_of(cases: list[str]) -> dict[str, tuple[Call, ...]]:
+    known = edge.cases()
+    return {name: tuple(calls_of_case(*known[name])) for name in cases}
+
+
 def warm(cases: list[str]) -> None:
     """Compile what the cases need, so that no process does so under a tool."""
-    from tests.cuda.calls import calls_of_case
-    from tests.cuda.gpu import edge
     from tests.cuda.gpu.warm import warm
 
-    known = edge.cases()
-    print(f"warm: {warm(call for case in cases for call in calls_of_case(*known[case]))}", flush=True)
+    print(f"warm: {warm(chain(*calls_of(cases).values()))}", flush=True)
 
 
 def main(given: list[str] | None = None) -> int:
@@ -286,6 +304,10 @@ def main(given: list[str] | None = None) -> int:
     if not wanted.goes_on:
         shutil.rmtree(wanted.logs, ignore_errors=True)
     wanted.logs.mkdir(parents=True, exist_ok=True)
+    if not (wanted.all or wanted.words):
+        count = len(wanted.cases)
+        wanted.cases = fewer(wanted.cases)
+        print(f"{len(wanted.cases)} of {count} cases have all pairs of values that their kernels are built with")
     parts = parts_of(wanted.tools, wanted.cases, over)
     print(f"{len(wanted.cases)} cases under {', '.join(wanted.tools)}: {len(parts)} parts, {wanted.jobs} at a time")
     if unseen := blind(wanted.sanitizer, wanted.tools, wanted.logs):

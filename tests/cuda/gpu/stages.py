@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     passed: bool
     seconds: float
     last_word: str
-    lines: list[str]  # what is worth reading: why it failed, or what was skipped
+    lines: list[str]  # what is worth reading: why it failed, or what was skipped or left out
 
     def __str__(self) -> str:
         return f"{self.name:24}{self.seconds:6.0f}  {'' if self.passed else 'FAILED: '}{self.last_word}"
@@ -88,7 +88,9 @@ def run(stage: Stage, log: Path, seconds: float) -> Outcome:
     last = told[-1] if told else f"exit code {process.returncode}"
     if not ended:
         last = f"did not end in {seconds:.0f} s: {last}"
-    worth_reading = [line for line in lines if line.startswith("SKIPPED")] if passed else lines[-MOST_LINES:]
+    worth_reading = (
+        [line for line in lines if line.startswith(("SKIPPED", "chosen: "))] if passed else lines[-MOST_LINES:]
+    )
     return Outcome(stage.name, passed, time.perf_counter() - began, last, worth_reading)
 
 

@@ -5,18 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from dualops.cuda import device as devices
-from dualops.cuda.compile import binary
+from dualops.cuda import device as devices, sources
+from dualops.cuda.backend import Kernel
+from dualops.cuda.binaries import binary
 from dualops.cuda.device import Device
 from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
+from tests.cuda.gpu.cover import choose
 from tests.cuda.kinds import batch
+
+MOST_KERNELS = 1500  # that `make test-gpu` compiles
+SAMPLE = 300  # of those that did not change
 
 
 class Warmed(NamedTuple):
@@ -51,21 +56,65 @@ def _compile(call: Call, place: int, device: Device) -> None:
     binary(step.kernel, device.arch, step.shared_bytes)
 
 
-def calls_of_tests(items: Iterable[pytest.Item]) -> Iterator[Call]:
-    """What collected tests call: cases of an operator, and random problems."""
-    known = set()
+def calls_of_tests(items: Iterable[pytest.Item]) -> dict[str, tuple[Call, ...]]:
+    """What collected tests call, by their names: cases of an operator, and random problems; of others it is unknown."""
+    found, known = dict[str, tuple[Call, ...]](), dict[Any, tuple[Call, ...]]()
     for item in items:
         params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
         if {"direction", "case"} <= params.keys():
             odd = "odd" in item.name.partition("[")[0]
             direction, rung, case = params["direction"], params.get("rung"), params["case"]
             if (key := (direction.name, rung, case.id, odd)) not in known:
-                known.add(key)
-                yield from calls_of_case(direction, rung, case, odd)
+                known[key] = tuple(calls_of_case(direction, rung, case, odd))
+            found[item.nodeid] = known[key]
         elif {"direction", "number"} <= params.keys():
-            for trial, served in batch(params["direction"], params["number"], devices.current(), alike=False):
-                if served:
-                    yield call_of(trial)
+            problems = batch(params["direction"], params["number"], devices.current(), alike=False)
+            found[item.nodeid] = tuple(call_of(trial) for trial, served in problems if served)
+    return found
+
+
+def kernels_of_tests(
+    calls: Mapping[str, tuple[Call, ...]],
+) -> tuple[dict[str, frozenset[str]], dict[str, Kernel]]:
+    """The names of the kernels that tests need, by the tests' names; and the kernels."""
+    kernels, known, device = dict[str, Kernel](), dict[int, frozenset[str]](), devices.current()
+    for each in calls.values():
+        if id(each) not in known:  # tests of one case have one tuple
+            steps = [step for call in each for step in steps_of(call, device) or ()]
+            found = {f"{step.kernel.identity} {step.shared_bytes}": step.kernel for step in steps}
+            known[id(each)] = frozenset(found)
+            kernels |= found
+    return {name: known[id(each)] for name, each in calls.items()}, kernels
+
+
+class Selection(NamedTuple):
+    """The tests that run, by their names, of those whose calls are known."""
+
+    kept: set[str]
+    left_out: set[str]
+    told: str
+
+
+def select(
+    calls: Mapping[str, tuple[Call, ...]], recorded: Iterable[Call], most: int, changed: frozenset[str] | None
+) -> Selection:
+    """Tests that need no more than `most` kernels together (`cover`).
+
+    recorded: calls of tests that run in any case. changed: modules that were edited, if that is known: then every test
+    runs whose kernels are made of them, and of the others SAMPLE kernels' tests.
+    """
+    needs, kernels = kernels_of_tests({**calls, "": tuple(recorded)})
+    given = {*needs.pop("")}
+    if changed is not None:
+        given |= {name for name, kernel in kernels.items() if changed & sources.made_of(kernel.modules)}
+        most = len(given) + SAMPLE
+    chosen = choose(needs, kernels, given, most)
+    kept = {name for name, wanted in needs.items() if wanted <= chosen.kernels}
+    told = (
+        f"{len(kept)} of {len(needs)} tests of cases and random problems; they and the bridge's need "
+        f"{len(chosen.kernels)} of {len(kernels)} kernels, with {chosen.share:.1%} of all pairs of values"
+    )
+    return Selection(kept, needs.keys() - kept, told)
 
 
 def recorded_calls(folder: Path) -> Iterator[Call]:

@@ -19,13 +19,18 @@ from dualops.cuda.simulator import Pointer
 from dualops.spec import OPERATORS, Case, Tag
 from dualops.spec.meta import FLOATS, itemsize, numpy_dtype
 from tests.checks import call, check, gradient_inputs
-from tests.cuda.operators import DIRECTIONS, GENERAL_RUNGS, Direction, every_direction, rows_cases
+from tests.cuda.operators import DIRECTIONS, Direction, every_direction, rows_cases
 from tests.cuda.simulator.attention import checked
 from tests.problems import Layout, values
 
 SOFTMAX = OPERATORS["softmax"]
-# the general rungs along either axis, the others along rows that lie in memory one after the other
-RUNGS_AND_AXES = [(rung, axis) for rung in SOFTMAX.rungs for axis in (0, 1) if axis == 1 or rung in GENERAL_RUNGS]
+# simt along either axis, the others along contiguous rows
+RUNGS_AND_AXES = [(rung, axis) for rung in SOFTMAX.rungs for axis in (0, 1) if axis == 1 or rung == "simt"]
+ODD = {
+    "naive": Layout((0, 1), (0, 3), misalignment=1),
+    "simt": Layout((1, 0), (2, 0), misalignment=1),
+    "sm90": Layout((0, 1), (0, 16)),
+}
 every_rung = pytest.mark.parametrize(("rung", "axis"), RUNGS_AND_AXES)
 
 
@@ -101,7 +106,7 @@ def test_out_is_what_comes_back(direction, nothing_runs):
 @pytest.mark.parametrize(("order", "dtype"), [("forward", "float32"), ("reversed", "bfloat16")], indirect=["order"])
 def test_softmax_in_place(dtype, axis, rung, order):
     for case in rows_cases({"x": (7, 64)}, (dtype,), axis=axis):
-        odd = Layout((1, 0), (2, 0), misalignment=1) if rung in GENERAL_RUNGS else Layout((0, 1), (0, 16))
+        odd = ODD[rung]
         for layout in (Layout.dense(2), odd):
             for backward, function in ((False, dualops.cuda.softmax), (True, dualops.cuda.softmax_backward)):
                 check(
@@ -133,9 +138,18 @@ def test_a_plan_for_one_alignment_does_not_serve_another():
 
 
 def test_plan_says_rung_and_reason(untouched):
-    told = repr(dualops.cuda.plan("softmax", numbers(4, 64), axis=0, kernel="naive"))
-    assert "rung naive" in told and "one thread a row" in told and "N=4" in told
+    told = repr(dualops.cuda.plan("softmax", numbers(4, 64), kernel="naive"))
+    assert "rung naive" in told and "one thread a row" in told and "N=64" in told
     assert "rung simt" in str(dualops.cuda.plan("softmax", numbers(4, 64), numbers(4, 64), backward=True))
+
+
+@pytest.mark.parametrize("rung", ["naive", "sm90"])
+def test_strided_rows_are_left_to_simt(rung, untouched):
+    y = numbers(4, 64)
+    for arrays, backward in (((y,), False), ((y, y), True)):
+        with pytest.raises(NotImplementedError, match=f"rung {rung} does not do softmax"):
+            dualops.cuda.plan("softmax", *arrays, axis=0, kernel=rung, backward=backward)
+        assert "rung simt" in repr(dualops.cuda.plan("softmax", *arrays, axis=0, backward=backward))
 
 
 @pytest.mark.parametrize("rung", ["naive", "simt"])

@@ -69,7 +69,6 @@ from dualops.cuda.ptx.memory import (
     ld_shared_v2_f64,
     ld_shared_v4_b32,
     ld_shared_v4_f32,
-    red_add_f32,
     st_global_kept_v4_b32,
     st_global_v2_b32,
     st_global_v2_f64,
@@ -525,16 +524,6 @@ def _counted() -> None:
     y = np.zeros(33, np.int64)
     run(kernel, Pointer(y, "y"))
     assert y[0] == 32 and sorted(y[1:]) == [*range(32)]
-
-
-@of("red_add_f32")
-def _added() -> None:
-    def kernel(y):
-        red_add_f32(y, cuda.threadIdx.x % 2, cuda.threadIdx.x + cuda.blockIdx.x)
-
-    y = np.array([0.5, -1], np.float32)
-    run(kernel, Pointer(y, "y"), blocks=2)
-    assert y.tolist() == [0.5 + 2 * 240 + 16, -1 + 2 * 256 + 16]
 
 
 @of("wait_for_i64", "st_release_i64")

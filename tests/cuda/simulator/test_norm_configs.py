@@ -15,7 +15,7 @@ from dualops.cuda.launch import OPERATIONS
 from dualops.cuda.norm import long_rows, ring_backward, rows
 from dualops.cuda.norm.long_rows import LongRowsConfig
 from dualops.cuda.norm.rows import RowsConfig
-from dualops.cuda.norm.staging import ClusterAheadConfig, ClusterRowsConfig, RingConfig, StagesConfig
+from dualops.cuda.norm.staging import ClusterRowsConfig, RingConfig
 from dualops.cuda.norm.sums import SumsConfig
 from dualops.spec import OPERATORS, Case
 from dualops.spec.meta import itemsize, numpy_dtype
@@ -92,6 +92,14 @@ def test_long_rows(monkeypatch, name, config, dtype, backward):
     hold(name, backward, "simt", 5, config.columns(dtype) + 8, dtype, padded(config.aligned))
 
 
+@every_norm
+@pytest.mark.parametrize("more", [3, 8], ids=["ragged", "aligned"])
+def test_rows_of_more_than_512_kib(name, more):
+    N = (512 << 10) // 2 + more
+    case = Case("config", "bfloat16", {"x": (1, N), **dict.fromkeys(NORMS[name], (N,))}, seed=N)
+    check(OPERATORS[name], case, getattr(dualops.cuda, name), ways=("given",), narrow=True)
+
+
 RINGS = [
     (RingConfig(8, 2, 8, stages=2), "float32"),
     (RingConfig(32, 1, 3, stages=3, w_shared=True), "bfloat16"),
@@ -146,60 +154,6 @@ def test_cluster_rows(monkeypatch, name, config, dtype, clusters):
     with simulator.order("reversed"):
         hold(name, False, "sm90", 5, longest - vector, dtype, padded(True))
         hold(name, False, "sm90", 5, config.cluster * vector, dtype)
-
-
-@every_norm
-@pytest.mark.parametrize(
-    ("config", "dtype", "M", "without"),
-    [
-        (ClusterAheadConfig(64, 3, 2, staged=3, b_shared=True), "bfloat16", 5, ""),
-        (ClusterAheadConfig(32, 4, 4, staged=1, b_shared=False), "float16", 4, ""),
-        (ClusterAheadConfig(96, 2, 3, staged=2, b_shared=False), "float32", 3, "b"),
-        (ClusterAheadConfig(32, 5, 2, staged=2, b_shared=False), "bfloat16", 1, "wb"),
-    ],
-    ids=str,
-)
-def test_cluster_ahead(monkeypatch, name, config, dtype, M, without):
-    """A cluster takes all rows: whole ones, and such as leave threads nothing at the end, or in all but one vector."""
-    monkeypatch.setattr(norm, "ahead_config", lambda *_: config)
-    longest, vector = config.cluster * config.columns(dtype), 16 // itemsize(dtype)
-    asked = {"return_rstd" if name == "rms_norm" else "return_stats": True}
-    dtypes = {each: dtype for each in NORMS[name] if each not in without}
-    run = Direction(OPERATORS[name], False).function("sm90")
-
-    def hold_to(N: int, **options: Any) -> None:
-        case = Case("config", dtype, {"x": (M, N), **dict.fromkeys(dtypes, (N,))}, asked, dtypes=dtypes, seed=N)
-        check(OPERATORS[name], case, run, ways=("given",), **options)
-
-    with simulator.order("forward"):
-        hold_to(longest)
-        hold_to(longest // config.vectors + 3 * vector)
-    with simulator.order("reversed"):
-        hold_to(longest - vector, layouts={"x": padded(True)}, special=True)
-
-
-@every_norm
-@pytest.mark.parametrize(
-    ("config", "dtype"),
-    [
-        (StagesConfig(64, 1, stages=3, cluster=1, kept=2), "bfloat16"),
-        (StagesConfig(64, 2, stages=4, cluster=2, kept=2), "float64"),
-        (StagesConfig(32, 1, stages=2, cluster=16, kept=1), "float32"),
-    ],
-    ids=str,
-)
-def test_stages(monkeypatch, name, config, dtype):
-    """Rows whose chunks all stay, of which one comes again, of which most do; and one that leaves a block nothing."""
-    monkeypatch.setattr(norm, "ring_config", lambda *_, **__: None)
-    monkeypatch.setattr(norm, "stages_config", lambda *_, **__: config)
-    vector = 16 // itemsize(dtype)
-    kept, chunk = config.kept * config.cluster * config.chunk(dtype), config.cluster * config.chunk(dtype)
-    with simulator.order("forward"):
-        hold(name, False, "sm90", 3, kept, dtype)
-        hold(name, False, "sm90", 3, kept + chunk - vector, dtype, padded(True))
-    with simulator.order("reversed"):
-        hold(name, False, "sm90", 3, 3 * kept, dtype)
-        hold(name, False, "sm90", 2, vector, dtype)
 
 
 @every_norm

@@ -2,7 +2,6 @@
 
 dq.py    the kernel of dq;         dq_config.py: its tiles
 dkv.py   the kernel of dk and dv;  dkv_config.py: its tiles
-fused.py all three in one;  fused_config.py: its tiles;  fused_launch.py: what it takes;  dq_finish.py: rows of its dq
 What else there is, delta first of all, is as simt has it.
 """
 
@@ -27,7 +26,6 @@ from .dkv import build_dkv
 from .dkv_config import Sm80DkvConfig, dkv_configs
 from .dq import build_dq
 from .dq_config import Sm80DqConfig, dq_configs
-from .fused_launch import fused_choices
 from .reading import gradient_vectors_of
 
 
@@ -41,7 +39,6 @@ class BackwardConfigs(NamedTuple):
 
 def backward_choices(problem: Problem, results: Mapping[str, ArrayMeta], device: Device) -> Iterator[Choice]:
     """Tiles for its gradient, best first."""
-    yield from fused_choices(problem, results, device)
     p = problem
     if p.dtype not in MMA_TYPES or not device.has_mma_bf16 or not has_usual_scale(p):
         return

@@ -1,0 +1,61 @@
+"""The machine code of a tree's kernels, printed by a process that runs that tree: not imported, but run as a script.
+
+    PYTHONPATH=TREE python -P machine_code.py '{"operators": ["softmax"], "architectures": ["sm_90a"], "jobs": 2}'
+
+It prints a line with [name, key] of each kernel of the COMPILE list, reads a line with the numbers of those to build,
+prints the name of each that is built, and last a line with [digest, registers, stack bytes] of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+CODE = (".text.", ".nv.constant", ".nv.global", ".nv.shared.")
+NOBITS = 8  # a section that has a size alone
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    import_module("dualops.cuda")
+    wanted = import_module("dualops.cuda.offline").to_check(asked["operators"], asked["architectures"])
+    # they were one module once
+    split = find_spec("dualops.cuda.binaries")
+    binaries: Any = import_module("dualops.cuda.binaries" if split else "dualops.cuda.compile")
+    print(json.dumps([[f"{each.arch}  {each.kernel.identity}", binaries._key(*each)] for each in wanted]), flush=True)
+    chosen = [wanted[number] for number in json.loads(sys.stdin.readline())]
+    for report in binaries.build_all(chosen, asked["jobs"]):
+        print(f"{report.arch}  {report.name.partition('(')[0]}", flush=True)
+    found = [binaries.binary(*each) for each in chosen]
+    print(json.dumps([[digest(one.cubin), one.report.registers, one.report.stack_bytes] for one in found]), flush=True)
+
+
+def digest(cubin: bytes) -> str:
+    """Of a cubin's code, constants and sizes of shared memory. Names are left out: Numba counts up in them."""
+    found = sorted(
+        (next(kind for kind in CODE if name.startswith(kind)), size, hashlib.sha256(content).hexdigest())
+        for name, size, content in sections(cubin)
+        if name.startswith(CODE)
+    )
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """The sections of a 64-bit ELF file: name, size, content."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    each, count, of_names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + number * each) for number in range(count)]
+    names = headers[of_names][4]
+    for at, kind, _, _, offset, size in headers:
+        name = elf[names + at : elf.index(b"\0", names + at)].decode()
+        yield name, size, b"" if kind == NOBITS else elf[offset : offset + size]
+
+
+if __name__ == "__main__":
+    main()

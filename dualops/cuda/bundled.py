@@ -1,0 +1,106 @@
+"""Kernels that were compiled elsewhere and installed: the package dualops-kernels-sm90a has those for sm_90a.
+
+A package has `index.json` and a file for each kernel, in the format of the cache folder's, by a name of what the kernel
+is: its sources, its build with its arguments, the architecture. No version of Numba or of CUDA's compiler is in it. So
+a kernel is used where its sources are those of the installed dualops, whatever else is installed. A package of another
+version of dualops is not used. A file is used if its digest is the index's.
+
+`release/kernels.py` makes such packages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from .cache import DAMAGED
+
+INDEX = "index.json"
+
+
+class Bundle(NamedTuple):
+    """What a package says of itself."""
+
+    folder: Path
+    version: str  # of dualops
+    digests: dict[str, str]  # SHA-256 of each kernel's file, by the kernel's name
+
+
+def version() -> str:
+    """That of the dualops that runs."""
+    return import_module("dualops").__version__
+
+
+def package_of(arch: str) -> str:
+    """The importable name of the package for an architecture."""
+    return f"dualops_kernels_{arch.replace('_', '')}"
+
+
+@cache
+def installed(arch: str) -> Bundle | None:
+    """The package for an architecture, None where there is none. Raises ValueError where its index can't be read."""
+    spec = find_spec(package_of(arch))
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    try:
+        found = json.loads((folder / INDEX).read_text("utf-8"))
+        return Bundle(folder, str(found["dualops"]), {str(name): str(told) for name, told in found["kernels"].items()})
+    except (OSError, *DAMAGED) as error:
+        raise ValueError(f"{folder / INDEX} can't be read: {error}") from None
+
+
+@cache
+def usable(arch: str) -> Bundle | None:
+    """The same, of this version of dualops."""
+    try:
+        found = installed(arch)
+    except ValueError:
+        return None
+    return found if found and found.version == version() else None
+
+
+def holds(arch: str, name: str) -> bool:
+    """Whether there is a kernel of this name."""
+    found = usable(arch)
+    return found is not None and name in found.digests
+
+
+def read(arch: str, name: str) -> bytes | None:
+    """A kernel's file; None where there is none, or another one than the index says."""
+    found = usable(arch)
+    if found is None or name not in found.digests:
+        return None
+    try:
+        content = (found.folder / f"{name}.cubin").read_bytes()
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == found.digests[name] else None
+
+
+def write(folder: Path, kernels: dict[str, bytes]) -> None:
+    """Write files and index of a package of this version, into a folder that is there."""
+    for name, content in kernels.items():
+        (folder / f"{name}.cubin").write_bytes(content)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(kernels.items())}
+    (folder / INDEX).write_text(json.dumps({"dualops": version(), "kernels": digests}, indent=1), "utf-8")
+
+
+def told(architectures: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Each installed package's architecture, and what it has or why it is not used."""
+    for arch in architectures:
+        try:
+            found = installed(arch)
+        except ValueError as error:
+            yield arch, f"not used, {error}"
+            continue
+        if found and found.version != version():
+            yield arch, f"not used, they are of dualops {found.version} and this is {version()}"
+        elif found:
+            yield arch, f"{len(found.digests)} kernels, {found.folder}"

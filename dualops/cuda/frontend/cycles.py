@@ -1,0 +1,53 @@
+"""What refers to itself is taken apart when a kernel is done, so that it goes at once and no collection looks for it.
+
+A kernel leaves up to half a million objects that hold one another: variables and their scope, blocks and their
+function. The collector took 0.3 to 0.6 s for them, after builds of 3 s.
+"""
+
+# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Automatic collections wait until it is over, in all threads."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def untie(state: Any) -> None:
+    """Numba's state of a kernel, when its passes are over: its IR, and the compiler that holds it."""
+    if state.func_ir is not None:
+        untie_function(state.func_ir)
+    state.clear()
+
+
+def untie_function(function: Any) -> None:
+    """The IR of a function."""
+    for block in function.blocks.values():
+        block.scope.localvars._con.clear()
+        block.body = []
+    function._definitions.clear()
+    function._consts = None
+
+
+def untie_module(library: Any) -> None:
+    """LLVM's IR, when it has been written out."""
+    for function in library._module.functions:
+        for block in function.blocks:
+            block.instructions.clear()
+            block.terminator = None
+        function.blocks.clear()
+        function.scope._useset.clear()

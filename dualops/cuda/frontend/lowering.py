@@ -1,0 +1,215 @@
+"""LLVM IR of a kernel: Numba's, without what it does for each statement and asks for each call.
+
+    singly assigned   Numba looks through a block's statements for each variable of it. Here: once through all.
+    words             Numba prepares the words of an error for each statement, formats it for a print that is off, and
+                      asks each call whether it ends a `try`. Here: where there is an error, a print, a `try`.
+    implementations   Numba looks for one at each statement, asks Python for its signature, and loads all registries
+                      anew where there is none. Here: once a kernel.
+    zeros             Numba stores a zero in each variable when the kernel begins, and NVVM then walks through all
+                      blocks for each variable. Here, in kernels of MANY_BLOCKS: just before the value, where there is
+                      one assignment.
+
+`elements` and `division` are shorter forms of two operations.
+"""
+
+# numba-cuda takes the place of numba's own `numba.cuda` when Python runs, which pyright does not see:
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+# pyright: reportOptionalMemberAccess=false
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+from llvmlite import ir as llvm
+from numba.core import types
+from numba.cuda import cgutils
+from numba.cuda.core import config, ir
+from numba.cuda.core.errors import LoweringError, new_error_context
+from numba.cuda.core.unsafe import eh
+from numba.cuda.lowering import CUDALower
+
+from .division import division
+from .elements import element
+from .names import names_read
+
+# Of 1,986 blocks, NVVM took 12 s with the zeros at the start and 3 s so. The machine code had the same registers, no
+# spills and the same instructions, 338 of 7,480 in another order. Smaller kernels gain little: their code stays.
+MANY_BLOCKS = 1500
+
+
+class Lower(CUDALower):
+    """Numba's, of a kernel without debug information."""
+
+    def init(self) -> None:
+        self.tries = self.whole = False
+        self.operations: dict[Any, Any] = {}
+        super().init()
+        self.context.get_function = Implementations(self.context)  # of this kernel's own copy of the context
+
+    def _find_singly_assigned_variable(self) -> None:
+        """Those that are assigned to once, and read in that block alone, after it."""
+        assigned, others, again = set[str](), set[str](), set[str]()
+        for block in self.func_ir.blocks.values():
+            here = set[str]()
+            for statement in block.body:
+                kind = type(statement)
+                if kind is ir.Assign:
+                    others.update(name for name in names_read(statement.value) if name not in here)
+                    name = statement.target.name
+                    if name in assigned:
+                        others.add(name)
+                        again.add(name)
+                    assigned.add(name)
+                    here.add(name)
+                    if type(statement.value) is ir.Global and statement.value.value is eh.exception_check:
+                        self.tries = True
+                else:
+                    others.update(each.name for each in statement.list_vars() if each.name not in here)
+        self._singly_assigned_vars = assigned - others
+        many = len(self.func_ir.blocks) > MANY_BLOCKS
+        self.zero_late = assigned - again - self.func_ir.phis if many else set[str]()
+        self._blk_local_varmap = {}
+        self.whole = bool(self.context.enable_debuginfo or self.generator_info or config.DEBUG_JIT)
+        if self.generator_info:
+            super()._find_singly_assigned_variable()
+
+    def pre_block(self, block: Any) -> None:
+        if self.tries or self.whole:
+            super().pre_block(block)
+        else:
+            self._cur_ir_block, self.dbg_val_names = block, set()
+
+    def lower_block(self, block: Any) -> None:
+        if self.whole or self._loc_notify_registry:
+            super().lower_block(block)
+            return
+        self.pre_block(block)
+        statement = None
+        try:
+            for statement in block.body:
+                self.loc = statement.loc
+                if type(statement) is ir.Assign and type(statement.value) is not ir.Arg:
+                    self._lower_assign(statement)
+                else:
+                    self.lower_inst(statement)
+        except Exception:
+            options = {"inst": statement, "loc": self.loc, "errcls_": partial(LoweringError, loc=self.loc)}
+            with new_error_context('lowering "{inst}" at {loc}', **options):
+                raise
+        self.post_block(block)
+
+    def _lower_assign(self, statement: Any) -> None:
+        name = statement.target.name
+        value = self.lower_assign(self.fndesc.typemap[name], statement)
+        if name in self._singly_assigned_vars:
+            self._blk_local_varmap[name] = value
+            return
+        place = self.getvar(name)
+        if value.type != place.type.pointee:
+            raise AssertionError(f"Storing {value.type} to ptr of {place.type.pointee} ({name!r})")
+        if name in self.zero_late:
+            self.builder.store(value.type(None), place)
+        self.builder.store(value, place)  # nothing counts references to what was there
+
+    def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:
+        if self.whole:
+            return super().alloca_lltype(name, lltype, datamodel)
+        if name not in self.zero_late:
+            return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
+        with self.builder.goto_entry_block():  # its zero is stored just before its value, see `_lower_assign`
+            return self.builder.alloca(lltype, name=name)
+
+    def debug_print(self, msg: Any) -> None:
+        if self.whole:
+            super().debug_print(msg)
+
+    def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
+        if not (expr.static_lhs is ir.UNDEFINED and expr.static_rhs is ir.UNDEFINED):
+            return super().lower_binop(resty, expr, op)
+        signature = self.fndesc.calltypes[expr]
+        operands = self._cast(expr.lhs, signature.args[0]), self._cast(expr.rhs, signature.args[1])
+        made = self._operation(op, signature)(self.builder, operands)
+        return self.context.cast(self.builder, made, signature.return_type, resty)
+
+    def lower_getitem(self, resty: Any, expr: Any, value: Any, index: Any, signature: Any) -> Any:
+        operands = self._cast(value, signature.args[0]), self._cast(index, signature.args[1])
+        made = self._operation(operator.getitem, signature)(self.builder, operands)
+        return self.context.cast(self.builder, made, signature.return_type, resty)
+
+    def lower_setitem(self, target_var: Any, index_var: Any, value_var: Any, signature: Any) -> Any:
+        target = self.fndesc.typemap[target_var.name]
+        if isinstance(target, types.Optional):
+            return super().lower_setitem(target_var, index_var, value_var, signature)
+        operands = (
+            self.loadvar(target_var.name),
+            self._cast(index_var, signature.args[1]),
+            self._cast(value_var, signature.args[2]),
+        )
+        return self._operation(operator.setitem, signature)(self.builder, operands)
+
+    def _operation(self, op: Any, signature: Any) -> Callable[..., Any]:
+        """The implementation of Python's operator for these types."""
+        question = op, signature.args
+        found = self.operations.get(question)
+        if found is None:
+            context = self.context.typing_context
+            function = context.resolve_value_type(op)
+            called = function.get_call_type(context, signature.args, {})
+            found = self.operations[question] = self.context.get_function(function, called)
+        return found
+
+    def _cast(self, variable: Any, kind: Any) -> Any:
+        name = variable.name
+        given = self.fndesc.typemap[name]
+        if type(given) is types.IntegerLiteral and type(kind) is types.Integer:
+            number = given.literal_value
+            if kind.minval <= number <= kind.maxval:
+                return llvm.Constant(self.context.get_value_type(kind), number)
+        value = self.loadvar(name)
+        return value if given is kind else self.context.cast(self.builder, value, given, kind)
+
+    def fold_call_args(self, fnty: Any, signature: Any, pos_args: Any, vararg: Any, kw_args: Any) -> Any:
+        """The arguments' values. In short where they are those of the signature, one by one."""
+        if vararg is None and not kw_args and len(pos_args) == len(signature.args) and not _starred(signature.pysig):
+            return [self._cast(variable, kind) for variable, kind in zip(pos_args, signature.args, strict=True)]
+        return super().fold_call_args(fnty, signature, pos_args, vararg, kw_args)
+
+
+@cache
+def _starred(signature: Any) -> bool:
+    return signature is not None and any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values())
+
+
+class Implementations:
+    """In the place of a context's `get_function`: each is found once."""
+
+    def __init__(self, context: Any):
+        self.context, self.numbas = context, type(context).get_function
+        self.found: dict[Any, Any] = {}
+        self.missing: dict[Any, str] = {}  # the message of the NotImplementedError
+
+    def __call__(self, fn: Any, sig: Any, _firstcall: bool = True) -> Callable[..., Any]:
+        question = fn, sig
+        try:
+            made = self.found.get(question)
+        except TypeError:  # a constant index that can't be hashed
+            return self.numbas(self.context, fn, sig, _firstcall)
+        if made is None:
+            made = element(self.context, fn, sig)
+            if made is None:
+                numbas = self._look(question, _firstcall)
+                made = division(self.context, fn, sig, numbas) or numbas
+            self.found[question] = made
+        return made
+
+    def _look(self, question: tuple[Any, Any], first: bool) -> Callable[..., Any]:
+        if question in self.missing:
+            raise NotImplementedError(self.missing[question])
+        try:
+            return self.numbas(self.context, *question, first)
+        except NotImplementedError as error:
+            self.missing[question] = str(error)
+            raise

@@ -1,0 +1,1 @@
+"""What a release publishes besides dualops itself."""

@@ -1,0 +1,94 @@
+"""Shorter LLVM IR, the same machine code: elements of arrays, divisions, literals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualops.cuda.backend import cuda, f32, i32, i64, kernel, pointer, types
+from dualops.cuda.compile import link, lto_ir
+from dualops.cuda.frontend import lowering
+from tests.cuda.compile.test_frontend import ARCH, assigned_again, machine_code, usual
+
+SIZE = 6
+
+
+@kernel(pointer(i64), i64, i32, types.uint32, threads=32)
+def divided(y, n, small, natural):
+    """By constants of either sign, one of them the only two that Numba treats apart, and by what varies."""
+    y[0], y[1] = n // 8, n % 8
+    y[2], y[3] = n // -8, n % -8
+    y[4], y[5] = small // i32(12), small % i32(12)
+    y[6], y[7] = natural // types.uint32(12), natural % types.uint32(12)
+    y[8], y[9] = n // -1, n % -1
+    y[10], y[11] = n // small, n % small
+    for k in range(small):
+        y[12 + k] = k // 3 + k % 5
+        y[k] //= 7
+
+
+@kernel(pointer(f32), i32, threads=32)
+def elements(y, n):
+    """Of a local array and a shared one: by positive and negative, constant and varying indices."""
+    mine, ours = cuda.local.array(SIZE, f32), cuda.shared.array(SIZE, f32)
+    for k in range(SIZE):
+        mine[k] = y[k]
+        ours[k] = mine[k] + f32(1)
+    mine[-1] = ours[-2]
+    mine[n] += ours[n - 3] * 2
+    mine[types.uint32(n)] = True
+    for k in range(SIZE):
+        y[k] = mine[k] + mine[-k - 1] + ours[SIZE - 1 - k]
+
+
+@kernel(pointer(f32), pointer(i32), i32, threads=32)
+def numbers(y, z, n):
+    """Literals that become other types, one of which has no room for it."""
+    z[0] = n + 3
+    z[1] = i32(2**31 + 5)
+    y[0] = 3 * y[1] - 7
+    y[1] = types.uint32(-1) + f32(n)
+    z[2] = (n << 3) | 1
+    flag = n > 0
+    z[3] = flag + 1
+
+
+@pytest.mark.parametrize("kernel", [divided, elements, numbers], ids=lambda kernel: kernel.name)
+def test_the_machine_code_is_numbas(kernel):
+    ours, numbas = (machine_code(link(code, ARCH)[0]) for code in (lto_ir(kernel, ARCH), usual(kernel)))
+    assert ours == numbas and len(ours) > 500
+
+
+@pytest.mark.parametrize("kernel", [divided, elements, assigned_again], ids=lambda kernel: kernel.name)
+def test_with_zeros_late_there_are_the_same_registers_and_no_spills(monkeypatch, kernel):
+    """As in kernels of very many blocks."""
+
+    def built() -> tuple[int, bytes]:
+        cubin, log = link(lto_ir(kernel, ARCH), ARCH)
+        assert " 0 bytes spill stores" in log
+        return int(log.partition("Used ")[2].split()[0]), machine_code(cubin)
+
+    usually = built()
+    monkeypatch.setattr(lowering, "MANY_BLOCKS", 0)
+    late = built()
+    assert late[0] == usually[0] and len(late[1]) == len(usually[1])
+
+
+def test_an_implementation_is_looked_for_once(monkeypatch):
+    """That there is none, too: Numba loads all registries anew each time."""
+
+    def init(self: Any, context: Any) -> None:
+        def look(context: Any, fn: Any, sig: Any, first: bool) -> Any:
+            if first:  # Numba asks itself once more when it has loaded its registries
+                asked.append((fn, sig))
+            return numbas(context, fn, sig, first)
+
+        theirs(self, context)
+        numbas, self.numbas = self.numbas, look
+
+    asked, theirs = list[Any](), lowering.Implementations.__init__
+    monkeypatch.setattr(lowering.Implementations, "__init__", init)
+    lto_ir(divided, ARCH)
+    assert len(asked) == len(set(asked)) > 10
+    assert "static_setitem" in {fn for fn, _ in asked}, "of which there is none"
