@@ -49,6 +49,12 @@ class Lower(CUDALower):
         super().init()
         self.context.get_function = Implementations(self.context)  # of this kernel's own copy of the context
 
+    def lower(self) -> None:
+        try:
+            super().lower()
+        finally:
+            del self.context.get_function  # which holds the context
+
     def _find_singly_assigned_variable(self) -> None:
         """Those that are assigned to once, and read in that block alone, after it."""
         assigned, others, again = set[str](), set[str](), set[str]()

@@ -229,7 +229,7 @@ def test_collections_wait_within_and_come_back_after_an_error():
 
 
 def test_a_kernel_leaves_little_to_collect():
-    """Numba's own passes leave 30 times as much."""
+    """Numba's own passes leave many times as much."""
     kernel = calling(through_another)
     lto_ir(kernel, ARCH)
     gc.collect()
