@@ -119,9 +119,9 @@ def measure(case: Case, runs: int = 3) -> Row:
 
 def run(names: Iterable[str], runs: int, show: Callable[[str], None]) -> list[Row]:
     """Measure these cases, all if there is no name, showing each as it comes."""
-    from dualops.cuda.compile import _prepare
+    from dualops.cuda.frontend import prepare
 
-    _prepare()
+    prepare()
     chosen = tuple(names)
     cases = [case for case in CASES if not chosen or any(name in case.name for name in chosen)]
     show(f"{'':46s} {'kernels':>7s} {'front end':>10s} {'link':>6s} {'first':>6s} {'ratios':>14s}")

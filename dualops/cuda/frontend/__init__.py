@@ -1,7 +1,7 @@
 """From a kernel to LTO-IR: Numba's own passes, without the work that they do over and over. No GPU is needed.
 
 Members of nouns and records are constants, which they are not to Numba (`members`). But for that the code is what
-`cuda.compile` makes, which takes about seven times as long; tests hold the machine code of the two against each other.
+`cuda.compile` makes in ten to thirty times as long; tests hold the machine code of the two against each other.
 What is done less often:
 
     bytecode     of a function is interpreted for each closure of it. Here: once for a code object (`verbs`).

@@ -22,22 +22,41 @@ QUOTIENT = {operator.floordiv, operator.ifloordiv}
 REMAINDER = {operator.mod, operator.imod}
 
 
-def division(context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any]) -> Callable[..., Any] | None:
-    """What divides integers, or None if `fn` does something else. otherwise: Numba's, for divisors that vary."""
+def division(
+    context: Any, fn: Any, sig: Any, otherwise: Callable[..., Any], by_selection: bool
+) -> Callable[..., Any] | None:
+    """What divides integers, or None if `fn` does something else. otherwise: Numba's, for divisors that vary.
+
+    by_selection: without blocks, from which NVVM makes some instructions in another order.
+    """
     key = getattr(fn, "typing_key", fn)
     if key not in QUOTIENT and key not in REMAINDER:
         return None
     if any(type(each) is not types.Integer for each in (sig.return_type, *sig.args)):
         return None
-    return partial(_divide, context, sig, key in QUOTIENT, otherwise)
+    return partial(_divide, context, sig, key in QUOTIENT, otherwise, _selected if by_selection else int_divmod_signed)
 
 
-def _divide(context: Any, sig: Any, quotient: bool, otherwise: Any, builder: Any, args: Any, loc: Any = None) -> Any:
+def _divide(
+    context: Any, sig: Any, quotient: bool, otherwise: Any, signed: Any, builder: Any, args: Any, loc: Any = None
+) -> Any:
     of = sig.return_type
     x, y = (context.cast(builder, value, kind, of) for value, kind in zip(args, sig.args, strict=True))
     if not isinstance(y, ir.Constant) or not isinstance(y.constant, int) or y.constant in (0, -1):
         return otherwise(builder, args, loc)
     if not of.signed:
         return (builder.udiv if quotient else builder.urem)(x, y)
-    # with fewer blocks still, NVVM puts some instructions in another order
-    return int_divmod_signed(context, builder, of, x, y)[0 if quotient else 1]
+    return signed(context, builder, of, x, y)[0 if quotient else 1]
+
+
+def _selected(context: Any, builder: Any, of: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Quotient and remainder, as `int_divmod_signed` but for the overflow that a divisor of -1 alone makes."""
+    whole, rest = builder.sdiv(x, y), builder.srem(x, y)
+    # rounded towards 0; the floor is one less where the remainder has another sign than the divisor
+    differs = builder.icmp_signed("<", builder.xor(y, rest), y.type(0))
+    below = builder.and_(builder.icmp_signed("!=", rest, y.type(0)), differs)
+    one = y.type(1)
+    return (
+        builder.select(below, builder.sub(whole, one), whole),
+        builder.select(below, builder.add(rest, y), rest),
+    )

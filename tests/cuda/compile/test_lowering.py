@@ -61,8 +61,8 @@ def test_the_machine_code_is_numbas(kernel):
 
 
 @pytest.mark.parametrize("kernel", [divided, elements, assigned_again], ids=lambda kernel: kernel.name)
-def test_with_zeros_late_there_are_the_same_registers_and_no_spills(monkeypatch, kernel):
-    """As in kernels of very many blocks."""
+def test_of_many_blocks_there_are_no_more_registers_and_no_spills(monkeypatch, kernel):
+    """Zeros late, divisions by selection."""
 
     def built() -> tuple[int, bytes]:
         cubin, log = link(lto_ir(kernel, ARCH), ARCH)
@@ -72,19 +72,19 @@ def test_with_zeros_late_there_are_the_same_registers_and_no_spills(monkeypatch,
     usually = built()
     monkeypatch.setattr(lowering, "MANY_BLOCKS", 0)
     late = built()
-    assert late[0] == usually[0] and len(late[1]) == len(usually[1])
+    assert late[0] <= usually[0] and len(late[1]) <= len(usually[1])
 
 
 def test_an_implementation_is_looked_for_once(monkeypatch):
     """That there is none, too: Numba loads all registries anew each time."""
 
-    def init(self: Any, context: Any) -> None:
+    def init(self: Any, context: Any, many: bool) -> None:
         def look(context: Any, fn: Any, sig: Any, first: bool) -> Any:
             if first:  # Numba asks itself once more when it has loaded its registries
                 asked.append((fn, sig))
             return numbas(context, fn, sig, first)
 
-        theirs(self, context)
+        theirs(self, context, many)
         numbas, self.numbas = self.numbas, look
 
     asked, theirs = list[Any](), lowering.Implementations.__init__
