@@ -183,7 +183,7 @@ def builds(build: Callable[..., Kernel]) -> Callable[..., Kernel]:
 def modules_of(value: Any) -> Iterator[str]:
     """The modules of dualops that define the class of a value, of what it holds, or a function that it is."""
     module = value.__module__ if callable(value) else type(value).__module__
-    if module.startswith("dualops."):
+    if module and module.startswith("dualops."):  # a function that was made by `exec` has none
         yield module
     held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
     fields = vars(value).values() if hasattr(value, "__dict__") and not callable(value) else ()

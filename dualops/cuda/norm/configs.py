@@ -126,7 +126,10 @@ def rows_config(N: int, variant: Variant, aligned: bool) -> RowsConfig | None:
         ladder = gradient_configs.ROWS[variant.centred] if aligned else gradient_configs.UNALIGNED
     else:
         ladder = (CENTRED_ROWS if variant.centred else FORWARD_ROWS) if aligned else FORWARD_UNALIGNED
-    return next((config for config in ladder if config.columns(variant.dtype) >= N), None)
+    found = next((config for config in ladder if config.columns(variant.dtype) >= N), None)
+    if found and variant.backward and variant.added and variant.weight_gradients > 1:
+        return replace(found, min_blocks=min(found.min_blocks, 2))  # with three blocks an SM it spills on sm_80
+    return found
 
 
 def cluster_config(N: int, variant: Variant, device: Device) -> ClusterRowsConfig | None:

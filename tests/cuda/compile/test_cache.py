@@ -169,9 +169,10 @@ def test_a_folder_that_others_may_write_to(folder, compilations):
 CLOSED = (
     """
 import os
-from dualops.cuda import binaries, sources
+from dualops.cuda import binaries
+from dualops.cuda.compile import compile_kernel
 from tests.cuda.compile.small import ARCH, build
-compiler.compile_kernel(build(1), ARCH)
+compile_kernel(build(1), ARCH)
 """
     + AS_A_USER
     + """

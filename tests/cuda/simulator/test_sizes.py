@@ -123,9 +123,15 @@ def calls(operation: Operation) -> Iterator[Call]:
             yield Call(problem.arrays, None, params, None)
 
 
+def lengths_of(operation: Operation, call: Call) -> list[str]:
+    """The parameters of a call that are sizes."""
+    return [name for name in operation.lengths if call.params[name] is not None]
+
+
 def kind(operation: Operation, call: Call) -> str:
+    lengths = lengths_of(operation, call)
     arrays = {name: (meta.dtype, meta.device, len(meta.shape)) for name, meta in call.arrays.items()}
-    return f"{arrays} { {name: value for name, value in call.params.items() if name not in operation.lengths} }"
+    return f"{arrays} { {name: value for name, value in call.params.items() if name not in lengths} }"
 
 
 @every_direction
@@ -134,8 +140,8 @@ def test_a_family_gives_each_of_its_calls_what_it_would_get_alone(direction):
     kinds: dict[str, list[tuple[Call, Any]]] = {}
     for call in calls(operation):
         kinds.setdefault(kind(operation, call), []).append((call, settle(operation, call)))
-    lengths = list(operation.lengths)
     for members in kinds.values():
+        lengths = lengths_of(operation, members[0][0])
         for call, (kernels, numbers) in members:
             trace = Trace()
             traced_kernels, traced_numbers = settle(operation, call.traced(trace, lengths))
