@@ -119,12 +119,12 @@ class TestMemory:
     @pytest.mark.parametrize("S", [512, 1024, 131072])
     def test_formulas(self, S):
         """q, k, v, o in two bytes, lse in four; naive_forward.py's and naive_backward.py's own sums; delta as lse; of
-        the fused gradient dq in four bytes, a counter, and a flag for 128 queries."""
+        sm90's fused gradient dq in four bytes, a counter, and a flag for 128 queries."""
         rows, wide = 16 * S, 16 * S * 64
         forward, backward = (draw.memory(S, backward=backward) for backward in (False, True))
         assert forward == (4 * 2 * wide + 4 * rows, {"sm90": 0, "sm80": 0, "simt": 0, "naive": 4 * rows * (S + 1)})
         fused = 4 * wide + 8 * (1 + rows // 128)
-        beside = {"sm90": 4 * rows + fused, "sm80": 4 * rows + fused, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
+        beside = {"sm90": 4 * rows + fused, "sm80": 4 * rows, "simt": 4 * rows, "naive": 4 * rows * (2 * S + 1)}
         assert backward == (8 * 2 * wide + 4 * rows, beside)
 
     @pytest.mark.parametrize(("power", "said"), [(0, "1 B"), (22, "4 MiB"), (37, "128 GiB"), (40, "1 TiB")])

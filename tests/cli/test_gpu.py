@@ -54,9 +54,10 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
         "": operators,
         ".backend": SimpleNamespace(SIMULATED=False),
         ".device": SimpleNamespace(
+            ARCHITECTURES=(),
             current=lambda: SimpleNamespace(
                 name="Host", arch="sm_90a", sms=1, l2_bytes=L2, shared_memory_per_block=227 << 10
-            )
+            ),
         ),
         ".roof": SimpleNamespace(
             stream_roof=lambda read, written: read / 1e9 + written / 5e8, ceilings=lambda: {"1:1": 4.2e12}

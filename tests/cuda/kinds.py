@@ -43,10 +43,16 @@ def batch(direction: Direction, number: int, device: Device, *, alike: bool = Tr
     drawn = islice(trials(direction, SEED, (number + 1) * each, MAX_ELEMENTS), number * each, None)
     for trial in drawn:
         steps = steps_of(call_of(trial), device)
-        if dear and steps and all(map(prod, trial.case.shapes.values())):
+        if dear and steps and not is_empty(trial.case):
             yield from ((other, True) for other in (others(trial, BATCH, device) if alike else (trial,)))
             return
         yield trial, steps is not None
+
+
+def is_empty(case: Case) -> bool:
+    """Whether there is nothing to compute, for which a call may need fewer kernels."""
+    longest = (value for name, value in case.params.items() if name.startswith("max_seqlen"))
+    return 0 in map(prod, case.shapes.values()) or 0 in longest
 
 
 def others(trial: Trial, count: int, device: Device) -> Iterator[Trial]:
