@@ -6,9 +6,9 @@ What is timed runs alone. The bridge's tests on the CPU come next, since they te
 need. Then tests are chosen and their kernels compiled, and then the tests run. Exit code 1 if anything failed or did
 not end.
 
-Cases and random problems need some 4,200 kernels. Of these the tests run that have all pairs of values (`cover`), at
-most 1,500 kernels; with --since every test whose kernels are made of a module that was edited, and a sample of the
-others; with --all, all. DUALOPS_TEST_CHANGED lists edited modules where there is no git.
+All cases and random problems need some 4,300 kernels. By default tests are chosen whose kernels have all pairs of
+values (`cover`), at most 1,500 kernels. With --since every test runs whose kernels are made of an edited module, and a
+sample of the others. With --all all tests run. DUALOPS_TEST_CHANGED lists edited modules where there is no git.
 """
 
 from __future__ import annotations

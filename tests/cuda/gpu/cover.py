@@ -1,7 +1,7 @@
 """Which tests run where kernels are many: as few kernels as have all pairs of values that kernels are built with.
 
-A build's arguments are values: a Config's fields, the dtype, a width, an option. A kernel has the pairs of its values,
-of its build. Most errors show with one value or with two together (Kuhn, Wallace, Gallo 2004,
+A build's arguments are values: a Config's fields, the dtype, a width, an option. Pairs are of two values of one build.
+Most errors show with one value or with two together (Kuhn, Wallace, Gallo 2004,
 https://doi.org/10.1109/TSE.2004.24), so a test is taken while it brings a pair that no other has. The rungs
 naive and simt are plain code: of these each value is taken once. A test whose kernels others need runs
 too: it costs no compiling.
