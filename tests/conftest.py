@@ -20,7 +20,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "alone: times something, so nothing may run beside it")
     config.addinivalue_line("markers", "cuda(count=1): needs so many GPUs")
     config.addinivalue_line("markers", "xdist_group(name): run by one of several processes, one after another")
 

@@ -80,7 +80,7 @@ def here(monkeypatch):
 
 
 def test_tests_whose_kernels_are_there_run_too(here, calls, needs):
-    found = warm.select(calls, (), 60, None)
+    found = warm.select(calls, 60, None)
     assert found.kept | found.left_out == {*calls} and found.kept.isdisjoint(found.left_out)
     there = set().union(*(needs[name] for name in found.kept))
     assert len(there) <= 60 and not any(needs[name] <= there for name in found.left_out)
@@ -89,7 +89,7 @@ def test_tests_whose_kernels_are_there_run_too(here, calls, needs):
 
 def test_every_test_of_an_edited_module_runs(here, calls, needs, monkeypatch):
     monkeypatch.setattr(warm, "SAMPLE", 5)
-    found = warm.select(calls, (), 60, frozenset(["dualops.cuda.softmax.rows", "dualops.cuda.launch"]))
+    found = warm.select(calls, 60, frozenset(["dualops.cuda.softmax.rows", "dualops.cuda.launch"]))
     edited = {name for name, wanted in needs.items() if any("cuda.softmax.rows." in each for each in wanted)}
     assert edited and edited <= found.kept
     others = {each for name in found.kept for each in needs[name] if "softmax.rows" not in each}

@@ -6,7 +6,6 @@ import pytest
 
 from dualops.cuda import device as devices
 from tests.cuda.calls import call_of, calls_of_case, kernels_of, steps_of
-from tests.cuda.gpu.warm import recorded_calls
 from tests.cuda.kinds import BATCH, RESIZED, batch
 from tests.cuda.operators import DIRECTIONS, every_direction
 
@@ -41,7 +40,3 @@ def test_odd_addresses_need_other_kernels():
     case = next(case for case in direction.spec.cases if case.id == "rows33x128-float32")
     even, odd = (kernels_of(calls_of_case(direction, "simt", case, odd), DEVICE) for odd in (False, True))
     assert even and odd and even.isdisjoint(odd)
-
-
-def test_nothing_was_recorded(tmp_path):
-    assert list(recorded_calls(tmp_path)) == []

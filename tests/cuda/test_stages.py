@@ -73,16 +73,12 @@ def test_no_time_and_no_tests(ran):
 
 
 def test_every_test_is_in_one_stage():
-    """Of those that are neither timed nor on the CPU, only the last has them."""
-    timed, on_cpu, compiling, on_gpu = of_everything(4, "softmax", "folder", {"DUALOPS_TEST_LEFT_OUT": "list"})
-    assert (
-        timed.arguments[:2] == ["-m", "alone"] and "not alone" in on_cpu.arguments and "not alone" in on_gpu.arguments
-    )
-    assert picked("not cuda", "softmax") == ["-k", "(not cuda) and (softmax)"] == on_cpu.arguments[-3:-1]
-    assert on_gpu.arguments[-4:] == ["-k", "(cuda) and (softmax)", stages.GPU, stages.BRIDGE]
-    assert on_cpu.environment == {"DUALOPS_TEST_CALLS": "folder"}
-    assert compiling.environment == {"DUALOPS_TEST_CALLS": "folder", "DUALOPS_TEST_LEFT_OUT": "list"}
-    assert on_gpu.environment == {"DUALOPS_TEST_LEFT_OUT": "list"}
+    """What is timed is in the first alone. The last compiles nothing first, and takes the choice of the second."""
+    timed, compiling, others = of_everything(4, "softmax", {"DUALOPS_TEST_LEFT_OUT": "list"})
+    assert picked("") == [] and picked("softmax") == ["-k", "softmax"] == timed.arguments[:2]
+    assert timed.arguments[-1] == stages.TIMED and (stages.ROOT / stages.TIMED).exists()
+    assert others.arguments[-5:] == ["-k", "softmax", f"--ignore={stages.TIMED}", stages.GPU, stages.BRIDGE]
+    assert compiling.environment == others.environment == {"DUALOPS_TEST_LEFT_OUT": "list"}
 
 
 def test_the_modules_that_were_edited(tmp_path, monkeypatch):

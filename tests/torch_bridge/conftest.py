@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +14,6 @@ from tests.poison import new_memory_is_nan
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS warns that its bits may change
 torch.set_num_threads(1)  # tensors are small: threads would only wait for one another
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-CALLS = os.environ.get("DUALOPS_TEST_CALLS")
-if CALLS:
-    from tests.torch_bridge.record import Recorder
-
-    RECORDER = Recorder()
-    RECORDER.watch()  # before the first test imports the bridge
-
-
-def pytest_sessionfinish() -> None:
-    if CALLS:
-        RECORDER.write(Path(CALLS))
 
 
 @pytest.fixture(params=["cpu", *(["cuda"] if torch.cuda.is_available() else [])])

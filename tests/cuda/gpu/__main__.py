@@ -2,13 +2,13 @@
 
     python -m tests.cuda.gpu [--jobs N] [--minutes M] [--only WORDS] [--logs FOLDER] [--all | --since REV]
 
-What is timed runs alone. The bridge's tests on the CPU come next, since they tell which kernels those on the GPU will
-need. Then tests are chosen and their kernels compiled, and then the tests run. Exit code 1 if anything failed or did
-not end.
+What is timed runs alone. Then tests are chosen and their kernels compiled, and then the tests run; those of the bridge
+compile what they need. Exit code 1 if anything failed or did not end.
 
 All cases and random problems need some 4,300 kernels. By default tests are chosen whose kernels have all pairs of
-values (`cover`), at most 1,500 kernels. With --since every test runs whose kernels are made of an edited module, and a
-sample of the others. With --all all tests run. DUALOPS_TEST_CHANGED lists edited modules where there is no git.
+values (`cover`), at most 1,000 kernels. All other tests need some 500 more. With --since every test runs whose kernels
+are made of an edited module, and a sample of the others. With --all all tests run. DUALOPS_TEST_CHANGED lists edited
+modules where there is no git.
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.cuda.gpu.stages import BRIDGE, GPU, ROOT, Stage, cores, picked, run, spread
+from tests.cuda.gpu.stages import BRIDGE, GPU, ROOT, TIMED, Stage, cores, picked, run, spread
 
 
-def stages(jobs: int, only: str, calls: str, choice: Mapping[str, str]) -> list[Stage]:
-    """In the order in which they run; `calls` is a folder for what is recorded, `choice` says how tests are chosen."""
-    record, some = {"DUALOPS_TEST_CALLS": calls}, bool(only)
-    together = [*spread(jobs), "-m", "not alone"]
+def stages(jobs: int, only: str, choice: Mapping[str, str]) -> list[Stage]:
+    """In the order in which they run; `choice` is the environment that says how tests are chosen."""
+    some, others = picked(only), [f"--ignore={TIMED}", GPU]
     return [
-        Stage("what is timed", ["-m", "alone", *picked("", only), GPU, BRIDGE], may_be_empty=some),
-        Stage("the bridge on the CPU", [*together, *picked("not cuda", only), BRIDGE], record, may_be_empty=some),
-        Stage("compiling", ["--collect-only", "-qq", *picked("", only), GPU], {**record, **choice}, may_be_empty=some),
-        Stage("on the GPU", [*together, *picked("cuda", only), GPU, BRIDGE], choice),
+        Stage("what is timed", [*some, TIMED], may_be_empty=bool(only)),
+        Stage("compiling", ["--collect-only", "-qq", *some, *others], choice, may_be_empty=bool(only)),
+        Stage("all other tests", [*spread(jobs), *some, *others, BRIDGE], choice),
     ]
 
 
@@ -59,11 +57,11 @@ def main() -> int:
         parser.error("pytest-xdist is missing: pip install -e '.[test]'")
     given.logs.mkdir(parents=True, exist_ok=True)
     began, outcomes = time.perf_counter(), []
-    with tempfile.TemporaryDirectory() as calls:
-        choice = {} if given.all else {"DUALOPS_TEST_LEFT_OUT": f"{calls}/left_out"}
+    with tempfile.TemporaryDirectory() as folder:
+        choice = {} if given.all else {"DUALOPS_TEST_LEFT_OUT": f"{folder}/left_out"}
         if given.since:
             choice["DUALOPS_TEST_CHANGED"] = " ".join(edited(given.since))
-        for number, stage in enumerate(stages(given.jobs, given.only, calls, choice)):
+        for number, stage in enumerate(stages(given.jobs, given.only, choice)):
             print(f"{stage.name} ...", flush=True)
             left = 60 * given.minutes - (time.perf_counter() - began)
             outcome = run(stage, given.logs / f"{number}.txt", left)

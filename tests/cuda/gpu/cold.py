@@ -22,7 +22,7 @@ from tests.cuda.gpu.stages import BRIDGE, ROOT, Outcome, Stage, picked, run, spr
 
 def stage_of(processes: int, number: int, cache: Path, only: str) -> Stage:
     name = f"{processes} process{'es' if processes > 1 else ''}, round {number}"
-    arguments = [*spread(processes), "-m", "not alone", *picked("cuda", only), BRIDGE]
+    arguments = [*spread(processes), *picked(f"cuda and ({only})" if only else "cuda"), BRIDGE]
     helpers = 1 if processes > 1 else 4
     return Stage(name, arguments, {"DUALOPS_CACHE_DIR": str(cache), "DUALOPS_HELPERS": str(helpers)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,6 @@ import pytest
 
 from dualops.cuda import backend
 from dualops.machine import missing
-from tests.cuda.calls import Call
 
 if backend.where() != "gpu":
     told = "kernels are simulated" if backend.SIMULATED else " ".join(missing())
@@ -47,7 +46,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
         changed = os.environ.get("DUALOPS_TEST_CHANGED")
         modules = None if changed is None else frozenset(changed.split())
-        found = select(calls_of_tests(items), recorded(), MOST_KERNELS, modules)
+        found = select(calls_of_tests(items), MOST_KERNELS, modules)
         path.write_text("\n".join(sorted(found.left_out)))
         config.get_terminal_writer().line(f"chosen: {found.told}")
     left_out = {*path.read_text().splitlines()}
@@ -61,13 +60,5 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     from tests.cuda.gpu.warm import calls_of_tests, warm
 
-    told = warm(chain(recorded(), *calls_of_tests(session.items).values()))
+    told = warm(chain.from_iterable(calls_of_tests(session.items).values()))
     session.config.get_terminal_writer().line(f"warm: {told}")
-
-
-def recorded() -> Iterable[Call]:
-    """The calls of the bridge's tests, where they were recorded."""
-    from tests.cuda.gpu.warm import recorded_calls
-
-    folder = os.environ.get("DUALOPS_TEST_CALLS")
-    return recorded_calls(Path(folder)) if folder else ()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[3]
 GPU, BRIDGE = "tests/cuda/gpu", "tests/torch_bridge"
+TIMED = f"{GPU}/test_timed.py"
 PROGRESS = re.compile(r"^[.sxXFE]+ *\[ *\d+%\]$|^(scheduling tests|created: |bringing up nodes)")
 LAST_WORD = re.compile(r"^warm: |^[= ]*\d+ (passed|failed|errors?|skipped|deselected|tests? collected)\b")
 NOTHING_SELECTED = 5  # pytest's exit code
@@ -49,10 +50,9 @@ def spread(processes: int) -> list[str]:
     return ["-n", str(processes), "--dist", "loadgroup"] if processes > 1 else []
 
 
-def picked(words: str, only: str) -> list[str]:
-    """The arguments for tests whose names fit both."""
-    both = f"({words}) and ({only})" if words and only else words or only
-    return ["-k", both] if both else []
+def picked(words: str) -> list[str]:
+    """The arguments for tests whose names fit, all tests if `words` is empty."""
+    return ["-k", words] if words else []
 
 
 def run(stage: Stage, log: Path, seconds: float) -> Outcome:

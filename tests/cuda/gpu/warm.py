@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +18,7 @@ from tests.cuda.calls import Call, call_of, calls_of_case, steps_of
 from tests.cuda.gpu.cover import choose
 from tests.cuda.kinds import batch
 
-MOST_KERNELS = 1500  # that `make test-gpu` compiles
+MOST_KERNELS = 1000  # of cases and random problems; all other tests need some 500 more
 SAMPLE = 300  # of those that did not change
 
 
@@ -95,29 +93,21 @@ class Selection(NamedTuple):
     told: str
 
 
-def select(
-    calls: Mapping[str, tuple[Call, ...]], recorded: Iterable[Call], most: int, changed: frozenset[str] | None
-) -> Selection:
+def select(calls: Mapping[str, tuple[Call, ...]], most: int, changed: frozenset[str] | None) -> Selection:
     """Tests that need no more than `most` kernels together (`cover`).
 
-    recorded: calls of tests that run in any case. changed: modules that were edited, if that is known: then every test
-    runs whose kernels are made of them, and of the others SAMPLE kernels' tests.
+    changed: modules that were edited, if that is known: then every test runs whose kernels are made of them, and of the
+    others SAMPLE kernels' tests.
     """
-    needs, kernels = kernels_of_tests({**calls, "": tuple(recorded)})
-    given = {*needs.pop("")}
+    needs, kernels = kernels_of_tests(calls)
+    given = set[str]()
     if changed is not None:
-        given |= {name for name, kernel in kernels.items() if changed & sources.made_of(kernel.modules)}
+        given = {name for name, kernel in kernels.items() if changed & sources.made_of(kernel.modules)}
         most = len(given) + SAMPLE
     chosen = choose(needs, kernels, given, most)
     kept = {name for name, wanted in needs.items() if wanted <= chosen.kernels}
     told = (
-        f"{len(kept)} of {len(needs)} tests of cases and random problems; they and the bridge's need "
+        f"{len(kept)} of {len(needs)} tests of cases and random problems; they need "
         f"{len(chosen.kernels)} of {len(kernels)} kernels, with {chosen.share:.1%} of all pairs of values"
     )
     return Selection(kept, needs.keys() - kept, told)
-
-
-def recorded_calls(folder: Path) -> Iterator[Call]:
-    """What tests/torch_bridge/record.py kept of tests that ran on the CPU."""
-    for path in sorted(folder.glob("*.calls")):
-        yield from pickle.loads(path.read_bytes())

@@ -17,6 +17,7 @@ from .models import FAMILIES, SIZES, VOCABULARY, close, padding, randomize, toke
 
 NAMES = re.findall(r"\w+", re.findall(r"by `config\.model_type`:([\w\s]+)\.", str(package.__doc__))[0])
 NAMES.remove("gemma3")  # with images: below
+NEWER = {"flint", "iquestcoder", "internlm3", "kolibri1"}  # that not every release has which the bridge works with
 # what of a config makes a model tiny; every token has all experts, for a choice could turn upon a rounding
 TINY: dict[str, Any] = {
     **SIZES,
@@ -47,7 +48,11 @@ def tiny(name: str) -> Any:
     return randomize(AutoModelForCausalLM.from_config(config))
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_the_models_exist() -> None:
+    assert {name for name in NAMES if name not in CONFIG_MAPPING} <= NEWER <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in CONFIG_MAPPING])
 def test_models_work_in_full(name: str) -> None:
     made, ids, mask = tiny(name), tokens(2, 9), padding("left", 2, 9, "cpu")
     assert sum(weight.numel() for weight in made.parameters()) < 1_000_000
