@@ -48,8 +48,6 @@ SIGN, EXPONENT_BITS, HALF = u32(1 << 31), u32(0x7F800000), f32(0.5)
 LOG2, LN2 = f32(LOG2_E), f32(1 / LOG2_E)
 # exponents in size below which a row's factor is scale * log2(e): P is at most 2 ** (half an ulp of them)
 LIMITS = {"bfloat16": 2.0**30, "float32": 2.0**30, "float16": 2.0**28}
-# exponents below which the greatest P of a row, 2 ** (half an ulp of them), is rounded to 1
-EXACT_BELOW = {"bfloat16": 2.0**16, "float32": 2.0**30, "float16": 2.0**13}
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
@@ -72,8 +70,8 @@ class SoftmaxRows(Namespace):
     pack: Callable[..., None]  # (probs, scores): rounded, in pairs
     total: Callable[..., None]  # (row_sum): the lanes meet
     divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
-    # (row_max, row_sum, rescale, sink, units): row_max becomes lse, row_sum what acc is divided by. With sinks, the sink
-    # joins row_sum, and rescale is the factor of acc; with `rest`, it is what rounding took from lse
+    # (row_max, row_sum, rescale, sink, units): row_max becomes lse, row_sum is what acc is divided by. With sinks, the
+    # sink joins row_sum, and rescale is the factor of acc; with `rest`, it is what rounding took from lse
     close: Callable[..., None]
 
 
@@ -143,13 +141,12 @@ def softmax_rows(
 
     A row's greatest probability is 1 when it meets V, exactly. Not rescaling as long as exponents have grown by less
     than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4 times the baseline's error.
-    Rows whose exponents reach EXACT_BELOW have another greatest probability, and mostly no second one. `close` rounds
-    their sum as that probability was rounded, so that the quotient is exact.
+    Of a row of large exponents it is 2 ** (the error of base), which is rounded like any other probability: `close`
+    corrects the sum by as much, or a row with one large score would not be exactly its value.
     """
     num, lanes = numbers(f32), lane_reductions(f32, LANES)
     quads, acc_quads, put_pair = scores_size // 4, acc_size // 4, pairs_of(dtype, scores_size // 2)
-    ROWS_THERE, LIMIT, FAR = ROWS * strips, f32(LIMITS[dtype]), f32(EXACT_BELOW[dtype] / LIMITS[dtype])
-    rounded = storage(dtype).rounded
+    ROWS_THERE, LIMIT, rounded = ROWS * strips, f32(LIMITS[dtype]), storage(dtype).rounded
 
     def each(of_row: Callable[[int], Callable[..., None]]) -> Callable[..., None]:
         return _each(of_row, ROWS_THERE)
@@ -326,10 +323,13 @@ def softmax_rows(
 
     @verb
     def close(row_max, row_sum, rescale, sink, units):
+        base, factor = pair(), pair()
+        exponents(base, factor, row_max, units)
         for h in range(ROWS_THERE):
+            greatest = num.exp2(num.base(row_max[h]) * factor[h] - base[h])
+            correction = rounded(greatest) - greatest
             # in exponents where both fit, else in scores
-            size = abs(num.base(row_max[h]))
-            fits = size < units[2] and abs(num.base(sink)) * LOG2 < LIMIT
+            fits = abs(num.base(row_max[h])) < units[2] and abs(num.base(sink)) * LOG2 < LIMIT
             most, to_exponent = mul_rn(row_max[h], units[0] if fits else units[3]), num.one if fits else LOG2
             if sinks:
                 found, logit = most, mul_rn(sink, LOG2) if fits else sink
@@ -340,8 +340,7 @@ def softmax_rows(
             row_max[h] = most + log_sum
             if rest:
                 rescale[h] = most - row_max[h] + log_sum if row_max[h] != num.minus_inf else num.zero
-            if size >= units[2] * FAR:
-                row_sum[h] = rounded(row_sum[h])
+            row_sum[h] += correction * rescale[h] if sinks else correction
 
     return SoftmaxRows(
         pair=pair,
