@@ -157,8 +157,9 @@ def special(name: str, case: Case, backward: bool) -> tuple[float, bool] | None:
     q, k, bias, sinks, slopes: no score so large that its own rounding decides the row. v: no sum over the keys that
     overflows, also where dropout scales it up, and in a gradient none that overflows in half precision; and no
     infinity, since a probability that is tiny in float64 and 0 in float32 makes of it an infinity here and a NaN there.
+    In half precision no value of v decides a sum: its error would be the rounding of one probability.
     """
-    if name == "v" and not backward:
+    if name == "v" and not backward and case.dtype in ("float32", "float64"):
         keys = prod(case.shapes["k"][:-1])
         return HUGE[case.dtype] * (1 - case.params.get("dropout_p", 0.0)) / (keys + 1), False
     return {"q": (4.0, True), "k": (4.0, True), "v": (4.0, False), "bias": (4.0, True), "sinks": (4.0, True)}.get(
