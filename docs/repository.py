@@ -28,6 +28,9 @@ PAGES |= {  # those that teach
     page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
     for page in ROOT.glob("dualops/cuda/*/README.md")
 }
+PAGES |= {  # for contributors
+    page.relative_to(ROOT).as_posix(): f"contributing/{page.stem}.md" for page in ROOT.glob("docs/*.md")
+}
 PAGES |= {  # logs of what was measured
     page.relative_to(ROOT).as_posix(): f"measurements/{page.stem}.md" for page in ROOT.glob("docs/measurements/*.md")
 }
