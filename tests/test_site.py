@@ -1,4 +1,4 @@
-"""The site's pages: no public name is missing, and those that many read are short. `make docs` says whether it builds."""
+"""The site's pages: no public name is missing, much-read pages are short. `make docs` says whether it builds."""
 
 from __future__ import annotations
 
