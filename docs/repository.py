@@ -1,4 +1,4 @@
-"""What mkdocs shows of the repository beyond docs/pages: pages that lie beside what they tell of, pictures, sources.
+"""What mkdocs shows of the repository beyond docs/pages: pages that are next to their subject, pictures, sources.
 
 A hook of mkdocs (see mkdocs.yml). A line `::: dualops.cuda.*` becomes one for each public function of the package.
 Links in pages are those of the repository, so that they lead on wherever a page is read; here each is turned to what

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ladder_table, peers_plot, plot, work
+from benchmarks import ladder_table, peers_plot, plot, scaling_plot, work
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
@@ -187,6 +187,8 @@ def test_the_pages_have_what_plot_writes() -> None:
     for place, content in (("README.md", plot.short_summary(peers)), ("docs/pages/numbers.md", plot.summary(peers))):
         page = (ROOT / place).read_text("utf-8")
         assert plot.fill(page, content) == page, f"{place}: `python -m benchmarks plot` writes another table"
+    lengths = scaling_plot.table(ROOT / "benchmarks" / "scaling" / "h200.json")
+    assert lengths in (ROOT / "docs" / "measurements" / "flash_attention.md").read_text("utf-8")
 
 
 def test_what_is_committed_can_be_read() -> None:
