@@ -182,7 +182,8 @@ def plot(arguments: argparse.Namespace) -> int:
         print(f"asv recorded no times in {arguments.results}", file=sys.stderr)
         return 1
     for page, content in (
-        (arguments.readme, drawing.summary(peers)),
+        (arguments.readme, drawing.short_summary(peers)),
+        (arguments.numbers, drawing.summary(peers)),
         (arguments.every_case, drawing.table(everywhere, peers)),
     ):
         page.write_text(drawing.fill(page.read_text(), content))
@@ -272,11 +273,11 @@ def main(words: Sequence[str] | None = None) -> int:
     builder.add_argument("--runs", type=int, default=3, metavar="N", help="builds of each kernel; default: 3")
     builder.add_argument("--json", type=Path, metavar="FILE", help="also write the ratios there")
     builder.set_defaults(command=compile_)
-    plotter = commands.add_parser("plot", help="draw README's table and pictures from the committed results")
+    plotter = commands.add_parser("plot", help="draw the pages' tables and pictures from the committed results")
     plotter.add_argument("--machine", default="h200", help="whose scaling, ladders and host are drawn; default: h200")
     plotter.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     pages = ROOT / "dualops" / "cuda"
-    page = pages / "flash_attention" / "README.md"
+    page = ROOT / "docs" / "measurements" / "flash_attention.md"
     plotter.add_argument("--page", type=Path, default=page, help="whose table of attention against length is filled")
     plotter.add_argument(
         "--pages", type=Path, default=pages, help="an operator's page below it has its ladder's tables"
@@ -286,7 +287,9 @@ def main(words: Sequence[str] | None = None) -> int:
     plotter.add_argument("--training", type=Path, default=ROOT / "benchmarks" / "training")
     plotter.add_argument("--ladder", type=Path, default=ROOT / "benchmarks" / "ladder")
     plotter.add_argument("--host", type=Path, default=ROOT / "benchmarks" / "host")
-    plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator and dtype")
+    plotter.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets a row an operator")
+    numbers = ROOT / "docs" / "pages" / "numbers.md"
+    plotter.add_argument("--numbers", type=Path, default=numbers, help="gets a row an operator and dtype")
     every_case = ROOT / "benchmarks" / "README.md"
     plotter.add_argument("--every-case", type=Path, default=every_case, help="the page that gets every case")
     plotter.add_argument("--docs", type=Path, default=ROOT / "docs")

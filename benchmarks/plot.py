@@ -1,4 +1,4 @@
-"""The tables of both READMEs and the pictures, from committed JSON: what asv recorded, and the runs beside peers."""
+"""The tables of three pages and the pictures, from committed JSON: what asv recorded, and the runs beside peers."""
 
 from __future__ import annotations
 
@@ -98,25 +98,53 @@ def sources(used: Collection[Key], peers: Mapping[str, Peers]) -> list[str]:
     return [f"{', '.join(starmap(name, found.items()))}: {told}." for told, found in runs.items()]
 
 
-def summary(peers: Mapping[str, Peers]) -> str:
-    """A row for each operator and dtype: its worst and its best case, from the runs beside the peers."""
-    found: dict[tuple[str, str], dict[str, list[Beside]]] = {}
-    used = []
+class SummaryRow(NamedTuple):
+    """An operator in one dtype: its worst and its best case."""
+
+    operator: str
+    dtype: str
+    keys: list[Key]
+    cells: tuple[str, ...]  # SUMMARY_COLUMNS
+
+
+def summary_rows(peers: Mapping[str, Peers]) -> list[SummaryRow]:
+    """A row for each operator and dtype, from the runs beside the peers."""
+    found: dict[tuple[str, str], dict[Key, Beside]] = {}
     for key in keys():
         measured = beside(key, peers)
         if measured:
-            used.append(key)
             dtype, precision = known_cases(key.operator)[key.case].dtype, precision_of(key)
             label = f"{dtype} as {precision}" if precision else dtype
-            found.setdefault((key.operator, label), {}).setdefault(key.direction, []).append(measured)
+            found.setdefault((key.operator, label), {})[key] = measured
     rows = []
-    for (operator, dtype), by_direction in found.items():
-        ways = [by_direction.get(direction, []) for direction in DIRECTIONS]
+    for (operator, dtype), timed in found.items():
+        ways = [[one for key, one in timed.items() if key.direction == direction] for direction in DIRECTIONS]
         errors = [one.error for way in ways for one in way if one.error is not None]
         shares = [span([one.share for one in way if one.share], ".0%") for way in ways]
         ratios = [span([one.ratio for one in way if one.ratio], ".2f") for way in ways]
-        rows.append((operator, dtype, *shares, f"{max(errors):.2f}" if errors else "–", *ratios))
-    return "\n".join([*markdown(SUMMARY_COLUMNS, rows), "", *sources(used, peers)])
+        cells = (operator, dtype, *shares, f"{max(errors):.2f}" if errors else "–", *ratios)
+        rows.append(SummaryRow(operator, dtype, [*timed], cells))
+    return rows
+
+
+def summary(peers: Mapping[str, Peers]) -> str:
+    """The table of all operators and dtypes, and where its figures come from."""
+    rows = summary_rows(peers)
+    used = {key for row in rows for key in row.keys}
+    lines = sources([key for key in keys() if key in used], peers)
+    return "\n".join([*markdown(SUMMARY_COLUMNS, [row.cells for row in rows]), "", *lines])
+
+
+def short_summary(peers: Mapping[str, Peers]) -> str:
+    """README's table: each operator that is no other's variant, in the dtype that most of its cases have."""
+    rows = summary_rows(peers)
+    most = {row.operator: max(len(other.keys) for other in rows if other.operator == row.operator) for row in rows}
+    shown = [row for row in rows if not spec.OPERATORS[row.operator].parent and len(row.keys) == most[row.operator]]
+    runs = [peers[row.operator].runs[key] for row in shown for key in row.keys]
+    devices = " and ".join(f"one {device}" for device in sorted({run.device for run in runs}))
+    days = dict.fromkeys(find([run.day for run in runs]) for find in (min, max)) if runs else {}
+    lines = [f"On {devices}, {' to '.join(days)}."] if runs else []
+    return "\n".join([*markdown(SUMMARY_COLUMNS, [row.cells for row in shown]), "", *lines])
 
 
 def span(values: Sequence[float], form: str) -> str:

@@ -51,7 +51,7 @@ def table(source: Path) -> str:
     sizes = f"float32, B=1, H={content['heads']}, D={content['width']}"
     lines = [
         f"{sizes}, on one {content['gpu']}, {content['date']}, commit `{content['commit'][:8]}`.",
-        "Time of a call, and memory at the peak beside inputs and results.",
+        "Time of a call, and memory at the peak besides inputs and results.",
         "",
         f"| direction | S | {' | '.join(names)} |",
         f"| --- | --- |{' --- |' * len(names)}",

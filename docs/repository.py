@@ -1,4 +1,4 @@
-"""What mkdocs shows of the repository beyond docs/pages: pages that lie beside what they tell of, pictures, sources.
+"""What mkdocs shows of the repository beyond docs/pages: pages that are next to their subject, pictures, sources.
 
 A hook of mkdocs (see mkdocs.yml). A line `::: dualops.cuda.*` becomes one for each public function of the package.
 Links in pages are those of the repository, so that they lead on wherever a page is read; here each is turned to what
@@ -27,6 +27,9 @@ PAGES = {
 PAGES |= {  # those that teach
     page.relative_to(ROOT).as_posix(): f"kernels/{page.parent.name}.md"
     for page in ROOT.glob("dualops/cuda/*/README.md")
+}
+PAGES |= {  # for contributors
+    page.relative_to(ROOT).as_posix(): f"contributing/{page.stem}.md" for page in ROOT.glob("docs/*.md")
 }
 PAGES |= {  # logs of what was measured
     page.relative_to(ROOT).as_posix(): f"measurements/{page.stem}.md" for page in ROOT.glob("docs/measurements/*.md")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import ladder_table, peers_plot, plot, work
+from benchmarks import ladder_table, peers_plot, plot, scaling_plot, work
 from benchmarks.__main__ import main
 from benchmarks.cases import class_name
 from benchmarks.recorded import Key, keys, peer_runs, recordings, work_of
@@ -154,6 +154,8 @@ class TestTable:
         assert summary[2] == "| softmax | bfloat16 | 50% to 100% | 50% | 1.50 | 0.75 to 1.50 | 0.75 |"
         assert summary[3] == "| softmax | float32 | 50% | 50% | 1.00 | 0.75 | 0.75 |"
         assert summary[-1] == "softmax: 1970-01-09, one NVIDIA H200, commit `ffffffff`."
+        short = plot.short_summary(peer_runs(tree / "peers")).splitlines()
+        assert short[2:] == [summary[2], "", "On one NVIDIA H200, 1970-01-09."]  # most cases have bfloat16
 
     def test_where_cases_are_of_two_runs_both_are_told(self, tree: Path) -> None:
         record_peers(tree / "peers", {"dualops": 2e-4}, 1e-4)
@@ -178,6 +180,15 @@ class TestTable:
     def test_markers_must_be_there(self, readme: str) -> None:
         with pytest.raises(ValueError, match="once each"):
             plot.fill(readme, "new")
+
+
+def test_the_pages_have_what_plot_writes() -> None:
+    peers = peer_runs(ROOT / "benchmarks" / "peer_results")
+    for place, content in (("README.md", plot.short_summary(peers)), ("docs/pages/numbers.md", plot.summary(peers))):
+        page = (ROOT / place).read_text("utf-8")
+        assert plot.fill(page, content) == page, f"{place}: `python -m benchmarks plot` writes another table"
+    lengths = scaling_plot.table(ROOT / "benchmarks" / "scaling" / "h200.json")
+    assert lengths in (ROOT / "docs" / "measurements" / "flash_attention.md").read_text("utf-8")
 
 
 def test_what_is_committed_can_be_read() -> None:
@@ -283,12 +294,12 @@ class TestPicture:
 class TestCommand:
     def words(self, tree: Path, machine: str = "h200") -> list[str]:
         places = {name: name for name in ("results", "scaling", "training", "ladder", "host", "docs")}
-        places |= {"peer-results": "peers", "readme": "README.md", "every-case": "all.md"}
+        places |= {"peer-results": "peers", "readme": "README.md", "numbers": "numbers.md", "every-case": "all.md"}
         places |= {"page": "page.md", "pages": "pages", "index": "index.md"}
         return ["plot", "--machine", machine, *(f"--{name}={tree / place}" for name, place in places.items())]
 
     def pages(self, tree: Path) -> None:
-        for name in ("README.md", "all.md"):
+        for name in ("README.md", "numbers.md", "all.md"):
             (tree / name).write_text(f"# dualops\n{plot.BEGIN}\n{plot.END}\n")
         for operator in ladder_table.PAGES:
             (tree / "pages" / operator).mkdir(parents=True)
@@ -299,7 +310,8 @@ class TestCommand:
         self.pages(tree)
         assert main(self.words(tree)) == 0
         assert len(rows_of((tree / "all.md").read_text())) == len(BY_ASV)
-        assert len(rows_of((tree / "README.md").read_text())) == 3  # softmax in three dtypes
+        assert len(rows_of((tree / "numbers.md").read_text())) == 3  # softmax in three dtypes
+        assert len(rows_of((tree / "README.md").read_text())) == 1  # in the one of most cases
         png = (tree / "docs" / "softmax.png").read_bytes()
         assert png.startswith(b"\x89PNG")
         width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
