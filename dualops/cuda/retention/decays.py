@@ -102,7 +102,7 @@ def step_decays(dtype: str) -> StepDecays:
         b, b_rest = mark(mine, later)
         return fade(mine, a, a_rest, b, b_rest)
 
-    return StepDecays(argument=number_type(dtype, 3), of=of, between=between, mark=mark, fade=fade)
+    return StepDecays.from_locals(locals(), argument=number_type(dtype, 3))
 
 
 @cache

@@ -84,7 +84,7 @@ class Shared:
             return at + r * row + c
 
         load = _load(self.dtype, self.threads, at, (rows, width, filled, row))
-        return Tile(at=at, rows=rows, width=width, filled=filled, row=row, size=rows * row, place=place, load=load)
+        return Tile.from_locals(locals(), size=rows * row)
 
     def vector(self, count: int) -> int:
         """Room for so many numbers: where they begin."""
