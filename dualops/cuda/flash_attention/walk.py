@@ -217,7 +217,7 @@ def walk_by_queries(
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
 
-    return Walk(total=total, task=task)
+    return Walk.from_locals(locals())
 
 
 def walk_by_keys(
