@@ -153,9 +153,8 @@ def noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
     inside = f"{make.__qualname__}.<locals>."
 
     def is_member(name: str, value: Any) -> bool:
-        if name.startswith("_") or name == GIVEN:
-            return False
-        return name.isupper() or (hasattr(value, VERB) and value.__qualname__ == inside + name)
+        is_own_verb = hasattr(value, VERB) and value.__qualname__ == inside + name
+        return not name.startswith("_") and (name.isupper() or is_own_verb)
 
     @wraps(make)
     def made(*args: Arguments.args, **options: Arguments.kwargs) -> Noun:

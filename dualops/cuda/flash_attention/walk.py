@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..backend import Members, Namespace, Noun, i32, noun, u32, verb
+from ..backend import Members, Namespace, i32, noun, u32, verb
 from .arguments import spans
 from .options import OptionChain
 from .packed import packed_pieces
@@ -136,9 +136,6 @@ def place_in_list(numbers, row, count, tile):
         else:
             high = middle
     return low
-
-
-Range = Noun  # what `range_of` makes
 
 
 @cache

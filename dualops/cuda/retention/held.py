@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...spec.meta import compute_dtype
 from ..arrays import cdiv
-from ..backend import Members, Noun, cuda, i32, i64, members, noun, u32, verb
+from ..backend import Members, cuda, i32, i64, members, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, neighbours
 from ..tile.shared import Tile
@@ -114,9 +114,6 @@ def held_state(dtype: str, rows: int, columns: int, *, aligned: bool) -> Members
         columns=columns,
         norms=norms,  # numbers of a norm: as many as rows, or as columns
     )
-
-
-Fetched = Noun  # what `fetched` makes
 
 
 @noun

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..backend import Members, Noun, i32, noun, verb
+from ..backend import Members, i32, noun, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
@@ -44,9 +44,6 @@ def meet_alone(warpgroup):
     """By all threads of this warpgroup, 0 or 1: what it has written is there for its own products."""
     fence_proxy_async()
     bar_sync(1 + warpgroup, 128)  # that of `epilogue`, which the same threads come to
-
-
-Halves = Noun  # what `halves` makes
 
 
 @cache
