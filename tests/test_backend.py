@@ -5,7 +5,7 @@ GPU. `test_machine.py` has what a machine lacks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -59,18 +59,89 @@ def test_what_is_missing_is_told_with_its_remedies_and_what_works_without(ask, m
 
 
 class Pair(backend.Namespace):
-    """A noun of two members."""
+    """A noun of two members, with several forms."""
 
     first: int
     second: int
 
 
 def test_a_noun_has_what_it_declares():
-    right = Pair(first=1, second=2)
+    right = Pair(second=2, first=1)
     assert repr(right) == "Pair(first=1, second=2)"
     changed = right.but(second=3)
     assert (type(changed), changed.first, changed.second, right.second) == (Pair, 1, 3, 2)
     with pytest.raises(TypeError, match="Pair: second given or declared, expected both"):
         Pair(first=1)
     with pytest.raises(TypeError, match="Pair: third given or declared, expected both"):
+        Pair(first=1, second=2, third=3)
+    with pytest.raises(TypeError, match="Pair: it has no member third"):
         right.but(third=3)
+
+
+def test_a_form_is_made_of_a_functions_locals():
+    def form(third: int) -> Pair:
+        first = third + 1
+        return Pair.from_locals(locals(), second=first + 1)
+
+    assert form(0).members() == {"first": 1, "second": 2}
+    with pytest.raises(TypeError, match="Pair: first given or declared, expected both"):
+        Pair.from_locals({"third": 3}, second=2)
+
+
+@backend.verb
+def shared() -> int:
+    return 1
+
+
+@backend.noun
+def counter(start: int) -> backend.Members:
+    """A noun with verbs of its own and others."""
+    STEP, step = 2, shared
+
+    @backend.verb
+    def next(i):
+        return _scaled(i) + STEP
+
+    @backend.verb
+    def _scaled(i):
+        return start * i
+
+    @backend.verb
+    def max_(a, b):
+        return max(a, b)
+
+    @backend.verb
+    def twice(i):
+        return 0
+
+    def plain() -> Callable[..., int]:
+        @backend.verb
+        def inner(i):
+            return i
+
+        return inner
+
+    inner = plain()
+    assert step and inner
+    return backend.members(locals(), first=start, shared=shared, twice=inner)
+
+
+def test_a_nouns_members_are_its_factorys_verbs_and_constants_and_what_is_given():
+    made = counter(3)
+    assert made.members().keys() == {"STEP", "next", "max", "twice", "first", "shared"}
+    assert (made.next(1), made.max(1, 2), made.twice(7), made.first, made.shared()) == (5, 2, 7, 3, 1)
+    assert "first=3" in repr(made) and repr(made).startswith("counter(")
+    changed = made.but(first=4)
+    assert (type(changed), changed.first, changed.next, made.first) == (backend.Noun, 4, made.next, 3)
+    with pytest.raises(TypeError, match=r"^counter: it has no member second$"):
+        made.but(second=1)
+
+
+@pytest.mark.parametrize("name", ["but", "from_locals", "members"])
+def test_a_noun_has_no_member_that_hides_its_own(name):
+    @backend.noun
+    def wrong() -> backend.Members:
+        return backend.members(locals(), **{name: 1})
+
+    with pytest.raises(TypeError, match=f"^wrong: a member can't be called {name}, which every noun has$"):
+        wrong()

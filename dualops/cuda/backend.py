@@ -12,7 +12,7 @@ from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 import numpy
 from numba.core import config, types
@@ -62,6 +62,8 @@ if SIMULATED:
     u64, u32, u16, u8 = map(simulator.Unsigned, ("uint64", "uint32", "uint16", "uint8"))
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+VERB = "_dualops_verb"  # a function's attribute
 
 
 def verb(function: Function) -> Function:
@@ -69,16 +71,47 @@ def verb(function: Function) -> Function:
 
     It stays that until a kernel that calls it is compiled (`frontend.members`): nouns are laid out for their sizes too.
     """
+    setattr(function, VERB, True)
     return function
 
 
-class Namespace(ModuleType):
+class Noun(ModuleType):
     """A noun of kernels: verbs, and numbers that go with them, used by their place, `pipe.wait(smem, i)`.
 
     A member is what a plain name would be, also where it sizes an array or decides an `if` while compiling; so are
     fields of frozen dataclasses and NamedTuples that a kernel closes over, `config.warps` (see `frontend.members`). A
-    subclass declares its members by annotations, beside those of a noun that it is a kind of, and is given all of them
-    by keyword.
+    noun is made by its factory under `@noun`, or, if it has several forms, by a `Namespace` that declares its members.
+    Type checkers know no member of a noun, as they know none of a module.
+    """
+
+    def __init__(self, name: str, members: dict[str, Any]):
+        super().__init__(name)
+        if reserved := sorted(members.keys() & {"but", "from_locals", "members"}):
+            raise TypeError(f"{name}: a member can't be called {', '.join(reserved)}, which every noun has")
+        self._members = members
+        vars(self).update(members)
+
+    def members(self) -> dict[str, Any]:
+        """All of them by name."""
+        return dict(self._members)
+
+    def but(self, **members: Any) -> Self:
+        """The same noun with other members in the place of these."""
+        if unknown := sorted(members.keys() - self._members.keys()):
+            raise TypeError(f"{self.__name__}: it has no member {', '.join(unknown)}")
+        return self._with(self._members | members)
+
+    def _with(self, members: dict[str, Any]) -> Self:
+        return type(self)(self.__name__, members)
+
+    def __repr__(self) -> str:
+        return f"{self.__name__}({', '.join(f'{name}={value!r}' for name, value in self._members.items())})"
+
+
+class Namespace(Noun):
+    """A noun with several forms: a subclass declares by annotations the members that each form has.
+
+    Members of a noun that it is a kind of are its own too. All of them are given by keyword, or by `from_locals`.
     """
 
     def __init_subclass__(cls):
@@ -86,20 +119,50 @@ class Namespace(ModuleType):
             cls.__annotations__ = base.__annotations__ | cls.__annotations__
 
     def __init__(self, **members: Any):
-        super().__init__(type(self).__name__)
-        if members.keys() != (declared := type(self).__annotations__).keys():
+        name, declared = type(self).__name__, type(self).__annotations__
+        if members.keys() != declared.keys():
             told = ", ".join(sorted(members.keys() ^ declared.keys()))
-            raise TypeError(f"{type(self).__name__}: {told} given or declared, expected both")
-        vars(self).update(members)
+            raise TypeError(f"{name}: {told} given or declared, expected both")
+        super().__init__(name, {each: members[each] for each in declared})
 
-    def but(self, **members: Any) -> Self:
-        """The same noun with other members in the place of these."""
-        mine = {name: vars(self)[name] for name in type(self).__annotations__}
-        return type(self)(**mine | members)
+    @classmethod
+    def from_locals(cls, made: dict[str, Any], **others: Any) -> Self:
+        """The form that a function has made: its `locals()` of the declared names, and others by keyword."""
+        return cls(**{name: made[name] for name in cls.__annotations__ if name in made} | others)
 
-    def __repr__(self) -> str:
-        members = ", ".join(f"{name}={vars(self)[name]!r}" for name in type(self).__annotations__)
-        return f"{type(self).__name__}({members})"
+    def _with(self, members: dict[str, Any]) -> Self:
+        return type(self)(**members)
+
+
+Members = dict[str, Any]  # what a factory under `@noun` returns: `locals()`, or `members(locals(), ...)`
+GIVEN = "members given by keyword"  # a key of Members, which no variable is called
+
+
+def members(made: Members, **given: Any) -> Members:
+    """The locals of a noun's factory, with members that are no verb or constant of its own."""
+    return {**made, GIVEN: given}
+
+
+def noun(make: Callable[Arguments, Members]) -> Callable[Arguments, Noun]:
+    """Decorator of a factory: makes the noun of what is defined in it.
+
+    Members are the verbs of the factory's own body, whose docstrings say what they do; its CONSTANTS; and the keywords
+    of `members(locals(), ...)`, which come first where a name is bound twice. A name that begins with an underscore is
+    private. One that ends in an underscore, where a verb would hide a name that others use, is a member without it.
+    """
+    inside = f"{make.__qualname__}.<locals>."
+
+    def is_member(name: str, value: Any) -> bool:
+        is_own_verb = hasattr(value, VERB) and value.__qualname__ == inside + name
+        return not name.startswith("_") and (name.isupper() or is_own_verb)
+
+    @wraps(make)
+    def made(*args: Arguments.args, **options: Arguments.kwargs) -> Noun:
+        found = make(*args, **options)
+        own = {name.removesuffix("_"): value for name, value in found.items() if is_member(name, value)}
+        return Noun(make.__name__, own | found.get(GIVEN, {}))
+
+    return made
 
 
 class TensorMapType(types.Integer):

@@ -80,4 +80,4 @@ def row_axes(rank: int) -> RowAxes:
             offset += place[axis] * x.strides[axis]
         return offset
 
-    return RowAxes(place=place, locate=locate, start=start)
+    return RowAxes.from_locals(locals())

@@ -10,12 +10,12 @@ HARMLESS = {
     r"left out": "a row that was read once stays: the second wait is over before it begins, and tells the stage",
     r"norm_ring ring\.release > bar_warp_sync: left out": "the lanes meet in the shuffles of their sums between their "
     "last read and the release",
-    r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\.issue > "
-    r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\.start_shared > )?warpgroup_mma\.start > warpgroup_mma\.issue > "
+    r"(flash_attention_(sm90 register_mma\.add > wgmma_fence#1|dq_sm90 warpgroup_mma\.start > warpgroup_mma\._issue > "
+    r"wgmma_fence#[23]|(dkv|fused)_sm90 (left_factor\._start_shared > )?warpgroup_mma\.start > warpgroup_mma\._issue > "
     r"wgmma_fence#2|fused_sm90 register_mma\.add > wgmma_fence|dbias_sm90 keys stay: warpgroup_mma\.start > "
-    r"warpgroup_mma\.issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
-    r"warpgroup_mma\.start > warpgroup_mma\.issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was started "
-    "just before it, behind a fence of its own, and no register was touched in between",
+    r"warpgroup_mma\._issue > wgmma_fence#2)|retention_(wide|step_gradient)_sm90 "
+    r"warpgroup_mma\.start > warpgroup_mma\._issue > wgmma_fence#2): left out": "Q @ K.T, K @ Q.T or dS @ K was "
+    "started just before it, behind a fence of its own, and no register was touched in between",
     r"((flash_attention_(fused|dkv)|retention(_wide)?)_sm90 (step_feed\.release > )?companion\.leave > bar_warp_sync|"
     r"flash_attention_dkv_apart_sm90 companion\.leave > bar_warp_sync#[13]): left out": "products, which all lanes "
     "issue, lie between what they read and the release: the barrier says so to the memory model",
@@ -38,7 +38,7 @@ HARMLESS = {
     "simulator alone: the other problems show that the wait is needed",
     r"flash_attention_dkv_apart_sm90 pipeline\.wait > mbarrier_wait_cta(#3: left out|#4: (left out|one mbarrier for "
     "all))": "who has dk reads Q after P, and that was made of Q",
-    r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\.issue > "
+    r"flash_attention_dkv_apart_sm90 some rows see nothing: warpgroup_mma\.(start > warpgroup_mma\._issue > "
     r"wgmma_commit#[24]|wait > wgmma_wait_group_n16#[36]): left out": "nothing is made beside dv's and dk's products "
     "there: one wait is for all",
     r"flash_attention_dkv_apart_sm90 some rows see nothing: (companion\.wait#1: i \+ 1|(companion\.wait > "

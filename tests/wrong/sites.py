@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from dualops.cuda import simulator
-from dualops.cuda.backend import Namespace, cuda
+from dualops.cuda.backend import Noun, cuda
 from dualops.cuda.ptx import asm, async_copy, mbarrier, warp
 from dualops.cuda.ptx.operands import Address
 
@@ -157,8 +157,8 @@ class _Copies:
             if record is None:
                 return self._function(value)
             return _asked(value, record.name, self.kernel, verb=False) if _is_step(record) else value
-        if isinstance(value, Namespace):
-            members = {name: getattr(value, name) for name in type(value).__annotations__}
+        if isinstance(value, Noun):
+            members = value.members()
             self.members |= {_short(f.__qualname__): name for name, f in members.items() if isinstance(f, FunctionType)}
             changed = {name: copy for name, member in members.items() if (copy := self.of(member)) is not member}
             return value.but(**changed) if changed else value

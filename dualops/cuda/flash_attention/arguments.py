@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Namespace, i32, i64, types, verb
+from ..backend import Members, i32, i64, members, noun, types, verb
 from ..step import Step
 from ..tile.storage import storage
 from ..unowned import filled, unowned_steps
@@ -114,25 +114,20 @@ def statistic_type(found: Variant) -> Any:
     return number_type(found.dtype, 3)
 
 
-class Spans(Namespace):
-    """Where sequences lie among the tokens. lengths: cu_seqlens_q, cu_seqlens_k, k_starts and `Served`."""
-
-    # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
-    of_batch: Callable[..., Any]
-    # (lengths, b) -> row of dk and dv of the first key: of ranges not the key's own, as sequences may share it
-    key_out: Callable[..., Any]
-
-
 @cache
-def spans(varlen: bool) -> Spans:
-    """The verb for sequences of different lengths, or for batches of one shape."""
+@noun
+def spans(varlen: bool) -> Members:
+    """Where sequences lie among the tokens: sequences of different lengths, or batches of one shape.
+
+    lengths: cu_seqlens_q, cu_seqlens_k, k_starts and `Served`.
+    """
 
     @verb
-    def batch(lengths, b, Sq, Sk):
+    def _batch(lengths, b, Sq, Sk):
         return i64(0), i64(0), i32(Sq), i32(Sk)
 
     @verb
-    def part(lengths, b, Sq, Sk):
+    def _part(lengths, b, Sq, Sk):
         ends_q, ends_k, k_starts, served = lengths
         q_first, k_first = boundary(ends_q, b), boundary(k_starts, b)
         Sq, Sk = i32(boundary(ends_q, b + 1) - q_first), i32(boundary(ends_k, b + 1) - boundary(ends_k, b))
@@ -141,11 +136,17 @@ def spans(varlen: bool) -> Spans:
         return i64(q_first), i64(k_first), Sq, Sk
 
     @verb
-    def batch_out(lengths, b):
+    def _batch_out(lengths, b):
         return i64(0)
 
     @verb
-    def part_out(lengths, b):
+    def _part_out(lengths, b):
         return i64(boundary(lengths[1], b))
 
-    return Spans(of_batch=part, key_out=part_out) if varlen else Spans(of_batch=batch, key_out=batch_out)
+    return members(
+        locals(),
+        # (lengths, b, Sq, Sk of the longest) -> first query, first key, Sq and Sk of batch b, 0 if it is not served
+        of_batch=_part if varlen else _batch,
+        # (lengths, b) -> row of dk and dv of the first key: of ranges not the key's own, as sequences may share it
+        key_out=_part_out if varlen else _batch_out,
+    )

@@ -15,13 +15,12 @@ Which biases are boxes: `boxed_bias`. Another one is read from memory score by s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.attention import broadcast_strides
 from ...spec.meta import itemsize
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Members, cuda, i32, members, noun, u32, verb
 from ..maps import Mapped
 from ..tile.boxes import Corner, box_shape, box_tile
 from ..tile.left_words import WORDS, words_of_columns, words_of_rows
@@ -50,33 +49,28 @@ class HeldBias(NamedTuple):
     words: Any
 
 
-class BiasTile(Namespace):
-    """The verbs. Word 2 * j + h is of quad j and row h of a thread's, as `fragment_scores` asks for it."""
-
-    nbytes: int  # of a stage
-    load: Callable[..., None]  # (smem, stage, bias_map, options, place, full): by one thread
-    words: Callable[..., Any]  # () -> a local array; once in a kernel
-    held: Callable[..., HeldBias]  # (smem, stage, words): of a tile that is there
-    word: Callable[..., Any]  # (held, number)
-
-
 def bias_operand(queries: int, keys: int) -> Operand:
     """A tile of so many, in boxes as wide as whole ones of it are."""
     span = next(span for span in SPANS if ITEMSIZE * keys % span == 0)
     return Operand(queries, keys, ITEMSIZE, span, "k")
 
 
-def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = False) -> BiasTile:
+@noun
+def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = False) -> Members:
     """The verbs of a tile whose first stage begins at byte `at`, by a warpgroup whose scores are all of its 64 rows.
 
     transposed: rows of the scores are keys, 64 of the tile's for each warpgroup.
+
+    Word 2 * j + h is of quad j and row h of a thread's, as `fragment_scores` asks for it.
     """
     index = [option.name for option, _ in having.variants].index("bias")
     boxes, own = box_tile(tile, at, 2), words_of_columns(tile) if transposed else words_of_rows(tile)
 
     @verb
     def load(smem, stage, bias_map, options, place, full):
-        """Batch and head are found anew for each tile: threads that load have few registers."""
+        """Start to load the tile into a stage; by one thread. Batch and head are found anew for each tile: threads that
+        load have few registers.
+        """
         b, h, strides = i32(0), i32(0), options[index].bias.strides
         if strides[0] != 0:
             b = anew_i32(i32(place.b))
@@ -86,10 +80,12 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
 
     @verb
     def words():
+        """Return a local array for the words of a tile; once in a kernel."""
         return cuda.local.array(WORDS, u32)
 
     @verb
     def held(smem, stage, words):
+        """Return what `word` takes, of a tile that has arrived."""
         return HeldBias(smem, own.first(boxes.at(stage), anew_i32(i32(cuda.threadIdx.x))), words)
 
     @verb
@@ -98,7 +94,10 @@ def bias_tile(having: Having, tile: Operand, at: int, *, transposed: bool = Fals
             own.load(held.words, 0, held.smem, held.first, number // WORDS)
         return held.words[number % WORDS]
 
-    return BiasTile(nbytes=boxes.nbytes, load=load, words=words, held=held, word=word)
+    return members(
+        locals(),
+        nbytes=boxes.nbytes,  # of a stage
+    )
 
 
 def boxed_bias(problem: Problem) -> Boxed | None:

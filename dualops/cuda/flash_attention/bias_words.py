@@ -5,10 +5,7 @@ A thread writes and reads its own words alone, so that nobody waits for anybody;
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ..backend import Namespace, cuda, i32, i64, u32, verb
+from ..backend import Members, cuda, i32, i64, noun, u32, verb
 from ..tile.storage import fetch_global_b32
 from .arguments import Variant
 from .fragment_places import my_column, my_row
@@ -17,18 +14,12 @@ from .options import Having
 PAIRS = "pairs"  # the order of a bias whose neighbours are fetched two at once
 
 
-class BiasWords(Namespace):
-    """The verbs. Word 2 * j + h is of quad j and row h of a thread's."""
+@noun
+def bias_words(variant: Variant, columns: int, threads: int) -> Members:
+    """The verbs of tiles [64, columns] of each warpgroup, by so many threads in all. What is beyond the last row or
+    column, where scores are masked, is what that one has.
 
-    words: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
-    word: Callable[..., Any]  # (words, number) -> of mine
-    # (words, options, b, h, m0, n0, Sq, Sk): from the bias, whose rows and columns are so many
-    fill: Callable[..., None]
-
-
-def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
-    """Of tiles [64, columns] of each warpgroup, by so many threads in all. What is beyond the last row or column, where
-    scores are masked, is what that one has.
+    Word 2 * j + h is of quad j and row h of a thread's.
     """
     names = [option.name for option, _ in variant.having.variants]
     index, quads, size = names.index("bias"), columns // 8, columns // 4 * threads
@@ -37,19 +28,22 @@ def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
 
     @verb
     def words():
+        """Return the shared array of words; once in a kernel, by all threads."""
         return cuda.shared.array(size, u32)
 
     @verb
-    def place(number):
+    def _place(number):
         """Of my word, without a sign to look after."""
         return u32(number * threads) + u32(cuda.threadIdx.x)
 
     @verb
     def word(words, number):
-        return words[place(number)]
+        """Return my word with this number."""
+        return words[_place(number)]
 
     @verb
     def fill(words, options, b, h, m0, n0, Sq, Sk):
+        """Write the words of the bias's tile at m0, n0; the bias has Sq rows and Sk columns."""
         bias = options[index].bias
         tid = i32(cuda.threadIdx.x)
         head = i64(b) * bias.strides[0] + i64(h) * bias.strides[1]
@@ -60,14 +54,14 @@ def bias_words(variant: Variant, columns: int, threads: int) -> BiasWords:
                 column = i32(n + 8 * j)
                 if in_pairs:
                     pair = min(column, i32(Sk - 2))
-                    words[place(2 * j + half)] = fetch_global_b32(bias.data, row + i64(pair))
+                    words[_place(2 * j + half)] = fetch_global_b32(bias.data, row + i64(pair))
                 else:
                     first, second = min(column, i32(Sk - 1)), min(i32(column + 1), i32(Sk - 1))
                     low = u32(bias.data[row + i64(first) * bias.strides[3]])
                     high = u32(bias.data[row + i64(second) * bias.strides[3]])
-                    words[place(2 * j + half)] = u32(low | u32(high << u32(16)))
+                    words[_place(2 * j + half)] = u32(low | u32(high << u32(16)))
 
-    return BiasWords(words=words, word=word, fill=fill)
+    return locals()
 
 
 def in_words(found: Having) -> Having:

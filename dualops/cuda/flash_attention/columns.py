@@ -7,9 +7,9 @@ needs the columns that it has scores of, two of every eight, and finds them side
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Noun, cuda, f32, i32, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.softmax_rows import LANES
@@ -36,15 +36,7 @@ class QueryTiles(Protocol):
     def stages(self) -> int: ...
 
 
-class Columns(Namespace):
-    """The verbs. lse is there as the base of exponents (`saved_lse`), 0 for a query that sees nothing."""
-
-    slots: Callable[..., Any]  # () -> the shared array; once in a kernel, by all threads
-    own: Callable[..., Any]  # () -> a local array for what a lane of the bringing warp has on its way
-    fetch: Callable[..., None]  # (own, lse, delta, task, h, m0): by all lanes of a warp
-    put: Callable[..., None]  # (slots, stage, own): into a stage that is free
-    lse: Callable[..., Any]  # (stage) -> where those of my columns begin: number 2 * j + e of column 8 * j + e of mine
-    delta: Callable[..., Any]  # (stage) -> the same
+Columns = Noun  # what `columns_of` makes
 
 
 @verb
@@ -53,8 +45,12 @@ def my_lane():
     return u32(cuda.threadIdx.x) % u32(32)
 
 
-def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
-    """The verbs of tiles of the Config's queries."""
+@noun
+def columns_of(config: QueryTiles, chain: OptionChain) -> Members:
+    """The verbs of tiles of the Config's queries.
+
+    lse is there as the base of exponents (`saved_lse`), 0 for a query that sees nothing.
+    """
     num, to_base = numbers(f32), base_of(chain)
     BLOCK_Q, LANE = config.block_q, lane_columns(config.block_q)
     STAGE, DELTA, PER_LANE = 2 * LANES * LANE, LANES * LANE, -(-BLOCK_Q // 32)
@@ -62,10 +58,12 @@ def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
 
     @verb
     def slots():
+        """Return the shared array of the stages; once in a kernel, by all threads."""
         return cuda.shared.array(SIZE, f32, alignment=16)
 
     @verb
     def own():
+        """Return a local array for the numbers that a lane of the loading warp has under way."""
         return cuda.local.array(OWN, f32)
 
     def fetch_one(n: int, which: int) -> Callable[..., None]:
@@ -83,11 +81,13 @@ def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
 
     @verb
     def fetch(own, lse, delta, task, h, m0):
+        """Start to load lse and delta of the queries from m0 on; by all lanes of a warp."""
         fetch_lse(own, lse, task, (h, m0))
         fetch_delta(own, delta, task, (h, m0))
 
     @verb
     def put(slots, stage, own):
+        """Write what was fetched into a stage that is free."""
         lane = my_lane()
         at = i32(stage * STAGE + i32(lane % u32(8) // u32(2) * u32(LANE) + lane // u32(8) * u32(2) + lane % u32(2)))
         for n in range(PER_LANE):
@@ -96,11 +96,13 @@ def columns_of(config: QueryTiles, chain: OptionChain) -> Columns:
                 slots[at + (8 * n + DELTA)] = own[2 * n + 1]
 
     @verb
-    def lse_at(stage):
+    def lse(stage):
+        """Return where lse of my columns begins in a stage: number 2 * j + e is of my column 8 * j + e."""
         return i32(stage * STAGE + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
     @verb
-    def delta_at(stage):
+    def delta(stage):
+        """Return where delta of my columns begins in a stage, in the same order."""
         return i32(stage * STAGE + DELTA + i32(u32(cuda.threadIdx.x) % u32(LANES) * u32(LANE)))
 
-    return Columns(slots=slots, own=own, fetch=fetch, put=put, lse=lse_at, delta=delta_at)
+    return locals()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...spec.attention import At
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..tile.masked import max_or_nan
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP, vote_any
@@ -15,23 +15,12 @@ from .fragment_places import Places, my_row
 from .options import OptionChain
 
 
-class FragmentChanges(Namespace):
-    """The verbs, for quads of scores."""
-
-    fetches: bool  # whether there is anything to fetch
-    held: Callable[..., Any]  # () -> a local array for what options read that can be read before there are scores
-    fetch: Callable[..., None]  # (held, options, where): reading begins
-    near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
-    near_quads: tuple[int, ...]  # of the quads of a thread
-    through: Callable[..., None]  # (scores, options, scale, where)
-    through_held: Callable[..., None]  # (scores, held, options, scale, where): the same, of what was fetched
-
-
 @verb
 def _own_word(held, number):
     return held[number]
 
 
+@noun
 def fragment_changes(
     chain: OptionChain,
     places: Places,
@@ -41,8 +30,10 @@ def fragment_changes(
     apart: bool,
     fetches: bool,
     word: Callable[..., Any] | None = None,
-) -> FragmentChanges:
-    """groups: first and end of the quads whose loop is left to the compiler. there: as `FragmentScores` has it. apart,
+) -> Members:
+    """The verbs, for quads of scores.
+
+    groups: first and end of the quads whose loop is left to the compiler. there: as `fragment_scores` has it. apart,
     word: as in `fragment_scores`.
     """
     quads, num, word, DOWN = groups[-1][1], numbers(f32), word or _own_word, 8 if places.steady else 0
@@ -87,8 +78,10 @@ def fragment_changes(
     greatest_upper, greatest_lower = (one_after_another([greater_of(j, h) for j in near_quads]) for h in range(2))
 
     @verb
-    def are_near(scores, options, scale, where):
-        """Of the scores of a warp, none of which is a NaN then: neither is the mark of a mask."""
+    def near(scores, options, scale, where):
+        """Return whether `near_score` is exact enough for all products of its quads. Of the scores of a warp, none of
+        which is a NaN then: neither is the mark of a mask.
+        """
         most = cuda.local.array(1, f32)
         most[0] = num.zero
         if there(where, 0):
@@ -130,10 +123,12 @@ def fragment_changes(
 
     @verb
     def held():
+        """Return a local array for what options read before the scores are there."""
         return cuda.local.array(WORDS, u32)
 
     @verb
     def fetch(held, options, where):
+        """Start to read it."""
         if fetches:
             if places.inside(where):
                 fetch_inside(held, options, f32(1), where)
@@ -142,7 +137,7 @@ def fragment_changes(
 
     @verb
     def through(scores, options, scale, where):
-        if NEAR and are_near(scores, options, scale, where):
+        if NEAR and near(scores, options, scale, where):
             change_near(scores, options, scale, where)
         elif apart and chain.reads and places.inside(where):
             change_inside(scores, options, scale, where)
@@ -151,17 +146,14 @@ def fragment_changes(
 
     @verb
     def through_held(scores, held, options, scale, where):
+        """Do the same with what `fetch` has read."""
         if fetches:
             change_held((scores, held), options, scale, where)
         else:
             through(scores, options, scale, where)
 
-    return FragmentChanges(
-        fetches=fetches,
-        held=held,
-        fetch=fetch,
-        near=are_near,
-        near_quads=near_quads,
-        through=through,
-        through_held=through_held,
+    return members(
+        locals(),
+        fetches=fetches,  # whether there is anything to fetch
+        near_quads=near_quads,  # of the quads of a thread
     )

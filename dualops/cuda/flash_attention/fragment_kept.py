@@ -5,9 +5,8 @@ before there are scores, and its bits kept, or when probabilities are packed, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..backend import Members, cuda, f32, i32, members, noun, u32, u64, verb
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
 from ..tile.rows import FULL_WARP, shfl_idx_i32
@@ -22,29 +21,20 @@ HALF = 16
 BIT = 1 << HALF | 1  # of both halves
 
 
-class FragmentKept(Namespace):
-    """The verbs, for quads of probabilities."""
-
-    seed: Callable[..., Any]  # (options) -> what `keeps` takes, once for all tiles
-    # (options, where, seed) -> a bit for each probability: whether it stays
-    keeps: Callable[..., Any]
-    keep: Callable[..., None]  # (probs, kept): those that stay are as they were, the others 0
-    drop: Callable[..., None]  # (packed, options, where, seed): the same of packed ones, asked where they are needed
-    growth: Callable[..., Any]  # (options) -> what those that stay are to be multiplied by
-    again: Callable[..., Any]  # (kept) -> the same bits: weights found before are not kept in registers
-    weight: Callable[..., Any]  # (kept, growth, n) -> of number n of mine: growth or 0; 1 where nothing is weighed
-
-
+@noun
 def fragment_kept(
     chain: OptionChain, places: Places, quads: int, *, transposed: bool = False, parts: int = 1
-) -> FragmentKept:
-    """transposed: rows are keys and columns queries. parts: of a probability, in words of two that are packed."""
+) -> Members:
+    """The verbs, for quads of probabilities.
+
+    transposed: rows are keys and columns queries. parts: of a probability, in words of two that are packed.
+    """
     word = u32 if quads <= 2 * CALLS else u64  # registers are few
     num, ALL = numbers(f32), word((1 << 4 * quads) - 1)
     LOOP = quads > 2 * CALLS and quads % (2 * CALLS) == 0
 
     @verb
-    def some(options, where, seed, first, calls):
+    def _some(options, where, seed, first, calls):
         """The bits of `calls` calls, of which number n is of quads 2 * n and 2 * n + 1."""
         odd = i32(my_row() % 2) if transposed else i32(0)
         corner = places.at_inside(where, i32(my_row() - odd), places.first(where) + odd, i32(0), f32(0))
@@ -55,10 +45,10 @@ def fragment_kept(
             a, b, c, d = chain.keeps(options, corner, seed, below, right)
             of_two = u32((a & u32(BIT << 4 * n)) | (b & u32(BIT << (4 * n + 1))))
             kept |= u32(of_two | (c & u32(BIT << (4 * n + 2))) | (d & u32(BIT << (4 * n + 3))))
-        return of_my_key(kept, odd) if transposed else kept
+        return _of_my_key(kept, odd) if transposed else kept
 
     @verb
-    def of_my_key(mine, odd):
+    def _of_my_key(mine, odd):
         """A call is of two keys and one query, and of those 8 further: the lane of the key beside has asked for the
         query beside.
         """
@@ -69,22 +59,23 @@ def fragment_kept(
 
     @verb
     def keeps(options, where, seed):
+        """Return a bit for each probability: whether it stays."""
         kept, j = ALL, i32(0)
         if chain.weighs:
             if LOOP:
                 while j < quads // 2:
-                    found = some(options, where, seed, j, CALLS)
+                    found = _some(options, where, seed, j, CALLS)
                     kept = u64((kept >> u64(32)) | (u64(found) << u64(32)))
                     j = opaque_i32(j + CALLS)
             elif quads > 2 * CALLS:
-                kept = u64(some(options, where, seed, i32(0), CALLS))
-                kept |= u64(some(options, where, seed, i32(CALLS), quads // 2 - CALLS)) << u64(32)
+                kept = u64(_some(options, where, seed, i32(0), CALLS))
+                kept |= u64(_some(options, where, seed, i32(CALLS), quads // 2 - CALLS)) << u64(32)
             else:
-                kept = word(some(options, where, seed, i32(0), quads // 2))
+                kept = word(_some(options, where, seed, i32(0), quads // 2))
         return kept
 
     @verb
-    def stays(kept, n):
+    def _stays(kept, n):
         if transposed:  # a call's words are a key's two queries, 8 apart, and those of the key 8 further
             n = n // 8 * 8 + n // 2 % 2 * 4 + n // 4 % 2 * 2 + n % 2
         bit = n % 32 // 2 + n % 2 * HALF
@@ -97,7 +88,7 @@ def fragment_kept(
         @verb
         def some(probs, kept, _, __):
             for n in range(count):
-                if not stays(kept, first + 2 * n):
+                if not _stays(kept, first + 2 * n):
                     probs[first + 2 * n] = num.zero
 
         return some
@@ -106,6 +97,7 @@ def fragment_kept(
 
     @verb
     def keep(probs, kept):
+        """Make the probabilities 0 that do not stay."""
         if chain.weighs:
             keep_all(probs, kept, 0, 0)
 
@@ -127,30 +119,37 @@ def fragment_kept(
 
     @verb
     def drop(probs, options, where, seed):
+        """Make packed probabilities 0 that do not stay; which ones is asked where they are needed."""
         if chain.weighs:
             drop_all(probs, options, where, seed)
 
     @verb
     def growth(options):
+        """Return the factor of the probabilities that stay."""
         return chain.growth(options)
 
     @verb
-    def of_this_lane(bits):
+    def _of_this_lane(bits):
         """By way of a shuffle, which no compiler sees through."""
         return u32(shfl_idx_i32(i32(bits), i32(u32(cuda.threadIdx.x) % u32(32)), FULL_WARP))
 
     @verb
     def again(kept):
+        """Return the same bits. The compiler then keeps no weights found before in registers."""
         if not chain.weighs:
             return kept
         if quads <= 2 * CALLS:
-            return word(of_this_lane(kept))
-        return word(u64(of_this_lane(u32(kept))) | u64(u64(of_this_lane(u32(kept >> u64(32)))) << u64(32)))
+            return word(_of_this_lane(kept))
+        return word(u64(_of_this_lane(u32(kept))) | u64(u64(_of_this_lane(u32(kept >> u64(32)))) << u64(32)))
 
     @verb
     def weight(kept, growth, n):
+        """Return the factor of my probability number n: growth or 0; 1 where nothing is weighed."""
         if chain.weighs:
-            return growth if stays(kept, n) else num.zero
+            return growth if _stays(kept, n) else num.zero
         return f32(1)
 
-    return FragmentKept(seed=chain.seed, keeps=keeps, keep=keep, drop=drop, growth=growth, again=again, weight=weight)
+    return members(
+        locals(),
+        seed=chain.seed,  # (options) -> what `keeps` takes, once for all tiles
+    )

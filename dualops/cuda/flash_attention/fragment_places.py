@@ -96,19 +96,7 @@ def places_of_queries(chain: OptionChain, rows: int, columns: int, heads: int) -
         m1, n1 = min(where.m0 + rows // heads, where.Sq), where.n0 + columns  # rows beyond the last query do not count
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
-    return Places(
-        first=first,
-        ahead=ahead,
-        inside=inside,
-        steady=heads == 1,
-        at_inside=at_inside,
-        at=at,
-        seen=seen,
-        there=there,
-        passes=passes,
-        origin=origin,
-        within=within,
-    )
+    return Places.from_locals(locals(), steady=heads == 1)
 
 
 def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
@@ -158,16 +146,4 @@ def places_of_keys(chain: OptionChain, rows: int, columns: int) -> Places:
         m1, n1 = where.m0 + columns, min(where.n0 + rows, where.Sk)  # rows beyond the last key do not count
         return chain.within(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
-    return Places(
-        first=first,
-        ahead=ahead,
-        inside=inside,
-        steady=True,
-        at_inside=at_inside,
-        at=at,
-        seen=seen,
-        there=there,
-        passes=passes,
-        origin=origin,
-        within=within,
-    )
+    return Places.from_locals(locals(), steady=True)

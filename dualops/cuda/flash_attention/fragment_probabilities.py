@@ -55,7 +55,7 @@ def _of_scores(softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabili
         softmax.exp2(scores, base, factor)
         softmax.add(row_sum, scores, rescale)
 
-    return FragmentProbabilities(factors=factors, exponentials=exponentials)
+    return FragmentProbabilities.from_locals(locals())
 
 
 def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) -> FragmentProbabilities:
@@ -136,4 +136,4 @@ def _of_curves(chain: OptionChain, softmax: SoftmaxRows, score: FragmentScores) 
         numbers = curve.numbers(opaque_f32(factors[1]), opaque_f32(factors[2]))  # each time: registers are few
         quickest(largest, scores, rows, numbers, options, where)
 
-    return FragmentProbabilities(factors=factors, exponentials=exponentials)
+    return FragmentProbabilities.from_locals(locals())

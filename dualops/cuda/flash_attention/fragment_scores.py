@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
 from ..tile.masked import is_marked, mark
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.products import opaque_i32
@@ -22,42 +22,7 @@ from .options import OptionChain
 GROUP = 2  # quads of which a loop is left to the compiler: what options do to one may be long
 
 
-class FragmentScores(Namespace):
-    """The verbs of a tile of scores, of which a thread has quads: rows r and r + 8, of each two neighbours.
-
-    where: as `Places` has it.
-    """
-
-    size: int  # scores of a thread
-    units: Callable[..., Any]  # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
-    finish: Callable[..., None]  # (scores, options, scale, where): products become scores; -inf where a mask is
-    fetches: bool  # these three: as `FragmentChanges` has them
-    held: Callable[..., Any]
-    fetch: Callable[..., None]
-    ask: Callable[..., Any]  # these two: as `FragmentKeys` has them
-    sees: Callable[..., Any]
-    finish_held: Callable[..., None]  # (scores, held, options, scale, where, seen): `finish`, after `fetch` and `sees`
-    clear: Callable[..., None]  # (probs, options, where): 0 where ranges hide a score
-    # (options, where, all_seen) -> a bit for each score of a thread: whether picks let it through. all_seen: 1 if known
-    picks: Callable[..., Any]
-    finish_picked: Callable[..., None]  # (scores, held, options, scale, where, picks): the same, after `picks`
-    seed: Callable[..., Any]  # these five: as `FragmentKept` has them
-    keeps: Callable[..., Any]
-    keep: Callable[..., None]
-    drop: Callable[..., None]
-    growth: Callable[..., Any]
-    weigh: Callable[..., None]  # (scores, options, where): both at once, of numbers of probabilities' places
-    again: Callable[..., Any]  # these two: as `FragmentKept` has them
-    weight: Callable[..., Any]
-    there: Callable[..., Any]  # (where, h) -> whether my row h of two is not another sequence's
-    passes: Callable[..., Any]  # (where) -> whether some rows of the tile may be another sequence's
-    near: Callable[..., Any]  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
-    # (scores, held, options, factors, where): products, marked where a mask is, become probabilities times the options'
-    # slopes. held: what `word` takes, if it is given; factors: scale, and of my two rows what their exponents of 2 are
-    # less by
-    bend: Callable[..., None]
-    # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
-    pair: Callable[[int, int, bool], PairProbabilities]
+FragmentScores = Noun  # what `fragment_scores` makes
 
 
 @verb
@@ -68,6 +33,7 @@ def store_lse(lse, task, row, value):
         lse.data[start(lse, task.b, task.h, task.q_first + i)] = value
 
 
+@noun
 def fragment_scores(
     chain: OptionChain,
     rows: int,
@@ -82,15 +48,20 @@ def fragment_scores(
     word: Callable[..., Any] | None = None,
     parts: int = 1,
     others: bool = False,
-) -> FragmentScores:
-    """For tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options change
-    them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that follow one
-    another; there are no weights then. apart: tiles that have nothing beyond the last query or key are treated apart,
-    which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`), which `bend` then
-    takes on. marks: it marks scores that a mask hides, instead of making them -inf. products: it leaves products, -inf
-    where ranges hide one. transposed: rows are keys and columns queries, which `weigh` is not for. word: the verb
-    (held, number) for fetched words that lie elsewhere than in `held`'s array, 2 * j + h of quad j and row h. parts: as
-    `fragment_kept` has it. others: rows beyond the last may be another sequence's; else they are zeros.
+) -> Members:
+    """The verbs of a tile of scores, of which a thread has quads: rows r and r + 8, of each two neighbours.
+
+    where: as `Places` has it.
+
+    The verbs for tiles [rows, columns] of a warpgroup, or of a warp. Scores are multiplied by `scale` where options
+    change them; where none does, that is left to the exponents. heads: each query has so many rows, of heads that
+    follow one another; there are no weights then. apart: tiles that have nothing beyond the last query or key are
+    treated apart, which takes registers, where options read arrays. bent: `finish` marks products (`tile.masked`),
+    which `bend` then takes on. marks: it marks scores that a mask hides, instead of making them -inf. products: it
+    leaves products, -inf where ranges hide one. transposed: rows are keys and columns queries, which `weigh` is not
+    for. word: the verb (held, number) for fetched words that lie elsewhere than in `held`'s array, 2 * j + h of quad j
+    and row h. parts: as `fragment_kept` has it. others: rows beyond the last may be another sequence's; else they are
+    zeros.
     """
     num, quads, LOG2, changes = numbers(f32), columns // 8, f32(LOG2_E), chain.scores and not (bent or products)
     places = places_of_keys(chain, rows, columns) if transposed else places_of_queries(chain, rows, columns, heads)
@@ -99,10 +70,12 @@ def fragment_scores(
 
     @verb
     def there(where, h):
+        """Return whether my row h of two is not another sequence's."""
         return places.there(where, my_row() + 8 * h) if others else True
 
     @verb
     def passes(where):
+        """Return whether some rows of the tile may be another sequence's."""
         return places.passes(where) if others else False
 
     change = fragment_changes(chain, places, groups, there, apart=apart, fetches=fetches, word=word)
@@ -110,29 +83,29 @@ def fragment_scores(
     keys, NEAR = fragment_keys(chain, places, columns, transposed=transposed), chain.near_score is not None
 
     @verb
-    def minus_inf():
+    def _minus_inf():
         return num.minus_inf
 
     @verb
-    def zero():
+    def _zero():
         return num.zero
 
     @verb
-    def is_minus_inf(score):
+    def _is_minus_inf(score):
         return score == num.minus_inf
 
-    masked, is_masked = (mark, is_marked) if bent or marks else (minus_inf, is_minus_inf)
+    masked, is_masked = (mark, is_marked) if bent or marks else (_minus_inf, _is_minus_inf)
 
     @verb
-    def units_of_scores(scale):
+    def _units_of_scores(scale):
         return LOG2, num.one
 
     @verb
-    def units_of_products(scale):
+    def _units_of_products(scale):
         return scale * LOG2, scale
 
     @verb
-    def before(column):
+    def _before(column):
         """Bits for those of a row's scores of mine that stand before this column, counted from my first one."""
         column = min(max(column, i32(0)), i32(columns))
         count = 2 * (u32(column) // u32(8)) + min(u32(column) % u32(8), u32(2))
@@ -143,7 +116,7 @@ def fragment_scores(
         def shown_by_ranges(options, where):
             mine = i32(places.origin(where) + my_column())
             first, end = places.seen(options, where, i32(my_row() + 8 * h))
-            return before(i32(end - mine)) & ~before(i32(first - mine))
+            return _before(i32(end - mine)) & ~_before(i32(first - mine))
 
         @verb
         def shown_by_keys(options, where, seen):
@@ -163,7 +136,7 @@ def fragment_scores(
         return hide
 
     @verb
-    def hide_columns(scores, shown):
+    def _hide_columns(scores, shown):
         """Of both rows."""
         for j in range(quads):
             for e in range(2):
@@ -188,32 +161,35 @@ def fragment_scores(
         one_after_another([picked(*pair) for pair in pairs]),
         one_after_another([hidden(h, masked) for h in range(2)]),
     )
-    hide_probs = one_after_another([hidden(h, zero) for h in range(2)])
+    hide_probs = one_after_another([hidden(h, _zero) for h in range(2)])
 
     @verb
     def clear(probs, options, where):
+        """Make probabilities 0 where ranges hide a score."""
         if not places.within(options, where):
             hide_probs(probs, options, num.one, where)
 
     @verb
     def finish(scores, options, scale, where):
+        """Turn products into scores, -inf where a mask hides them."""
         if changes:
             change.through(scores, options, scale, where)
-        mask(scores, options, where, keys.sees(keys.ask(options, where)))
+        _mask(scores, options, where, keys.sees(keys.ask(options, where)))
 
     @verb
     def finish_held(scores, held, options, scale, where, seen):
+        """Do what `finish` does, after `fetch` and `sees`."""
         if changes:
             change.through_held(scores, held, options, scale, where)
-        mask(scores, options, where, seen)
+        _mask(scores, options, where, seen)
 
     @verb
-    def mask(scores, options, where, seen):
+    def _mask(scores, options, where, seen):
         if chain.picks_keys:
             if transposed or not places.within(options, where):
                 hide(scores, options, seen, where)
             elif not keys.all_seen(seen):
-                hide_columns(scores, seen.mine)
+                _hide_columns(scores, seen.mine)
         elif chain.picks or not places.within(options, where):
             hide(scores, options, seen, where)
             if chain.picks:
@@ -241,6 +217,10 @@ def fragment_scores(
 
     @verb
     def bend(scores, held, options, factors, where):
+        """Turn products, marked where a mask hides them, into probabilities times the options' slopes. held: what
+        `word` takes, if it is given. factors: scale, and for each of my two rows what is subtracted from its
+        exponents of 2.
+        """
         if NEAR and change.near(scores, options, factors[0], where):
             bend_near((scores, held), options, factors, where)
         else:
@@ -251,7 +231,9 @@ def fragment_scores(
 
     @verb
     def picks(options, where, all_seen):
-        """Asked before the scores are there, so that registers are left for whatever a user's function needs."""
+        """Return a bit for each score of a thread: whether picks let it through. all_seen: 1 if that is known of all.
+        Asked before the scores are there, so that registers are left for whatever a user's function needs.
+        """
         row, first, found, j = my_row(), places.first(where), ALL, i32(0)
         if all_seen == 0:
             found = bits(0)
@@ -269,6 +251,7 @@ def fragment_scores(
 
     @verb
     def finish_picked(scores, held, options, scale, where, found):
+        """Do what `finish` does, after `picks`."""
         if changes:
             change.through_held(scores, held, options, scale, where)
         if not places.within(options, where):
@@ -296,33 +279,28 @@ def fragment_scores(
 
     @verb
     def weigh(scores, options, where):
+        """Multiply numbers that lie as probabilities do by the weights of those that stay."""
         if chain.weighs:
             weigh_all(scores, options, f32(1), where)
 
-    return FragmentScores(
-        size=4 * quads,
-        units=units_of_scores if chain.scores else units_of_products,
-        finish=finish,
-        fetches=change.fetches,
-        held=change.held,
-        fetch=change.fetch,
-        ask=keys.ask,
-        sees=keys.sees,
-        finish_held=finish_held,
-        clear=clear,
-        picks=picks,
-        finish_picked=finish_picked,
-        seed=keeping.seed,
-        keeps=keeping.keeps,
-        keep=keeping.keep,
-        drop=keeping.drop,
-        growth=keeping.growth,
-        weigh=weigh,
-        again=keeping.again,
-        weight=keeping.weight,
-        there=there,
-        passes=passes,
-        near=change.near,
-        bend=bend,
+    return members(
+        locals(),
+        size=4 * quads,  # scores of a thread
+        # (scale) -> factors of a number in `scores`: of its exponent of 2, and of its score
+        units=_units_of_scores if chain.scores else _units_of_products,
+        fetches=change.fetches,  # as `fragment_changes` has it
+        held=change.held,  # as `fragment_changes` has it
+        fetch=change.fetch,  # as `fragment_changes` has it
+        ask=keys.ask,  # as `fragment_keys` has it
+        sees=keys.sees,  # as `fragment_keys` has it
+        seed=keeping.seed,  # as `fragment_kept` has it
+        keeps=keeping.keeps,  # as `fragment_kept` has it
+        keep=keeping.keep,  # as `fragment_kept` has it
+        drop=keeping.drop,  # as `fragment_kept` has it
+        growth=keeping.growth,  # as `fragment_kept` has it
+        again=keeping.again,  # as `fragment_kept` has it
+        weight=keeping.weight,  # as `fragment_kept` has it
+        near=change.near,  # (scores, options, scale, where) -> whether `near_score` is for all products of its quads
+        # no verb: (j, h, near) -> that of `pair_probabilities` for quad j and row h, near where the quad may be so
         pair=pair,
     )

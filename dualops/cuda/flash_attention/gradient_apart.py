@@ -4,14 +4,14 @@ rows are keys and whose columns queries.
 P.T = exp2(scores * multiplier - lse)                      of it one makes weight * P.T, rounded, the left factor of dv
 dS.T = (P.T * slope) * (weight * dP.T - delta)             of it the other gets P.T * slope (`tile.handover`)
 
-given, kept: as `GradientOfKeys` has them.
+given, kept: as `gradient_of_keys` has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Members, Noun, cuda, f32, i32, noun, verb
 from ..tile.handover import EIGHT, Handover
 from ..tile.numbers import numbers
 from ..tile.softmax_rows import pairs_of
@@ -20,33 +20,27 @@ from .fragment_scores import FragmentScores
 from .gradient_of_keys import probabilities_of_keys
 from .options import OptionChain
 
+GradientApart = Noun  # what `gradient_apart` makes
 
-class GradientApart(Namespace):
-    """The verbs. Packed is what is rounded and in pairs, as the left factor of a product has it.
+
+@noun
+def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> Members:
+    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`;
+    `box` has P * slope.
+
+    Packed is what is rounded and in pairs, as the left factor of a product has it.
 
     slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
-    """
-
-    # (scores, bent, given, slots, at): scores become P, and bent, where there are slopes, P * slope
-    probabilities: Callable[..., None]
-    weigh: Callable[..., None]  # (values, options, kept)
-    d_scores: Callable[..., None]  # (d_probs, smem, place, slots, at): weight * dP becomes dS, by what lies in a place
-    pack: Callable[..., None]  # (packed, values)
-
-
-def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, columns: int, box: Handover) -> GradientApart:
-    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`; `box` has
-    P * slope.
     """
     num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, EIGHT)
 
     @verb
-    def keep_pair(others, scores, n, probs, bent, options, _):
+    def _keep_pair(others, scores, n, probs, bent, options, _):
         scores[2 * n], scores[2 * n + 1] = probs
         if chain.bends:
             others[2 * n], others[2 * n + 1] = bent
 
-    probabilities_and_bent = probabilities_of_keys(chain, score, columns, keep_pair)
+    probabilities_and_bent = probabilities_of_keys(chain, score, columns, _keep_pair)
 
     def weights_from(first: int) -> Callable[..., None]:
         @verb
@@ -84,6 +78,7 @@ def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, column
 
     @verb
     def probabilities(scores, bent, given, slots, at):
+        """Turn scores into P, and bent, where there are slopes, into P * slope."""
         probabilities_and_bent(bent, scores, given, 0, slots, at)
 
     @verb
@@ -93,10 +88,11 @@ def gradient_apart(chain: OptionChain, score: FragmentScores, dtype: str, column
 
     @verb
     def d_scores(d_probs, smem, place, slots, at):
+        """Turn weight * dP into dS, by the numbers at a place in shared memory."""
         all_d_scores(d_probs, smem, place, (slots, at))
 
     @verb
     def pack(packed, values):
         all_packs(packed, values, 0, 0)
 
-    return GradientApart(probabilities=probabilities, weigh=weigh, d_scores=d_scores, pack=pack)
+    return locals()

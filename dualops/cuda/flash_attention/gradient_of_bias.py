@@ -9,9 +9,8 @@ there: 0 * NaN is NaN. So is a score of -inf, but not in a row that is NaN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ..backend import Namespace, f32, i32, verb
+from ..backend import Members, f32, i32, noun, verb
 from ..tile.masked import is_marked
 from ..tile.numbers import LOG2_E, numbers
 from ..tile.rows import FULL_WARP, vote_any
@@ -20,29 +19,18 @@ from ..tile.unrolled import one_after_another
 from .fragment_places import my_row
 from .saved_lse import exponent_less, is_large, lowered
 
-
-class GradientOfBias(Namespace):
-    """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers.
-
-    Finished scores are marked where a mask hides them (`tile.masked`).
-    """
-
-    clear: Callable[..., None]  # (totals)
-    bases: Callable[..., None]  # (base, lse): lse, lowered (`saved_lse`)
-    # (scores, where, base) -> whether all of a warp's finished scores count, none masked or beyond the last query, and
-    # no lse is large
-    all_count: Callable[..., Any]
-    # (scores, where, base, all_count): finished scores become P, or MASKED where they do not count
-    probabilities: Callable[..., None]
-    add: Callable[..., None]  # (totals, probs, d_probs, delta, all_count)
-
-
 MASKED = -1  # instead of P
 GREATEST = 3.4028234663852886e38  # finite float32
 
 
-def gradient_of_bias(size: int) -> GradientOfBias:
-    """For so many scores of a thread."""
+@noun
+def gradient_of_bias(size: int) -> Members:
+    """The verbs of tiles of which a thread has two rows, r and r + 8; base, lse and delta are arrays of two numbers.
+
+    Finished scores are marked where a mask hides them (`tile.masked`).
+
+    The verbs for so many scores of a thread.
+    """
     num, LOG2, quads, NOT_THERE, MOST = numbers(f32), f32(LOG2_E), size // 4, f32(MASKED), f32(GREATEST)
 
     @verb
@@ -52,12 +40,15 @@ def gradient_of_bias(size: int) -> GradientOfBias:
 
     @verb
     def bases(base, lse):
+        """Fill base with lse, lowered (`saved_lse`)."""
         for h in range(ROWS):
             base[h] = lowered(lse[h])
 
     @verb
     def all_count(scores, where, base):
-        """Asked of sums of products of two, which are infinite, or NaN, where a score is."""
+        """Return whether all of a warp's finished scores count: none is masked or beyond the last query, no lse is
+        large. Asked of sums of products of two, which are infinite, or NaN, where a score is.
+        """
         upper, lower = num.zero, num.zero
         for j in range(quads):
             upper += scores[4 * j] * scores[4 * j + 1]
@@ -68,14 +59,14 @@ def gradient_of_bias(size: int) -> GradientOfBias:
         return not vote_any(i32(not (finite & there & usual)), FULL_WARP)
 
     @verb
-    def exponentials(scores, base):
+    def _exponentials(scores, base):
         upper, lower = base[0] * LOG2, base[1] * LOG2
         for j in range(quads):
             for e in range(4):
                 scores[4 * j + e] = num.exp2(scores[4 * j + e] * LOG2 - (upper if e < 2 else lower))
 
     @verb
-    def add_all(totals, probs, d_probs, delta):
+    def _add_all(totals, probs, d_probs, delta):
         for j in range(quads):
             for e in range(4):
                 totals[4 * j + e] += probs[4 * j + e] * (d_probs[4 * j + e] - delta[e // 2])
@@ -109,8 +100,9 @@ def gradient_of_bias(size: int) -> GradientOfBias:
 
     @verb
     def probabilities(scores, where, base, all_count):
+        """Turn finished scores into P, or MASKED where they do not count."""
         if all_count:
-            exponentials(scores, base)
+            _exponentials(scores, base)
         else:
             both_rows(scores, where, base, 0)
 
@@ -119,8 +111,8 @@ def gradient_of_bias(size: int) -> GradientOfBias:
     @verb
     def add(totals, probs, d_probs, delta, all_count):
         if all_count:
-            add_all(totals, probs, d_probs, delta)
+            _add_all(totals, probs, d_probs, delta)
         else:
             add_counted(totals, probs, d_probs, delta)
 
-    return GradientOfBias(clear=clear, bases=bases, all_count=all_count, probabilities=probabilities, add=add)
+    return locals()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, verb
 from ..tile.left_words import WORDS
 from ..tile.numbers import numbers
 from ..tile.products import opaque_f32
@@ -17,23 +17,7 @@ from ..tile.unrolled import one_after_another
 from .fragment_scores import FragmentScores
 from .options import OptionChain
 
-
-class GradientOfKeys(Namespace):
-    """The verbs. Packed is what is rounded and in pairs, as the left factor of a product has it.
-
-    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
-    """
-
-    # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
-    # `PairProbabilities` has it. kept: as `FragmentKept` has it
-    probabilities: Callable[..., None]
-    d_scores: Callable[..., None]  # (d_probs, probs, options, kept, slots, at): dP becomes dS
-    # (d_scores, where): 0 in rows that may be another sequence's keys, which sums over a tile's keys would take in
-    forget_others: Callable[..., None]
-    pack: Callable[..., None]  # (packed, values)
-    # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as the
-    # left factor of a step of its own; where nothing is near and nothing weighs
-    steps: tuple[Callable[..., None], ...]
+GradientOfKeys = Noun  # what `gradient_of_keys` makes
 
 
 def _sixteens(score: FragmentScores, columns: int, keep: Callable[..., None], near: bool) -> list[Callable[..., None]]:
@@ -89,15 +73,20 @@ def probabilities_of_keys(
     return probabilities
 
 
-def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, columns: int) -> GradientOfKeys:
-    """For tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`. Where
-    options have slopes, `score.finish` leaves products.
+@noun
+def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, columns: int) -> Members:
+    """The verbs for tiles [64, columns] of a warpgroup, packed as "bfloat16" or "float16", or of "float32" as `thirds`.
+    Where options have slopes, `score.finish` leaves products.
+
+    Packed is what is rounded and in pairs, as the left factor of a product has it.
+
+    slots, at: where in shared memory lse (to base 2) or delta of a thread's columns begin, two of every eight.
     """
     num, put, eights = numbers(f32), pairs_of(dtype, columns // 4), range(0, columns // 2, 8)
     put_in_step = pairs_of(dtype, WORDS)
 
     @verb
-    def keep_pair(packed, scores, n, probs, bent, options, kept):
+    def _keep_pair(packed, scores, n, probs, bent, options, kept):
         scores[2 * n], scores[2 * n + 1] = bent
         if chain.weighs:
             growth = score.growth(options)
@@ -107,7 +96,7 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
             put(packed, n, probs[0], probs[1])
 
     @verb
-    def keep_in_step(packed, scores, n, probs, bent, options, kept):
+    def _keep_in_step(packed, scores, n, probs, bent, options, kept):
         scores[2 * n], scores[2 * n + 1] = bent
         put_in_step(packed, n % WORDS, probs[0], probs[1])
 
@@ -133,13 +122,14 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
 
         return some
 
-    probabilities = probabilities_of_keys(chain, score, columns, keep_pair)
+    probabilities = probabilities_of_keys(chain, score, columns, _keep_pair)
     all_d_scores, all_packs = (
         one_after_another([made(first) for first in eights]) for made in (d_scores_from, packs_from)
     )
 
     @verb
     def d_scores(d_probs, probs, options, kept, slots, at):
+        """Turn dP into dS."""
         all_d_scores(d_probs, probs, (options, score.again(kept)), (slots, at))
 
     @verb
@@ -161,10 +151,17 @@ def gradient_of_keys(chain: OptionChain, score: FragmentScores, dtype: str, colu
 
     @verb
     def forget_others(d_scores, where):
+        """Write 0 to rows that may be another sequence's keys: sums over a tile's keys would include them."""
         if score.passes(where):
             forget_both(d_scores, where, 0, 0)
 
-    steps = tuple(_sixteens(score, columns, keep_in_step, False))
-    return GradientOfKeys(
-        probabilities=probabilities, d_scores=d_scores, forget_others=forget_others, pack=pack, steps=steps
+    steps = tuple(_sixteens(score, columns, _keep_in_step, False))
+    return members(
+        locals(),
+        # (packed, scores, given, kept, slots, at): scores become P * slope, and weight * P is packed. given: as
+        # `PairProbabilities` has it. kept: as `fragment_kept` has it
+        probabilities=probabilities,
+        # ((packed, scores), given, (slots, at), kept): `probabilities` of 16 columns after the others, each packed as
+        # the left factor of a step of its own; where nothing is near and nothing weighs
+        steps=steps,
     )

@@ -67,7 +67,7 @@ def rows_of_queries(acc_size: int) -> RowsOfQueries:
     def scale(acc, factor, lse):
         scale_both(acc, factor, lse, 0)
 
-    return RowsOfQueries(pair=pair, read=read, scale=scale)
+    return RowsOfQueries.from_locals(locals())
 
 
 def gradient_of_queries(
@@ -108,7 +108,7 @@ def gradient_of_queries(
         score.weigh(d_probs, options, where)
         both_rows(scores, d_probs, delta, 0)
 
-    return GradientOfQueries(pair=own.pair, read=own.read, bases=bases, probs=probs, d_scores=d_scores, scale=own.scale)
+    return GradientOfQueries.from_locals(locals(), pair=own.pair, read=own.read, scale=own.scale)
 
 
 def d_scores_apart(score: FragmentScores, box: Handover, size: int) -> Callable[..., None]:

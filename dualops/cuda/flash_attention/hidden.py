@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Members, cuda, f32, i32, members, noun, verb
 from ..tile.doubts import doubts_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
@@ -35,14 +35,6 @@ from .saved_lse import exponential
 from .walk import Rows
 
 HIDING_NOTHING = ("dropout", "sinks", "softcap", "alibi")
-
-
-class HiddenRows(Namespace):
-    """The verb, by all lanes of a warp that has rows of acc."""
-
-    # (acc, lse, arrays, task, row, column, scale, options): lse of my two rows; q, k and v, of a gradient do and delta
-    # too; the warpgroup's first row, and the first column of acc
-    repair: Callable[..., None]
 
 
 @cache
@@ -65,6 +57,7 @@ def warp_product(dtype: str) -> Callable[..., Any]:
     return product
 
 
+@noun
 def hidden_rows(
     chain: OptionChain,
     variant: Variant,
@@ -74,11 +67,12 @@ def hidden_rows(
     *,
     passes: bool,
     gradient: bool = False,
-) -> HiddenRows:
+) -> Members:
     """The verb for acc [64, 2 * acc_size] of a warpgroup; it does nothing where no option hides a key from o.
 
     keys: the verb that says which keys a task's tiles have among them. passes: whether tiles pass the ends of
-    sequences. gradient: acc is of dq, before it is scaled, instead of o.
+    sequences. gradient: acc is of dq, before it is scaled, instead of o. Called by all lanes of a warp that has rows of
+    acc.
     """
     mem, num, pair_at, totals = storage(variant.dtype), numbers(f32), pair_places(f32), doubts_of(acc_size)
     quad = lane_reductions(f32, LANES)
@@ -86,14 +80,14 @@ def hidden_rows(
     WIDTH, ADDED = (D, 1) if gradient else (Dv, 2)  # of rows that are added up, and which of the arrays has them
 
     @verb
-    def nothing(acc, lse, arrays, task, row, column, scale, options):
+    def _nothing(acc, lse, arrays, task, row, column, scale, options):
         pass
 
     if not gradient and not passes and all(option.name in HIDING_NOTHING for option, _ in variant.having.variants):
-        return HiddenRows(repair=nothing)
+        return members(locals(), repair=_nothing)
 
     @verb
-    def is_finite(x):
+    def _is_finite(x):
         return x - x == num.zero
 
     product = warp_product(variant.dtype)
@@ -111,14 +105,14 @@ def hidden_rows(
     add = one_after_another([add_slot(slot) for slot in range(slots)])
 
     @verb
-    def share(prob, arrays, task, at, scaled, options):
+    def _share(prob, arrays, task, at, scaled, options):
         """What a key's row counts for, by its probability and its scaled product."""
         if chain.weighs:
             prob *= chain.weight(options, at)
         return prob
 
     @verb
-    def gradient_share(prob, arrays, task, at, scaled, options):
+    def _gradient_share(prob, arrays, task, at, scaled, options):
         do, delta = arrays[3], arrays[4]
         token = task.q_first + at.i
         v_row = start(arrays[2], task.b, task.h_kv, task.k_first + at.j)
@@ -130,10 +124,10 @@ def hidden_rows(
             d_score *= chain.slope(scaled, options, at)
         return d_score
 
-    share_of = gradient_share if gradient else share
+    share_of = _gradient_share if gradient else _share
 
     @verb
-    def again(own, row_lse, arrays, task, row, column, scale, options):
+    def _again(own, row_lse, arrays, task, row, column, scale, options):
         """One row, of which a lane has columns."""
         q, k, added = arrays[0], arrays[1], arrays[ADDED]
         i, h = queries.query(task, row), queries.head(task, row)
@@ -174,19 +168,22 @@ def hidden_rows(
     put = one_after_another([put_slot(slot) for slot in range(slots)])
 
     @verb
-    def doubtful(total, row_lse):
+    def _doubtful(total, row_lse):
         """Whether a row of mine, of which `total` tells, is not finite though the sum of its exponentials is, or in a
         gradient whatever that is.
         """
-        may_be_finite = row_lse != num.minus_inf if gradient else is_finite(row_lse)
-        return i32(not is_finite(quad.sum(total)) and may_be_finite)
+        may_be_finite = row_lse != num.minus_inf if gradient else _is_finite(row_lse)
+        return i32(not _is_finite(quad.sum(total)) and may_be_finite)
 
     @verb
     def repair(acc, lse, arrays, task, row, column, scale, options):
+        """Repair rows of acc. lse: of my two rows. arrays: q, k and v, of a gradient do and delta too. row: the
+        warpgroup's first. column: the first of acc.
+        """
         upper_total, lower_total = totals(acc)
         upper_lse, lower_lse = lse
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
-        doubt = doubtful(upper_total, upper_lse) + 2 * doubtful(lower_total, lower_lse)
+        doubt = _doubtful(upper_total, upper_lse) + 2 * _doubtful(lower_total, lower_lse)
         own = cuda.local.array(slots, f32)
         r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
         while True:  # asked at its end: a loop that could be skipped made registers spill
@@ -195,10 +192,10 @@ def hidden_rows(
                 above, below = shfl_idx_f32(upper_lse, owner, FULL_WARP), shfl_idx_f32(lower_lse, owner, FULL_WARP)
                 row_lse = above if r < 8 else below
                 mine = lane // LANES == r % 8
-                again(own, row_lse, arrays, task, this, column, scale, options)
+                _again(own, row_lse, arrays, task, this, column, scale, options)
                 put(acc, own, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
             if r >= end:
                 break
 
-    return HiddenRows(repair=repair)
+    return locals()

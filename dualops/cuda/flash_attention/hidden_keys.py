@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Members, Namespace, cuda, f32, i32, noun, verb
 from ..tile.doubts import doubts_of
 from ..tile.numbers import numbers
 from ..tile.products import opaque_i32
@@ -28,14 +28,6 @@ from .fragment_places import my_column
 from .hidden import LANES, warp_product
 from .options import OptionChain, pair_places
 from .saved_lse import exponential
-
-
-class HiddenKeys(Namespace):
-    """The verb, by all lanes of a warp that has rows of dk and dv."""
-
-    # (dk_acc, dv_acc, arrays, task, row, group, scale, options): dk is not scaled yet; q, k, v, do, lse and delta; the
-    # warpgroup's first row
-    repair: Callable[..., None]
 
 
 class WarpRow(Namespace):
@@ -82,7 +74,7 @@ def warp_row(dtype: str, width: int, acc_size: int) -> WarpRow:
         return put
 
     add, put = (one_after_another([made(slot) for slot in range(slots)]) for made in (add_slot, put_slot))
-    return WarpRow(slots=slots, clear=clear, add=add, put=put, doubts=doubts_of(acc_size))
+    return WarpRow.from_locals(locals(), doubts=doubts_of(acc_size))
 
 
 def _nobodys() -> WarpRow:
@@ -102,13 +94,16 @@ def _nobodys() -> WarpRow:
     def doubts(acc):
         return f32(0), f32(0)
 
-    return WarpRow(slots=1, clear=clear, add=add, put=put, doubts=doubts)
+    return WarpRow.from_locals(locals(), slots=1)
 
 
-def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> HiddenKeys:
+@noun
+def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int) -> Members:
     """The verb for so many accumulators, 0 of dk or dv where they are another warpgroup's.
 
     There is always something to hide: a score of -inf, of an infinite q say.
+
+    Called by all lanes of a warp that has rows of dk and dv.
     """
     num, pair_at = numbers(f32), pair_places(f32)
     quad = lane_reductions(f32, LANES)
@@ -118,7 +113,7 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
     product = warp_product(variant.dtype)
 
     @verb
-    def add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options):
+    def _add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options):
         q, k, v, do, lse, delta = arrays
         token = task.q_first + at.i
         q_row, do_row = start(q, at.b, at.h, token), start(do, at.b, at.h, token)
@@ -145,7 +140,7 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
             of_v.add(own_v, weighted, do.data, do_row)
 
     @verb
-    def again(own_k, own_v, arrays, task, j, group, scale, options):
+    def _again(own_k, own_v, arrays, task, j, group, scale, options):
         """A key's row of dk and of dv, of which a lane has columns."""
         k, v = arrays[1], arrays[2]
         k_row = start(k, task.b, task.h_kv, task.k_first + j)
@@ -158,34 +153,37 @@ def hidden_keys(chain: OptionChain, variant: Variant, dk_size: int, dv_size: int
             i = i32(first)
             while i < end:
                 at = pair_at(task.b, h, i, j, task.offset)
-                add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options)
+                _add_query(own_k, own_v, arrays, task, at, k_row, v_row, scale, options)
                 i = opaque_i32(i + 1)
             h = opaque_i32(h + 1)
 
     K_SLOTS, V_SLOTS = of_k.slots, of_v.slots
 
     @verb
-    def doubtful(total):
+    def _doubtful(total):
         """Whether a row of mine, of whose numbers `total` tells, is not finite."""
         return i32(quad.sum(total) != num.zero)  # a NaN is not
 
     @verb
     def repair(dk_acc, dv_acc, arrays, task, row, group, scale, options):
+        """Repair rows of dk, which is not scaled yet, and of dv. arrays: q, k, v, do, lse and delta. row: the
+        warpgroup's first.
+        """
         k_upper, k_lower = of_k.doubts(dk_acc)
         v_upper, v_lower = of_v.doubts(dv_acc)
         lane, warp = i32(cuda.threadIdx.x % 32), i32(cuda.threadIdx.x % 128 // 32)
-        doubt = doubtful(k_upper + v_upper) + 2 * doubtful(k_lower + v_lower)
+        doubt = _doubtful(k_upper + v_upper) + 2 * _doubtful(k_lower + v_lower)
         own_k, own_v = cuda.local.array(K_SLOTS, f32), cuda.local.array(V_SLOTS, f32)
         r, end = i32(0), i32(16 * vote_any(doubt, FULL_WARP))
         while True:  # asked at its end: a loop that could be skipped made registers spill
             j = i32(task.n0 + row + 16 * warp + r)
             if shfl_idx_i32(doubt, i32(r % 8 * LANES), FULL_WARP) >> r // 8 & 1 and j < task.Sk:
                 mine = lane // LANES == r % 8
-                again(own_k, own_v, arrays, task, j, group, scale, options)
+                _again(own_k, own_v, arrays, task, j, group, scale, options)
                 of_k.put(dk_acc, own_k, i32(mine and r < 8), i32(mine and r >= 8))
                 of_v.put(dv_acc, own_v, i32(mine and r < 8), i32(mine and r >= 8))
             r = opaque_i32(r + 1)
             if r >= end:
                 break
 
-    return HiddenKeys(repair=repair)
+    return locals()

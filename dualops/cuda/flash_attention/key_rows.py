@@ -58,14 +58,14 @@ def from_the_last(block_kv: int, block_q: int) -> TileOrder:
         return i32(u32(max(i32(task.end), i32(1)) - 1) // u32(block_q) * u32(block_q))
 
     @verb
-    def next_of(task, h, m0, start):
+    def next(task, h, m0, start):
         return tile_before(task, h, m0, block_q, start)
 
     @verb
     def rank(task, m0, options):
         return i32(u32(task.n0) // u32(block_kv))
 
-    return TileOrder(start=start, next=next_of, rank=rank)
+    return TileOrder.from_locals(locals())
 
 
 def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder:
@@ -78,7 +78,7 @@ def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder
         return i32(task.first)
 
     @verb
-    def next_of(task, h, m0, start):
+    def next(task, h, m0, start):
         return tile_after(task, h, m0, block_q)
 
     @verb
@@ -86,7 +86,7 @@ def from_the_first(block_kv: int, block_q: int, chain: OptionChain) -> TileOrder
         _, n_end = chain.key_range(options, m0, min(i32(m0 + block_q), task.Sq), task.offset, task.Sk)
         return i32(u32(i32(n_end) - 1) // u32(block_kv)) - i32(u32(task.n0) // u32(block_kv))
 
-    return TileOrder(start=start, next=next_of, rank=rank)
+    return TileOrder.from_locals(locals())
 
 
 def place_of_sum(block_q: int, varlen: bool) -> Callable[..., Any]:

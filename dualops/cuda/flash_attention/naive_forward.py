@@ -13,13 +13,11 @@ not seen stays where it is. Sums over tokens are compensated: one thread adds up
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from ...spec import Problem
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, Members, builds, cuda, i32, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import start
@@ -47,15 +45,12 @@ def place(row, heads, tokens):
     return row // tokens // heads, row // tokens % heads, row % tokens
 
 
-class Inner(Namespace):
-    """Inner products of rows, which one thread reads."""
-
-    product: Callable[..., Any]  # (a, i, b, j, width): of `width` neighbours in a from i on and in b from j on
-
-
 @cache
-def inner_products(dtype: str) -> Inner:
-    """The verb for arrays of a dtype.
+@noun
+def inner_products(dtype: str) -> Members:
+    """Inner products of rows, which one thread reads.
+
+    The verb for arrays of a dtype.
 
     It adds in pieces, which are then added: hundreds of terms one after another would lose too much in float32.
     """
@@ -64,6 +59,7 @@ def inner_products(dtype: str) -> Inner:
 
     @verb
     def product(a, i, b, j, width):
+        """Return the inner product of `width` neighbours, in a from i on and in b from j on."""
         total = num.zero
         for first in range(0, width, PIECE):
             piece = num.zero
@@ -72,7 +68,7 @@ def inner_products(dtype: str) -> Inner:
             total += piece
         return total
 
-    return Inner(product=product)
+    return locals()
 
 
 @builds

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, i32, u32, verb
+from ..backend import Members, i32, noun, u32, verb
 from ..views import boundary
 
 # heads of keys that blocks share at a time: few, so that what they read and add stays in L2, but so many that a head's
@@ -23,27 +23,26 @@ def packed_count(total: Any, block: int, B: Any) -> Any:
     return total // block + B
 
 
-class PackedTiles(Namespace):
-    """The verbs; ends [B + 1]: cu_seqlens of one side, of ranges of keys their cumulative lengths."""
+@noun
+def packed_tiles(block: int) -> Members:
+    """The verbs of tiles of so many tokens.
 
-    after: Callable[..., Any]  # (tokens, b) -> the number of sequence b's first tile, which so many tokens come before
-    first: Callable[..., Any]  # (ends, b) -> the same
-    sequence: Callable[..., Any]  # (ends, B, number) -> whose tile this number is
-
-
-def packed_tiles(block: int) -> PackedTiles:
-    """The verbs of tiles of so many tokens."""
+    ends [B + 1]: cu_seqlens of one side, of ranges of keys their cumulative lengths.
+    """
 
     @verb
     def after(tokens, b):
+        """Return the number of sequence b's first tile, from the number of tokens before it."""
         return i32(u32(tokens) // u32(block) + u32(b))
 
     @verb
     def first(ends, b):
+        """Return the number of sequence b's first tile."""
         return after(boundary(ends, b), b)
 
     @verb
     def sequence(ends, B, number):
+        """Return the sequence that has the tile with this number."""
         low, high = i32(0), i32(B - 1)
         while low < high:
             middle = i32((low + high + 1) // 2)
@@ -53,7 +52,7 @@ def packed_tiles(block: int) -> PackedTiles:
                 high = i32(middle - 1)
         return low
 
-    return PackedTiles(after=after, first=first, sequence=sequence)
+    return locals()
 
 
 def packed_pieces(block: int, side: int) -> Callable[..., Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, verb
+from ..backend import Members, Noun, cuda, i32, noun, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, THREADS, Mma, opaque_i32
 from ..tile.shared import Lines, Tile
@@ -13,20 +12,7 @@ from ..tile.storage import storage
 from ..views import start
 from .options import OptionChain, pair_places
 
-
-class Scores(Namespace):
-    """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
-
-    Where masks are ranges and nothing else comes upon the scores, these stay in registers. What options do to a score
-    may be long, so it is not repeated for each that a thread holds: the thread's scores go through its own places of a
-    tile of shared memory, and a loop takes one after another.
-    """
-
-    at: Callable[..., Any]  # (e) -> where number e of a thread lies in the tile
-    finish: Callable[..., None]  # (scores, smem, options, scale, where): products become scores
-    counts: Callable[..., Any]  # (score, lse) -> whether a finished score has a part in gradients, by its row's lse
-    slopes: Callable[..., None]  # (slopes, scores, smem, options, scale, where): of products, before `finish`
-    weights: Callable[..., None]  # (smem, options, where): to all places of the tile, by all threads of the block
+Scores = Noun  # what `score_tile` makes
 
 
 class Where(NamedTuple):
@@ -41,15 +27,22 @@ class Where(NamedTuple):
     offset: Any  # position of query 0 among the keys
 
 
+@noun
 def score_tile(
     chain: OptionChain, dtype: str, product: Mma, tile: Tile, *, gradient: bool = False, transposed: bool = False
-) -> Scores:
-    """The verbs for the scores that `product` makes; `tile` holds as many.
+) -> Members:
+    """The verbs of a tile of scores: rows are queries and columns keys, or the other way round.
 
-    finish: through all options; where a mask is or where there is nothing, -inf, or -0 in a gradient, where no score
-    is -0 then: a NaN row makes NaN of the gradient of a key that has a score of -inf, but not of one that a mask hides.
-    slopes: d score / d (scale * product),
-    0 where there is nothing or a range hides it. weights: of all pairs that are there; other places hold anything.
+    Where masks are ranges and nothing else comes upon the scores, these stay in registers. What options do to a score
+    may be long, so it is not repeated for each that a thread holds: the thread's scores go through its own places of a
+    tile of shared memory, and a loop takes one after another.
+
+    The verbs for the scores that `product` makes; `tile` holds as many.
+
+    finish: through all options; where a mask is or where there is nothing, -inf, or -0 in a gradient, where no score is
+    -0 then: a NaN row makes NaN of the gradient of a key that has a score of -inf, but not of one that a mask hides.
+    slopes: d score / d (scale * product), 0 where there is nothing or a range hides it. weights: of all pairs that are
+    there; other places hold anything.
     """
     number = storage(dtype).number
     num, pair_at = numbers(number), pair_places(number)
@@ -59,11 +52,12 @@ def score_tile(
 
     @verb
     def at(e):
+        """Return where number e of a thread lies in the tile."""
         line, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
         return tile.at + (line * ROWS + e // COLUMNS) * tile.row + lane + LANES * (e % COLUMNS)
 
     @verb
-    def seen(options, where, r):
+    def _seen(options, where, r):
         """What counts in row r of mine: a first and an end, which is excluded, counted from my first column on."""
         mine, lane = cuda.threadIdx.x // LANES * ROWS, cuda.threadIdx.x % LANES
         if TRANSPOSED:
@@ -77,73 +71,76 @@ def score_tile(
         return i32(first - origin), i32(end - origin) if there else i32(0)
 
     @verb
-    def within(e, first, end):
+    def _within(e, first, end):
         column = i32(LANES * (e % COLUMNS))
         return (column >= first) & (column < end)
 
     HIDDEN = num.minus_zero if gradient else num.minus_inf
 
     @verb
-    def shown(score):
+    def _shown(score):
         return score + num.zero if gradient else score  # no -0
 
     @verb
     def counts(score, lse):
+        """Return whether a finished score has a part in gradients, by its row's lse."""
         return not num.is_minus_zero(score) and (score != num.minus_inf or lse != lse)
 
     @verb
-    def place(where, row, column):
+    def _place(where, row, column):
         i, j = (column, row) if TRANSPOSED else (row, column)
         i, j = i32(where.m0 + i), i32(where.n0 + j)
         return pair_at(where.b, where.h, i, j, where.offset)
 
     @verb
-    def my_place(where, e):
+    def _my_place(where, e):
         line, lane = cuda.threadIdx.x // LANES, cuda.threadIdx.x % LANES
-        return place(where, i32(line * ROWS + e // COLUMNS), i32(lane + LANES * (e % COLUMNS)))
+        return _place(where, i32(line * ROWS + e // COLUMNS), i32(lane + LANES * (e % COLUMNS)))
 
     @verb
-    def whole(options, where):
+    def _whole(options, where):
         m1, n1 = where.m0 + BLOCK_Q, where.n0 + BLOCK_KV
         return chain.full(options, where.m0, m1, where.n0, n1, where.offset, where.Sq, where.Sk)
 
     @verb
-    def masked(scores, options, scale, where):
+    def _masked(scores, options, scale, where):
         for e in range(COUNT):
-            scores[e] = shown(scores[e] * scale)
-        if not whole(options, where):
+            scores[e] = _shown(scores[e] * scale)
+        if not _whole(options, where):
             for r in range(ROWS):
-                first, end = seen(options, where, r)
+                first, end = _seen(options, where, r)
                 for e in range(r * COLUMNS, (r + 1) * COLUMNS):
-                    if not within(e, first, end):
+                    if not _within(e, first, end):
                         scores[e] = HIDDEN
 
     @verb
     def finish(scores, smem, options, scale, where):
+        """Turn products into scores."""
         if RANGES_ALONE:
-            masked(scores, options, scale, where)
+            _masked(scores, options, scale, where)
         else:
-            all_seen = whole(options, where)
+            all_seen = _whole(options, where)
             for e in range(COUNT):
                 smem[at(e)] = scores[e] * scale
             for e in range(COUNT):
-                score, here = HIDDEN, my_place(where, e)
-                first, end = seen(options, where, e // COLUMNS)
-                if all_seen or (within(e, first, end) and chain.pick(options, here)):
-                    score = shown(chain.score(smem[at(e)], options, here))
+                score, here = HIDDEN, _my_place(where, e)
+                first, end = _seen(options, where, e // COLUMNS)
+                if all_seen or (_within(e, first, end) and chain.pick(options, here)):
+                    score = _shown(chain.score(smem[at(e)], options, here))
                 smem[at(e)] = score
             for e in range(COUNT):
                 scores[e] = smem[at(e)]
 
     @verb
     def slopes(slopes, scores, smem, options, scale, where):
+        """Find the slopes of products, before `finish`."""
         for e in range(COUNT):
             smem[at(e)] = scores[e] * scale
         for e in range(COUNT):
             slope = num.zero
-            first, end = seen(options, where, e // COLUMNS)
-            if within(e, first, end):
-                slope = chain.slope(smem[at(e)], options, my_place(where, e))
+            first, end = _seen(options, where, e // COLUMNS)
+            if _within(e, first, end):
+                slope = chain.slope(smem[at(e)], options, _my_place(where, e))
             smem[at(e)] = slope
         for e in range(COUNT):
             slopes[e] = smem[at(e)]
@@ -154,11 +151,12 @@ def score_tile(
     BELOW, RIGHT = (8, tile.row) if transposed else (8 * tile.row, 1)
 
     @verb
-    def put_four(smem, corner, four):
+    def _put_four(smem, corner, four):
         smem[corner], smem[corner + RIGHT], smem[corner + BELOW], smem[corner + BELOW + RIGHT] = four
 
     @verb
     def weights(smem, options, where):
+        """Write the weights of all places of the tile; by all threads of the block."""
         if not RANGES_ALONE:
             cuda.syncthreads()  # scores have gone through these places
         for call in range(cuda.threadIdx.x, CALLS, THREADS):
@@ -166,13 +164,13 @@ def score_tile(
             i, j = i32(upper // 8 * 16 + upper % 8), i32(pair // 4 * 16 + 2 * (pair % 4))
             row, column = (j, i) if TRANSPOSED else (i, j)
             if (where.m0 + i < where.Sq) & (where.n0 + j < where.Sk):
-                here, corner = place(where, row, column), tile.place(row, column)
+                here, corner = _place(where, row, column), tile.place(row, column)
                 near, far = chain.weights(options, here)
-                put_four(smem, corner, near)
-                put_four(smem, corner + 8 * RIGHT, far)
+                _put_four(smem, corner, near)
+                _put_four(smem, corner + 8 * RIGHT, far)
         cuda.syncthreads()
 
-    return Scores(at=at, finish=finish, counts=counts, slopes=slopes, weights=weights)
+    return locals()
 
 
 @verb

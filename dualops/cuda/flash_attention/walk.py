@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...spec import Problem
 from ...spec.meta import itemsize
-from ..backend import Namespace, i32, u32, verb
+from ..backend import Members, Namespace, i32, noun, u32, verb
 from .arguments import spans
 from .options import OptionChain
 from .packed import packed_pieces
@@ -57,7 +57,7 @@ class Extent(NamedTuple):
 
 class Task(NamedTuple):
     """`queries` of a head, or of `heads` of a group from h on: those from m0 on. And the tiles of keys that some of
-    them see: `count` from `first` on (`Range`, or sm90's `visits`).
+    them see: `count` from `first` on (`range_of`, or sm90's `visits`).
     """
 
     b: Any
@@ -138,27 +138,23 @@ def place_in_list(numbers, row, count, tile):
     return low
 
 
-class Range(Namespace):
-    """Tiles of keys that follow one another."""
-
-    between: Callable[..., Any]  # (b, h, m0, n_first, n_end, options) -> first and count: tiles with some of these keys
-    keys: Callable[..., Any]  # (task) -> first and end of keys, those of all tiles among them
-
-
 @cache
-def range_of(block_kv: int) -> Range:
-    """The verbs of tiles of so many keys."""
+@noun
+def range_of(block_kv: int) -> Members:
+    """The verbs of tiles of so many keys, which follow one another."""
 
     @verb
     def between(b, h, m0, n_first, n_end, options):
+        """Return the first of the tiles with some of these keys, and how many there are."""
         first = i32(n_first // block_kv)
         return first, max(i32((n_end + (block_kv - 1)) // block_kv - first), i32(0))
 
     @verb
     def keys(task):
+        """Return the first and the end of the keys, among which those of all tiles are."""
         return i32(task.first * block_kv), i32((task.first + i32(task.count)) * block_kv)
 
-    return Range(between=between, keys=keys)
+    return locals()
 
 
 def pieces_of_longest(block: int, side: int) -> Callable[..., Any]:
@@ -190,7 +186,7 @@ def walk_by_queries(
     packed: bool = False,
 ) -> Walk:
     """Pieces are numbered so that the longest come first, and heads, a section at a time, that find one another's keys
-    in L2: of each section the last queries of all heads, then those before them. between: as `Range` has it.
+    in L2: of each section the last queries of all heads, then those before them. between: as `range_of` has it.
     first_first: the first queries come first. packed: sequences come one after another (`packed_pieces`), and there are
     no more pieces than for all tokens.
     """
@@ -218,7 +214,7 @@ def walk_by_queries(
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, u32(count), i32(0))
 
-    return Walk(total=total, task=task)
+    return Walk.from_locals(locals())
 
 
 def walk_by_keys(

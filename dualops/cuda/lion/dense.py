@@ -13,7 +13,7 @@ No shared memory. Registers: three numbers an element of `vectors` groups, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 
 from ...spec import ArrayMeta
 from ...spec.meta import itemsize
-from ..backend import Kernel, Namespace, builds, cuda, f64, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, Members, builds, cuda, f64, i32, i64, kernel, members, noun, pointer, verb
 from ..device import Device
 from ..tile.groups import array_in, group
 from ..tile.numbers import numbers
@@ -96,18 +96,10 @@ def config_of(dtypes: Dtypes, device: Device, *, table: bool) -> DenseConfig:
     return DenseConfig(256, 1, 2 if table else 1, min_blocks)
 
 
-class DenseSteps(Namespace):
-    """The verbs of a step of tensors that lie densely."""
-
-    rate: Callable[..., Any]  # (lr) -> the number
-    # (tensor, rate, rates, chunk, N, head): chunk number `chunk` of a tensor's Arrays, of N elements, `head` of them
-    # before the first group (see `heads`)
-    chunk: Callable[..., None]
-
-
 @cache
-def dense_steps(config: DenseConfig, dtypes: Dtypes) -> DenseSteps:
-    """The verbs of a kernel."""
+@noun
+def dense_steps(config: DenseConfig, dtypes: Dtypes) -> Members:
+    """The verbs of a step of tensors that lie densely."""
     has = used(dtypes)
     mem = by_role(storage, dtypes)
     vec = by_role(lambda dtype: group(dtype, unit(dtypes) if dtype in has else 1), dtypes)
@@ -115,7 +107,10 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> DenseSteps:
     UNIT, CHUNK, NOTHING = unit(dtypes), config.chunk(dtypes), i64(0)
 
     @verb
-    def chunk_step(tensor, rate, rates, chunk, N, head):
+    def chunk(tensor, rate, rates, chunk, N, head):
+        """Step chunk number `chunk` of a tensor's Arrays, of N elements. head: elements before the first group (see
+        `heads`).
+        """
         tid = cuda.threadIdx.x
         before = max(head, NOTHING)
         begin = before + chunk * CHUNK
@@ -154,7 +149,10 @@ def dense_steps(config: DenseConfig, dtypes: Dtypes) -> DenseSteps:
             if dtypes.master:
                 mem.master.store(tensor.new_master, at, p_new)
 
-    return DenseSteps(rate=lion.rate, chunk=chunk_step)
+    return members(
+        locals(),
+        rate=lion.rate,  # (lr) -> the number
+    )
 
 
 @builds

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import Problem
-from ..backend import Namespace, f32, f64, i32, pointer, types, verb
+from ..backend import Members, Noun, f32, f64, i32, members, noun, pointer, types, verb
 from ..tile.rounded import rounded
 from ..tile.storage import storage
 
@@ -115,45 +115,38 @@ def rate_types(dtypes: Dtypes) -> tuple[Any, Any]:
     return types.NamedTuple((number, array, i32), Lr), types.NamedUniTuple(number, 5, Rates)
 
 
-class ByRole(Namespace):
-    """The same thing for each of the arrays, by what the array is; old and new momenta have one dtype."""
+@noun
+def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> Members:
+    """The same thing for each of the arrays, by what the array is; old and new momenta have one dtype.
 
-    params: Any
-    momenta: Any
-    master: Any
-    source: Any
-    grads: Any
-
-
-def by_role(make: Callable[[str], Any], dtypes: Dtypes) -> ByRole:
-    """What `make` has for the dtype of each array."""
+    What `make` has for the dtype of each array.
+    """
     params, momenta, master, source, grads, _ = map(make, dtypes.arrays)
-    return ByRole(params=params, momenta=momenta, master=master, source=source, grads=grads)
+    return members(locals(), params=params, momenta=momenta, master=master, source=source, grads=grads)
 
 
-class Steps(Namespace):
-    """The verbs of a step."""
-
-    rate: Callable[..., Any]  # (lr) -> the number
-    step: Callable[..., Any]  # (p, g, m, rate, rates) -> p, m
+Steps = Noun  # what `steps` makes
 
 
 @cache
-def steps(number: Any) -> Steps:
+@noun
+def steps(number: Any) -> Members:
     """The verbs for f32 or f64."""
     exact = rounded(number)
     ZERO, ONE, MINUS_ONE = number(0), number(1), number(-1)
 
     @verb
     def rate(lr):
+        """Return the learning rate as a number."""
         return number(lr.array[0]) if lr.on_device != 0 else lr.number
 
     @verb
     def step(p, g, m, rate, rates):
+        """Return the new p and m."""
         c = exact.add(exact.mul(rates.beta1, m), exact.mul(rates.rest1, g))
         sign = ONE if c > ZERO else (MINUS_ONE if c < ZERO else (ZERO if c == ZERO else c))  # a NaN stays one
         kept = exact.sub(ONE, exact.mul(rate, rates.weight_decay))
         new_p = exact.sub(exact.mul(p, kept), exact.mul(rate, sign))
         return new_p, exact.add(exact.mul(rates.beta2, m), exact.mul(rates.rest2, g))
 
-    return Steps(rate=rate, step=step)
+    return locals()

@@ -52,7 +52,7 @@ def _relu(number: Any) -> Activation:
     def pull(z, dy):
         return num.zero if z <= num.zero else dy
 
-    return Activation(value=value, pull=pull)
+    return Activation.from_locals(locals())
 
 
 def _gelu(number: Any) -> Activation:
@@ -69,7 +69,7 @@ def _gelu(number: Any) -> Activation:
     def pull(z, dy):
         return dy * (HALF * num.erfc(z * SCALE) + z * (DENSITY * num.exp(MINUS_HALF * z * z)))
 
-    return Activation(value=value, pull=pull)
+    return Activation.from_locals(locals())
 
 
 def _silu(number: Any) -> Activation:
@@ -85,7 +85,7 @@ def _silu(number: Any) -> Activation:
         sigmoid = num.one / (num.one + num.exp(-z))
         return dy * (sigmoid * (num.one + z * (num.one - sigmoid)))
 
-    return Activation(value=value, pull=pull)
+    return Activation.from_locals(locals())
 
 
 # erfc(x) = t * exp(-x * x + polynomial of t), t = 1 / (1 + x / 2), to 1.2e-7 of it for x >= 0; Press, Teukolsky,

@@ -12,11 +12,10 @@ With vector 1 the layout may be any at all, and `along` is what neighbouring thr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, verb
+from ..backend import Members, cuda, i32, members, noun, verb
 from ..tile.numbers import numbers
 from ..tile.shared import Tile
 from ..tile.storage import access, storage
@@ -36,22 +35,13 @@ class Share(NamedTuple):
     depth: Any
 
 
-class Loader(Namespace):
-    """The verbs of a thread that loads its share of slices of x, a Factor."""
-
-    share: Callable[..., Any]  # () -> Share
-    # (x, matrix, row, share) -> where in x it begins in the first slice: from row number `row` of the matrix on, which
-    # begins at x[matrix]
-    start: Callable[..., Any]
-    # (frag, x, index, rows_left, depth_left): from x[index] on; so many rows and steps are there from the share's first
-    # one on, below 1 if none, and what is not there is 0
-    fetch: Callable[..., None]
-    put: Callable[..., None]  # (smem, stage, share, frag): to the stage that begins there
-
-
 @cache
-def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Loader:
-    """The verbs for slices that are read in this way. Raises ValueError where threads can't share one."""
+@noun
+def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Members:
+    """The verbs of a thread that loads its share of slices of x, a Factor.
+
+    The verbs for slices that are read in this way. Raises ValueError where threads can't share one.
+    """
     ALONG_DEPTH, VECTOR, depth, block = reading.along == "depth", reading.vector, slices.rows, slices.width
     LINE = (depth if ALONG_DEPTH else block) // VECTOR  # loads of a line, which neighbouring threads share
     LINES = threads // LINE  # lines from a thread's load to its next
@@ -61,40 +51,43 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Loader:
     vec, num = access(dtype, VECTOR > 1, once=True), numbers(storage(dtype).number)
 
     @verb
-    def share_along_depth():
+    def _share_along_depth():
         tid = cuda.threadIdx.x
         return Share(i32(tid // LINE), i32(tid % LINE * VECTOR))
 
     @verb
-    def share_along_row():
+    def _share_along_row():
         tid = cuda.threadIdx.x
         return Share(i32(tid % LINE * VECTOR), i32(tid // LINE))
 
     @verb
     def start(x, matrix, row, share):
+        """Return where in x this thread's first slice begins: from row number `row` of the matrix on, which begins at
+        x[matrix].
+        """
         return matrix + (row + share.row) * x.row + share.depth * x.depth
 
     @verb
-    def fetch_along_depth(frag, x, index, rows_left, depth_left):
+    def _fetch_along_depth(frag, x, index, rows_left, depth_left):
         for i in range(COUNT):
             keep = (i * LINES < rows_left) & (depth_left > 0)
             vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.row, keep, num.zero)
 
     @verb
-    def fetch_along_row(frag, x, index, rows_left, depth_left):
+    def _fetch_along_row(frag, x, index, rows_left, depth_left):
         for i in range(COUNT):
             keep = (i * LINES < depth_left) & (rows_left > 0)
             vec.load(frag, i * VECTOR, x.data, index + i * LINES * x.depth, keep, num.zero)
 
     @verb
-    def put_along_depth(smem, stage, share, frag):
+    def _put_along_depth(smem, stage, share, frag):
         at = i32(stage + slices.at + share.depth * slices.row + share.row)
         for i in range(COUNT):
             for c in range(VECTOR):
                 num.store_shared(smem, at + c * slices.row + i * LINES, frag[i * VECTOR + c])
 
     @verb
-    def put_along_row(smem, stage, share, frag):
+    def _put_along_row(smem, stage, share, frag):
         at = i32(stage + slices.at + share.depth * slices.row + share.row)
         for i in range(COUNT):
             if VECTOR == 1:
@@ -104,8 +97,15 @@ def loader(dtype: str, reading: Reading, slices: Tile, threads: int) -> Loader:
                     num.store_vector(smem, at + i * LINES * slices.row + c, frag, i * VECTOR + c)
 
     share, fetch, put = (
-        (share_along_depth, fetch_along_depth, put_along_depth)
+        (_share_along_depth, _fetch_along_depth, _put_along_depth)
         if ALONG_DEPTH
-        else (share_along_row, fetch_along_row, put_along_row)
+        else (_share_along_row, _fetch_along_row, _put_along_row)
     )
-    return Loader(share=share, start=start, fetch=fetch, put=put)
+    return members(
+        locals(),
+        share=share,  # () -> Share
+        # (frag, x, index, rows_left, depth_left): from x[index] on; so many rows and steps are there from the share's
+        # first one on, below 1 if none, and what is not there is 0
+        fetch=fetch,
+        put=put,  # (smem, stage, share, frag): to the stage that begins there
+    )

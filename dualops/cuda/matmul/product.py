@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Namespace, i64, pointer, types, u32, verb
+from ..backend import Members, Noun, i64, members, noun, pointer, types, u32, verb
 from ..tile.storage import storage
 
 
@@ -297,25 +297,24 @@ def argument_types(found: Variant) -> tuple[Any, ...]:
     return (result, result, factor, factor, bias, i64, batch, outer, *[i64] * 5)
 
 
-class Axes(Namespace):
-    """Axes that arrays have together, whose places are numbered in row-major order."""
-
-    type: Any  # Numba type of their sizes, and of an array's strides along them
-    at: Callable[..., Any]  # (index, sizes, strides) -> where place number `index` begins
-    at_32: Callable[..., Any]  # the same for numbers below 2**32: a division of 64 bits is a call, and takes registers
+Axes = Noun  # what `axes_of` makes
 
 
 @cache
-def axes_of(count: int) -> Axes:
-    """The verb for so many of them."""
+@noun
+def axes_of(count: int) -> Members:
+    """Axes that arrays have together, whose places are numbered in row-major order.
+
+    The verb for so many of them.
+    """
     AXES, LAST = count, count - 1
 
     @verb
-    def along_one(index, sizes, strides):
+    def _along_one(index, sizes, strides):
         return index * strides[0]
 
     @verb
-    def along_several(index, sizes, strides):
+    def _along_several(index, sizes, strides):
         total = i64(0)
         for axis in range(AXES):
             total += index % sizes[LAST - axis] * strides[LAST - axis]
@@ -323,11 +322,11 @@ def axes_of(count: int) -> Axes:
         return total
 
     @verb
-    def along_one_32(index, sizes, strides):
+    def _along_one_32(index, sizes, strides):
         return i64(u32(index)) * strides[0]
 
     @verb
-    def along_several_32(index, sizes, strides):
+    def _along_several_32(index, sizes, strides):
         total, rest = i64(0), u32(index)
         for axis in range(AXES):
             size = u32(sizes[LAST - axis])
@@ -335,17 +334,19 @@ def axes_of(count: int) -> Axes:
             rest = rest // size
         return total
 
-    at, at_32 = (along_one, along_one_32) if count == 1 else (along_several, along_several_32)
-    return Axes(type=types.UniTuple(i64, count), at=at, at_32=at_32)
+    at, at_32 = (_along_one, _along_one_32) if count == 1 else (_along_several, _along_several_32)
+    return members(
+        locals(),
+        type=types.UniTuple(i64, count),  # Numba type of their sizes, and of an array's strides along them
+        at=at,  # (index, sizes, strides) -> where place number `index` begins
+        at_32=at_32,  # the same for numbers below 2**32: a division of 64 bits is a call, and takes registers
+    )
 
 
-class ProductAxes(Namespace):
-    """Where the matrices of a product begin."""
+@noun
+def product_axes(found: Variant) -> Members:
+    """Where the matrices of a product begin.
 
-    batch: Axes
-    outer: Axes
-
-
-def product_axes(found: Variant) -> ProductAxes:
-    """The verbs for what arrays have beside rows and columns."""
-    return ProductAxes(batch=axes_of(found.batch_axes), outer=axes_of(max(found.outer_axes, 1)))
+    The verbs for what arrays have beside rows and columns.
+    """
+    return members(locals(), batch=axes_of(found.batch_axes), outer=axes_of(max(found.outer_axes, 1)))

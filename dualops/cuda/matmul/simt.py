@@ -27,11 +27,10 @@ numbers of acc, 2 * (TILE_M + TILE_N) of fragments, BLOCK_K * max(BLOCK_M, BLOCK
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from ...spec import ArrayMeta, Problem
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, verb
+from ..backend import Kernel, Members, builds, cuda, i32, i64, kernel, members, noun, verb
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
@@ -56,36 +55,22 @@ from .tiled import (
 PIECE = 256  # terms that are summed before they are added to the total
 
 
-class ResultTile(Namespace):
+@noun
+def _tile(config: SimtConfig, dtype: str) -> Members:
     """The block's tile of the result, and a thread's part of it.
 
     a_frag, b_frag: local arrays that have fragments of two steps, `half` says of which. mine: where the thread's totals
     begin in shared memory, four numbers together, and so on, four numbers of every thread apart.
+
+    The verbs of a kernel.
     """
-
-    columns: int  # of the thread, side by side
-    groups: int  # of such columns
-    group_stride: int
-    of_block: Callable[..., Any]  # (M, N) -> batch, first row, first column
-    of_thread: Callable[..., Any]  # () -> its first row and column in the block's tile
-    row: Callable[..., Any]  # (i) -> the thread's row number i, from its first one on
-    accumulators: Callable[..., Any]  # () -> acc, a local array of zeros
-    fragments: Callable[..., Any]  # () -> a_frag, b_frag
-    read: Callable[..., None]  # (a_frag, b_frag, half, smem, a_at, b_at): fragments of a step, a line of each slice
-    multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += the outer product of a step
-    clear_totals: Callable[..., Any]  # (smem) -> mine
-    add_to_totals: Callable[..., None]  # (smem, mine, acc): acc, which is 0 then
-    load_totals: Callable[..., None]  # (values, smem, mine, i, g): group g of columns, of the thread's row number i
-
-
-def _tile(config: SimtConfig, dtype: str) -> ResultTile:
-    """The verbs of a kernel."""
     mem, num = storage(dtype), numbers(storage(dtype).number)
     COLUMNS, TOTALS = config.columns(dtype), stages(config, dtype).totals
     GROUPS, GROUP_STRIDE = config.tile_n // COLUMNS, LANES_N * COLUMNS
 
     @verb
     def of_thread():
+        """Return the thread's first row and column in the block's tile."""
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         my_m = i32(warp // config.warps_n * (LANES_M * config.tile_m) + lane // LANES_N * 4)
         my_n = i32(warp % config.warps_n * (LANES_N * config.tile_n) + lane % LANES_N * COLUMNS)
@@ -93,10 +78,12 @@ def _tile(config: SimtConfig, dtype: str) -> ResultTile:
 
     @verb
     def row(i):
+        """Return the thread's row number i, counted from its first one."""
         return i // 4 * (4 * LANES_M) + i % 4
 
     @verb
     def accumulators():
+        """Return acc, a local array of zeros."""
         acc = cuda.local.array(config.tile_m * config.tile_n, mem.number)
         for e in range(len(acc)):
             acc[e] = num.zero
@@ -104,10 +91,12 @@ def _tile(config: SimtConfig, dtype: str) -> ResultTile:
 
     @verb
     def fragments():
+        """Return a_frag and b_frag."""
         return cuda.local.array(2 * config.tile_m, mem.number), cuda.local.array(2 * config.tile_n, mem.number)
 
     @verb
     def read(a_frag, b_frag, half, smem, a_at, b_at):
+        """Read the fragments of a step, a line of each slice."""
         for i in range(0, config.tile_m, 4):
             num.load_four(a_frag, half * config.tile_m + i, smem, a_at + i * LANES_M)
         for g in range(GROUPS):
@@ -116,12 +105,14 @@ def _tile(config: SimtConfig, dtype: str) -> ResultTile:
 
     @verb
     def multiply(acc, a_frag, b_frag, half):
+        """Add the outer product of a step to acc."""
         for i in range(config.tile_m):
             for j in range(config.tile_n):
                 acc[i * config.tile_n + j] += a_frag[half * config.tile_m + i] * b_frag[half * config.tile_n + j]
 
     @verb
     def clear_totals(smem):
+        """Write 0 to the thread's totals. Return mine."""
         mine = i32(TOTALS + 4 * cuda.threadIdx.x)
         four = cuda.local.array(4, mem.number)
         for c in range(4):
@@ -133,6 +124,7 @@ def _tile(config: SimtConfig, dtype: str) -> ResultTile:
 
     @verb
     def add_to_totals(smem, mine, acc):
+        """Add acc to the totals, and make it 0."""
         four = cuda.local.array(4, mem.number)
         for e in range(0, len(acc), 4):
             num.load_four(four, 0, smem, mine + e * config.threads)
@@ -144,23 +136,16 @@ def _tile(config: SimtConfig, dtype: str) -> ResultTile:
 
     @verb
     def load_totals(values, smem, mine, i, g):
+        """Load group g of columns, of the thread's row number i."""
         for j in range(0, COLUMNS, 4):
             num.load_four(values, j, smem, mine + (i * config.tile_n + g * COLUMNS + j) * config.threads)
 
-    return ResultTile(
-        columns=COLUMNS,
-        groups=GROUPS,
+    return members(
+        locals(),
+        columns=COLUMNS,  # of the thread, side by side
+        groups=GROUPS,  # of such columns
         group_stride=GROUP_STRIDE,
-        of_block=block_order(config.block_m, config.block_n),
-        of_thread=of_thread,
-        row=row,
-        accumulators=accumulators,
-        fragments=fragments,
-        read=read,
-        multiply=multiply,
-        clear_totals=clear_totals,
-        add_to_totals=add_to_totals,
-        load_totals=load_totals,
+        of_block=block_order(config.block_m, config.block_n),  # (M, N) -> batch, first row, first column
     )
 
 

@@ -6,11 +6,10 @@ and so many lines further on the same of others. What is beyond the factor's row
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, i64, u32, verb
+from ..backend import Members, cuda, i32, i64, members, noun, u32, verb
 from ..tile.async_copies import copies
 from ..tile.warp_mma import FactorSlice, swizzled
 from .loading import Reading
@@ -43,20 +42,13 @@ class Coming(NamedTuple):
     lines: Any  # of the slice that are there, from its first one on
 
 
-class SliceCopies(Namespace):
-    """The verbs of a thread that copies its part of slices. words: a local array, see `tile.async_copies`."""
-
-    words: int
-    # (x, matrix, row, rows) -> Part, of the matrix that begins at x[matrix], from row number `row` of `rows` on
-    part: Callable[..., Any]
-    coming: Callable[..., Any]  # (part, terms, t) -> Coming: slice number t
-    start: Callable[..., None]  # (words, smem, at, part, coming, share): to the place `at`, one of the Config's shares
-    end: Callable[..., None]  # (words, smem, at, part): what is no asynchronous copy
-
-
 @cache
-def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> SliceCopies:
-    """The verbs for slices of `rows` rows. Raises ValueError where threads can't share one."""
+@noun
+def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Members:
+    """The verbs of a thread that copies its part of slices. words: a local array, see `tile.async_copies`.
+
+    The verbs for slices of `rows` rows. Raises ValueError where threads can't share one.
+    """
     slices = FactorSlice(reading.along, rows, config.block_k, config.itemsize)
     units, axes, threads = copies(reading.vector, config.itemsize), product_axes(found), config.threads
     SHIFT, FLIPS = slices.shift, slices.flips
@@ -70,6 +62,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
 
     @verb
     def part(x, matrix, row, count):
+        """Return the Part of the matrix that begins at x[matrix], from row number `row` of `rows` on."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
         plain = column // u32(PITCH) * u32(BOX) + line * u32(PITCH) + column % u32(PITCH)
@@ -80,6 +73,7 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
 
     @verb
     def coming(part, terms, t):
+        """Return the Coming of slice number t."""
         first, s = part.start, i64(t)
         if found.has_rounds:
             first += axes.outer.at_32(u32(t) // u32(terms.slices), terms.outers, part.x.outer)
@@ -89,24 +83,26 @@ def slice_copies(found: Variant, config: Any, rows: int, reading: Reading) -> Sl
         return Coming(first + s * slices.depth * part.x.depth, units.there(along), i32(lines))
 
     @verb
-    def place_of(part, at, i):
+    def _place_of(part, at, i):
         flip = 0 if SAME_BITS else i * (LINES * PITCH) >> SHIFT & FLIPS
         return i32(((at + part.place) ^ flip) + i * (LINES * PITCH))
 
     @verb
     def start(words, smem, at, part, coming, share):
+        """Start to copy to the place `at`, one of the Config's shares."""
         step, apart = (part.x.row, part.x.depth) if ALONG_DEPTH else (part.x.depth, part.x.row)
         index = coming.first
         for i in range(COUNT):
             if i % config.shares == share:
                 there = coming.there if i * LINES < coming.lines else NONE
-                units.start(words, i, smem, place_of(part, at, i), part.x.data, index, apart, there)
+                units.start(words, i, smem, _place_of(part, at, i), part.x.data, index, apart, there)
             index += LINES * step
 
     @verb
     def end(words, smem, at, part):
+        """Finish what is no asynchronous copy."""
         if not units.asynchronous:
             for i in range(COUNT):
-                units.end(words, i, smem, place_of(part, at, i))
+                units.end(words, i, smem, _place_of(part, at, i))
 
-    return SliceCopies(words=max(1, COUNT * units.words), part=part, coming=coming, start=start, end=end)
+    return members(locals(), words=max(1, COUNT * units.words))

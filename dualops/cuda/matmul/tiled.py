@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
-from ..backend import Kernel, Namespace, cuda, i64, u32, verb
+from ..backend import Kernel, Members, cuda, i64, noun, u32, verb
 from ..device import Device
 from ..maps import Mapped
 from ..plans import Choice
@@ -74,22 +74,18 @@ class Results(NamedTuple):
     N: Any
 
 
-class Finishing(Namespace):
-    """What is done with sums of products: results[m, n] = act(sum + bias)."""
-
-    finish: Callable[..., None]  # (values, results, m, n): of row m, so many columns from n on; values are changed
-
-
 @cache
-def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Finishing:
-    """The verb for so many neighbouring columns. out: elements of a row that are stored at once; short: see
-    `activation`.
+@noun
+def finishing(found: Variant, columns: int, out: int, *, short: bool = False) -> Members:
+    """What is done with sums of products: results[m, n] = act(sum + bias).
+
+    The verb for so many neighbouring columns. out: elements of a row that are stored at once; short: see `activation`.
     """
     mem, bias_mem = storage(found.dtype), storage(found.bias_dtype or found.dtype)
     act = activation(found.activation, mem.number, short=short)
 
     @verb
-    def store(to, at, n, N, values):
+    def _store(to, at, n, N, values):
         for j in range(0, columns, out):
             if out > 1:
                 mem.store_vector(to.data, at + n + j, n + j < N, values, j)
@@ -98,17 +94,18 @@ def finishing(found: Variant, columns: int, out: int, *, short: bool = False) ->
 
     @verb
     def finish(values, results, m, n):
+        """Finish so many columns of row m, from n on; values are changed."""
         if found.has_bias:
             for j in range(columns):
                 if n + j < results.N:
                     values[j] += bias_mem.load(results.bias, (n + j) * results.bias_stride)
         if found.preactivation:
-            store(results.z, results.z_begin + m * results.z.row, n, results.N, values)
+            _store(results.z, results.z_begin + m * results.z.row, n, results.N, values)
         for j in range(columns):
             values[j] = act.value(values[j])
-        store(results.y, results.y_begin + m * results.y.row, n, results.N, values)
+        _store(results.y, results.y_begin + m * results.y.row, n, results.N, values)
 
-    return Finishing(finish=finish)
+    return locals()
 
 
 # --- how arrays are read and written ---------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Members, cuda, i32, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.ring import cluster_ctarank
 from ..tile.rows import lane_reductions
@@ -22,16 +22,12 @@ class WarpColumns(NamedTuple):
     inverse: Any
 
 
-class MergedMeans(Namespace):
-    """The verbs of a block whose rows are shared by several warps."""
+@noun
+def merged_means(config: RingConfig, variant: Variant) -> Members:
+    """The verbs of a block whose rows are shared by several warps.
 
-    columns: Callable[..., WarpColumns]  # (N, share)
-    # (sent, found, of_warps, row_mean): the sum of columns * (their mean - row_mean)^2, over all warps of the row
-    between: Callable[..., Any]
-
-
-def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
-    """The verbs, for warps that sent sums of their columns as second numbers; without a mean they do nothing."""
+    The verbs, for warps that sent sums of their columns as second numbers; without a mean they do nothing.
+    """
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(mem.number, 32), config.row_warps, config.row_warps * config.cluster
     LANE_PARTS, columns_of = -(-PARTS // 32), _columns_of_warps(config, variant)
@@ -50,6 +46,7 @@ def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
 
     @verb
     def between(sent, found, of_warps, row_mean):
+        """Return the sum of columns * (their mean - row_mean)^2, over all warps of the row."""
         total = num.zero
         for k in range(LANE_PARTS):
             part = k * 32 + cuda.threadIdx.x % 32
@@ -58,7 +55,7 @@ def merged_means(config: RingConfig, variant: Variant) -> MergedMeans:
                 total += of_warps.columns[k] * apart * apart
         return lanes.sum(total)
 
-    return MergedMeans(columns=columns, between=between)
+    return locals()
 
 
 class ListedColumns(NamedTuple):
@@ -68,17 +65,12 @@ class ListedColumns(NamedTuple):
     inverse: Any
 
 
-class ListedMeans(Namespace):
-    """The verbs of `merged_means` where registers have no room for what they need to know of each warp."""
+@noun
+def listed_means(config: ClusterRowsConfig, variant: Variant) -> Members:
+    """The verbs of `merged_means` where registers have no room for what they need to know of each warp.
 
-    smem: Callable[..., ListedColumns]  # (): the shared arrays; once in a kernel, by all threads
-    fill: Callable[..., None]  # (listed, N, share): by all threads, before `start_cluster`
-    my_inverse: Callable[..., Any]  # (listed): one over the columns of my warp
-    merge: Callable[..., Any]  # (sent, found, listed, inverse_N) -> the row's mean, and the sum of squares about it
-
-
-def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
-    """The verbs, for warps that sent the sum of squares about their mean, and that of their columns."""
+    The verbs, for warps that sent the sum of squares about their mean, and that of their columns.
+    """
     number, num = storage(variant.dtype).number, numbers(storage(variant.dtype).number)
     lanes, WARPS, PARTS = lane_reductions(number, 32), config.row_warps, config.row_warps * config.cluster
     LISTED, columns_of = PARTS if variant.centred else 1, _columns_of_warps(config, variant)
@@ -86,10 +78,12 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
 
     @verb
     def smem():
+        """Return the shared arrays; once in a kernel, by all threads."""
         return ListedColumns(cuda.shared.array(LISTED, number), cuda.shared.array(LISTED, number))
 
     @verb
     def fill(listed, N, share):
+        """Fill the list; by all threads, before `start_cluster`."""
         if variant.centred:
             for part in range(cuda.threadIdx.x, PARTS, config.threads):
                 listed.columns[part] = columns_of(part, N, share)
@@ -97,10 +91,12 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
 
     @verb
     def my_inverse(listed):
+        """Return one over the number of columns of my warp."""
         return listed.inverse[cluster_ctarank() * WARPS + cuda.threadIdx.x // 32] if variant.centred else num.one
 
     @verb
     def merge(sent, found, listed, inverse_N):
+        """Return the row's mean, and the sum of squares about it."""
         lane, first = u32(cuda.threadIdx.x) % u32(32), u32(found)  # no sign to look after
         squares, total, between = num.zero, num.zero, num.zero
         for k in range(LANE_PARTS):
@@ -116,7 +112,7 @@ def listed_means(config: ClusterRowsConfig, variant: Variant) -> ListedMeans:
                 between += listed.columns[part] * apart * apart
         return row_mean, squares + lanes.sum(between)
 
-    return ListedMeans(smem=smem, fill=fill, my_inverse=my_inverse, merge=merge)
+    return locals()
 
 
 def _columns_of_warps(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Callable[[Any, Any, Any], Any]:

@@ -5,10 +5,9 @@ Of two sets of numbers, n * m / (n + m) * (difference of means)^2 more than of b
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, i32, verb
+from ..backend import Members, i32, noun, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .variant import Variant
@@ -23,15 +22,8 @@ class Moments(NamedTuple):
     columns: Any
 
 
-class ThreadMoments(Namespace):
-    """The verbs."""
-
-    none: Callable[..., Moments]  # ()
-    add: Callable[..., Moments]  # (so_far, frag, present): with so many vectors of frag, behind which are zeros
-    squares: Callable[..., Any]  # (moments, mean): about another mean, which is that of more columns
-
-
-def thread_moments(variant: Variant, vectors: int) -> ThreadMoments:
+@noun
+def thread_moments(variant: Variant, vectors: int) -> Members:
     """The verbs, for frags of so many vectors."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
 
@@ -40,7 +32,7 @@ def thread_moments(variant: Variant, vectors: int) -> ThreadMoments:
         return Moments(num.zero, num.zero, num.zero, num.zero)
 
     @verb
-    def squares_of(frag, mean, present):
+    def _squares_of(frag, mean, present):
         squares = num.zero
         for v in range(vectors):
             few = num.zero  # a vector's own sum, so that no chain of additions is long
@@ -52,8 +44,9 @@ def thread_moments(variant: Variant, vectors: int) -> ThreadMoments:
 
     @verb
     def add(so_far, frag, present):
+        """Add so many vectors of frag, behind which are zeros."""
         if not variant.centred:
-            return Moments(num.zero, num.zero, so_far.squares + squares_of(frag, num.zero, present), num.zero)
+            return Moments(num.zero, num.zero, so_far.squares + _squares_of(frag, num.zero, present), num.zero)
         total = num.zero
         for v in range(vectors):
             few = num.zero
@@ -64,12 +57,13 @@ def thread_moments(variant: Variant, vectors: int) -> ThreadMoments:
         mean = total * num.reciprocal(max(count, num.one))
         apart, columns = mean - so_far.mean, so_far.columns + count
         weight = count * num.reciprocal(max(columns, num.one))
-        squares = squares_of(frag, mean, present) + apart * apart * so_far.columns * weight
+        squares = _squares_of(frag, mean, present) + apart * apart * so_far.columns * weight
         return Moments(so_far.total + total, so_far.mean + apart * weight, so_far.squares + squares, columns)
 
     @verb
     def squares(moments, mean):
+        """Return the squares about another mean, which is that of more columns."""
         apart = moments.mean - mean
         return moments.squares + moments.columns * apart * apart
 
-    return ThreadMoments(none=none, add=add, squares=squares)
+    return locals()

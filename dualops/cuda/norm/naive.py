@@ -17,11 +17,9 @@ compensated (Kahan): one thread adds up to a million terms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, pointer, verb
+from ..backend import Kernel, Members, builds, cuda, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from .variant import Variant, backward_types, forward_types
@@ -35,17 +33,9 @@ class NaiveConfig:
     threads: int = 128
 
 
-class Elements(Namespace):
+@noun
+def elements(variant: Variant) -> Members:
     """What becomes of one element."""
-
-    h: Callable[..., Any]  # (x, x_index, residual, residual_index)
-    centred: Callable[..., Any]  # (h, mean)
-    weight: Callable[..., Any]  # (w, n, offset): w[n] + offset, 1 without w
-    bias: Callable[..., Any]  # (b, n): b[n]
-
-
-def elements(variant: Variant) -> Elements:
-    """The verbs."""
     mem, num = storage(variant.dtype), numbers(storage(variant.dtype).number)
     w_mem, b_mem = storage(variant.w or variant.dtype), storage(variant.b or variant.dtype)
 
@@ -62,13 +52,15 @@ def elements(variant: Variant) -> Elements:
 
     @verb
     def weight(w, n, offset):
+        """Return w[n] + offset, 1 without w."""
         return w_mem.load(w, n) + offset if variant.w is not None else num.one
 
     @verb
     def bias(b, n):
+        """Return b[n]."""
         return b_mem.load(b, n)
 
-    return Elements(h=h, centred=centred, weight=weight, bias=bias)
+    return locals()
 
 
 @builds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i64, verb
+from ..backend import Members, cuda, i64, members, noun, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, RingSmem, cluster_ctarank, start_cluster
 from ..tile.storage import storage
-from .merging import WarpColumns, merged_means
+from .merging import merged_means
 from .staging import Copies, RingConfig, SharedWeights, WeightsSmem
 from .variant import Variant
 from .verbs import ClusterSums, Columns, norm_axes
@@ -39,22 +38,10 @@ class Sums(NamedTuple):
     squares: Any
 
 
-class RingRows(Namespace):
-    """The verbs."""
-
-    begin: Callable[..., Block]  # (N, share): make mbarriers, and know that the cluster runs; by all threads
-    feed: Callable[..., None]  # (block, turns, arrays, w, b): copy w, b and all rows, by the warp that copies
-    of_warps: Callable[..., WarpColumns]  # (N, share)
-    load: Callable[..., None]  # (weighting, block, w, b): w and b of my columns, when they are there
-    sums: Callable[..., Sums]  # (frag, left, of_warps): of all h that a thread has, `left` columns from its first on
-    merge: Callable[..., Any]  # (block, found, sums, of_warps, inverse_N, eps) -> the mean and rstd of the row `found`
-    scale: Callable[..., None]  # (frag, at, block, weighting, v, row_mean, row_rstd): h of vector v becomes y
-    end: Callable[..., None]  # (place, mean, rstd, row_mean, row_rstd, own): the row's statistics, if they are wanted
-
-
+@noun
 def ring_rows(
     config: RingConfig, variant: Variant, pipe: Ring, staging: Copies, group: ClusterSums, w_and_b: SharedWeights
-) -> RingRows:
+) -> Members:
     """The verbs of a kernel with these."""
     mem, num, axes = storage(variant.dtype), numbers(storage(variant.dtype).number), norm_axes(variant)
     merging = merged_means(config, variant)
@@ -62,6 +49,7 @@ def ring_rows(
 
     @verb
     def begin(N, share):
+        """Initialize the mbarriers, and wait until the cluster runs; by all threads."""
         smem, sent, waiting = pipe.smem(), group.smem(), w_and_b.smem()
         columns = staging.columns(N, share)
         if cuda.threadIdx.x == 0:
@@ -74,12 +62,14 @@ def ring_rows(
 
     @verb
     def feed(block, turns, arrays, w, b):
+        """Copy w, b and all rows; by the warp that copies."""
         if cuda.threadIdx.x % 32 == 0:
             w_and_b.copy(block.waiting, w, b, block.columns)
             staging.feed(block.smem, turns, block.columns, arrays)
 
     @verb
     def load(weighting, block, w, b):
+        """Load w and b of my columns, when they are there."""
         column = cuda.threadIdx.x % config.row_threads * mem.vector
         w_and_b.wait(block.waiting)
         for v in range(config.vectors):
@@ -89,6 +79,7 @@ def ring_rows(
 
     @verb
     def sums(frag, left, of_warps):
+        """Return the sums of all h that a thread has. left: columns from its first one on."""
         mean, total, squares = num.zero, num.zero, num.zero
         if variant.centred:
             for v in range(config.vectors):
@@ -108,6 +99,7 @@ def ring_rows(
 
     @verb
     def merge(block, found, sums, of_warps, inverse_N, eps):
+        """Return the mean and rstd of the row `found`."""
         squares, row_mean = sums.squares, sums.total * inverse_N
         if group.parts > 1:
             squares = group.sum(block.sent, found)
@@ -118,6 +110,7 @@ def ring_rows(
 
     @verb
     def scale(frag, at, block, weighting, v, row_mean, row_rstd):
+        """Turn h of vector v into y."""
         first, column = v * mem.vector, cuda.threadIdx.x % config.row_threads * mem.vector + v * STEP
         w_and_b.recall_w(weighting.w_frag, first, block.waiting, column, weighting.offset)
         w_and_b.recall_b(weighting.b_frag, first, block.waiting, column)
@@ -130,17 +123,12 @@ def ring_rows(
 
     @verb
     def end(place, mean, rstd, row_mean, row_rstd, own):
+        """Store the row's statistics, if they are wanted."""
         if variant.statistics:  # noqa: SIM102 Numba leaves out what an if on a constant guards
             if own & (cuda.threadIdx.x % config.row_threads == 0) & (cluster_ctarank() == 0):
                 axes.write_statistics(place, mean, rstd, row_mean, row_rstd)
 
-    return RingRows(
-        begin=begin,
-        feed=feed,
-        of_warps=merging.columns,
-        load=load,
-        sums=sums,
-        merge=merge,
-        scale=scale,
-        end=end,
+    return members(
+        locals(),
+        of_warps=merging.columns,  # (N, share)
     )

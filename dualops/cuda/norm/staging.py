@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype, itemsize
-from ..backend import Namespace, cuda, i32, i64, u64, verb
+from ..backend import Members, Noun, cuda, i32, i64, members, noun, u64, verb
 from ..tile.numbers import numbers
 from ..tile.ring import Ring, Stages, cluster_ctarank, fetch, init_fetch, start_fetch, wait_fetch
 from ..tile.storage import storage
@@ -136,38 +135,38 @@ class Turns(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class Copies(Namespace):
-    """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns."""
-
-    columns: Callable[..., Columns]  # (N, share): those of my block
-    turns: Callable[..., Turns]  # (M, sizes): those of my cluster
-    rounds: Callable[..., int]  # (turns): how many there are
-    clear: Callable[..., None]  # (smem, columns): zeros behind the columns of every row, by all threads
-    feed: Callable[..., None]  # (smem, turns, columns, arrays): all of them, by one thread
+Copies = Noun  # what `copies` makes
 
 
-def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
-    """The verbs for rows of as many arrays as a stage of the ring has."""
+@noun
+def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Members:
+    """How rows come into the stages. A stage has `rows` rows of each array; in it, a row has room for all columns.
+
+    The verbs for rows of as many arrays as a stage of the ring has.
+    """
     axes, stages = norm_axes(variant), config.layout(variant).stages
     MAY_BE_ONE = (variant.rank == 1) & (config.cluster == 1)
 
     @verb
-    def turns_of(M, sizes):
+    def turns(M, sizes):
+        """Return the turns of my cluster."""
         cluster, clusters = cuda.blockIdx.x // config.cluster, cuda.gridDim.x // config.cluster
         return Turns(i64(cluster) * config.rows, clusters * config.rows, M, sizes)
 
     @verb
     def rounds(turns):
+        """Return how many rounds the turns are."""
         return i32((turns.M - turns.first + turns.step - 1) // turns.step)
 
     @verb
     def clear(smem, columns):
+        """Write zeros behind the columns of every row; by all threads."""
         for row in range(stages.count * stages.arrays * stages.rows):
             for n in range(columns.width + cuda.threadIdx.x, stages.columns, config.threads):
                 smem.tiles[row * stages.columns + n] = 0
 
     @verb
-    def copy_rows(filling, array, x, first, turns, columns):
+    def _copy_rows(filling, array, x, first, turns, columns):
         if MAY_BE_ONE & (x.strides[0] == stages.columns):
             pipe.copy_rows(filling, array, x.data, first * stages.columns)
         else:
@@ -178,18 +177,22 @@ def copies(config: RingConfig, variant: Variant, pipe: Ring) -> Copies:
 
     @verb
     def feed(smem, turns, columns, arrays):
+        """Copy all rows; by one thread."""
         first, i, end = turns.first, i32(0), rounds(turns)
         while i < end:
             filling = pipe.acquire(smem, i, i32(min(turns.M - first, i64(stages.rows))), columns.width)
-            copy_rows(filling, 0, arrays[0], first, turns, columns)
+            _copy_rows(filling, 0, arrays[0], first, turns, columns)
             if stages.arrays > 1:
-                copy_rows(filling, 1, arrays[1], first, turns, columns)
+                _copy_rows(filling, 1, arrays[1], first, turns, columns)
             if stages.arrays > 2:
-                copy_rows(filling, 2, arrays[2], first, turns, columns)
+                _copy_rows(filling, 2, arrays[2], first, turns, columns)
             first += turns.step
             i = i32(i + 1)
 
-    return Copies(columns=columns_of_block, turns=turns_of, rounds=rounds, clear=clear, feed=feed)
+    return members(
+        locals(),
+        columns=columns_of_block,  # (N, share): those of my block
+    )
 
 
 class WeightsSmem(NamedTuple):
@@ -200,26 +203,18 @@ class WeightsSmem(NamedTuple):
     bell: Any
 
 
-class SharedWeights(Namespace):
+SharedWeights = Noun  # what `shared_weights` makes
+
+
+@noun
+def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> Members:
     """How w and b of a block's columns come to registers, once, or to shared memory, as they are, and on to registers.
 
-    What is not wanted there does nothing; behind the row there is anything. For forward alone: backward reads w twice
-    a row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
+    What is not wanted there does nothing; behind the row there is anything. For forward alone: backward reads w twice a
+    row, and would be 15 % slower at 1024 and 4096 columns if it had to convert it each time.
+
+    The verbs, for w and b as far as there are any. Only rms_norm has an offset.
     """
-
-    smem: Callable[..., WeightsSmem]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (waiting): by one thread, before any other
-    copy: Callable[..., None]  # (waiting, w, b, columns): to shared memory, by one thread
-    wait: Callable[..., None]  # (waiting): until they are there
-    load_w_plus: Callable[..., None]  # (frag, at, w, index, keep, offset): to registers, w + offset
-    load_b: Callable[..., None]  # (frag, at, b, index, keep)
-    # (frag, at, waiting, column, offset): as many as a vector of x has, w + offset, from shared memory
-    recall_w: Callable[..., None]
-    recall_b: Callable[..., None]  # (frag, at, waiting, column)
-
-
-def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> SharedWeights:
-    """The verbs, for w and b as far as there are any. Only rms_norm has an offset."""
     mem, w_mem, b_mem = map(storage, (variant.dtype, variant.w or variant.dtype, variant.b or variant.dtype))
     layout, kept = config.layout(variant), weights(variant, True)
     WITH_W, WITH_B = layout.w_bytes > 0, layout.b_bytes > 0
@@ -227,17 +222,20 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
 
     @verb
     def smem():
+        """Return the shared arrays; once in a kernel, by all threads."""
         w = cuda.shared.array(0, w_mem.element, alignment=16)
         b = cuda.shared.array(0, b_mem.element, alignment=16)
         return WeightsSmem(w, b, cuda.shared.array(1, u64))
 
     @verb
     def init(waiting):
+        """Initialize the barrier; by one thread, before any other."""
         if WITH_W or WITH_B:
             init_fetch(waiting.bell)
 
     @verb
     def copy(waiting, w, b, columns):
+        """Copy w and b to shared memory; by one thread."""
         w_bytes, b_bytes = columns.width * (WITH_W * w_mem.itemsize), columns.width * (WITH_B * b_mem.itemsize)
         if WITH_W or WITH_B:
             start_fetch(waiting.bell, w_bytes + b_bytes)
@@ -248,11 +246,13 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
 
     @verb
     def wait(waiting):
+        """Wait until w and b are in shared memory."""
         if WITH_W or WITH_B:
             wait_fetch(waiting.bell)
 
     @verb
     def load_w_plus(frag, at, w, index, keep, offset):
+        """Load w + offset to registers."""
         if not config.w_shared:
             kept.load_w_plus(frag, at, w, index, keep, offset)
 
@@ -263,6 +263,7 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
 
     @verb
     def recall_w(frag, at, waiting, column, offset):
+        """Read w + offset from shared memory, as many as a vector of x has."""
         if WITH_W:
             for c in range(0, mem.vector, w_mem.vector):
                 w_mem.load_shared(frag, at + c, waiting.w, W_FIRST + column + c)
@@ -276,47 +277,40 @@ def shared_weights(config: RingConfig | ClusterRowsConfig, variant: Variant) -> 
             for c in range(0, mem.vector, b_mem.vector):
                 b_mem.load_shared(frag, at + c, waiting.b, B_FIRST + column + c)
 
-    return SharedWeights(
-        smem=smem,
-        init=init,
-        copy=copy,
-        wait=wait,
-        load_w_plus=load_w_plus,
-        load_b=load_b,
-        recall_w=recall_w,
-        recall_b=recall_b,
-    )
+    return locals()
 
 
-class OwnWeights(Namespace):
-    """How each thread of backward keeps w + offset of its columns: in registers, or in shared memory, as numbers."""
+@noun
+def own_weights(config: RingConfig, variant: Variant) -> Members:
+    """How each thread of backward keeps w + offset of its columns: in registers, or in shared memory, as numbers.
 
-    smem: Callable[..., Any]  # (): the shared array; once in a kernel, by all threads
-    load: Callable[..., None]  # (frag, at, w, index, keep, offset): as many as an access to x has elements
-    put: Callable[..., None]  # (frag, w_smem): all of them, to shared memory
-    recall: Callable[..., None]  # (frag, at, w_smem): as many as an access to x has elements, from there
-
-
-def own_weights(config: RingConfig, variant: Variant) -> OwnWeights:
-    """The verbs; the last two do nothing where registers keep w."""
+    The verbs; the last two do nothing where registers keep w.
+    """
     mem, num_mem = storage(variant.dtype), storage(compute_dtype(variant.dtype))
     num, first = numbers(mem.number), config.layout(variant).w_at // num_mem.itemsize
     SHARED = config.w_shared and variant.w is not None
 
     @verb
     def smem():
+        """Return the shared array; once in a kernel, by all threads."""
         return cuda.shared.array(0, mem.number, alignment=16)
 
     @verb
     def put(frag, w_smem):
+        """Write all of them to shared memory."""
         if SHARED:
             for c in range(0, len(frag), num.vector):
                 num.store_vector(w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector, frag, c)
 
     @verb
     def recall(frag, at, w_smem):
+        """Read them from shared memory, as many as an access to x has elements."""
         if SHARED:
             for c in range(at, at + mem.vector, num.vector):
                 num_mem.load_shared(frag, c, w_smem, first + c * config.readers + cuda.threadIdx.x * num.vector)
 
-    return OwnWeights(smem=smem, load=weights(variant, True).load_w_plus, put=put, recall=recall)
+    return members(
+        locals(),
+        # (frag, at, w, index, keep, offset): as many as an access to x has elements
+        load=weights(variant, True).load_w_plus,
+    )

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, pointer, verb
+from ..backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, noun, pointer, verb
 from ..tile.numbers import numbers
 from ..tile.rows import FULL_WARP
 from ..tile.storage import access, storage
@@ -35,20 +35,17 @@ class Table(NamedTuple):
     smem: Any
 
 
-class PartialSums(Namespace):
-    """How a block brings its groups' sums together."""
-
-    table: Callable[..., Table]  # (partials, slots, N): once in a kernel, by all threads
-    # (table, slot, columns, dw_frag, db_frag, more): by all threads; more: add to what is there
-    write: Callable[..., None]
-    clear: Callable[..., None]  # (table, slot, count, columns): zeros in every count-th slot behind mine
+PartialSums = Noun  # what `partial_sums` makes
 
 
 @cache
+@noun
 def partial_sums(
     variant: Variant, row_threads: int, vectors: int, rows: int, aligned: bool, meet: Callable[[], None]
-) -> PartialSums:
-    """The verbs for `rows` groups of `row_threads` threads, each with `vectors` accesses a row.
+) -> Members:
+    """How a block brings its groups' sums together.
+
+    The verbs for `rows` groups of `row_threads` threads, each with `vectors` accesses a row.
 
     A frag is a thread's part of the block's columns; meet: a barrier of all groups' threads.
     """
@@ -62,11 +59,12 @@ def partial_sums(
     SHARED = row_threads * ELEMENTS if TURNS > 1 else PART
 
     @verb
-    def table_of(partials, slots, N):
+    def table(partials, slots, N):
+        """Return the table of partial sums; once in a kernel, by all threads."""
         return Table(partials, slots, N, cuda.shared.array(SHARED, mem.number, alignment=16))
 
     @verb
-    def write_one(table, row, columns, frag, more):
+    def _write_one(table, row, columns, frag, more):
         tid = cuda.threadIdx.x
         turn, lane = tid // TURN_THREADS, tid % row_threads
         first_group = ALONE or tid % TURN_THREADS < row_threads  # of a warp: all of them have the same sums by then
@@ -98,19 +96,21 @@ def partial_sums(
 
     @verb
     def write(table, slot, columns, dw_frag, db_frag, more):
+        """Write the sums to a slot; by all threads. more: add to what is there."""
         if variant.dw:
-            write_one(table, slot, columns, dw_frag, more)
+            _write_one(table, slot, columns, dw_frag, more)
         if variant.db:
-            write_one(table, (variant.weight_gradients - 1) * table.slots + slot, columns, db_frag, more)
+            _write_one(table, (variant.weight_gradients - 1) * table.slots + slot, columns, db_frag, more)
 
     @verb
     def clear(table, slot, count, columns):
+        """Write zeros to every count-th slot behind mine."""
         for other in range(count + slot, table.slots, count):
             for each in range(variant.weight_gradients):
                 for n in range(cuda.threadIdx.x, columns.width, THREADS):
                     table.partials[(each * table.slots + other) * table.N + columns.begin + n] = num.zero
 
-    return PartialSums(table=table_of, write=write, clear=clear)
+    return locals()
 
 
 @dataclass(frozen=True)

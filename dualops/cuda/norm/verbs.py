@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Members, Noun, cuda, i32, members, noun, u32, verb
 from ..row_walk import RowAxes, row_axes
 from ..tile.numbers import numbers
-from ..tile.ring import PartsSmem, parts
+from ..tile.ring import parts
 from ..tile.rows import lane_reductions
 from ..tile.storage import access, storage
 from .variant import Variant
@@ -58,30 +58,30 @@ def norm_axes(variant: Variant) -> NormAxes:
     )
 
 
-class Weights(Namespace):
+@cache
+@noun
+def weights(variant: Variant, aligned: bool) -> Members:
     """Loads of w and b: as many as an access to x has elements, zeros where keep is false.
 
     Of what a call does not have, nothing is loaded.
+
+    The verbs for w and b beside x.
     """
-
-    load_w: Callable[..., None]  # (frag, at, w, index, keep)
-    load_w_plus: Callable[..., None]  # (frag, at, w, index, keep, offset): w + offset
-    load_b: Callable[..., None]  # (frag, at, b, index, keep)
-
-
-@cache
-def weights(variant: Variant, aligned: bool) -> Weights:
-    """The verbs for w and b beside x."""
     count, load_w = access(variant.dtype, aligned).vector, _loads(variant.dtype, variant.w, aligned)
 
     @verb
     def load_w_plus(frag, at, w, index, keep, offset):
+        """Load w + offset."""
         if variant.w is not None:
             load_w(frag, at, w, index, keep)
             for c in range(at, at + count):
                 frag[c] += offset
 
-    return Weights(load_w=load_w, load_w_plus=load_w_plus, load_b=_loads(variant.dtype, variant.b, aligned))
+    return members(
+        locals(),
+        load_w=load_w,  # (frag, at, w, index, keep)
+        load_b=_loads(variant.dtype, variant.b, aligned),  # (frag, at, b, index, keep)
+    )
 
 
 def _loads(dtype: str, weights_dtype: str | None, aligned: bool) -> Callable[..., None]:
@@ -115,26 +115,25 @@ def meet_block():
     cuda.syncthreads()
 
 
-class RowSums(Namespace):
-    """Sums over the threads of a block that share a row, one after another."""
-
-    smem: Callable[..., Any]  # (): the shared array of warps' sums; once in a kernel, by all threads
-    sum: Callable[..., Any]  # (x, half, parts): every thread of the row gets the sum; half: 0, 1, 0, 1, ...
-
-
 @cache
-def row_sums(number: Any, row_threads: int, rows: int) -> RowSums:
-    """The verbs for `rows` rows a block. All threads of the block must call them."""
+@noun
+def row_sums(number: Any, row_threads: int, rows: int) -> Members:
+    """Sums over the threads of a block that share a row, one after another.
+
+    The verbs for `rows` rows a block. All threads of the block must call them.
+    """
     WARPS = max(row_threads // 32, 1)
     lanes, warps = lane_reductions(number, min(row_threads, 32)), lane_reductions(number, WARPS)
     ALL = rows * WARPS
 
     @verb
     def smem():
+        """Return the shared array of warps' sums; once in a kernel, by all threads."""
         return cuda.shared.array(2 * ALL, number)
 
     @verb
-    def row_sum(x, half, parts):
+    def sum(x, half, parts):
+        """Return the sum to every thread of the row. half: 0, 1, 0, 1, ..."""
         x = lanes.sum(x)
         if WARPS > 1:
             tid = cuda.threadIdx.x
@@ -145,29 +144,20 @@ def row_sums(number: Any, row_threads: int, rows: int) -> RowSums:
             x = warps.sum(parts[half * ALL + warp // WARPS * WARPS + tid % WARPS])
         return x
 
-    return RowSums(smem=smem, sum=row_sum)
+    return locals()
 
 
-class ClusterSums(Namespace):
-    """Sums over the threads of a cluster that share a row: warps send theirs to every block, and each adds all.
-
-    A warp sends two numbers, which are added apart (`Parts` of the tiles).
-    """
-
-    parts: int  # warps that share a row
-    smem: Callable[..., PartsSmem]
-    init: Callable[..., None]  # (sent)
-    of_warp: Callable[..., Any]  # (x): over the lanes of my warp that share my row
-    two_of_warp: Callable[..., Any]  # (a, b) -> both
-    send: Callable[..., None]  # (sent, row_round, a, b)
-    wait: Callable[..., Any]  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
-    sum: Callable[..., Any]  # (sent, at): of every second number from there on, for all lanes
-    sum_two: Callable[..., Any]  # (sent, at) -> of a's parts, and of b's
+ClusterSums = Noun  # what `cluster_sums` makes
 
 
 @cache
-def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> ClusterSums:
-    """The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks.
+@noun
+def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: int = 2) -> Members:
+    """Sums over the threads of a cluster that share a row: warps send theirs to every block, and each adds all.
+
+    A warp sends two numbers, which are added apart (`Parts` of the tiles).
+
+    The verbs for `rows` rows a block, each shared by `row_threads` threads in each of `cluster` blocks.
 
     kept: as of `parts`.
     """
@@ -179,37 +169,38 @@ def cluster_sums(number: Any, row_threads: int, rows: int, cluster: int, kept: i
     lanes = lane_reductions(number, STEP if WHOLE else 32)
 
     @verb
-    def few(sent, at):
+    def _few(sent, at):
         lane, total = i32(cuda.threadIdx.x % STEP), num.zero
         for part in range(0, PARTS, STEP):
             total += sent.pairs[u32(at + 2 * (part + lane))]
         return total
 
     @verb
-    def any_number(sent, at):
+    def _any_number(sent, at):
         total = num.zero
         for part in range(cuda.threadIdx.x % 32, PARTS, 32):
             total += sent.pairs[at + 2 * part]
         return total
 
-    mine = few if WHOLE else any_number  # of the parts, before lanes add up theirs
+    mine = _few if WHOLE else _any_number  # of the parts, before lanes add up theirs
 
     @verb
-    def sum_of(sent, at):
+    def sum(sent, at):
+        """Return the sum of every second number from there on, to all lanes."""
         return lanes.sum(mine(sent, at))
 
     @verb
     def sum_two(sent, at):
+        """Return the sum of a's parts, and of b's."""
         return lanes.sum_two(mine(sent, at), mine(sent, at + 1))
 
-    return ClusterSums(
-        parts=PARTS,
+    return members(
+        locals(),
+        parts=PARTS,  # warps that share a row
         smem=meeting.smem,
-        init=meeting.init,
-        of_warp=in_warp.sum,
-        two_of_warp=in_warp.sum_two,
-        send=meeting.send,
-        wait=meeting.wait,
-        sum=sum_of,
-        sum_two=sum_two,
+        init=meeting.init,  # (sent)
+        of_warp=in_warp.sum,  # (x): over the lanes of my warp that share my row
+        two_of_warp=in_warp.sum_two,  # (a, b) -> both
+        send=meeting.send,  # (sent, row_round, a, b)
+        wait=meeting.wait,  # (sent, row_round) -> where a's parts begin in sent.pairs; one further on, b's
     )

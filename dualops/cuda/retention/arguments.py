@@ -10,7 +10,7 @@ pass of the gradient walks from the last token to the first: its row 0 is the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import e, log2
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import compute_dtype, contiguous_strides
 from ..arrays import cdiv
-from ..backend import Namespace, i32, i64, types, u32, verb
+from ..backend import Members, Noun, i32, i64, members, noun, types, u32, verb
 from ..step import Step
 from ..tile.numbers import numbers
 from ..tile.storage import storage
@@ -143,18 +143,16 @@ def slot_of(call, first, b, chunk):
     return b * call.slots + chunk
 
 
-class Decay(Namespace):
-    """Verbs on the decay of a head."""
-
-    less_than_one: Callable[..., Any]  # (h) -> gamma - 1 where none is given: -2^(-5 - h)
-    value: Callable[..., Any]  # (gamma, call, h) -> it: what a step is multiplied by, or its error would add up
-    log2: Callable[..., Any]  # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
-    power: Callable[..., Any]  # (log2, n) -> gamma^n
+Decay = Noun  # what `decay` makes
 
 
 @cache
-def decay(dtype: str) -> Decay:
-    """The verbs for the arithmetic of problems of this dtype."""
+@noun
+def decay(dtype: str) -> Members:
+    """Verbs on the decay of a head.
+
+    The verbs for the arithmetic of problems of this dtype.
+    """
     number = storage(dtype).number
     num = numbers(number)
     HALF, TWO, SQRT_HALF = (number(x) for x in (0.5, 2, 0.5**0.5))
@@ -163,6 +161,7 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def less_than_one(h):
+        """Return gamma - 1 where none is given: -2^(-5 - h)."""
         less = -num.one
         for _ in range(5 + h):
             less *= HALF
@@ -170,14 +169,15 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def value(gamma, call, h):
+        """Return gamma. A step is multiplied by it: by a rounded logarithm's power, its error would add up."""
         return gamma.data[h * gamma.strides[0]] if call.has_gamma != 0 else num.one + less_than_one(h)
 
     @verb
-    def log2_double(gamma, call, h):
+    def _log2_double(gamma, call, h):
         return num.log2(value(gamma, call, h))
 
     @verb
-    def log2_single(gamma, call, h):
+    def _log2_single(gamma, call, h):
         exponent = num.zero  # gamma = 2^exponent * (1 + less)
         if call.has_gamma != 0:
             mantissa = gamma.data[h * gamma.strides[0]]
@@ -192,8 +192,11 @@ def decay(dtype: str) -> Decay:
 
     @verb
     def power(log2_gamma, n):
+        """Return gamma^n."""
         return num.exp2(log2_gamma * number(n))
 
-    return Decay(
-        less_than_one=less_than_one, value=value, log2=log2_double if dtype == "float64" else log2_single, power=power
+    return members(
+        locals(),
+        # (gamma, call, h) -> its logarithm, without loss where gamma is nearly 1
+        log2=_log2_double if dtype == "float64" else _log2_single,
     )

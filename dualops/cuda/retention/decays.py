@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ...spec import ArrayMeta
 from ...spec.meta import Strided
 from ...spec.retention import LEAST_LOG
-from ..backend import Namespace, verb
+from ..backend import Members, Namespace, members, noun, verb
 from ..tile.numbers import numbers
 from ..tile.storage import storage
 from ..views import absent, number_type, start
@@ -102,7 +102,7 @@ def step_decays(dtype: str) -> StepDecays:
         b, b_rest = mark(mine, later)
         return fade(mine, a, a_rest, b, b_rest)
 
-    return StepDecays(argument=number_type(dtype, 3), of=of, between=between, mark=mark, fade=fade)
+    return StepDecays.from_locals(locals(), argument=number_type(dtype, 3))
 
 
 @cache
@@ -127,40 +127,39 @@ def exp_of_step(dtype: str) -> Callable[..., Any]:
     return double if dtype == "float64" else single
 
 
-class StepFactors(Namespace):
-    """Verbs on what a state is multiplied by at a token. What it is made of is read before it is waited for."""
-
-    read: Callable[..., Any]  # (told, call, b, h, token) -> a number; told: log_decay, or gamma
-    factor: Callable[..., Any]  # (number, call, h)
-
-
 @cache
-def step_factors(dtype: str, stepwise: bool) -> StepFactors:
-    """Of each step, or of a head."""
+@noun
+def step_factors(dtype: str, stepwise: bool) -> Members:
+    """Verbs on what a state is multiplied by at a token, by each step's decay, or by a head's.
+
+    What it is made of is read before it is waited for.
+    """
     num, exp_of, own = numbers(storage(dtype).number), exp_of_step(dtype), decay(dtype)
 
     @verb
-    def read_log(logs, call, b, h, token):
+    def _read_log(logs, call, b, h, token):
         return logs.data[start(logs, b, h, token)]
 
     @verb
-    def exp_of_log(log, call, h):
+    def _exp_of_log(log, call, h):
         return exp_of(log)
 
     @verb
-    def read_gamma(gamma, call, b, h, token):
+    def _read_gamma(gamma, call, b, h, token):
         value = num.one
         if call.has_gamma != 0:
             value = gamma.data[h * gamma.strides[0]]
         return value
 
     @verb
-    def or_default(value, call, h):
+    def _or_default(value, call, h):
         return value if call.has_gamma != 0 else num.one + own.less_than_one(h)
 
-    if stepwise:
-        return StepFactors(read=read_log, factor=exp_of_log)
-    return StepFactors(read=read_gamma, factor=or_default)
+    return members(
+        locals(),
+        read=_read_log if stepwise else _read_gamma,  # (told, call, b, h, token) -> a number; told: log_decay, or gamma
+        factor=_exp_of_log if stepwise else _or_default,  # (number, call, h)
+    )
 
 
 def logs_of(metas: Mapping[str, ArrayMeta], name: str, varlen: bool) -> Strided:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from ...spec.meta import compute_dtype
 from ..arrays import cdiv
-from ..backend import Kernel, Namespace, builds, cuda, i32, i64, kernel, u32, verb
+from ..backend import Kernel, Members, Noun, builds, cuda, i32, i64, kernel, members, noun, u32, verb
 from ..tile.numbers import numbers
 from ..tile.products import LANES, mma_ab, mma_abt
 from ..tile.rows import lane_reductions
@@ -39,14 +39,7 @@ from ..views import number_type, start, strided
 from .arguments import ABS, OF_COLUMNS, OF_ROWS, Variant, call_type, origin, slot_of, span
 from .decays import decays_of, step_decays
 
-
-class Slices(Namespace):
-    """Q in shared memory: a tile for every DEPTH columns. Beside the last column there is room for another one."""
-
-    first: Tile  # the first of them: products are made of one
-    at: Callable[..., Any]  # (d) -> where the slice with column d begins
-    place: Callable[..., Any]  # (r, d, D) -> where column d of row r lies, of D and one more
-    load: Callable[..., Any]  # (smem, part, d): the slice that begins with column d
+Slices = Noun  # what `_slices` makes
 
 
 class RowsLayout(NamedTuple):
@@ -112,23 +105,33 @@ class RowsConfig:
         return self.layout(dtype, D).nbytes
 
 
-def _slices(tile: Tile, load_at: Callable[..., Any]) -> Slices:
-    """load_at: (smem, part, at) for the slice that begins there."""
+@noun
+def _slices(tile: Tile, load_at: Callable[..., Any]) -> Members:
+    """Q in shared memory: a tile for every DEPTH columns. Beside the last column there is room for another one.
+
+    load_at: (smem, part, at) for the slice that begins there.
+    """
 
     @verb
     def at(d):
+        """Return where the slice with column d begins."""
         return tile.at + d // tile.width * tile.size
 
     @verb
     def place(r, d, D):
+        """Return where column d of row r lies, of D columns and one more."""
         number = min(d, D - 1) // tile.width
         return tile.at + number * tile.size + d - number * tile.width + r * tile.row
 
     @verb
     def load(smem, part, d):
+        """Load the slice that begins with column d."""
         load_at(smem, part, at(d))
 
-    return Slices(first=tile, at=at, place=place, load=load)
+    return members(
+        locals(),
+        first=tile,  # the first of them: products are made of one
+    )
 
 
 @verb

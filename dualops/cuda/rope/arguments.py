@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from ...spec import ArrayMeta, Problem
 from ...spec.meta import Strided
-from ..backend import Namespace, i64, types, verb
+from ..backend import Members, i64, members, noun, types, verb
 from ..tile.storage import storage
 from ..views import absent, by_token, strided
 
@@ -81,26 +81,28 @@ def start(x, b, s):
     return b * x.strides[0] + s * x.strides[-1]
 
 
-class TableRows(Namespace):
-    """How tokens find their rows of the tables."""
-
-    of: Callable[..., Any]  # (positions, b, s, sizes) -> the row that token (b, s) uses, and whether there is one
-
-
 @cache
-def table_rows(positions: str) -> TableRows:
-    """The verb for positions of a dtype, or "" where there are none."""
+@noun
+def table_rows(positions: str) -> Members:
+    """How tokens find their rows of the tables.
+
+    The verb for positions of a dtype, or "" where there are none.
+    """
 
     @verb
-    def of_token(positions, b, s, sizes):
+    def _of_token(positions, b, s, sizes):
         return s, s < sizes.rows
 
     @verb
-    def of_position(positions, b, s, sizes):
+    def _of_position(positions, b, s, sizes):
         row = i64(positions.data[start(positions, b, s)])
         return row, (row >= 0) & (row < sizes.rows)
 
-    return TableRows(of=of_position if positions else of_token)
+    return members(
+        locals(),
+        # (positions, b, s, sizes) -> the row that token (b, s) uses, and whether there is one
+        of=_of_position if positions else _of_token,
+    )
 
 
 @verb

@@ -15,13 +15,13 @@ Registers: 2 * heads pieces of 16 bytes, and cos and sin of a piece. No shared m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 
 from ...spec import ArrayMeta, Problem
 from ..arrays import cdiv
-from ..backend import Kernel, Namespace, builds, cuda, i64, kernel, verb
+from ..backend import Kernel, Members, builds, cuda, i64, kernel, members, noun, verb
 from ..device import Device
 from ..plans import Choice
 from ..step import Step
@@ -90,21 +90,15 @@ def build(config: SimtConfig, variant: Variant) -> Kernel:
     return rope_simt
 
 
-class Pairs(Namespace):
+@cache
+@noun
+def _pairs(config: SimtConfig, variant: Variant) -> Members:
     """The pairs of a column, and what they are turned by.
 
     Halves share the angles of the column; interleaved, each piece has those of its own pairs, half as many.
+
+    The verbs of a kernel.
     """
-
-    size: int  # elements of both pieces
-    split: bool  # whether a piece is one element, and its neighbour in memory the other one of the pair
-    load: Callable[..., None]  # (frag, table, row, first, second, keep): cos or sin of them, NaN without `keep`
-    turn: Callable[..., None]  # (frag, at, cos_frag, sin_frag): those of the two pieces at frag[at : at + size]
-
-
-@cache
-def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
-    """The verbs of a kernel."""
     own = access(variant.dtype, config.aligned).vector
     whole = variant.interleaved and own > 1  # a piece has whole pairs
     run = own // 2 if whole else own
@@ -115,31 +109,34 @@ def _pairs(config: SimtConfig, variant: Variant) -> Pairs:
     STEP, APART = (2, 1) if variant.interleaved else (1, own)  # from a pair to the next; inside a pair
 
     @verb
-    def load_run(frag, at, table, index, keep):
+    def _load_run(frag, at, table, index, keep):
         for i in range(0, RUN, table_vec.vector):
             table_vec.load(frag, at + i, table.data, index + i, keep, num.nan)
 
     @verb
-    def load_halves(frag, table, row, first, second, keep):
-        load_run(frag, 0, table, row + first, keep)
+    def _load_halves(frag, table, row, first, second, keep):
+        _load_run(frag, 0, table, row + first, keep)
 
     @verb
-    def load_neighbours(frag, table, row, first, second, keep):
-        load_run(frag, 0, table, row + first // 2, keep)
-        load_run(frag, RUN, table, row + second // 2, keep)
+    def _load_neighbours(frag, table, row, first, second, keep):
+        _load_run(frag, 0, table, row + first // 2, keep)
+        _load_run(frag, RUN, table, row + second // 2, keep)
 
     @verb
     def turn(frag, at, cos_frag, sin_frag):
+        """Turn the pairs of the two pieces at frag[at : at + size]."""
         for i in range(OWN):
             x1, x2 = frag[at + i * STEP], frag[at + i * STEP + APART]
             frag[at + i * STEP] = x1 * cos_frag[i] - x2 * sin_frag[i]
             frag[at + i * STEP + APART] = x2 * cos_frag[i] + x1 * sin_frag[i]
 
-    return Pairs(
-        size=2 * own,
+    return members(
+        locals(),
+        size=2 * own,  # elements of both pieces
+        # whether a piece is one element, and its neighbour in memory the other one of the pair
         split=variant.interleaved and own == 1,
-        load=load_neighbours if whole else load_halves,
-        turn=turn,
+        # (frag, table, row, first, second, keep): cos or sin of them, NaN without `keep`
+        load=_load_neighbours if whole else _load_halves,
     )
 
 

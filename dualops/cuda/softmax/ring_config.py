@@ -124,12 +124,4 @@ def rows(config: RingConfig, dtype: str) -> Rows:
             total += sent.pairs[begin + 2 * part]
         return lanes.sum(total)
 
-    return Rows(
-        block=block,
-        smem=meeting.smem,
-        init=meeting.init,
-        send=send,
-        merge=merge,
-        send_sum=send_sum,
-        sum=sum_of_row,
-    )
+    return Rows.from_locals(locals(), smem=meeting.smem, init=meeting.init, sum=sum_of_row)

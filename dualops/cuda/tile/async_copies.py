@@ -52,7 +52,7 @@ def _asynchronous(vector: int, itemsize: int) -> Copies:
     def end(words, word, smem, at):
         pass
 
-    return Copies(vector=vector, asynchronous=True, words=0, there=there, start=start, end=end)
+    return Copies.from_locals(locals(), asynchronous=True, words=0)
 
 
 def _through_registers() -> Copies:
@@ -75,4 +75,4 @@ def _through_registers() -> Copies:
     def end(words, word, smem, at):
         st_shared_b32(smem, at, words[word])
 
-    return Copies(vector=2, asynchronous=False, words=1, there=there, start=start, end=end)
+    return Copies.from_locals(locals(), vector=2, asynchronous=False, words=1)

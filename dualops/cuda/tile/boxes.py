@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, u16, verb
+from ..backend import Members, Noun, cuda, i32, members, noun, u16, verb
 from ..ptx.tma import cp_async_bulk_tensor, prefetch_tensormap
 from ..ptx.warp import cluster_ctarank
 from .swizzle import Operand
@@ -65,12 +65,7 @@ class Sharing(NamedTuple):
 ALONE = Sharing()
 
 
-class BoxTile(Namespace):
-    """A tile in every stage."""
-
-    nbytes: int  # of one
-    at: Callable[..., Any]  # (stage) -> byte of shared memory where it begins
-    load: Callable[..., None]  # (smem, stage, tensor_map, corner, full): by one thread
+BoxTile = Noun  # what `box_tile` makes
 
 
 @verb
@@ -88,9 +83,12 @@ def box_shape(tile: Operand, sharing: Sharing = ALONE) -> tuple[int, int]:
     return tile.lines // sharing.blocks, tile.span // tile.itemsize
 
 
-def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> BoxTile:
-    """The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two; room:
-    bytes of a stage, if they are more than the tile's.
+@noun
+def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, room: int = 0) -> Members:
+    """A tile in every stage.
+
+    The verbs of a tile whose first stage begins at byte `at`; others: axes of its array beside its own two; room: bytes
+    of a stage, if they are more than the tile's.
 
     Each of the blocks that share it loads an equal part of the lines. Raises ValueError where that is no whole pattern
     of 8.
@@ -104,13 +102,15 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
     boxes, box_bytes, part_bytes, stage_bytes = tile.width // along, tile.box, lines * tile.span, room or tile.nbytes
 
     @verb
-    def begin(stage):
+    def at_(stage):
+        """Return the byte of shared memory where the tile begins in a stage."""
         return at + stage * stage_bytes
 
     @verb
     def load(smem, stage, tensor_map, corner, full):
+        """Start to load the tile into a stage; by one thread."""
         line, first = (corner.row, corner.depth) if k_major else (corner.depth, corner.row)
-        to, blocks = begin(stage), 0
+        to, blocks = at_(stage), 0
         if shared:
             rank = cluster_ctarank()
             part = rank % sharing.whole // sharing.step
@@ -120,7 +120,10 @@ def box_tile(tile: Operand, at: int, others: int, sharing: Sharing = ALONE, *, r
             place, column = i32(to + box * box_bytes), i32(first + box * along)
             start(smem, place, tensor_map, column, i32(line), corner.others, full, stage, blocks)
 
-    return BoxTile(nbytes=tile.nbytes, at=begin, load=load)
+    return members(
+        locals(),
+        nbytes=tile.nbytes,  # of one
+    )
 
 
 def _start(others: int, shared: bool) -> Callable[..., None]:

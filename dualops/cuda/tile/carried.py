@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2
 from ..ptx.memory import ld_shared_b32
 from .epilogue import put_matrices
@@ -59,24 +59,22 @@ def times_transposed(x: Operand) -> Callable[..., None]:
     return multiply
 
 
-class WeightedSums(Namespace):
-    """The verbs, by all threads of a warpgroup."""
-
-    size: int  # accumulators of a thread
-    fragment: Callable[..., Any]  # () -> a local array for acc
-    add: Callable[..., None]  # (acc, smem, places, args): of X and Y
-    wait: Callable[..., None]  # (acc)
+WeightedSums = Noun  # what `weighted_sums` makes
 
 
-def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> WeightedSums:
-    """For tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the float32 that
-    a token of the tile is multiplied by. alike: as `words_of_columns` has it.
+@noun
+def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: bool = False) -> Members:
+    """The verbs for tiles of bfloat16: x as boxes bring it, in whole boxes, y "mn". weight(args, token): a verb, the
+    float32 that a token of the tile is multiplied by. alike: as `words_of_columns` has it.
+
+    Called by all threads of a warpgroup.
     """
     mma, columns = register_mma(DTYPE, y), words_of_columns(x, alike=alike)
     steps = columns.steps
 
     @verb
     def add(acc, smem, places, args):
+        """Add the product of X and Y to acc."""
         left, lane = mma.left(), i32(u32(cuda.threadIdx.x) % u32(32))
         first = columns.first(places[0], cuda.threadIdx.x)
         for step in range(steps):
@@ -90,20 +88,17 @@ def weighted_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, alike: 
                     left[word] = pack_bf16x2(low * here, high * next_one)
         mma.add(acc, left, smem, places[1], 1)
 
-    return WeightedSums(size=mma.size, fragment=mma.fragment, add=add, wait=mma.wait)
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread
+        fragment=mma.fragment,  # () -> a local array for acc
+        wait=mma.wait,  # (acc)
+    )
 
 
-class Carried(Namespace):
-    """The verbs."""
-
-    put: Callable[..., None]  # (smem, acc): by a warpgroup, where no product reads what was there, nor yet this
-    put_to: Callable[..., None]  # (smem, first, acc): the same to 64 lines from this byte on
-    number: Callable[..., Any]  # (smem, line, column) -> one of what is there, as float32
-    number_in: Callable[..., Any]  # (smem, first, line, column): of the tile that begins at this byte
-
-
-def carried(tile: Operand, at: int, *, anew: bool = False) -> Carried:
-    """For a tile of bfloat16 at this byte, 64 lines of each warpgroup. anew: as `put_matrices` has it."""
+@noun
+def carried(tile: Operand, at: int, *, anew: bool = False) -> Members:
+    """The verbs for a tile of bfloat16 at this byte, 64 lines of each warpgroup. anew: as `put_matrices` has it."""
     put, boxes, box_bytes, size = put_matrices(DTYPE, BOX, anew=anew), tile.width // BOX, tile.box, BOX // 2
 
     def put_box(box: int) -> Callable[..., None]:
@@ -119,14 +114,17 @@ def carried(tile: Operand, at: int, *, anew: bool = False) -> Carried:
 
     @verb
     def put_to(smem, first, acc):
+        """Write acc to 64 lines from this byte on, under the same conditions."""
         put_all(smem, first, acc, cuda.local.array(size, f32))
 
     @verb
-    def put_mine(smem, acc):
+    def put_(smem, acc):
+        """Write acc to the tile; by a warpgroup, where no product reads what was there, nor the new numbers yet."""
         put_to(smem, i32(at + my_warpgroup() * ROWS * SPAN), acc)
 
     @verb
     def number_in(smem, first, line, column):
+        """Return a number of the tile that begins at this byte, as float32."""
         byte = i32(column % BOX * 2)
         place = i32(first + column // BOX * box_bytes + line * SPAN + ((byte & ~3) ^ (line & 7) << 4))
         low, high = unpack_bf16x2(ld_shared_b32(smem, place))
@@ -134,6 +132,7 @@ def carried(tile: Operand, at: int, *, anew: bool = False) -> Carried:
 
     @verb
     def number(smem, line, column):
+        """Return a number of the tile, as float32."""
         return number_in(smem, at, line, column)
 
-    return Carried(put=put_mine, put_to=put_to, number=number, number_in=number_in)
+    return locals()

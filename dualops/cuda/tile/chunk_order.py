@@ -14,11 +14,10 @@ start, `chunks + again` a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from ..backend import Namespace, i32, verb
+from ..backend import Members, i32, noun, verb
 
 
 class Planned(NamedTuple):
@@ -28,29 +27,25 @@ class Planned(NamedTuple):
     again: int
 
 
-class ChunkOrder(Namespace):
-    """The verbs."""
-
-    plan: Callable[..., Planned]  # (width): of a share of so many columns
-    copied: Callable[..., int]  # (planned, k): which chunk the k-th copy of a row brings
-    second: Callable[..., int]  # (planned, k): which chunk is the k-th of the second reading
-
-
 @cache
-def chunk_order(columns: int, kept: int) -> ChunkOrder:
-    """For chunks of so many columns, of which so many stay: fewer than the ring has stages."""
+@noun
+def chunk_order(columns: int, kept: int) -> Members:
+    """The verbs for chunks of so many columns, of which so many stay: fewer than the ring has stages."""
 
     @verb
     def plan(width):
+        """Plan the copies of a share of so many columns."""
         chunks = i32((width + columns - 1) // columns)
         return Planned(chunks, max(chunks - kept, 0))
 
     @verb
     def copied(planned, k):
+        """Return which chunk the k-th copy of a row brings."""
         return k if k < planned.chunks else k - planned.chunks
 
     @verb
     def second(planned, k):
+        """Return which chunk is the k-th of the second reading."""
         return copied(planned, planned.again + k)
 
-    return ChunkOrder(plan=plan, copied=copied, second=second)
+    return locals()

@@ -11,34 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ..backend import Namespace, cuda, f32, i32, i64, verb
+from ..backend import Members, Noun, cuda, f32, i32, i64, noun, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.memory import ld_shared_cluster_v4_f32, st_shared_v2_f32
 from ..ptx.warp import barrier_cluster_arrive, barrier_cluster_wait, cluster_ctarank
 from .epilogue import NEAR, place_of
 from .warpgroup import ROWS, my_warpgroup
 
-
-class ClusterSums(Namespace):
-    """The verbs, by all threads of the warpgroups that have parts; `meet` by every thread of the cluster."""
-
-    put: Callable[..., None]  # (floats, acc): floats is all shared memory as an array of f32
-    meet: Callable[..., None]  # (): what was written before is there, what was read before may go
-    finish: Callable[..., None]  # (floats, corner, M, results)
+ClusterSums = Noun  # what `cluster_sums` makes
 
 
 @cache
-def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> ClusterSums:
-    """For tiles of `columns` columns in `blocks` blocks; shared memory begins at byte `at`, 256 * columns a warpgroup.
+@noun
+def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]) -> Members:
+    """The verbs for tiles of `columns` columns in `blocks` blocks; shared memory begins at byte `at`, 256 * columns a
+    warpgroup.
 
     finish(values, results, m, n): NEAR sums of row m, from column n on. Rows from M on are left out; columns beyond the
     result's are the verb's concern.
+
+    Called by all threads of the warpgroups that have parts; `meet` by every thread of the cluster.
     """
     place, pairs, groups = place_of(columns), columns // 8, columns // NEAR
     first, size, items = at // 4, ROWS * columns, ROWS * columns // NEAR
 
     @verb
     def put(floats, acc):
+        """Write acc to shared memory. floats: all of it, as an array of f32."""
         tid = cuda.threadIdx.x % 128
         mine = i32(first + my_warpgroup() * size)
         row, column = i32(tid // 32 * 16 + tid % 32 // 4), i32(2 * (tid % 4))
@@ -49,11 +48,12 @@ def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]
 
     @verb
     def meet():
+        """Wait for the cluster: what was written is visible afterwards, what was read may be overwritten."""
         barrier_cluster_arrive()
         barrier_cluster_wait()
 
     @verb
-    def finish_share(floats, corner, M, results):
+    def finish_(floats, corner, M, results):
         values = cuda.local.array(NEAR, f32)
         mine = i32(first + my_warpgroup() * size)
         item = i32(cluster_ctarank() * 128 + cuda.threadIdx.x % 128)
@@ -70,4 +70,4 @@ def cluster_sums(columns: int, at: int, blocks: int, finish: Callable[..., None]
                 finish(values, results, i64(corner.row + m), i64(corner.depth + n))
             item = opaque_i32(item + 128 * blocks)
 
-    return ClusterSums(put=put, meet=meet, finish=finish_share)
+    return locals()

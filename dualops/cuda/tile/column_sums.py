@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, cuda, f32, i32, members, noun, u32, verb
 from .floats import load_float, st_shared_v2_f32, store_float
 from .numbers import numbers
 from .products import anew_i32
@@ -27,23 +26,18 @@ from .unrolled import one_after_another
 EIGHT = 8  # columns
 
 
-class ColumnSums(Namespace):
-    """The verbs. A thread's columns are numbered as they lie, two of each eight."""
-
-    size: int  # columns of a thread
-    values: Callable[..., Any]  # () -> a local array of them
-    put: Callable[..., None]  # (smem, turn, values): by all lanes of a warp; the values are no more
-    total: Callable[..., Any]  # (smem, turn, column): once all warps have put theirs
-
-
 def column_sums_bytes(columns: int, warps: int) -> int:
     """Shared memory, of both turns."""
     return 2 * 4 * columns * warps
 
 
 @cache
-def column_sums(at: int, columns: int, warps: int) -> ColumnSums:
-    """For so many columns, a multiple of 32; shared memory begins at byte `at`."""
+@noun
+def column_sums(at: int, columns: int, warps: int) -> Members:
+    """The verbs for so many columns, a multiple of 32; shared memory begins at byte `at`.
+
+    A thread's columns are numbered as they lie, two of each eight.
+    """
     num, size, line = numbers(f32), columns // 4, 4 * columns
 
     def halve(distance: int, first: int, count: int) -> Callable[..., None]:
@@ -67,10 +61,12 @@ def column_sums(at: int, columns: int, warps: int) -> ColumnSums:
 
     @verb
     def values():
+        """Return a local array for the columns of a thread."""
         return cuda.local.array(size, f32)
 
     @verb
     def put(smem, turn, values):
+        """Write the values to shared memory; by all lanes of a warp. The values are changed."""
         tid = anew_i32(i32(cuda.threadIdx.x))
         lane, warp = i32(u32(tid) % u32(32)), i32(u32(tid) // u32(32))
         halve_all(values, lane, 0, 0)
@@ -80,21 +76,17 @@ def column_sums(at: int, columns: int, warps: int) -> ColumnSums:
 
     @verb
     def total(smem, turn, column):
+        """Return the total of a column, once all warps have put theirs."""
         first = i32(at + turn * warps * line + 4 * column)
         sum_so_far = load_float(smem, first)
         for warp in range(1, warps):
             sum_so_far += load_float(smem, i32(first + warp * line))
         return sum_so_far
 
-    return ColumnSums(size=size, values=values, put=put, total=total)
-
-
-class WarpSums(Namespace):
-    """A number of each warp; turns as above."""
-
-    put: Callable[..., None]  # (smem, turn, x): by all lanes of a warp, which have the same
-    total: Callable[..., Any]  # (smem, turn): of all warps, once they have met
-    before: Callable[..., Any]  # (smem, turn, warp): of those before this one
+    return members(
+        locals(),
+        size=size,  # columns of a thread
+    )
 
 
 def warp_sums_bytes(warps: int) -> int:
@@ -103,26 +95,33 @@ def warp_sums_bytes(warps: int) -> int:
 
 
 @cache
-def warp_sums(at: int, warps: int) -> WarpSums:
-    """For so many warps; shared memory begins at byte `at`."""
+@noun
+def warp_sums(at: int, warps: int) -> Members:
+    """A number of each warp; turns as above.
+
+    For so many warps; shared memory begins at byte `at`.
+    """
     num = numbers(f32)
 
     @verb
     def put(smem, turn, x):
+        """Write the number of my warp; by all its lanes, which have the same."""
         tid = u32(anew_i32(i32(cuda.threadIdx.x)))
         if tid % u32(32) == u32(0):
             store_float(smem, i32(at + 4 * (turn * warps + i32(tid // u32(32)))), x)
 
     @verb
     def total(smem, turn):
+        """Return the total of all warps, once they have met."""
         return before(smem, turn, warps)
 
     @verb
     def before(smem, turn, end):
+        """Return the total of the warps before this one."""
         sum_so_far = num.zero
         for warp in range(warps):
             number = load_float(smem, i32(at + 4 * (turn * warps + warp)))
             sum_so_far += number if warp < end else num.zero
         return sum_so_far
 
-    return WarpSums(put=put, total=total, before=before)
+    return locals()

@@ -16,61 +16,60 @@ until the stage is free (`pipe.claim`), writes, and hands it on. They are told t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..backend import Members, Noun, cuda, i32, noun, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 from ..ptx.warp import bar_warp_sync
 from .rows import FULL_WARP
 
-
-class Companion(Namespace):
-    """The verbs; i numbers the pipeline's fillings."""
-
-    barriers: Callable[..., object]  # () -> full, in shared memory; once in a kernel, by all threads
-    init: Callable[..., None]  # (full): by one thread, before the pipeline's `start`
-    expect: Callable[..., Any]  # (full, i) -> stage: by the producer, once the pipeline's is free
-    hand: Callable[..., None]  # (full, i): the lanes of my warp have written their share
-    wait: Callable[..., Any]  # (full, i) -> stage: until all of it is there
-    leave: Callable[..., None]  # (): my warp's lanes have read what warps wrote; before the pipeline's release
+Companion = Noun  # what `companion` makes
 
 
 @cache
-def companion(stages: int, nbytes: int, writers: int = 0) -> Companion:
-    """The verbs for `nbytes` of copies in each of so many stages, beside which so many warps write."""
+@noun
+def companion(stages: int, nbytes: int, writers: int = 0) -> Members:
+    """The verbs for `nbytes` of copies in each of so many stages, beside which so many warps write.
+
+    `i` numbers the pipeline's fillings.
+    """
     STAGES = u32(stages)  # no sign to look after in what follows
 
     @verb
     def barriers():
+        """Return full, in shared memory; once in a kernel, by all threads."""
         return cuda.shared.array(stages, u64)
 
     @verb
     def init(full):
+        """Initialize the barriers; by one thread, before the pipeline's `start`."""
         for stage in range(stages):
             mbarrier_init(full, stage, 1 + writers)
 
     @verb
     def expect(full, i):
+        """Expect the bytes; by the producer, once the pipeline's stage is free. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_arrive_expect_tx(full, stage, nbytes)
         return stage
 
     @verb
     def hand(full, i):
+        """Signal that the lanes of my warp have written their share."""
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(full, i32(u32(i) % STAGES))
 
     @verb
     def wait(full, i):
+        """Wait until all of it is there. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(full, stage, u32(i) // STAGES & 1)
         return stage
 
     @verb
     def leave():
+        """Order my warp's reads of what warps wrote before the pipeline's release."""
         bar_warp_sync(FULL_WARP)
 
-    return Companion(barriers=barriers, init=init, expect=expect, hand=hand, wait=wait, leave=leave)
+    return locals()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..backend import Members, Noun, cuda, f32, i32, i64, members, noun, u32, verb
 from ..ptx.arithmetic import anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from ..ptx.async_copy import cp_async_bulk_commit_group, cp_async_bulk_wait_group_read
 from ..ptx.convert import pack_bf16x2, pack_f16x2
@@ -43,20 +43,7 @@ SPAN = 128  # bytes of a box's line, at most
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
-class BoxOutput(Namespace):
-    """How a warpgroup's tile gets to memory as boxes, a part of so many columns after the other."""
-
-    parts: int
-    columns: int  # of a part
-    size: int  # numbers of a part that a thread has
-    fragment: Callable[..., Any]  # () -> a local array for a part
-    take: Callable[..., None]  # (values, acc, part): a part of the accumulators
-    acquire: Callable[..., None]  # (): a place is free, and what the warpgroup wrote to shared memory is there
-    store: Callable[..., None]  # (smem, tensor_map, values, corner, part, number): into place number % places
-    next: Callable[..., Any]  # (part) -> part + 1; the compiler unrolls no loop that counts so
-    # (smem, tensor_map, acc, corner): all parts as they are, where each has a place; instead of the verbs above
-    store_all: Callable[..., None]
-    finish: Callable[..., None]  # (): nothing of shared memory is read any more
+BoxOutput = Noun  # what `box_output` makes
 
 
 def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
@@ -65,16 +52,18 @@ def output_box(columns: int, itemsize: int = 2) -> tuple[int, int]:
 
 
 @cache
+@noun
 def box_output(
     dtype: str, columns: int, at: int, places: int, others: int, beside: int = 0, *, anew: bool = False
-) -> BoxOutput:
-    """For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
+) -> Members:
+    """How a warpgroup's tile gets to memory as boxes, a part of so many columns after the other.
+
+    For results of `columns` columns a warpgroup, of 16 bits or float32; shared memory begins at byte `at`.
 
     others: axes of the result beside rows and columns. A tile makes a multiple of `places` stores. beside: of so many
     warpgroups the places of a number lie one behind the other, as in boxes of all their rows; else all of a warpgroup.
     There `store_all` alone stores; nobody acquires a place, and what is stored before `finish` is one group of copies.
-    anew: of 16 bits, as `put_matrices` has it.
-    Raises ValueError for columns that are no whole number of boxes.
+    anew: of 16 bits, as `put_matrices` has it. Raises ValueError for columns that are no whole number of boxes.
     """
     itemsize = 4 if dtype == "float32" else 2
     _, along = output_box(columns, itemsize)
@@ -88,10 +77,12 @@ def box_output(
 
     @verb
     def fragment():
+        """Return a local array for a part."""
         return cuda.local.array(size, f32)
 
     @verb
     def take(values, acc, part):
+        """Copy a part of the accumulators into values."""
         for p in range(parts):  # of registers, each is known by its number
             if p == part:
                 for e in range(size):
@@ -99,12 +90,14 @@ def box_output(
 
     @verb
     def acquire():
+        """Wait until a place is free, and what the warpgroup wrote to shared memory is visible."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             cp_async_bulk_wait_group_read(most_pending)
         bar_sync(1 + my_warpgroup(), 128)
 
     @verb
     def store(smem, tensor_map, values, corner, part, number):
+        """Store the values, through place number % places."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + (group * of_group + i32(u32(number) % u32(places)) * of_place) * box_bytes)
         put(smem, place, values)
@@ -115,7 +108,8 @@ def box_output(
             cp_async_bulk_commit_group()
 
     @verb
-    def next_of(part):
+    def next(part):
+        """Return part + 1. The compiler does not unroll a loop that counts like this."""
         return opaque_i32(part + 1)
 
     def put_part(part: int) -> Callable[..., None]:
@@ -131,6 +125,7 @@ def box_output(
 
     @verb
     def store_all(smem, tensor_map, acc, corner):
+        """Store all parts as they are, where each has a place; instead of the verbs above."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         place = i32(at + group * of_group * box_bytes)
         if not beside:
@@ -149,22 +144,17 @@ def box_output(
 
     @verb
     def finish():
+        """Wait until nothing of shared memory is read any more."""
         if u32(cuda.threadIdx.x) % u32(128) == u32(0):
             if beside:
                 cp_async_bulk_commit_group()
             cp_async_bulk_wait_group_read(0)
 
-    return BoxOutput(
+    return members(
+        locals(),
         parts=parts,
-        columns=along,
-        size=size,
-        fragment=fragment,
-        take=take,
-        acquire=acquire,
-        store=store,
-        next=next_of,
-        store_all=store_all,
-        finish=finish,
+        columns=along,  # of a part
+        size=size,  # numbers of a part that a thread has
     )
 
 
@@ -236,15 +226,12 @@ def place_of(width: int) -> Callable[..., Any]:
     return place
 
 
-class RowOutput(Namespace):
-    """The same accumulators as neighbours of a row, which a verb of the operator takes on from there."""
-
-    store: Callable[..., None]  # (smem, acc, corner, M, results): smem is a shared array of f32
-
-
 @cache
-def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> RowOutput:
-    """For `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`, 256 * width for
+@noun
+def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -> Members:
+    """The same accumulators as neighbours of a row, which a verb of the operator takes on from there.
+
+    For `columns` columns a warpgroup, `width` of them at a time; shared memory begins at byte `at`, 256 * width for
     each warpgroup. finish(values, results, m, n): NEAR numbers of row m, from column n on. Rows from M on are left out;
     columns beyond the result's are the verb's concern.
     """
@@ -254,6 +241,7 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
 
     @verb
     def store(smem, acc, corner, M, results):
+        """Store the accumulators by `finish`. smem: a shared array of f32."""
         tid = cuda.threadIdx.x % 128
         group = my_warpgroup()
         mine = i32(first_at + group * size)
@@ -281,21 +269,17 @@ def row_output(columns: int, at: int, width: int, finish: Callable[..., None]) -
                 item = opaque_i32(item + 1)
             part = opaque_i32(part + 1)
 
-    return RowOutput(store=store)
-
-
-class LineOutput(Namespace):
-    """Accumulators that are rounded to 16 bits as NEAR neighbours of a row, in the four words of 16 bytes."""
-
-    store: Callable[..., None]  # (smem, acc, first, M, results): of rows from `first` on
-    leave: Callable[..., None]  # (): once my warp's lanes have met, copies may overwrite what it wrote and read
+    return locals()
 
 
 @cache
-def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> LineOutput:
-    """For `columns` columns a warpgroup, whole boxes; shared memory begins at byte `at`, 128 * columns for each
-    warpgroup, whose boxes lie as `box_output` says of `beside`; then it is the caller's concern that the tile before
-    has been read. finish(words, results, m, n): of row m, from column n on. Rows from M on are left out.
+@noun
+def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], beside: int = 0) -> Members:
+    """Accumulators that are rounded to 16 bits as NEAR neighbours of a row, in the four words of 16 bytes.
+
+    For `columns` columns a warpgroup, whole boxes; shared memory begins at byte `at`, 128 * columns for each warpgroup,
+    whose boxes lie as `box_output` says of `beside`; then it is the caller's concern that the tile before has been
+    read. finish(words, results, m, n): of row m, from column n on. Rows from M on are left out.
     """
     boxes = box_output(dtype, columns, at, columns * 2 // SPAN, 1)
     put, box_bytes = put_matrices(dtype, boxes.columns), ROWS * SPAN
@@ -305,6 +289,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
 
     @verb
     def store(smem, acc, first, M, results):
+        """Store rows from `first` on."""
         tid, group = i32(u32(cuda.threadIdx.x) % u32(128)), my_warpgroup()
         mine = i32(at + group * group_bytes)
         values = boxes.fragment()
@@ -328,6 +313,7 @@ def line_output(dtype: str, columns: int, at: int, finish: Callable[..., None], 
 
     @verb
     def leave():
+        """Let copies overwrite what my warp wrote and read, once its lanes have met."""
         fence_proxy_async()
 
-    return LineOutput(store=store, leave=leave)
+    return locals()

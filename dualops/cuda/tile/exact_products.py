@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.convert import unpack_bf16x2
 from .carried import DTYPE, rest
 from .left_words import words_of_columns
@@ -32,14 +32,7 @@ HALVES = 2  # in which parts are packed and multiplied: more steps at once would
 WORDS = 4  # of a thread, of a step
 
 
-class ExactProduct(Namespace):
-    """The verbs, by all threads of a warpgroup."""
-
-    size: int  # accumulators of a thread
-    fragment: Callable[..., Any]  # () -> a local array for out
-    words: Callable[..., Any]  # () -> local arrays for parts
-    # (out, words, left, smem, b_at): out is there when it returns; left: what is multiplied
-    multiply: Callable[..., None]
+ExactProduct = Noun  # what `_in_parts` makes
 
 
 @verb
@@ -78,20 +71,13 @@ def exact_sums(x: Operand, y: Operand, weight: Callable[..., Any], *, beside: bo
     return _in_parts(y, begin, take, below_any, beside=beside)
 
 
-class ExactPieces(Namespace):
-    """The verbs, by all threads of a warpgroup. X may have infinite numbers."""
-
-    size: int  # accumulators of a thread, of a piece
-    fragment: Callable[..., Any]  # () -> a local array for out
-    words: Callable[..., Any]  # () -> a local array for all parts of X
-    fill: Callable[..., None]  # (words, left, smem): `left` as of `exact_sums`
-    multiply: Callable[..., None]  # (out, words, smem, y_at): with a piece of Y; out is there when it returns
-
-
-def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> ExactPieces:
-    """For a warpgroup's 64 columns of X, which begin at X's place; weight: as of `exact_sums`.
+@noun
+def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Members:
+    """The verbs for a warpgroup's 64 columns of X, which begin at X's place; weight: as of `exact_sums`.
 
     All parts are packed once and stay for all pieces of Y, 12 words a step, and out is as small as a piece is.
+
+    Called by all threads of a warpgroup. X may have infinite numbers.
     """
     mma, steps = register_mma(DTYPE, piece, some=tuple(range(piece.steps)) * PARTS), piece.steps
     begin, take = _weighted(x, weight, alike=True)
@@ -99,6 +85,7 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Exac
 
     @verb
     def fill(words, left, smem):
+        """Pack all parts of X. left: as `exact_sums` has it."""
         begun, eight = begin(left), cuda.local.array(2 * WORDS, f32)
         for step in range(steps):
             take(eight, begun, smem, step)
@@ -111,10 +98,16 @@ def exact_pieces(x: Operand, piece: Operand, weight: Callable[..., Any]) -> Exac
 
     @verb
     def multiply(out, words, smem, y_at):
+        """Multiply with a piece of Y; out is there when it returns."""
         mma.add(out, words, smem, y_at, 0)
         mma.wait(out)
 
-    return ExactPieces(size=mma.size, fragment=mma.fragment, words=mma.left, fill=fill, multiply=multiply)
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread, of a piece
+        fragment=mma.fragment,  # () -> a local array for out
+        words=mma.left,  # () -> a local array for all parts of X
+    )
 
 
 def _weighted(
@@ -143,10 +136,13 @@ def _weighted(
     return begin, take
 
 
+@noun
 def _in_parts(
     b: Operand, begin: Callable[..., Any], take: Callable[..., None], less: Callable[..., Any], *, beside: bool = True
-) -> ExactProduct:
-    """Verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
+) -> Members:
+    """The verbs, called by all threads of a warpgroup.
+
+    Given verbs: begin(left) -> begun, what is not kept from one time to the next; take(eight, begun, smem, step): a
     thread's numbers of a step of the left factor; less(number): what is below its upper part. beside: a half is packed
     beside the products of the other one, which wants twice the registers for words.
     """
@@ -190,7 +186,8 @@ def _in_parts(
     let_go = mma.wait_but_one if beside else mma.wait
 
     @verb
-    def words_of_halves():
+    def words():
+        """Return local arrays for parts."""
         words = mma.left()
         if beside:
             return words, mma.left()
@@ -198,6 +195,7 @@ def _in_parts(
 
     @verb
     def multiply(out, both_words, left, smem, b_at):
+        """Multiply; out is there when it returns. left: the left factor."""
         (words, other_words), place = both_words, (smem, b_at)
         begun = begin(left)
         lower(out, words, begun, place)
@@ -211,4 +209,8 @@ def _in_parts(
         other_upper(out, other_words, begun, place)
         mma.wait(out)
 
-    return ExactProduct(size=mma.size, fragment=mma.fragment, words=words_of_halves, multiply=multiply)
+    return members(
+        locals(),
+        size=mma.size,  # accumulators of a thread
+        fragment=mma.fragment,  # () -> a local array for out
+    )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import bits_of_f32
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2, unpack_f16x2
 from ..ptx.memory import ld_shared_v2_f32
@@ -29,16 +29,6 @@ from .warp_mma import MMA_TYPES, FactorSlice, fragments
 UNPACKED = {"bfloat16": unpack_bf16x2, "float16": unpack_f16x2}
 STEP = 16  # of a sum, whose words a lane reads at once: two products
 NUMBERS = 8  # of a lane, of a left factor, for so many
-
-
-class WeightedStrip(Namespace):
-    """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum."""
-
-    size: int  # sums of a thread
-    fragment: Callable[..., Any]  # () -> zeros
-    place: Callable[..., Any]  # (column) -> where this lane reads the 16 columns of X from `column` on
-    # (sums, smem, (x_place, y_at), (floats, weights_at)): weights are float32 in shared memory, one of each line
-    add: Callable[..., None]
 
 
 def _cleared(size: int) -> Callable[..., Any]:
@@ -175,7 +165,7 @@ def strip_of_floats(dtype: str, b: FactorSlice, boxes: int) -> StripAb:
     def add(sums, a, smem, b_at):
         add_all(sums, a, smem, i32(b_at + b_side.start(0)))
 
-    return StripAb(size=SIZE, fragment=_cleared(SIZE), left=left, put=put, add=add)
+    return StripAb.from_locals(locals(), size=SIZE, fragment=_cleared(SIZE))
 
 
 @cache
@@ -202,9 +192,12 @@ def rounding_left(dtype: str) -> Callable[..., Any]:
 
 
 @cache
-def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> WeightedStrip:
-    """x: its box; y: its boxes, of which there are so many. exact: a number of X times its weight is multiplied as
-    parts, whose sum has all digits of float32, or nearly so; else it is rounded.
+@noun
+def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, exact: bool) -> Members:
+    """sums [16, columns] += (weights * X).T @ Y. Lines of X and Y are steps of the sum.
+
+    x: its box; y: its boxes, of which there are so many. exact: a number of X times its weight is multiplied as parts,
+    whose sum has all digits of float32, or nearly so; else it is rounded.
     """
     x_side, y_side = fragments(x, ROWS, left=True), fragments(y, y.rows, left=False)
     unpack, one = UNPACKED[dtype], _step_of(dtype, y, exact)
@@ -213,6 +206,7 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
 
     @verb
     def place(column):
+        """Return where this lane reads the 16 columns of X from `column` on."""
         return x_side.start(column)
 
     def step_of(n: int) -> Callable[..., None]:
@@ -246,7 +240,12 @@ def strip_of_weighted(dtype: str, x: FactorSlice, y: FactorSlice, boxes: int, ex
 
     @verb
     def add(sums, smem, places, weights):
+        """Add the product to sums. weights: float32 in shared memory, one for each line."""
         x_place, y_at = places
         add_all(sums, smem, (x_place, i32(y_at + y_side.start(0))), weights)
 
-    return WeightedStrip(size=SIZE, fragment=_cleared(SIZE), place=place, add=add)
+    return members(
+        locals(),
+        size=SIZE,  # sums of a thread
+        fragment=_cleared(SIZE),  # () -> zeros
+    )

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ..backend import Members, cuda, f32, i32, i64, members, noun, u32, verb
 from ..ptx.arithmetic import bits_of_f32
 from ..ptx.convert import pack_bf16x2, unpack_f16x2
 from ..ptx.memory import st_shared_b32
@@ -32,20 +31,13 @@ FOUR = 4  # neighbours that a thread brings
 STEP = 16  # of a sum, whose words of A a lane reads at once
 
 
-class FloatTile(Namespace):
-    """The verbs. smem: shared memory as elements of 16 bits."""
-
-    numbers: int  # that a thread brings
-    values: Callable[..., Any]  # () -> a local array for them
-    fetch: Callable[..., None]  # (values, lines, columns): `shared.Lines`, of each so many numbers; others are zeros
-    put: Callable[..., None]  # (smem, floats, at, values): to element `at` of smem; floats: the same as float32
-    # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column that meets line 0, a multiple of 16
-    add: Callable[..., None]
-
-
 @cache
-def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: int, aligned: bool) -> FloatTile:
-    """a: A's boxes. aligned: lines are whole 16-byte vectors. Raises ValueError where threads can't share a tile."""
+@noun
+def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: int, aligned: bool) -> Members:
+    """The verbs. smem: shared memory as elements of 16 bits.
+
+    a: A's boxes. aligned: lines are whole 16-byte vectors. Raises ValueError where threads can't share a tile.
+    """
     as_words = dtype == "bfloat16"
     box = FactorSlice("row", 64, lines) if as_words else FactorSlice("row", 32, lines, 4)
     boxes, vec, PITCH, SHIFT, FLIPS = columns // box.pitch, access("float32", aligned), box.pitch, box.shift, box.flips
@@ -57,10 +49,12 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
 
     @verb
     def values():
+        """Return a local array for the numbers."""
         return cuda.local.array(FOUR * COUNT, f32)
 
     @verb
     def fetch(values, lines, columns):
+        """Load so many numbers of each line (`shared.Lines`), zeros for the others."""
         tid = u32(cuda.threadIdx.x)
         line, column = i32(tid // u32(LINE)), i32(tid % u32(LINE) * u32(FOUR))
         index = i64(lines.first) + i64(line) * i64(lines.step) + i64(column)
@@ -71,7 +65,7 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
             index += LINES * lines.step
 
     @verb
-    def start(at):
+    def _start(at):
         """Where this thread's first four come to."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(FOUR)
@@ -80,25 +74,25 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
         return i32(at + i32(swizzled(plain, SHIFT, FLIPS)))
 
     @verb
-    def place_of(place, i):
+    def _place_of(place, i):
         """Of its number i: lines are sums of powers of two, so that their places add up too."""
         further = (i * LINES if as_words else paired_line(i * LINES)) * PITCH
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
     @verb
-    def put_words(smem, floats, at, values):
-        place = start(at)
+    def _put_words(smem, floats, at, values):
+        place = _start(at)
         for i in range(COUNT):
             for pair in range(2):
                 e = FOUR * i + 2 * pair
-                st_shared_b32(smem, place_of(place, i) + 2 * pair, pack_bf16x2(values[e], values[e + 1]))
+                st_shared_b32(smem, _place_of(place, i) + 2 * pair, pack_bf16x2(values[e], values[e + 1]))
 
     @verb
-    def put_tf32(smem, floats, at, values):
-        place = start(i32(at // 2))
+    def _put_tf32(smem, floats, at, values):
+        place = _start(i32(at // 2))
         for i in range(COUNT):
             for e in range(FOUR):
-                st_shared_b32(floats, place_of(place, i) + e, bits_of_f32(rounded(values[FOUR * i + e])))
+                st_shared_b32(floats, _place_of(place, i) + e, bits_of_f32(rounded(values[FOUR * i + e])))
 
     b_side, a_side, IN_BOX, A_BOX = (
         fragments(box, PITCH, left=False),
@@ -132,19 +126,21 @@ def float_tile(dtype: str, a: FactorSlice, lines: int, columns: int, threads: in
     add_all = one_after_another([step_of(n) for n in range(lines // STEP)])
 
     @verb
-    def add_words(sums, smem, floats, place, at):
+    def _add_words(sums, smem, floats, place, at):
         add_all(sums, smem, place, (smem, i32(at + b_side.start(0))))
 
     @verb
-    def add_tf32(sums, smem, floats, place, at):
+    def _add_tf32(sums, smem, floats, place, at):
         add_all(sums, smem, place, (floats, i32(at // 2 + b_side.start(0))))
 
-    return FloatTile(
-        numbers=FOUR * COUNT,
-        values=values,
-        fetch=fetch,
-        put=put_words if as_words else put_tf32,
-        add=add_words if as_words else add_tf32,
+    return members(
+        locals(),
+        numbers=FOUR * COUNT,  # that a thread brings
+        # (smem, floats, at, values): to element `at` of smem; floats: the same as float32
+        put=_put_words if as_words else _put_tf32,
+        # (sums, smem, floats, (a_place, first), at): by all lanes; first: A's column that meets line 0, a multiple of
+        # 16
+        add=_add_words if as_words else _add_tf32,
     )
 
 

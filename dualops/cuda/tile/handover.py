@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..backend import Members, Noun, cuda, f32, i32, noun, u32, u64, verb
 from ..ptx.arithmetic import bits_of_f32, f32_of_bits
 from ..ptx.convert import pack_f16x2
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
@@ -33,18 +32,7 @@ EIGHT = 8  # numbers
 WIDE = 16  # bytes
 
 
-class Handover(Namespace):
-    """The verbs."""
-
-    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
-    claim: Callable[..., Any]  # (barriers, i) -> place: wait until it has been read
-    put: Callable[..., None]  # (smem, place, values)
-    hand: Callable[..., None]  # (barriers, i): the lanes of my warp have put theirs
-    take: Callable[..., Any]  # (barriers, i) -> place: wait until it has been filled
-    get: Callable[..., None]  # (values, smem, place, n): eight numbers, from number n on, a constant
-    free: Callable[..., None]  # (barriers, i): all lanes of my warp have got theirs, as after the wait for a product
-    leave: Callable[..., None]  # (barriers, i): free it, where lanes have not met since they got theirs
+Handover = Noun  # what `handover` makes
 
 
 def handover_bytes(size: int, places: int, exact: bool) -> int:
@@ -53,7 +41,8 @@ def handover_bytes(size: int, places: int, exact: bool) -> int:
 
 
 @cache
-def handover(at: int, size: int, places: int, exact: bool) -> Handover:
+@noun
+def handover(at: int, size: int, places: int, exact: bool) -> Members:
     """The verbs for `size` numbers of a thread, eights; shared memory begins at byte `at`. exact: as float32."""
     PLACES, WARPS, BYTES = u32(places), THREADS // 32, handover_bytes(size, 1, exact)
     NUMBER = handover_bytes(1, 1, exact)
@@ -61,28 +50,31 @@ def handover(at: int, size: int, places: int, exact: bool) -> Handover:
 
     @verb
     def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
         return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
 
     @verb
     def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
         for place in range(places):
             mbarrier_init(barriers.full, place, WARPS)
             mbarrier_init(barriers.empty, place, WARPS)
 
     @verb
     def claim(barriers, i):
+        """Wait until the place has been read. Return the place."""
         place = i32(u32(i) % PLACES)
         mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
         return place
 
     @verb
-    def mine(place, n):
+    def _mine(place, n):
         return i32(at + place * BYTES + n * NUMBER + WIDE * i32(u32(cuda.threadIdx.x) % u32(THREADS)))
 
     def put_from(n: int) -> Callable[..., None]:
         @verb
         def put_some(smem, place, values, _):
-            put_eight(smem, mine(place, n), values, n)
+            put_eight(smem, _mine(place, n), values, n)
 
         return put_some
 
@@ -94,33 +86,36 @@ def handover(at: int, size: int, places: int, exact: bool) -> Handover:
 
     @verb
     def hand(barriers, i):
+        """Signal that the lanes of my warp have put theirs."""
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.full, i32(u32(i) % PLACES))
 
     @verb
     def take(barriers, i):
+        """Wait until the place has been filled. Return the place."""
         place = i32(u32(i) % PLACES)
         mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
         return place
 
     @verb
     def get(values, smem, place, n):
-        get_eight(values, smem, mine(place, n))
+        """Read eight numbers, from number n on, a constant."""
+        get_eight(values, smem, _mine(place, n))
 
     @verb
     def free(barriers, i):
+        """Free the place once all lanes of my warp have got theirs, as after the wait for a product."""
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
             mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
 
     @verb
     def leave(barriers, i):
+        """Free the place where lanes have not met since they got theirs."""
         bar_warp_sync(FULL_WARP)
         free(barriers, i)
 
-    return Handover(
-        barriers=barriers, init=init, claim=claim, put=put, hand=hand, take=take, get=get, free=free, leave=leave
-    )
+    return locals()
 
 
 def _as_floats() -> tuple[Callable[..., None], Callable[..., None]]:

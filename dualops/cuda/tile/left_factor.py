@@ -12,34 +12,21 @@ columns, to hold it halves what products read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Members, cuda, i32, members, noun, u32, verb
 from .left_words import WORDS as WORDS_OF_STEP, words_of_rows
 from .swizzle import Operand
 from .warpgroup import ROWS, register_mma, warpgroup_mma
 
 
-class LeftFactor(Namespace):
-    """The verbs."""
-
-    size: int  # accumulators of a thread
-    fragment: Callable[..., Any]  # () -> a local array for them
-    words: Callable[..., Any]  # () -> a local array for what is held
-    take: Callable[..., None]  # (words, smem, a_at, part)
-    start: Callable[..., None]  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
-    wait_but_one: Callable[..., None]  # (acc)
-    wait_but: Callable[..., None]  # (acc, count): all but so many, a constant, that were started since
-    wait: Callable[..., None]  # (acc)
-
-
 @cache
+@noun
 def left_factor(
     dtype: str, a: Operand, b: Operand, *, held: bool, parts: bool = False, from_base: bool = False
-) -> LeftFactor:
-    """Of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns of A.
+) -> Members:
+    """The verbs of "bfloat16" or "float16"; a and b as "k" has them. held: a thread has 2 registers for each 8 columns
+    of A.
 
     parts, where it is not held, and from_base: as `warpgroup_mma` has them; from_base, `start` takes the base for smem.
     """
@@ -50,33 +37,34 @@ def left_factor(
 
     @verb
     def words():
+        """Return a local array for the part of A that is held."""
         return cuda.local.array(WORDS, u32)
 
     @verb
-    def take(words, smem, a_at, part):
+    def _take(words, smem, a_at, part):
         first = own.first(i32(a_at + part * ROWS * SPAN), cuda.threadIdx.x)
         for step in range(STEPS):
             own.load(words, WORDS_OF_STEP * step, smem, first, step)
 
     @verb
-    def start_held(acc, words, smem, a_at, b_at, part):
+    def _start_held(acc, words, smem, a_at, b_at, part):
         registers.add(acc, words, smem, b_at, i32(0))
 
     @verb
-    def take_nothing(words, smem, a_at, part):
+    def _take_nothing(words, smem, a_at, part):
         pass
 
     @verb
-    def start_shared(acc, words, smem, a_at, b_at, part):
+    def _start_shared(acc, words, smem, a_at, b_at, part):
         shared.start(acc, smem, a_at, b_at, part)
 
-    return LeftFactor(
-        size=shared.size,
-        fragment=shared.fragment,
-        words=words,
-        take=take if held else take_nothing,
-        start=start_held if held else start_shared,
-        wait_but_one=shared.wait_but_one,
-        wait_but=shared.wait_but,
-        wait=shared.wait,
+    return members(
+        locals(),
+        size=shared.size,  # accumulators of a thread
+        fragment=shared.fragment,  # () -> a local array for them
+        take=_take if held else _take_nothing,  # (words, smem, a_at, part)
+        start=_start_held if held else _start_shared,  # (acc, words, smem, a_at, b_at, part): acc = A @ B.T
+        wait_but_one=shared.wait_but_one,  # (acc)
+        wait_but=shared.wait_but,  # (acc, count): all but so many, a constant, that were started since
+        wait=shared.wait,  # (acc)
     )

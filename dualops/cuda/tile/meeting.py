@@ -1,15 +1,14 @@
 """Warpgroups that multiply meet: what each has written to shared memory is then there for the products of all.
 
-Of two that each write a half of it, tile after tile, neither need wait until both are there (`Halves`): the second one
+Of two that each write a half of it, tile after tile, neither need wait until both are there (`halves`): the second one
 stays behind the first, so that one does arithmetic while the other multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
-from ..backend import Namespace, i32, verb
+from ..backend import Members, i32, noun, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.warp import bar_arrive, bar_sync
 
@@ -17,28 +16,27 @@ BARRIER = 3  # of the named ones, between `epilogue`'s and those of `turns`
 READ, READY, BEHIND, BOTH = 4, 6, 8, 256  # those of halves, which take no `turns`; threads of both warpgroups
 
 
-class Meeting(Namespace):
-    """The verbs, by all threads of the warpgroups."""
-
-    meet: Callable[..., None]  # (): what was written is there for products
-    gather: Callable[..., None]  # (): nobody reads any more
-
-
 @cache
-def meeting(warpgroups: int) -> Meeting:
-    """The verbs of so many, 1 or 2."""
+@noun
+def meeting(warpgroups: int) -> Members:
+    """The verbs of so many, 1 or 2.
+
+    Called by all threads of the warpgroups.
+    """
     THREADS = 128 * warpgroups
 
     @verb
     def meet():
+        """Make what was written visible to products."""
         fence_proxy_async()
         bar_sync(BARRIER, THREADS)
 
     @verb
     def gather():
+        """Wait until nobody reads any more."""
         bar_sync(BARRIER, THREADS)
 
-    return Meeting(meet=meet, gather=gather)
+    return locals()
 
 
 @verb
@@ -48,46 +46,45 @@ def meet_alone(warpgroup):
     bar_sync(1 + warpgroup, 128)  # that of `epilogue`, which the same threads come to
 
 
-class Halves(Namespace):
-    """The verbs, by all threads of warpgroup 0 or 1, each once a tile, and `hand` once before the first."""
-
-    hand: Callable[..., None]  # (warpgroup): my half is there for the products of both
-    take: Callable[..., None]  # (warpgroup): wait until all of both halves is there
-    leave: Callable[..., None]  # (warpgroup): I have read both
-    claim: Callable[..., None]  # (warpgroup): wait until the other one has, and write mine
-    follow: Callable[..., None]  # (warpgroup): wait, of this tile, until the first has gone ahead
-    go_ahead: Callable[..., None]  # (warpgroup): what the first has written until now the second may read
-
-
 @cache
-def halves() -> Halves:
-    """Of two warpgroups."""
+@noun
+def halves() -> Members:
+    """The verbs of two warpgroups.
+
+    Called by all threads of warpgroup 0 or 1, each once a tile, and `hand` once before the first.
+    """
 
     @verb
     def hand(warpgroup):
+        """Signal that my half is there for the products of both."""
         fence_proxy_async()
         bar_arrive(i32(READY + warpgroup), BOTH)
 
     @verb
     def take(warpgroup):
+        """Wait until both halves are there."""
         bar_sync(i32(READY + 1 - warpgroup), BOTH)
 
     @verb
     def leave(warpgroup):
+        """Signal that I have read both halves."""
         bar_arrive(i32(READ + warpgroup), BOTH)
 
     @verb
     def claim(warpgroup):
+        """Wait until the other warpgroup has read mine, before I write it."""
         bar_sync(i32(READ + 1 - warpgroup), BOTH)
 
     @verb
     def follow(warpgroup):
+        """Wait until the first warpgroup has gone ahead in this tile."""
         if warpgroup == 1:
             bar_sync(BEHIND, BOTH)
 
     @verb
     def go_ahead(warpgroup):
+        """Let the second warpgroup read what the first one has written so far."""
         if warpgroup == 0:
             bar_arrive(BEHIND, BOTH)
 
-    return Halves(hand=hand, take=take, leave=leave, claim=claim, follow=follow, go_ahead=go_ahead)
+    return locals()

@@ -10,11 +10,9 @@ the warp alone, as a warpgroup's products have no registers for it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, i32, u32, verb
+from ..backend import Members, cuda, i32, noun, u32, verb
 from ..ptx.convert import pack_bf16x2, unpack_bf16x2
 from ..ptx.ldmatrix import ldmatrix
 from ..ptx.mma import mma_m16n8k16
@@ -26,31 +24,29 @@ OWN = 16  # tokens
 WORDS = 4  # of a thread, of 16 x 16 pairs
 
 
-class NearPairs(Namespace):
-    """The verbs, by a warpgroup."""
-
-    words: Callable[..., Any]  # () -> a local array
-    keep: Callable[..., None]  # (words, scores): what packing will take from the scores of my warp's own tokens
-    add: Callable[..., None]  # (o, words, smem, v_at): once o's products are over
-
-
 @cache
-def near_pairs(v: Operand) -> NearPairs:
-    """For V as boxes bring it, of bfloat16, 16 tokens for each warp that multiplies."""
+@noun
+def near_pairs(v: Operand) -> Members:
+    """The verbs for V as boxes bring it, of bfloat16, 16 tokens for each warp that multiplies.
+
+    Called by a warpgroup.
+    """
     load, multiply, STEPS = ldmatrix(4, True), mma_m16n8k16("bf16"), v.lines // OWN
 
     @verb
-    def my_warp():
+    def _my_warp():
         """Among those that share V's tokens; what follows from it is not kept from chunk to chunk."""
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) // u32(32) % u32(STEPS))
 
     @verb
     def words():
+        """Return a local array for what is kept."""
         return cuda.local.array(WORDS, u32)
 
     @verb
     def keep(words, scores):
-        warp = my_warp()
+        """Keep what packing will round off the scores of my warp's own tokens."""
+        warp = _my_warp()
         for own in range(STEPS):
             if own == warp:
                 for word in range(WORDS):
@@ -60,8 +56,9 @@ def near_pairs(v: Operand) -> NearPairs:
 
     @verb
     def add(o, words, smem, v_at):
+        """Add the product of what was kept and V to o, once o's products are over."""
         lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
-        line = v_at + (OWN * my_warp() + lane % OWN) * SPAN
+        line = v_at + (OWN * _my_warp() + lane % OWN) * SPAN
         right = cuda.local.array(WORDS, u32)
         for column in range(0, v.width, OWN):
             byte = 2 * (column % BOX) + lane // OWN * 16
@@ -69,4 +66,4 @@ def near_pairs(v: Operand) -> NearPairs:
             multiply(o, column // 2, words, 0, right, 0)
             multiply(o, column // 2 + 4, words, 0, right, 2)
 
-    return NearPairs(words=words, keep=keep, add=add)
+    return locals()

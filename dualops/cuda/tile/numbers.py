@@ -134,7 +134,8 @@ def _double() -> Numbers:
     def is_minus_zero(x):
         return bits_of_f64(x) == MINUS_ZERO
 
-    return Numbers(
+    return Numbers.from_locals(
+        locals(),
         zero=f64(0),
         minus_zero=f64(-0.0),
         one=f64(1),
@@ -150,15 +151,12 @@ def _double() -> Numbers:
         erfc=erfc_f64,
         reciprocal=_reciprocal_f64,
         rsqrt=_rsqrt(f64),
-        is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f64,
         of_lane=shfl_idx_f64,
         add_compensated=_add_compensated(f64),
         send_pair=st_async_v2_f64,
-        load_four=load_four,
         store_shared=st_shared_f64,
         vector=2,
-        store_vector=store_vector,
     )
 
 
@@ -185,7 +183,8 @@ def _single() -> Numbers:
     def store_vector(shared, index, frag, at):
         st_shared_v4_f32(shared, index, frag[at], frag[at + 1], frag[at + 2], frag[at + 3])
 
-    return Numbers(
+    return Numbers.from_locals(
+        locals(),
         zero=f32(0),
         minus_zero=f32(-0.0),
         one=f32(1),
@@ -193,21 +192,16 @@ def _single() -> Numbers:
         nan=f32(nan),
         maximum=max_f32,
         base=_base(f32),
-        exp=exp,
         exp2=ex2_approx_ftz,
-        log=log,
         log2=lg2_approx,
         tanh=tanh_f32,
         erfc=erfc_f32,
         reciprocal=rcp_approx_ftz,
         rsqrt=_rsqrt(f32),
-        is_minus_zero=is_minus_zero,
         shuffle=shfl_bfly_f32,
         of_lane=shfl_idx_f32,
         add_compensated=_add_compensated(f32),
         send_pair=st_async_v2_f32,
-        load_four=load_four,
         store_shared=st_shared_f32,
         vector=4,
-        store_vector=store_vector,
     )

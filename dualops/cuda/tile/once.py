@@ -9,40 +9,37 @@ Its mbarrier is told to all by a pipeline's `start`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
-from ..backend import Namespace, cuda, u64, verb
+from ..backend import Members, Noun, cuda, noun, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait_cta
 
-
-class Once(Namespace):
-    """The verbs."""
-
-    barrier: Callable[..., object]  # () -> full, in shared memory; once in a kernel, by all threads
-    init: Callable[..., None]  # (full): by one thread, before a pipeline's `start`
-    expect: Callable[..., None]  # (full): by the thread that copies
-    wait: Callable[..., None]  # (full): until the bytes are there
+Once = Noun  # what `copied_once` makes
 
 
 @cache
-def copied_once(nbytes: int) -> Once:
+@noun
+def copied_once(nbytes: int) -> Members:
     """The verbs for so many bytes."""
 
     @verb
     def barrier():
+        """Return full, in shared memory; once in a kernel, by all threads."""
         return cuda.shared.array(1, u64)
 
     @verb
     def init(full):
+        """Initialize the barrier; by one thread, before a pipeline's `start`."""
         mbarrier_init(full, 0, 1)
 
     @verb
     def expect(full):
+        """Expect the bytes; by the thread that copies."""
         mbarrier_arrive_expect_tx(full, 0, nbytes)
 
     @verb
     def wait(full):
+        """Wait until the bytes are there."""
         mbarrier_wait_cta(full, 0, 0)
 
-    return Once(barrier=barrier, init=init, expect=expect, wait=wait)
+    return locals()

@@ -7,10 +7,9 @@ reads the sum waits until all have added; that may be a grid that overlaps the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
-from ..backend import Namespace, i32, i64, u32, verb
+from ..backend import Members, i32, i64, noun, u32, verb
 from ..ptx.async_copy import (
     cp_async_bulk_commit_group,
     cp_async_bulk_store,
@@ -18,13 +17,6 @@ from ..ptx.async_copy import (
     cp_reduce_async_bulk_add_f32,
 )
 from ..ptx.memory import atom_add_i64, st_release_i64, wait_for_i64
-
-
-class OrderedSums(Namespace):
-    """The verb, by one thread of a block."""
-
-    # (sums, index, smem, at, flags, flag, rank): float32 from an element of smem on, to those of sums from index on
-    add: Callable[..., None]
 
 
 @verb
@@ -40,11 +32,16 @@ def all_added(flags, flag, count):
 
 
 @cache
-def ordered_sums(nbytes: int) -> OrderedSums:
-    """The verb for so many bytes at a time."""
+@noun
+def ordered_sums(nbytes: int) -> Members:
+    """The verb for so many bytes at a time.
+
+    Called by one thread of a block.
+    """
 
     @verb
     def add(sums, index, smem, at, flags, flag, rank):
+        """Add float32 numbers, from an element of smem on, to those of sums from index on."""
         wait_for_i64(flags, flag, i64(rank))
         if rank == 0:
             cp_async_bulk_store(sums, index, smem, at, u32(nbytes))
@@ -54,4 +51,4 @@ def ordered_sums(nbytes: int) -> OrderedSums:
         cp_async_bulk_wait_group(0)
         st_release_i64(flags, flag, i64(rank + 1))
 
-    return OrderedSums(add=add)
+    return locals()

@@ -10,11 +10,9 @@ Fillings are numbered, `i`; filling i is in place i % places, in the phase i // 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..backend import Members, cuda, i32, noun, u32, u64, verb
 from ..ptx.fences import fence_proxy_async
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from ..ptx.warp import bar_warp_sync
@@ -22,40 +20,34 @@ from .pipeline import Barriers
 from .rows import FULL_WARP
 
 
-class Outbox(Namespace):
-    """The verbs."""
-
-    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
-    claim: Callable[..., Any]  # (barriers, i) -> place: wait until it is empty
-    hand: Callable[..., None]  # (barriers, i): the lanes of my warp have written their share
-    take: Callable[..., Any]  # (barriers, i) -> place: wait until all warps have; copies may read it
-    free: Callable[..., None]  # (barriers, i): copies have read it
-
-
 @cache
-def outbox(places: int, warps: int) -> Outbox:
+@noun
+def outbox(places: int, warps: int) -> Members:
     """The verbs of so many places, each filled by so many warps."""
     PLACES = u32(places)  # no sign to look after in what follows
 
     @verb
     def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
         return Barriers(cuda.shared.array(places, u64), cuda.shared.array(places, u64))
 
     @verb
     def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
         for place in range(places):
             mbarrier_init(barriers.full, place, warps)
             mbarrier_init(barriers.empty, place, 1)
 
     @verb
     def claim(barriers, i):
+        """Wait until the place is empty. Return the place."""
         place = i32(u32(i) % PLACES)
         mbarrier_wait_cta(barriers.empty, place, u32(i) // PLACES & 1 ^ 1)
         return place
 
     @verb
     def hand(barriers, i):
+        """Signal that the lanes of my warp have written their share."""
         fence_proxy_async()
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % u32(32) == u32(0):
@@ -63,12 +55,14 @@ def outbox(places: int, warps: int) -> Outbox:
 
     @verb
     def take(barriers, i):
+        """Wait until all warps have written theirs; then copies may read it. Return the place."""
         place = i32(u32(i) % PLACES)
         mbarrier_wait_cta(barriers.full, place, u32(i) // PLACES & 1)
         return place
 
     @verb
     def free(barriers, i):
+        """Signal that copies have read the place."""
         mbarrier_arrive(barriers.empty, i32(u32(i) % PLACES))
 
-    return Outbox(barriers=barriers, init=init, claim=claim, hand=hand, take=take, free=free)
+    return locals()

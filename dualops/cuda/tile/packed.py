@@ -53,7 +53,7 @@ def _words(pack_two: Any, unpack_two: Any) -> Packed:
         for w in range(len(held)):
             held[w] = u32(anew_i32(i32(held[w])))
 
-    return Packed(element=u32, size=4, load=load, unpack=unpack, pack=pack, anew=anew)
+    return Packed.from_locals(locals(), element=u32, size=4)
 
 
 def _numbers(dtype: str) -> Packed:
@@ -78,4 +78,4 @@ def _numbers(dtype: str) -> Packed:
     def anew(held):
         pass
 
-    return Packed(element=mem.number, size=SIZE, load=load, unpack=unpack, pack=pack, anew=anew)
+    return Packed.from_locals(locals(), element=mem.number, size=SIZE)

@@ -15,11 +15,10 @@ A part of a stage that readers wait for later, and warps may write to: `companio
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..backend import Members, Noun, cuda, i32, noun, u32, u64, verb
 from ..ptx.arithmetic import opaque_i32
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -40,39 +39,30 @@ class Barriers(NamedTuple):
     empty: Any
 
 
-class Pipeline(Namespace):
-    """The verbs."""
-
-    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (barriers): by one thread, before `start`
-    start: Callable[..., None]  # (): from here on everybody knows them
-    leave: Callable[..., None]  # (): after the last filling: wait until no block of the cluster needs this one's memory
-    next: Callable[..., Any]  # (i) -> i + 1; the compiler unrolls no loop that counts so
-    stage: Callable[..., Any]  # (i) -> stage, where nobody has to wait
-    acquire: Callable[..., Any]  # (barriers, i) -> stage: wait until it is free, and expect its bytes
-    wait: Callable[..., Any]  # (barriers, i) -> stage: wait until its bytes are there
-    release: Callable[..., None]  # (barriers, i): all lanes of my warp have read it, as after the wait for a product
-    skip: Callable[..., None]  # (barriers, i): release it unread, where lanes have not met since they waited for it
-    claim: Callable[..., Any]  # (barriers, i) -> stage: by a warp that writes to its companion; wait until it is free
+Pipeline = Noun  # what `pipeline` makes
 
 
 @cache
-def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline:
+@noun
+def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Members:
     """The verbs of a pipeline with so many stages of `nbytes`, which `warps` warps of each block read."""
     STAGES = u32(stages)  # no sign to look after in what follows
 
     @verb
     def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
         return Barriers(cuda.shared.array(stages, u64), cuda.shared.array(stages, u64))
 
     @verb
     def init(barriers):
+        """Initialize the barriers; by one thread, before `start`."""
         for stage in range(stages):
             mbarrier_init(barriers.full, stage, 1)
             mbarrier_init(barriers.empty, stage, warps * cluster)
 
     @verb
     def start():
+        """Make the barriers known to all threads of the cluster."""
         fence_mbarrier_init()
         if cluster > 1:
             barrier_cluster_arrive()
@@ -82,16 +72,19 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
 
     @verb
     def leave():
+        """After the last filling, wait until no block of the cluster needs this one's memory."""
         if cluster > 1:
             barrier_cluster_arrive()
             barrier_cluster_wait()
 
     @verb
-    def stage_of(i):
+    def stage(i):
+        """Return the stage of filling i, where nobody has to wait."""
         return i32(u32(i) % STAGES)
 
     @verb
     def acquire(barriers, i):
+        """Wait until the stage is free, and expect its bytes. Return the stage."""
         stage = i32(u32(i) % STAGES)
         free = u32(i) // STAGES & 1 ^ 1  # the phase before is over; a new barrier's is
         mbarrier_wait_cta(barriers.empty, stage, free)
@@ -99,17 +92,20 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
         return stage
 
     @verb
-    def next_of(i):
+    def next(i):
+        """Return i + 1. The compiler does not unroll a loop that counts like this."""
         return u32(opaque_i32(i + 1))
 
     @verb
     def wait(barriers, i):
+        """Wait until the stage's bytes are there. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(barriers.full, stage, u32(i) // STAGES & 1)
         return stage
 
     @verb
     def release(barriers, i):
+        """Release the stage once all lanes of my warp have read it, as after the wait for a product."""
         stage, lane = i32(u32(i) % STAGES), i32(u32(cuda.threadIdx.x) % u32(32))
         if cluster > 1:
             if lane < cluster:
@@ -119,25 +115,15 @@ def pipeline(stages: int, nbytes: int, warps: int, cluster: int = 1) -> Pipeline
 
     @verb
     def skip(barriers, i):
+        """Release the stage unread, where lanes have not met since they waited for it."""
         bar_warp_sync(FULL_WARP)  # a lane that still waited could find the stage filled anew, and wait for ever
         release(barriers, i)
 
     @verb
     def claim(barriers, i):
+        """Wait until the stage is free; by a warp that writes to its companion. Return the stage."""
         stage = i32(u32(i) % STAGES)
         mbarrier_wait_cta(barriers.empty, stage, u32(i) // STAGES & 1 ^ 1)
         return stage
 
-    return Pipeline(
-        barriers=barriers,
-        init=init,
-        start=start,
-        leave=leave,
-        next=next_of,
-        stage=stage_of,
-        acquire=acquire,
-        wait=wait,
-        release=release,
-        skip=skip,
-        claim=claim,
-    )
+    return locals()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, u32, verb
+from ..backend import Members, Namespace, cuda, members, noun, u32, verb
 from ..ptx.arithmetic import anew_i32 as anew_i32, opaque_f32 as opaque_f32, opaque_i32
 from .numbers import numbers
 from .shared import Tile
@@ -48,28 +48,29 @@ class CountedMma(Mma):
     add_counted: Callable[..., None]  # (out, smem, depth): leaves out pairs whose number of A is -0, whatever B holds
 
 
-class Neighbours(Namespace):
-    """How a thread gets neighbours from shared memory."""
-
-    load: Callable[..., None]  # (frag, at, smem, index)
-
-
 @cache
-def neighbours(number: Any, near: int) -> Neighbours:
-    """The verb for `near` neighbours: four at once where `near` is a multiple of four; then `index` must be one too."""
+@noun
+def neighbours(number: Any, near: int) -> Members:
+    """How a thread gets neighbours from shared memory.
+
+    The verb for `near` neighbours: four at once where `near` is a multiple of four; then `index` must be one too.
+    """
     num = numbers(number)
 
     @verb
-    def one_by_one(frag, at, smem, index):
+    def _one_by_one(frag, at, smem, index):
         for i in range(near):
             frag[at + i] = smem[index + i]
 
     @verb
-    def by_four(frag, at, smem, index):
+    def _by_four(frag, at, smem, index):
         for i in range(0, near, 4):
             num.load_four(frag, at + i, smem, index + i)
 
-    return Neighbours(load=one_by_one if near % 4 else by_four)
+    return members(
+        locals(),
+        load=_one_by_one if near % 4 else _by_four,  # (frag, at, smem, index)
+    )
 
 
 def mma_abt(number: Any, a: Tile, b: Tile, rows: int, columns: int, lanes: int = LANES, *, looped: bool = False) -> Mma:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..backend import Namespace, f32, verb
+from ..backend import Members, f32, members, noun, verb
 from ..ptx.arithmetic import ex2_approx_ftz, rcp_approx_ftz
 from .numbers import LOG2_E
 
@@ -47,47 +47,43 @@ def near_tanh(x, rate, size):
     return size * (x * of_square)
 
 
-class QuickCurve(Namespace):
-    """size * f(rate * x) - less, for an odd f that never falls, to 3e-7 of size: verbs (x, numbers, less)."""
+@noun
+def quick_tanh_curve() -> Members:
+    """size * f(rate * x) - less, for an odd f that never falls, to 3e-7 of size: verbs (x, numbers, less).
 
-    numbers: Callable[..., Any]  # (rate, size) -> what the others need of them
-    any: Callable[..., Any]
-    # the same of small x, the smallest last, each with (largest, numbers) -> whether it is for x up to this size
-    nearer: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...]
-
-
-def quick_tanh_curve() -> QuickCurve:
-    """Of tanh; of small numbers by polynomials, which leave the unit of special functions alone."""
+    Of tanh; of small numbers by polynomials, which leave the unit of special functions alone.
+    """
     LEAST, MOST = f32(2.0**-20), f32(2.0**20)  # rates whose fifth power neither vanishes nor overflows
 
     @verb
     def numbers(rate, size):
+        """Return the numbers that the other verbs need."""
         return rate, size
 
     @verb
-    def of_any(x, numbers, less):
+    def any(x, numbers, less):
         rate, size = numbers[0], numbers[1]
         return (size - less) - size * rcp_approx_ftz(HALF + ex2_approx_ftz(x * (rate * TWICE) - ONE))
 
     @verb
-    def of_near(x, numbers, less):
+    def _of_near(x, numbers, less):
         return near_tanh(x, numbers[0], numbers[1]) - less
 
     @verb
-    def of_nearer(x, numbers, less):
+    def _of_nearer(x, numbers, less):
         rate, size = numbers
         square, first, third = x * x, size * rate, size * rate * (rate * rate)
         fifth = third * (rate * rate) * NEARER[2]
         return x * ((fifth * square + third * NEARER[1]) * square + first * NEARER[0]) - less
 
     @verb
-    def of_nearest(x, numbers, less):
+    def _of_nearest(x, numbers, less):
         rate, size = numbers
         first, third = size * rate * NEAREST[0], size * rate * (rate * rate) * NEAREST[1]
         return x * (third * (x * x) + first) - less
 
     @verb
-    def are_near(largest, numbers):
+    def _are_near(largest, numbers):
         return largest * numbers[0] < ONE
 
     def are_below(bound: Any) -> Callable[..., Any]:
@@ -98,8 +94,12 @@ def quick_tanh_curve() -> QuickCurve:
 
         return are
 
-    nearer = (of_near, are_near), (of_nearer, are_below(NEARER_BOUND)), (of_nearest, are_below(NEAREST_BOUND))
-    return QuickCurve(numbers=numbers, any=of_any, nearer=nearer)
+    nearer = (_of_near, _are_near), (_of_nearer, are_below(NEARER_BOUND)), (_of_nearest, are_below(NEAREST_BOUND))
+    return members(
+        locals(),
+        # the same of small x, the smallest last, each with (largest, numbers) -> whether it is for x up to this size
+        nearer=nearer,
+    )
 
 
 @verb

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, u32, u64, verb
+from ..backend import Members, Namespace, Noun, cuda, i32, members, noun, u32, u64, verb
 from ..ptx.async_copy import cp_async_bulk
 from ..ptx.mbarrier import (
     fence_mbarrier_init,
@@ -81,29 +81,22 @@ class Filling(NamedTuple):
     width: int
 
 
-class Ring(Namespace):
-    """The verbs; `i` numbers the copies, `array` the arrays of a stage."""
-
-    columns: int  # that a row of a stage has room for
-    tile: int  # elements from one array of a stage to the next
-    smem: Callable[..., RingSmem]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (smem): by one thread, before `start_cluster`
-    acquire: Callable[..., Filling]  # (smem, i, rows, width): wait until a stage is free, and expect so many
-    copy: Callable[..., None]  # (filling, array, row, x, index): start to copy a row
-    copy_rows: Callable[..., None]  # (filling, array, x, index): all of them, where they are as far apart as in a stage
-    wait: Callable[..., Any]  # (smem, i) -> stage: wait until its bytes are there
-    begin: Callable[..., Any]  # (stage): where its first array begins in smem.tiles
-    release: Callable[..., None]  # (smem, stage): my warp has read it
+Ring = Noun  # what `ring` makes
 
 
 @cache
-def ring(stages: Stages, warps: int) -> Ring:
-    """The verbs of a ring that `warps` warps read."""
+@noun
+def ring(stages: Stages, warps: int) -> Members:
+    """The verbs of a ring that `warps` warps read.
+
+    `i` numbers the copies, `array` the arrays of a stage.
+    """
     element, itemsize = storage(stages.dtype).element, storage(stages.dtype).itemsize
     COUNT = u32(stages.count)  # no sign to look after in what follows
 
     @verb
     def smem():
+        """Return the shared arrays; once in a kernel, by all threads."""
         tiles = cuda.shared.array(0, element, alignment=16)
         full = cuda.shared.array(stages.count, u64)
         empty = cuda.shared.array(stages.count, u64)
@@ -111,12 +104,14 @@ def ring(stages: Stages, warps: int) -> Ring:
 
     @verb
     def init(smem):
+        """Initialize the barriers; by one thread, before `start_cluster`."""
         for stage in range(stages.count):
             mbarrier_init(smem.full, stage, 1)
             mbarrier_init(smem.empty, stage, warps)
 
     @verb
     def acquire(smem, i, rows, width):
+        """Wait until a stage is free, and expect the bytes of so many rows of this width."""
         stage = i32(u32(i) % COUNT)
         mbarrier_wait_cta(smem.empty, stage, u32(i) // COUNT & 1 ^ 1)  # the round before; a new barrier's is over
         mbarrier_arrive_expect_tx(smem.full, stage, rows * width * (stages.arrays * itemsize))
@@ -124,43 +119,41 @@ def ring(stages: Stages, warps: int) -> Ring:
 
     @verb
     def copy(filling, array, row, x, index):
+        """Start to copy a row."""
         smem, stage = filling.smem, filling.stage
         at = stage * stages.size + array * stages.tile + row * stages.columns
         cp_async_bulk(smem.tiles, at, x, index, filling.width * itemsize, smem.full, stage)
 
     @verb
     def copy_rows(filling, array, x, index):
+        """Start to copy all rows, where they are as far apart as in a stage."""
         smem, stage = filling.smem, filling.stage
         at = stage * stages.size + array * stages.tile
         cp_async_bulk(smem.tiles, at, x, index, filling.rows * (stages.columns * itemsize), smem.full, stage)
 
     @verb
     def wait(smem, i):
+        """Wait until the stage's bytes are there. Return the stage."""
         stage = i32(u32(i) % COUNT)
         mbarrier_wait_cta(smem.full, stage, u32(i) // COUNT & 1)
         return stage
 
     @verb
     def begin(stage):
+        """Return where the stage's first array begins in smem.tiles."""
         return stage * stages.size
 
     @verb
     def release(smem, stage):
+        """Release the stage, which my warp has read."""
         bar_warp_sync(FULL_WARP)
         if u32(cuda.threadIdx.x) % WARP == 0:
             mbarrier_arrive(smem.empty, stage)
 
-    return Ring(
-        columns=stages.columns,
-        tile=stages.tile,
-        smem=smem,
-        init=init,
-        acquire=acquire,
-        copy=copy,
-        copy_rows=copy_rows,
-        wait=wait,
-        begin=begin,
-        release=release,
+    return members(
+        locals(),
+        columns=stages.columns,  # that a row of a stage has room for
+        tile=stages.tile,  # elements from one array of a stage to the next
     )
 
 
@@ -266,7 +259,7 @@ def _parts_in_block(number: Any, warps: int, rows: int, kept: int) -> Parts:
         bar_sync(1 + row, THREADS)  # the copying warp goes on
         return ((row_round & LAST) * SIZE + row * warps) * 2
 
-    return Parts(size=SIZE, smem=_parts_smem(number, SIZE, kept), init=init, send=send, wait=wait)
+    return Parts.from_locals(locals(), size=SIZE, smem=_parts_smem(number, SIZE, kept))
 
 
 def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, cluster: int, kept: int) -> Parts:
@@ -294,4 +287,4 @@ def _parts_in_cluster(number: Any, send_pair: Callable[..., None], warps: int, c
         mbarrier_wait(smem.bells, place, u32(row_round) // ROUND & 1)
         return i32(place * SIZE * 2)
 
-    return Parts(size=SIZE, smem=_parts_smem(number, SIZE, kept), init=init, send=send, wait=wait)
+    return Parts.from_locals(locals(), size=SIZE, smem=_parts_smem(number, SIZE, kept))

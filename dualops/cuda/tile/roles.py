@@ -43,4 +43,4 @@ def roles(consumers: int, *, most: bool = False) -> Roles:
     def consume():
         setmaxnreg_inc(MANY)
 
-    return Roles(threads=threads, produce=produce, consume=consume)
+    return Roles.from_locals(locals())

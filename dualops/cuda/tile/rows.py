@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, verb
+from ..backend import Members, cuda, noun, verb
 from ..ptx.warp import (
     shfl_idx_f32 as shfl_idx_f32,
     shfl_idx_i32 as shfl_idx_i32,
@@ -18,35 +18,33 @@ from .numbers import numbers
 FULL_WARP = 0xFFFFFFFF
 
 
-class LaneReductions(Namespace):
-    """Reductions over `lanes` neighbouring lanes (a power of two up to 32); every lane gets the result."""
-
-    max: Callable[..., Any]
-    sum: Callable[..., Any]
-    sum_two: Callable[..., Any]  # (a, b) -> both sums, by one shuffle more than one of them
-
-
 @cache
-def lane_reductions(number: Any, lanes: int) -> LaneReductions:
-    """The verbs for numbers of type f32 or f64. All 32 lanes of the warp must call them."""
+@noun
+def lane_reductions(number: Any, lanes: int) -> Members:
+    """Reductions over `lanes` neighbouring lanes (a power of two up to 32); every lane gets the result.
+
+    The verbs for numbers of type f32 or f64. All 32 lanes of the warp must call them.
+    """
     num = numbers(number)
     STEPS, FAR = lanes.bit_length() - 1, lanes // 2
 
     @verb
-    def lanes_max(x):
+    def max(x):
         for step in range(STEPS):
             x = num.maximum(x, num.shuffle(x, 1 << step, FULL_WARP))
         return x
 
     @verb
-    def lanes_sum(x):
+    def sum(x):
         for step in range(STEPS):
             x += num.shuffle(x, 1 << step, FULL_WARP)
         return x
 
     @verb
-    def lanes_sum_two(a, b):
-        """Half of the lanes add up one of them, half the other."""
+    def sum_two(a, b):
+        """Return both sums, by one shuffle more than one of them takes. Half of the lanes add up one of them, half the
+        other.
+        """
         if lanes > 1:
             upper = (cuda.threadIdx.x & FAR) != 0
             mine = (b if upper else a) + num.shuffle(a if upper else b, FAR, FULL_WARP)
@@ -56,7 +54,7 @@ def lane_reductions(number: Any, lanes: int) -> LaneReductions:
             a, b = (other if upper else mine), (mine if upper else other)
         return a, b
 
-    return LaneReductions(max=lanes_max, sum=lanes_sum, sum_two=lanes_sum_two)
+    return locals()
 
 
 def transposed(number: Any) -> Callable[..., Any]:

@@ -6,11 +6,10 @@ that run at once share rows of A and columns of B in L2. The blocks of a cluster
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, u32, verb
+from ..backend import Members, cuda, noun, u32, verb
 from ..ptx.warp import cluster_ctarank
 from .boxes import Cluster
 
@@ -23,42 +22,41 @@ class Position(NamedTuple):
     n_block: Any
 
 
-class Schedule(Namespace):
-    """The walk of a block. Clusters are numbered, and each takes every so-many-th number."""
-
-    first: Callable[..., Any]  # () -> the number that this block's cluster begins with
-    step: Callable[..., Any]  # () -> how far it is to the next
-    numbers: Callable[..., Any]  # (batches, m_blocks, n_blocks) -> how many there are; all u32
-    position: Callable[..., Position]  # (number, m_blocks, n_blocks): of this block's tile
-
-
 @cache
-def schedule(group: int, cluster: Cluster) -> Schedule:
-    """group: rows of tiles, a multiple of the cluster's."""
+@noun
+def schedule(group: int, cluster: Cluster) -> Members:
+    """The walk of a block. Clusters are numbered, and each takes every so-many-th number.
+
+    group: rows of tiles, a multiple of the cluster's.
+    """
     group_rows, blocks = group // cluster.rows, cluster.blocks  # of clusters
     high, wide = cluster.rows, cluster.columns
 
     @verb
     def first():
+        """Return the number that this block's cluster begins with."""
         return u32(u32(cuda.blockIdx.x) // u32(blocks))
 
     @verb
     def step():
+        """Return how far it is to the next number."""
         return u32(u32(cuda.gridDim.x) // u32(blocks))
 
     @verb
-    def clusters(m_blocks, n_blocks):
+    def _clusters(m_blocks, n_blocks):
         """Clusters above one another in a batch, and beside one another."""
         return u32(u32(m_blocks + (high - 1)) // u32(high)), u32(u32(n_blocks + (wide - 1)) // u32(wide))
 
     @verb
     def numbers(batches, m_blocks, n_blocks):
-        height, width = clusters(m_blocks, n_blocks)
+        """Return how many numbers there are; all u32."""
+        height, width = _clusters(m_blocks, n_blocks)
         return u32(u32(batches * height) * width)
 
     @verb
     def position(number, m_blocks, n_blocks):
-        height, width = clusters(m_blocks, n_blocks)
+        """Return the position of this block's tile."""
+        height, width = _clusters(m_blocks, n_blocks)
         tiles, group_tiles = u32(height * width), u32(group_rows * width)
         batch, place = u32(number // tiles), u32(number % tiles)
         above, place = u32(place // group_tiles * group_rows), u32(place % group_tiles)
@@ -69,4 +67,4 @@ def schedule(group: int, cluster: Cluster) -> Schedule:
             m_block, n_block = u32(m_block * high + rank % high), u32(n_block * wide + rank // high)
         return Position(batch, m_block, n_block)
 
-    return Schedule(first=first, step=step, numbers=numbers, position=position)
+    return locals()

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, verb
+from ..backend import Members, Noun, cuda, i32, members, noun, verb
 from .numbers import numbers
 from .storage import storage
 
@@ -43,17 +43,7 @@ class Part(NamedTuple):
     weights: Any
 
 
-class Tile(Namespace):
-    """Rows of numbers in shared memory; or several such tiles, stages, one after the other."""
-
-    at: int  # where it begins
-    rows: int
-    width: int  # numbers of a row that are of the array
-    filled: int  # and with the zeros behind them
-    row: int  # numbers from a row to the next
-    size: int  # numbers from a stage to the next
-    place: Callable[..., Any]  # (row, column) -> where that number lies
-    load: Callable[..., Any]  # (smem, lines) -> 1 if this thread met a NaN or an infinity; by all threads of the block
+Tile = Noun  # what `Shared.tile` makes
 
 
 class Shared:
@@ -64,11 +54,13 @@ class Shared:
         self.count = 0  # numbers so far
         self._latest = 0  # where the latest of them begin
 
+    @noun
     def tile(
         self, rows: int, width: int, multiple: int = 4, *, stages: int = 1, pad: int = PAD, over: Tile | None = None
-    ) -> Tile:
-        """Room for a tile whose rows are filled with zeros to a multiple, `stages` times; or over the latest one.
+    ) -> Members:
+        """Rows of numbers in shared memory; or several such tiles, stages, one after the other.
 
+        Makes room for a tile whose rows are filled with zeros to a multiple, `stages` times; or over the latest one.
         pad: numbers between rows, a multiple of four; 0 where lanes meet within a row alone. Raises ValueError for a
         place that something else lies behind already.
         """
@@ -81,10 +73,20 @@ class Shared:
 
         @verb
         def place(r, c):
+            """Return where number c of row r lies."""
             return at + r * row + c
 
-        load = _load(self.dtype, self.threads, at, (rows, width, filled, row))
-        return Tile(at=at, rows=rows, width=width, filled=filled, row=row, size=rows * row, place=place, load=load)
+        return members(
+            locals(),
+            at=at,  # where it begins
+            rows=rows,
+            width=width,  # numbers of a row that are of the array
+            filled=filled,  # and with the zeros behind them
+            row=row,  # numbers from a row to the next
+            size=rows * row,  # numbers from a stage to the next
+            # (smem, lines) -> 1 if this thread met a NaN or an infinity; by all threads of the block
+            load=_load(self.dtype, self.threads, at, (rows, width, filled, row)),
+        )
 
     def vector(self, count: int) -> int:
         """Room for so many numbers: where they begin."""

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import (
     bits_of_f32,
     f32_of_bits,
@@ -51,28 +51,7 @@ LIMITS = {"bfloat16": 2.0**30, "float32": 2.0**30, "float16": 2.0**28}
 PAIRS = {"bfloat16": pack_bf16x2, "float16": pack_f16x2}
 
 
-class SoftmaxRows(Namespace):
-    """The verbs; row_max, new_max, row_sum and rescale are local arrays of two numbers."""
-
-    pair: Callable[..., Any]  # () -> such an array
-    start: Callable[..., None]  # (row_max, row_sum): of rows that have seen nothing
-    new_max: Callable[..., None]  # (new_max, scores, row_max): in all lanes of a row
-    # (factors of a score's exponent and of its value) -> `units`: these, and between them the power of two and the
-    # score from which on it is taken
-    units: Callable[..., Any]
-    exponents: Callable[..., None]  # (base, factor, maxima, units): of rows with these maxima
-    rescale_of: Callable[..., None]  # (rescale, row_max, new_max, base, factor): and row_max becomes new_max
-    exp2: Callable[..., None]  # (scores, base, factor)
-    settle: Callable[..., None]  # (scores): all are known before what comes next, which may be a wait for products
-    add: Callable[..., None]  # (row_sum, scores, rescale): a lane's share of the sums
-    scale: Callable[..., None]  # (acc, rescale)
-    scale_changed: Callable[..., None]  # (acc, rescale): my warp's upper rows, or lower, if one changes
-    pack: Callable[..., None]  # (probs, scores): rounded, in pairs
-    total: Callable[..., None]  # (row_sum): the lanes meet
-    divide: Callable[..., None]  # (acc, row_sum, growth): by the totals, times this; 0 where a row has seen nothing
-    # (row_max, row_sum, rescale, sink, units): row_max becomes lse, row_sum is what acc is divided by. With sinks, the
-    # sink joins row_sum, and rescale is the factor of acc; with `rest`, it is what rounding took from lse
-    close: Callable[..., None]
+SoftmaxRows = Noun  # what `softmax_rows` makes
 
 
 @cache
@@ -120,6 +99,7 @@ def power_of_two(x, most):
 
 
 @cache
+@noun
 def softmax_rows(
     dtype: str,
     scores_size: int,
@@ -129,9 +109,9 @@ def softmax_rows(
     threes: bool = False,
     sinks: bool = False,
     rest: bool = False,
-) -> SoftmaxRows:
-    """For so many scores and results of a thread, and as many again for each strip of rows; probabilities are packed as
-    "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
+) -> Members:
+    """The verbs for so many scores and results of a thread, and as many again for each strip of rows; probabilities are
+    packed as "bfloat16" or "float16", or those of "float32" as three parts of bfloat16 each (`thirds`).
 
     sinks: `close` joins them. rest: it keeps what rounding took from lse.
 
@@ -143,6 +123,8 @@ def softmax_rows(
     than 8 is 1 to 3 % faster, and where one key counts for most costs its rounding: 2.4 times the baseline's error.
     Of a row of large exponents it is 2 ** (the error of base), which is rounded like any other probability: `close`
     corrects the sum by as much, or a row with one large score would not be exactly its value.
+
+    row_max, new_max, row_sum and rescale are local arrays of two numbers.
     """
     num, lanes = numbers(f32), lane_reductions(f32, LANES)
     quads, acc_quads, put_pair = scores_size // 4, acc_size // 4, pairs_of(dtype, scores_size // 2)
@@ -157,10 +139,12 @@ def softmax_rows(
 
     @verb
     def pair():
+        """Return a local array of two numbers."""
         return cuda.local.array(ROWS_THERE, f32)
 
     @verb
     def start(row_max, row_sum):
+        """Initialize rows that have seen nothing."""
         for h in range(ROWS_THERE):
             row_max[h] = num.minus_inf
             row_sum[h] = num.zero
@@ -194,7 +178,7 @@ def softmax_rows(
     smallest_each = each(lambda h: extreme_of(h, smallest_word, True))
 
     @verb
-    def new_max_by_threes(new_max, scores, row_max):
+    def _new_max_by_threes(new_max, scores, row_max):
         most = pair()
         largest_each(most, scores, 0)
         bits = u32(0)
@@ -207,21 +191,23 @@ def softmax_rows(
 
     @verb
     def units(of_scores):
+        """Return `units`: the two factors, and between them a power of two and the score from which on it is taken."""
         to_exponent, to_score = of_scores
         return to_exponent, power_of_two(to_exponent, max(to_score, num.one)), LIMIT / to_exponent, to_score
 
     @verb
-    def is_usual_score(most, units):
+    def _is_usual_score(most, units):
         return abs(most) < units[2]
 
     @verb
-    def is_usual_exponent(most, units):
+    def _is_usual_exponent(most, units):
         return abs(mul_rn(most, units[0])) < LIMIT
 
-    is_usual = is_usual_score if threes else is_usual_exponent  # an instruction more, and a register less
+    is_usual = _is_usual_score if threes else _is_usual_exponent  # an instruction more, and a register less
 
     @verb
     def exponents(base, factor, maxima, units):
+        """Find base and factor of exponents, for rows with these maxima."""
         for h in range(ROWS_THERE):
             most = num.base(maxima[h])
             factor[h] = units[0] if is_usual(most, units) else units[1]
@@ -229,6 +215,7 @@ def softmax_rows(
 
     @verb
     def rescale_of(rescale, row_max, new_max, base, factor):
+        """Find the rescale factors; row_max becomes new_max."""
         for h in range(ROWS_THERE):
             rescale[h] = num.exp2(mul_rn(row_max[h], factor[h]) - base[h])
             row_max[h] = new_max[h]
@@ -245,7 +232,8 @@ def softmax_rows(
         return exp2
 
     @verb
-    def settle_all(scores):
+    def settle(scores):
+        """Have the compiler know all scores before what comes next, which may be a wait for products."""
         bits = bits_of_f32(scores[0])
         for e in range(1, scores_size * strips):
             bits |= bits_of_f32(scores[e])
@@ -305,24 +293,31 @@ def softmax_rows(
 
     @verb
     def scale_changed(acc, rescale):
+        """Rescale my warp's upper rows, or its lower ones, if one of them changes."""
         scale_each_changed(acc, rescale, 0)
 
     @verb
     def divide(acc, row_sum, growth):
+        """Divide acc by the totals, and multiply it by growth; 0 where a row has seen nothing."""
         divide_each(acc, row_sum, growth)
 
     @verb
     def pack(probs, scores):
+        """Round the scores into probs, in pairs."""
         for j in range(2 * quads):  # of one strip
             put_pair(probs, j, scores[2 * j], scores[2 * j + 1])
 
     @verb
     def total(row_sum):
+        """Add up row_sum over the lanes of a row."""
         for h in range(ROWS_THERE):
             row_sum[h] = lanes.sum(row_sum[h])
 
     @verb
     def close(row_max, row_sum, rescale, sink, units):
+        """Turn row_max into lse, and row_sum into what acc is divided by. With sinks, the sink joins row_sum, and
+        rescale is the factor of acc. With `rest`, rescale is what rounding took from lse.
+        """
         base, factor = pair(), pair()
         exponents(base, factor, row_max, units)
         for h in range(ROWS_THERE):
@@ -342,20 +337,9 @@ def softmax_rows(
                 rescale[h] = most - row_max[h] + log_sum if row_max[h] != num.minus_inf else num.zero
             row_sum[h] += correction * rescale[h] if sinks else correction
 
-    return SoftmaxRows(
-        pair=pair,
-        start=start,
-        new_max=new_max_by_threes if threes else each(new_max_of),
-        units=units,
-        exponents=exponents,
-        rescale_of=rescale_of,
-        exp2=each(exp2_of),
-        settle=settle_all,
-        add=each(add_of),
-        scale=scale,
-        scale_changed=scale_changed,
-        pack=pack,
-        total=total,
-        divide=divide,
-        close=close,
+    return members(
+        locals(),
+        new_max=_new_max_by_threes if threes else each(new_max_of),  # (new_max, scores, row_max): in all lanes of a row
+        exp2=each(exp2_of),  # (scores, base, factor)
+        add=each(add_of),  # (row_sum, scores, rescale): a lane's share of the sums
     )

@@ -255,20 +255,15 @@ def _half(number_of_bits: Any, bits_of_number: Any, unpack: Any, pack: Any) -> S
         frag[at + 4], frag[at + 5] = unpack(c)
         frag[at + 6], frag[at + 7] = unpack(d)
 
-    return Storage(
+    return Storage.from_locals(
+        locals(),
         element=u16,
         number=f32,
         itemsize=2,
         vector=8,
-        load=load,
-        load_of_pair=load_of_pair,
-        one_of_pair=one_of_pair,
-        store=store,
-        rounded=rounded,
         load_vector=loading(ld_global_v4_b32),
         store_vector=storing(st_global_v4_b32),
         store_kept=storing(st_global_kept_v4_b32),
-        load_shared=load_shared,
         load_once=loading(ld_global_once_v4_b32),
     )
 

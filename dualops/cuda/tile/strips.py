@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits, opaque_i32
 from ..ptx.mma import mma_m16n8k8_tf32, mma_m16n8k16
 from .softmax_rows import PAIRS
@@ -36,16 +36,6 @@ class Places(NamedTuple):
     b: Any
 
 
-class StripAbt(Namespace):
-    """sums [16, columns] = A @ B.T. Lines of A and B run along the sum."""
-
-    size: int  # sums of a thread
-    fragment: Callable[..., Any]  # () -> a local array for them
-    place: Callable[..., Any]  # (row, at) -> where this lane reads the 16 rows of A from `row` on; A begins at `at`
-    hold: Callable[..., Any]  # (smem, place) -> A's fragments, where they are held
-    multiply: Callable[..., None]  # (sums, a_frag, smem, place, b_at)
-
-
 class StripAb(Namespace):
     """sums [16, columns] += A @ B. Lines of B run along its columns."""
 
@@ -57,8 +47,11 @@ class StripAb(Namespace):
 
 
 @cache
-def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> StripAbt:
-    """a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew.
+@noun
+def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: bool, strips: int = 1) -> Members:
+    """sums [16, columns] = A @ B.T. Lines of A and B run along the sum.
+
+    a, b: their boxes, of which they have so many. held: A's fragments stay in registers, else they are read anew.
     strips: one or two, by the same B; held, one.
     """
     a_side, b_side = fragments(a, ROWS, left=True), fragments(b, b.rows, left=False)
@@ -71,14 +64,17 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
 
     @verb
     def fragment():
+        """Return a local array for the sums."""
         return cuda.local.array(SIZE, f32)
 
     @verb
     def place(row, at):
+        """Return where this lane reads the 16 rows of A from `row` on; A begins at `at`."""
         return i32(at + a_side.start(row))
 
     @verb
     def hold(smem, place):
+        """Return A's fragments, where they are held."""
         frag = cuda.local.array(WORDS, u32)
         if held:
             for n in range(boxes * STEPS):
@@ -111,7 +107,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
         return add_step
 
     @verb
-    def add_boxes(sums, a_frag, smem, places):
+    def _add_boxes(sums, a_frag, smem, places):
         box = i32(0)
         while box < boxes:
             piece = products.make()
@@ -120,7 +116,7 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
             box = opaque_i32(box + 1)
 
     if dtype == "float32":
-        add_of_box, add_all = one_after_another([step_read(n) for n in range(STEPS)]), add_boxes
+        add_of_box, add_all = one_after_another([step_read(n) for n in range(STEPS)]), _add_boxes
     else:
         step = step_held if held else step_read
         add_all = one_after_another([step(n) for n in range(boxes * STEPS)])
@@ -131,7 +127,10 @@ def strip_abt(dtype: str, a: FactorSlice, b: FactorSlice, boxes: int, *, held: b
             sums[e] = ZERO
         add_all(sums, a_frag, smem, Places(place, i32(b_at + b_side.start(0))))
 
-    return StripAbt(size=SIZE, fragment=fragment, place=place, hold=hold, multiply=multiply)
+    return members(
+        locals(),
+        size=SIZE,  # sums of a thread
+    )
 
 
 @cache
@@ -155,7 +154,7 @@ def strip_ab(dtype: str, b: FactorSlice, boxes: int, strips: int = 1) -> StripAb
     def add(sums, a_frag, smem, b_at):
         add_all(sums, a_frag, smem, i32(b_at + b_side.start(0)))
 
-    return StripAb(size=SIZE, fragment=fragment, left=left, put=put, add=add)
+    return StripAb.from_locals(locals(), size=SIZE)
 
 
 def _ab_of_pairs(

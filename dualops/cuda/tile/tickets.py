@@ -14,11 +14,10 @@ to be through with something of piece n - places, as by filling one of places - 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from ..backend import Namespace, cuda, i32, i64, u32, u64, verb
+from ..backend import Members, cuda, i32, i64, members, noun, u32, u64, verb
 from ..ptx.mbarrier import mbarrier_arrive, mbarrier_init, mbarrier_wait_cta
 from ..ptx.memory import atom_add_i64
 
@@ -30,19 +29,9 @@ class Slots(NamedTuple):
     full: Any
 
 
-class Tickets(Namespace):
-    """The verbs."""
-
-    slots: Callable[..., Slots]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (slots): by one thread, before all meet
-    draw: Callable[..., Any]  # (counter, number) -> the number of the piece after this one of the block
-    place: Callable[..., Any]  # (n) -> where its numbers begin
-    hand: Callable[..., None]  # (slots, n): its numbers are written; by one thread
-    take: Callable[..., Any]  # (slots, n) -> where its numbers begin, when they are written
-
-
 @cache
-def tickets(places: int, size: int, shared: bool = False, word: int = 0) -> Tickets:
+@noun
+def tickets(places: int, size: int, shared: bool = False, word: int = 0) -> Members:
     """The verbs for so many places of so many numbers; where pieces are shared out, the counter is not looked at. word:
     which of the counter's is this kernel's own.
     """
@@ -50,32 +39,40 @@ def tickets(places: int, size: int, shared: bool = False, word: int = 0) -> Tick
 
     @verb
     def slots():
+        """Return the shared arrays; once in a kernel, by all threads."""
         return Slots(cuda.shared.array(NUMBERS, i32), cuda.shared.array(places, u64))
 
     @verb
     def init(slots):
+        """Initialize the barriers; by one thread, before all meet."""
         for place in range(places):
             mbarrier_init(slots.full, place, 1)
 
     @verb
-    def draw(counter, number):
+    def _draw(counter, number):
         return i32(cuda.gridDim.x + atom_add_i64(counter, WORD, i64(1)))
 
     @verb
-    def share(counter, number):
+    def _share(counter, number):
         return i32(number + cuda.gridDim.x)
 
     @verb
     def place(n):
+        """Return where the numbers of a piece begin."""
         return i32(u32(n) % COUNT * size)
 
     @verb
     def hand(slots, n):
+        """Signal that the numbers of a piece are written; by one thread."""
         mbarrier_arrive(slots.full, i32(u32(n) % COUNT))
 
     @verb
     def take(slots, n):
+        """Wait until the numbers of a piece are written. Return where they begin."""
         mbarrier_wait_cta(slots.full, i32(u32(n) % COUNT), u32(n) // COUNT & 1)
         return place(n)
 
-    return Tickets(slots=slots, init=init, draw=share if shared else draw, place=place, hand=hand, take=take)
+    return members(
+        locals(),
+        draw=_share if shared else _draw,  # (counter, number) -> the number of the piece after this one of the block
+    )

@@ -6,11 +6,10 @@ side by side. What is beyond the array's rows, or beyond the width of a row, bec
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ..backend import Namespace, cuda, i32, i64, u32, verb
+from ..backend import Members, cuda, i32, i64, noun, u32, verb
 from .async_copies import copies
 from .warp_mma import FactorSlice, swizzled
 
@@ -26,17 +25,14 @@ def paired_line(line: Any) -> Any:
     return line // 8 * 8 + line % 2 * 4 + line % 8 // 2
 
 
-class TileCopies(Namespace):
-    """The verbs, by all threads of a block. What is copied beside them is in no group yet."""
-
-    load: Callable[..., None]  # (smem, at, lines): to the place `at`; lines: `shared.Lines`
-    load_some: Callable[..., None]  # (smem, at, lines, columns): of each line so many elements, the others are zeros
-
-
 @cache
-def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> TileCopies:
-    """For rows of `width` elements, `vector` of which are copied at once: 16, 8 or 4 bytes, or one of 2 bytes, which
-    comes through registers. paired: lines lie as `paired_line` says. Raises ValueError where threads can't share a box.
+@noun
+def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, paired: bool = False) -> Members:
+    """The verbs for rows of `width` elements, `vector` of which are copied at once: 16, 8 or 4 bytes, or one of 2
+    bytes, which comes through registers. paired: lines lie as `paired_line` says. Raises ValueError where threads
+    can't share a box.
+
+    Called by all threads of a block. What is copied beside them is in no group yet.
     """
     units = copies(vector, box.itemsize)
     VECTOR, PITCH, BOX, SHIFT, FLIPS = units.vector, box.pitch, box.size, box.shift, box.flips
@@ -51,13 +47,14 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
     NONE, WORDS = u32(0), max(1, COUNT * units.words)
 
     @verb
-    def place_of(place, i):
+    def _place_of(place, i):
         """Of the thread's copy number i: lines are sums of powers of two, so that their places add up too."""
         further = (paired_line(i * LINES) if paired else i * LINES) * PITCH
         return i32((place ^ (further >> SHIFT & FLIPS)) + further)
 
     @verb
     def load_some(smem, at, lines, columns):
+        """Start to copy so many elements of each line; the others become zeros."""
         tid = u32(cuda.threadIdx.x)
         line, column = tid // u32(LINE), tid % u32(LINE) * u32(VECTOR)
         lies = u32(paired_line(line)) if paired else line
@@ -70,14 +67,15 @@ def tile_copies(box: FactorSlice, width: int, vector: int, threads: int, *, pair
             index = first + b * PITCH
             for i in range(COUNT):
                 there = along if i * LINES < left else NONE
-                units.start(words, i, smem, place_of(mine, i) + b * BOX, lines.data, index, 1, there)
+                units.start(words, i, smem, _place_of(mine, i) + b * BOX, lines.data, index, 1, there)
                 index += LINES * lines.step
             if not units.asynchronous:
                 for i in range(COUNT):
-                    units.end(words, i, smem, place_of(mine, i) + b * BOX)
+                    units.end(words, i, smem, _place_of(mine, i) + b * BOX)
 
     @verb
     def load(smem, at, lines):
+        """Start to copy lines (`shared.Lines`) to the place `at`."""
         load_some(smem, at, lines, width)
 
-    return TileCopies(load=load, load_some=load_some)
+    return locals()

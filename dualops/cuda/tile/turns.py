@@ -42,4 +42,4 @@ def turns(count: int) -> Turns:
 
     if count == 1:
         return Turns(begin=nothing, take=nothing, give=nothing)
-    return Turns(begin=begin, take=take, give=give)
+    return Turns.from_locals(locals())

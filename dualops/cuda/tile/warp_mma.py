@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, verb
+from ..backend import Members, Namespace, cuda, f32, i32, members, noun, u32, verb
 from ..ptx.arithmetic import f32_of_bits
 from ..ptx.ldmatrix import ldmatrix
 from ..ptx.memory import ld_shared_b32
@@ -186,7 +186,7 @@ def fragments(factor: FactorSlice, rows: int, left: bool) -> Fragments:
     if not factor.by_matrices:
         return Fragments(words=SIZE, make=make, start=start_of_words, read=read_words)
     read = read_along_depth if ALONG_DEPTH else read_along_row
-    return Fragments(words=SIZE, make=make, start=start, read=read)
+    return Fragments.from_locals(locals(), words=SIZE)
 
 
 def swizzled(place: Any, shift: int, flips: int) -> Any:
@@ -194,17 +194,12 @@ def swizzled(place: Any, shift: int, flips: int) -> Any:
     return place ^ (place >> u32(shift) & u32(flips))
 
 
-class WarpProducts(Namespace):
-    """The sums of a warp, [rows, columns]: products of 16 rows and 8 columns, row after row of them."""
-
-    make: Callable[..., Any]  # () -> acc, a local array of zeros
-    multiply: Callable[..., None]  # (acc, a_frag, b_frag, half): acc += a @ b, of a step; fragments may be changed
-    add_to: Callable[..., None]  # (totals, acc): totals += acc, acc = 0
-
-
 @cache
-def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> WarpProducts:
-    """The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `parts`, as two
+@noun
+def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> Members:
+    """The sums of a warp, [rows, columns]: products of 16 rows and 8 columns, row after row of them.
+
+    The verbs for factors of "bfloat16" or "float16", sums in float32; or of "float32", as tf32 or, `parts`, as two
     parts each, without the product of the lower ones.
     """
     mma = mma_m16n8k8_tf32 if dtype == "float32" else mma_m16n8k16(MMA_TYPES[dtype])
@@ -214,6 +209,7 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> W
 
     @verb
     def make():
+        """Return acc, a local array of zeros."""
         acc = cuda.local.array(4 * M_TILES * N_TILES, f32)
         for e in range(len(acc)):
             acc[e] = ZERO
@@ -221,41 +217,45 @@ def warp_products(dtype: str, rows: int, columns: int, parts: bool = False) -> W
 
     @verb
     def add_to(totals, acc):
+        """Add acc to totals, and make it 0."""
         for e in range(len(acc)):
             totals[e] += acc[e]
             acc[e] = ZERO
 
     @verb
-    def products(acc, a_frag, a_at, b_frag, b_at):
+    def _products(acc, a_frag, a_at, b_frag, b_at):
         for i in range(M_TILES):
             for j in range(N_TILES):
                 mma(acc, 4 * (i * N_TILES + j), a_frag, a_at + 4 * i, b_frag, b_at + 2 * j)
 
     @verb
     def multiply(acc, a_frag, b_frag, half):
-        products(acc, a_frag, half * A_WORDS, b_frag, half * B_WORDS)
+        _products(acc, a_frag, half * A_WORDS, b_frag, half * B_WORDS)
 
     @verb
-    def multiply_rounded(acc, a_frag, b_frag, half):
+    def _multiply_rounded(acc, a_frag, b_frag, half):
         a_at, b_at = half * A_WORDS, half * B_WORDS
         for word in range(A_WORDS):
             a_frag[a_at + word] = rounded_word(a_frag[a_at + word])
         for word in range(B_WORDS):
             b_frag[b_at + word] = rounded_word(b_frag[b_at + word])
-        products(acc, a_frag, a_at, b_frag, b_at)
+        _products(acc, a_frag, a_at, b_frag, b_at)
 
     @verb
-    def multiply_parts(acc, a_frag, b_frag, half):
+    def _multiply_parts(acc, a_frag, b_frag, half):
         a_lower, b_lower = cuda.local.array(A_WORDS, u32), cuda.local.array(B_WORDS, u32)
         a_at, b_at = half * A_WORDS, half * B_WORDS
         for word in range(A_WORDS):
             a_frag[a_at + word], a_lower[word] = words_of_parts(f32_of_bits(a_frag[a_at + word]))
         for word in range(B_WORDS):
             b_frag[b_at + word], b_lower[word] = words_of_parts(f32_of_bits(b_frag[b_at + word]))
-        products(acc, a_lower, 0, b_frag, b_at)
-        products(acc, a_frag, a_at, b_lower, 0)
-        products(acc, a_frag, a_at, b_frag, b_at)
+        _products(acc, a_lower, 0, b_frag, b_at)
+        _products(acc, a_frag, a_at, b_lower, 0)
+        _products(acc, a_frag, a_at, b_frag, b_at)
 
     if dtype == "float32":
-        multiply = multiply_parts if parts else multiply_rounded
-    return WarpProducts(make=make, multiply=multiply, add_to=add_to)
+        multiply = _multiply_parts if parts else _multiply_rounded
+    return members(
+        locals(),
+        multiply=multiply,  # (acc, a_frag, b_frag, half): acc += a @ b, of a step; fragments may be changed
+    )

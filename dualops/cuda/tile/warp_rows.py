@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, verb
+from ..backend import Members, cuda, f32, i32, members, noun, verb
 from ..ptx.memory import st_shared_v2_f32
 from ..ptx.warp import bar_warp_sync
 from .numbers import numbers
@@ -49,22 +48,13 @@ class WarpRowsLayout:
         return row * self.row + column % 8 // 4 * self.half + column // 8 * 4 + column % 4
 
 
-class WarpRows(Namespace):
-    """The verbs of a warp. smem: shared memory as float32."""
-
-    columns: int  # of a thread
-    apart: int  # rows from a thread's to its next
-    row: Callable[..., Any]  # () -> the thread's first row of the 16
-    column: Callable[..., Any]  # () -> the first of its columns
-    put: Callable[..., None]  # (smem, acc, i): rows from 16 * i on, i any number; and wait until all lanes have
-    take: Callable[..., None]  # (values, smem, row): a thread's columns, to a local array
-    release: Callable[..., None]  # (): all lanes have taken theirs
-
-
 @cache
-def warp_rows(rows: int, width: int, widest: int = 0) -> WarpRows:
-    """The verbs for sums [rows, width] as `warp_mma.warp_products` has them. widest: a warp's place in shared memory
-    has room for rows of so many columns, so that rows of two widths can follow each other there.
+@noun
+def warp_rows(rows: int, width: int, widest: int = 0) -> Members:
+    """The verbs of a warp. smem: shared memory as float32.
+
+    The verbs for sums [rows, width] as `warp_mma.warp_products` has them. widest: a warp's place in shared memory has
+    room for rows of so many columns, so that rows of two widths can follow each other there.
     """
     layout, num = WarpRowsLayout(width), numbers(f32)
     SIZE = WarpRowsLayout(max(width, widest)).size
@@ -72,14 +62,17 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> WarpRows:
 
     @verb
     def row():
+        """Return the thread's first row of the 16."""
         return i32(cuda.threadIdx.x % 32 // THREADS)
 
     @verb
     def column():
+        """Return the first of the thread's columns."""
         return i32(cuda.threadIdx.x % THREADS * COLUMNS)
 
     @verb
     def put(smem, acc, i):
+        """Write the rows from 16 * i on to shared memory, for any i, and wait until all lanes have written."""
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         pair = lane % 4
         at = i32(warp * SIZE + lane // 4 * layout.row + pair // 2 * layout.half + pair % 2 * 2)
@@ -93,32 +86,36 @@ def warp_rows(rows: int, width: int, widest: int = 0) -> WarpRows:
 
     @verb
     def take(values, smem, row):
+        """Read a thread's columns into a local array."""
         at = i32(cuda.threadIdx.x // 32 * SIZE + row * layout.row + cuda.threadIdx.x % THREADS * 4)
         num.load_four(values, 0, smem, at)
         num.load_four(values, 4, smem, i32(at + layout.half))
 
     @verb
     def release():
+        """Wait until all lanes have taken theirs."""
         bar_warp_sync(FULL_WARP)
 
-    return WarpRows(columns=COLUMNS, apart=32 // THREADS, row=row, column=column, put=put, take=take, release=release)
-
-
-class WarpOutput(Namespace):
-    """The same sums row by row, which a verb of the operator takes on from there (`epilogue.RowOutput` for a warp)."""
-
-    store: Callable[..., None]  # (smem, acc, m0, n0, M, results): the warp's first row and column of the result's
+    return members(
+        locals(),
+        columns=COLUMNS,  # of a thread
+        apart=32 // THREADS,  # rows from a thread's to its next
+    )
 
 
 @cache
-def warp_output(rows: int, width: int, finish: Callable[..., None]) -> WarpOutput:
-    """For sums [rows, width]. finish(values, results, m, n): COLUMNS numbers of row m, from column n on. Rows from M on
+@noun
+def warp_output(rows: int, width: int, finish: Callable[..., None]) -> Members:
+    """The same sums row by row, which a verb of the operator takes on from there (`epilogue.RowOutput` for a warp).
+
+    For sums [rows, width]. finish(values, results, m, n): COLUMNS numbers of row m, from column n on. Rows from M on
     are left out; columns beyond the result's are the verb's concern.
     """
     lines, M_TILES = warp_rows(rows, width), rows // ROWS
 
     @verb
     def store(smem, acc, m0, n0, M, results):
+        """Store the sums. m0, n0: the warp's first row and column of the result."""
         values = cuda.local.array(COLUMNS, f32)
         n = n0 + lines.column()
         i = i32(0)
@@ -135,4 +132,4 @@ def warp_output(rows: int, width: int, finish: Callable[..., None]) -> WarpOutpu
                 lines.release()
             i = i32(i + 1)
 
-    return WarpOutput(store=store)
+    return locals()

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ..backend import Namespace, cuda, f32, i32, u32, u64, verb
+from ..backend import Members, Noun, cuda, f32, i32, members, noun, u32, u64, verb
 from ..ptx.arithmetic import anew_i32
 from ..ptx.memory import shared_address
 from ..ptx.warp import shfl_idx_i32
@@ -36,34 +35,10 @@ LOW = (1 << 32) - 1  # bits of a descriptor: the address, and all that is added 
 INSTRUCTION_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
-class WarpgroupMma(Namespace):
-    """acc [64, n] of A's rows: the 64 from 64 * `part` on."""
-
-    size: int  # accumulators of a thread
-    fragment: Callable[..., Any]  # () -> a local array for them
-    start: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc = A @ B
-    add: Callable[..., None]  # (acc, smem, a_at, b_at, part): acc += A @ B
-    wait: Callable[..., None]  # (acc)
-    wait_but_one: Callable[..., None]  # (acc)
-    wait_but: Callable[..., None]  # (acc, count): a constant
+WarpgroupMma = Noun  # what `warpgroup_mma` makes
 
 
-class RegisterMma(Namespace):
-    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie.
-
-    Of parts (`thirds`), `sums` are those of one product, which threads add to acc: tensor cores round toward zero.
-    """
-
-    size: int  # accumulators of a thread
-    words: int  # of A that a thread has
-    fragment: Callable[..., Any]  # () -> a local array for acc
-    left: Callable[..., Any]  # () -> a local array for A
-    sums: Callable[..., Any]  # (acc) -> where products are added up: acc; or of parts others, and acc becomes 0
-    add: Callable[..., None]  # (sums, a, smem, b_at, adds): sums += A @ B, or = A @ B where `adds` is 0, or of parts
-    wait: Callable[..., None]  # (sums): until then neither sums nor A may be touched
-    wait_but_one: Callable[..., None]  # (sums): the same where one product was started since
-    collect: Callable[..., None]  # (acc, sums): of parts acc += sums
-    finish: Callable[..., None]  # (acc, sums): of parts wait, then acc += sums
+RegisterMma = Noun  # what `register_mma` makes
 
 
 @verb
@@ -102,8 +77,11 @@ def thirds_multiplied(steps: int) -> list[tuple[int, int]]:
 
 
 @cache
-def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> WarpgroupMma:
-    """Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
+@noun
+def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, from_base: bool = False) -> Members:
+    """acc [64, n] of A's rows: the 64 from 64 * `part` on.
+
+    Of tiles of "bfloat16" or "float16", or of "float32", which is multiplied as tf32.
 
     parts: 128 bytes of a line are the upper parts of 16 numbers and the lower ones of these (`tf32`), and the product
     is that of the numbers without lower times lower. What is small comes first: added to a large sum it would cost it
@@ -122,6 +100,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 
     @verb
     def fragment():
+        """Return a local array for the accumulators."""
         return cuda.local.array(size, f32)
 
     def some_steps(first: int) -> Callable[..., None]:
@@ -140,7 +119,7 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
     multiply_all = one_after_another([some_steps(first) for first in range(0, steps, STEPS)])
 
     @verb
-    def issue(acc, smem, a_at, b_at, part, adds):
+    def _issue(acc, smem, a_at, b_at, part, adds):
         wgmma_fence()
         if steps > KEPT_STEPS:
             part = anew_i32(part)
@@ -151,11 +130,13 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 
     @verb
     def start(acc, smem, a_at, b_at, part):
-        issue(acc, smem, a_at, b_at, part, False)
+        """Start acc = A @ B."""
+        _issue(acc, smem, a_at, b_at, part, False)
 
     @verb
     def add(acc, smem, a_at, b_at, part):
-        issue(acc, smem, a_at, b_at, part, True)
+        """Start acc += A @ B."""
+        _issue(acc, smem, a_at, b_at, part, True)
 
     @verb
     def wait(acc):
@@ -167,24 +148,25 @@ def warpgroup_mma(dtype: str, a: Operand, b: Operand, parts: bool = False, *, fr
 
     @verb
     def wait_but(acc, count):
+        """Wait for all but so many products, a constant."""
         wait_group(acc, count)
 
-    return WarpgroupMma(
-        size=size,
-        fragment=fragment,
-        start=start,
-        add=add,
-        wait=wait,
-        wait_but_one=wait_but_one,
-        wait_but=wait_but,
+    return members(
+        locals(),
+        size=size,  # accumulators of a thread
     )
 
 
 @cache
+@noun
 def register_mma(
     dtype: str, b: Operand, parts: bool = False, some: tuple[int, ...] | None = None, *, from_base: bool = False
-) -> RegisterMma:
-    """Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
+) -> Members:
+    """acc [64, n] += A @ B, A's 64 rows in the warpgroup's registers: `words` of 16-bit pairs, as accumulators lie.
+
+    Of parts (`thirds`), `sums` are those of one product, which threads add to acc: tensor cores round toward zero.
+
+    Of "bfloat16" or "float16". parts: B's columns are those of upper parts, then of middle ones, then of lower ones
     (`thirds`), and A's words likewise. some: the steps of B that those of A meet, in their order; else all of them.
     """
     n = (b.lines if b.major == "k" else b.width) // (PARTS if parts else 1)
@@ -201,10 +183,12 @@ def register_mma(
 
     @verb
     def fragment():
+        """Return a local array for acc."""
         return cuda.local.array(size, f32)
 
     @verb
     def left():
+        """Return a local array for A."""
         return cuda.local.array(words, u32)
 
     def some_steps(first: int) -> Callable[..., None]:
@@ -222,51 +206,51 @@ def register_mma(
 
     @verb
     def add(sums, a, smem, b_at, adds):
+        """Start sums += A @ B, or sums = A @ B where `adds` is 0 or A is parts."""
         wgmma_fence()
         multiply_all(sums, a, first_of(smem, b_at, b_bits), i32(0) if parts else adds)
         wgmma_commit()
 
     @verb
     def wait(sums):
+        """Wait for the products. Until then neither sums nor A may be touched."""
         wait_group(sums, 0)
 
     @verb
     def wait_but_one(sums):
+        """Wait for the products, where one was started since."""
         wait_group(sums, 1)
 
     @verb
-    def same(acc):
+    def _same(acc):
         return acc
 
     @verb
-    def nothing(acc, sums):
+    def _nothing(acc, sums):
         pass
 
     @verb
-    def apart(acc):
+    def _apart(acc):
         for e in range(size):
             acc[e] = ZERO
         return cuda.local.array(size, f32)
 
     @verb
-    def collect(acc, sums):
+    def _collect(acc, sums):
         for e in range(size):
             acc[e] += sums[e]
 
     @verb
-    def finish(acc, sums):
+    def _finish(acc, sums):
         wait_group(sums, 0)
-        collect(acc, sums)
+        _collect(acc, sums)
 
-    return RegisterMma(
-        size=size,
-        words=words,
-        fragment=fragment,
-        left=left,
-        sums=apart if parts else same,
-        add=add,
-        wait=wait,
-        wait_but_one=wait_but_one,
-        collect=collect if parts else nothing,
-        finish=finish if parts else nothing,
+    return members(
+        locals(),
+        size=size,  # accumulators of a thread
+        words=words,  # of A that a thread has
+        # (acc) -> where products are added up: acc; or of parts others, and acc becomes 0
+        sums=_apart if parts else _same,
+        collect=_collect if parts else _nothing,  # (acc, sums): of parts acc += sums
+        finish=_finish if parts else _nothing,  # (acc, sums): of parts wait, then acc += sums
     )

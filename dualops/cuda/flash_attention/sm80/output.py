@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ...backend import Namespace, cuda, f32, i32, verb
+from ...backend import Members, Noun, cuda, f32, i32, noun, verb
 from ...tile.storage import access, storage
 from ...tile.warp_rows import COLUMNS, warp_rows
 from ...views import start
 from .config import pitch
 
-
-class Output(Namespace):
-    """The verb, by all lanes of a warp. row: the first of its four warps'."""
-
-    store: Callable[..., None]  # (smem, o, acc, task, row): smem is a shared array of f32
+Output = Noun  # what `output_of` makes
 
 
-def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int = 0) -> Output:
+@noun
+def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int = 0) -> Members:
     """The verb for rows of so many columns. aligned: they lie at multiples of 16 bytes, and fill such. widest: columns
     of the widest rows that the same warps store.
+
+    Called by all lanes of a warp. row: the first of its four warps'.
     """
     itemsize, vec = storage(dtype).itemsize, access(dtype, aligned)
     width = pitch(columns, itemsize)
@@ -28,6 +25,7 @@ def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int =
 
     @verb
     def store(smem, o, acc, task, row):
+        """Store the rows of acc. smem: a shared array of f32."""
         values = cuda.local.array(COLUMNS, f32)
         first = i32(row + cuda.threadIdx.x % 128 // 32 * 16)
         box = i32(0)
@@ -45,4 +43,4 @@ def output_of(dtype: str, columns: int, boxes: int, aligned: bool, widest: int =
             lines.release()
             box = i32(box + 1)
 
-    return Output(store=store)
+    return locals()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Namespace, cuda, f32, i32, verb
+from ...backend import Members, cuda, f32, i32, noun, verb
 from ...tile.numbers import numbers
 from ...tile.strips import APART
 from ...tile.unrolled import one_after_another
@@ -52,15 +52,12 @@ def scores_of_strips(score: FragmentScores, size: int, strips: int) -> FragmentS
     return score.but(finish=each(score.finish))
 
 
-class RowsKept(Namespace):
-    """The verbs of a thread's own place. row_max, row_sum: local arrays of four."""
+@noun
+def rows_kept(at: int) -> Members:
+    """The verbs of a thread's own place. row_max, row_sum: local arrays of four.
 
-    load: Callable[..., None]  # (row_max, row_sum)
-    store: Callable[..., None]  # (row_max, row_sum)
-
-
-def rows_kept(at: int) -> RowsKept:
-    """Maxima and sums of four rows, in shared memory from byte `at` on while products need the registers."""
+    Maxima and sums of four rows, in shared memory from byte `at` on while products need the registers.
+    """
     num, FIRST, EACH = numbers(f32), at // 4, ROW_BYTES // 4
 
     @verb
@@ -75,4 +72,4 @@ def rows_kept(at: int) -> RowsKept:
         num.store_vector(smem, mine, row_max, 0)
         num.store_vector(smem, i32(mine + 4), row_sum, 0)
 
-    return RowsKept(load=load, store=store)
+    return locals()

@@ -69,6 +69,4 @@ def _nothing() -> BiasPart:
     def held(smem, stage, words):
         return words
 
-    return BiasPart(
-        maps_type=types.Tuple([]), nbytes=0, word=None, prefetch=prefetch, bring=bring, words=words, held=held
-    )
+    return BiasPart.from_locals(locals(), maps_type=types.Tuple([]), nbytes=0, word=None)

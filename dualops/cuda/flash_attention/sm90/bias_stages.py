@@ -69,17 +69,7 @@ def _nothing() -> BiasStages:
     def release(barriers, i, warpgroup):
         pass
 
-    return BiasStages(
-        maps_type=types.Tuple([]),
-        word=None,
-        barriers=barriers,
-        init=init,
-        prefetch=init,
-        bring=bring,
-        words=words,
-        wait=wait,
-        release=release,
-    )
+    return BiasStages.from_locals(locals(), maps_type=types.Tuple([]), word=None, prefetch=init)
 
 
 def _stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTiles) -> BiasStages:
@@ -110,14 +100,11 @@ def _stages(config: Sm90Config | DqConfig, variant: Variant, tiles: Tiles | DqTi
     def release(barriers, i, warpgroup):
         pipe.release(barriers, filling(i, warpgroup))
 
-    return BiasStages(
+    return BiasStages.from_locals(
+        locals(),
         maps_type=types.Tuple([tensor_map]),
         word=tile.word,
         barriers=pipe.barriers,
         init=pipe.init,
-        prefetch=prefetch,
-        bring=bring,
         words=tile.words,
-        wait=wait,
-        release=release,
     )

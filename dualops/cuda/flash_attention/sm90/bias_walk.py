@@ -7,10 +7,9 @@ pieces follows from lengths alone (`pieces_of`), and of a bias with batches from
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, i32, u32, verb
+from ...backend import Members, Noun, i32, noun, u32, verb
 from ...tile.boxes import Cluster
 from ...tile.schedule import schedule
 from ..options import OptionChain
@@ -63,16 +62,7 @@ class Visit(NamedTuple):
     q_first: Any  # 0: sequences of different lengths have no bias
 
 
-class BiasWalk(Namespace):
-    """The verbs. Tiles that masks hide as a whole are left out."""
-
-    first_number: Callable[..., Any]  # () -> of the part that this block begins with,
-    next_number: Callable[..., Any]  # (number) -> and of the one that comes next
-    numbers: Callable[..., Any]  # (extent) -> how many there are
-    part: Callable[..., Part]  # (number, extent)
-    first: Callable[..., Visit]  # (part, extent, offset, options)
-    after: Callable[..., Visit]  # (visit, part, extent, offset, options)
-    stays: Callable[..., Any]  # (visit, following) -> whether what may stay does, until that visit
+BiasWalk = Noun  # what `bias_walk` makes
 
 
 class Broadcast(NamedTuple):
@@ -94,40 +84,46 @@ def pieces_of(tiles: Any, visits: Any) -> Any:
     return max(min(wanted, visits // LEAST_VISITS), 1)
 
 
-def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool) -> BiasWalk:
-    """Of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
+@noun
+def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *, ranged: bool) -> Members:
+    """The verbs of tiles of so many queries and keys; ranged: whether some option is a mask of ranges.
 
     What stays from visit to visit are keys, or where the bias has one column, queries.
+
+    Tiles that masks hide as a whole are left out.
     """
     ONE_ROW, ONE_COLUMN, order = one.row, one.column, schedule(GROUP_ROWS, Cluster())
     WALKS = ONE_ROW or ONE_COLUMN
 
     @verb
-    def tiles(count, size):
+    def _tiles(count, size):
         return u32((count + (size - 1)) // size)
 
     @verb
     def first_number():
+        """Return the number of the part that this block begins with."""
         return i32(order.first())
 
     @verb
     def next_number(number):
+        """Return the number of the part that comes next."""
         return i32(number + i32(order.step()))
 
     @verb
     def numbers(extent):
+        """Return how many parts there are."""
         heads = u32(u32(extent.B_bias) * u32(extent.H_bias) * u32(extent.pieces))
-        return i32(order.numbers(heads, tiles(extent.Sq_bias, block_q), tiles(extent.Sk_bias, block_kv)))
+        return i32(order.numbers(heads, _tiles(extent.Sq_bias, block_q), _tiles(extent.Sk_bias, block_kv)))
 
     @verb
     def part(number, extent):
-        at = order.position(u32(number), tiles(extent.Sq_bias, block_q), tiles(extent.Sk_bias, block_kv))
+        at = order.position(u32(number), _tiles(extent.Sq_bias, block_q), _tiles(extent.Sk_bias, block_kv))
         piece, head = u32(at.batch % u32(extent.pieces)), u32(at.batch // u32(extent.pieces))
         visits = u32(extent.B if extent.B_bias == 1 else 1) * u32(extent.H if extent.H_bias == 1 else 1)
         if ONE_ROW:
-            visits = u32(visits * tiles(extent.Sq, block_q))
+            visits = u32(visits * _tiles(extent.Sq, block_q))
         if ONE_COLUMN:
-            visits = u32(visits * tiles(extent.Sk, block_kv))
+            visits = u32(visits * _tiles(extent.Sk, block_kv))
         each = u32(u32(visits + u32(extent.pieces) - u32(1)) // u32(extent.pieces))
         first = u32(piece * each)
         b, h = i32(head // u32(extent.H_bias)), i32(head % u32(extent.H_bias))
@@ -135,13 +131,13 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
         return Part(b, h, m0, n0, i32(piece), i32(min(first, visits)), i32(min(u32(first + each), visits)))
 
     @verb
-    def seen(visit, extent, offset, options):
+    def _seen(visit, extent, offset, options):
         last = min(i32(visit.m0 + block_q), visit.Sq)
         first, end = chain.key_range(options, visit.m0, last, offset, extent.Sk)
         return (visit.n0 + block_kv > first) & (visit.n0 < end)
 
     @verb
-    def step(visit, part, extent):
+    def _step(visit, part, extent):
         """To the next number, whether it is seen or not."""
         b, h, h_kv, member, m0, n0 = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
         if ONE_COLUMN:
@@ -163,12 +159,12 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
         return Visit(i32(visit.v + 1), b, h, h_kv, member, m0, n0, visit.Sq, visit.q_first)
 
     @verb
-    def from_here(visit, part, extent, offset, options):
+    def _from_here(visit, part, extent, offset, options):
         """This visit, or else the first after it that is seen."""
         if ranged:
-            while visit.v < part.end and not seen(visit, extent, offset, options):
+            while visit.v < part.end and not _seen(visit, extent, offset, options):
                 if WALKS:
-                    visit = step(visit, part, extent)
+                    visit = _step(visit, part, extent)
                 else:  # all the others are hidden, too
                     at = visit.b, visit.h, visit.h_kv, visit.member, visit.m0, visit.n0
                     visit = Visit(part.end, *at, visit.Sq, visit.q_first)
@@ -178,33 +174,26 @@ def bias_walk(block_q: int, block_kv: int, one: Broadcast, chain: OptionChain, *
     def first(part, extent, offset, options):
         rest, m0, n0 = u32(part.first), part.m0, part.n0
         if ONE_COLUMN:
-            n0 = i32(rest % tiles(extent.Sk, block_kv) * u32(block_kv))
-            rest = u32(rest // tiles(extent.Sk, block_kv))
+            n0 = i32(rest % _tiles(extent.Sk, block_kv) * u32(block_kv))
+            rest = u32(rest // _tiles(extent.Sk, block_kv))
         if ONE_ROW:
-            m0 = i32(rest % tiles(extent.Sq, block_q) * u32(block_q))
-            rest = u32(rest // tiles(extent.Sq, block_q))
+            m0 = i32(rest % _tiles(extent.Sq, block_q) * u32(block_q))
+            rest = u32(rest // _tiles(extent.Sq, block_q))
         heads = u32(extent.H if extent.H_bias == 1 else 1)
         b, h = i32(part.b + i32(rest // heads)), i32(part.h + i32(rest % heads))
         h_kv, member = i32(u32(h) // u32(extent.group)), i32(u32(h) % u32(extent.group))
         visit = Visit(part.first, b, h, h_kv, member, m0, n0, extent.Sq, i32(0))
-        return from_here(visit, part, extent, offset, options)
+        return _from_here(visit, part, extent, offset, options)
 
     @verb
     def after(visit, part, extent, offset, options):
-        return from_here(step(visit, part, extent), part, extent, offset, options)
+        return _from_here(_step(visit, part, extent), part, extent, offset, options)
 
     @verb
     def stays(visit, following):
+        """Return whether what may stay does stay until that visit."""
         if ONE_COLUMN:
             return (visit.b == following.b) & (visit.h == following.h) & (visit.m0 == following.m0)
         return (visit.b == following.b) & (visit.h_kv == following.h_kv)
 
-    return BiasWalk(
-        first_number=first_number,
-        next_number=next_number,
-        numbers=numbers,
-        part=part,
-        first=first,
-        after=after,
-        stays=stays,
-    )
+    return locals()

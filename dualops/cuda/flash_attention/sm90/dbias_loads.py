@@ -8,12 +8,11 @@ other when what stays is another, number `kept`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...backend import Namespace, u32, verb
+from ...backend import Members, noun, u32, verb
 from ...tile.boxes import BoxTile, Corner
-from ...tile.pipeline import Barriers, Pipeline
+from ...tile.pipeline import Pipeline
 from .bias_walk import BiasWalk
 
 
@@ -26,40 +25,33 @@ class Lines(NamedTuple):
     second_pipe: Pipeline
 
 
-class RingOfLines(Namespace):
-    """The verbs. number: of a pair of fillings."""
+@noun
+def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> Members:
+    """The verbs. number: of a pair of fillings.
 
-    barriers: Callable[..., Barriers]  # (): the shared arrays; once in a kernel, by all threads
-    init: Callable[..., None]  # (barriers): by one thread, before a pipeline's `start`
-    bring: Callable[..., None]  # (smem, maps, barriers, extent, offset, options): all of a block's; by one thread
-    first: Callable[..., Any]  # (barriers, number) -> where the first array's begins in shared memory, once it is there
-    second: Callable[..., Any]  # (barriers, number): the same of the second's
-    # (barriers, number, last): read by my warp; last: for the last time, if they may stay
-    release_first: Callable[..., None]
-    release_second: Callable[..., None]  # (barriers, number, last)
-
-
-def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -> RingOfLines:
-    """of_keys: lines are keys; stays: they may stay for the next tile of scores."""
+    of_keys: lines are keys; stays: they may stay for the next tile of scores.
+    """
     first_tile, second_tile, first_pipe, second_pipe = lines
 
     @verb
     def barriers():
+        """Return the barriers in shared arrays; once in a kernel, by all threads."""
         return first_pipe.barriers()
 
     @verb
     def init(barriers):
+        """Initialize the barriers; by one thread, before a pipeline's `start`."""
         first_pipe.init(barriers)
 
     @verb
-    def corner(visit):
+    def _corner(visit):
         if of_keys:
             return Corner(visit.n0, 0, (visit.h_kv, visit.b))
         return Corner(visit.m0, 0, (visit.h, visit.b))
 
     @verb
-    def load(smem, maps, barriers, visit, number):
-        place = corner(visit)
+    def _load(smem, maps, barriers, visit, number):
+        place = _corner(visit)
         stage = first_pipe.acquire(barriers, u32(2 * number))
         first_tile.load(smem, stage, maps[0], place, barriers.full)
         stage = second_pipe.acquire(barriers, u32(2 * number + 1))
@@ -67,6 +59,7 @@ def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -
 
     @verb
     def bring(smem, maps, barriers, extent, offset, options):
+        """Load all lines of a block; by one thread."""
         filling = u32(0)
         number, numbers = walk.first_number(), walk.numbers(extent)
         while number < numbers:
@@ -74,7 +67,7 @@ def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -
             visit = walk.first(part, extent, offset, options)
             while visit.v < part.end:
                 if not there:
-                    load(smem, maps, barriers, visit, filling)
+                    _load(smem, maps, barriers, visit, filling)
                     filling = first_pipe.next(filling)
                 following = walk.after(visit, part, extent, offset, options)
                 if stays:
@@ -84,14 +77,17 @@ def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -
 
     @verb
     def first(barriers, number):
+        """Wait for the first array's lines. Return where they begin in shared memory."""
         return first_tile.at(first_pipe.wait(barriers, u32(2 * number)))
 
     @verb
     def second(barriers, number):
+        """Wait for the second array's lines. Return where they begin in shared memory."""
         return second_tile.at(second_pipe.wait(barriers, u32(2 * number + 1)))
 
     @verb
     def release_first(barriers, number, last):
+        """Release what my warp has read. last: for the last time, if lines may stay."""
         if not stays or last:
             first_pipe.release(barriers, u32(2 * number))
 
@@ -100,12 +96,4 @@ def ring_of_lines(lines: Lines, walk: BiasWalk, *, of_keys: bool, stays: bool) -
         if not stays or last:
             second_pipe.release(barriers, u32(2 * number + 1))
 
-    return RingOfLines(
-        barriers=barriers,
-        init=init,
-        bring=bring,
-        first=first,
-        second=second,
-        release_first=release_first,
-        release_second=release_second,
-    )
+    return locals()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, verb
+from ...backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, members, noun, verb
 from ...tile.numbers import numbers
 from ...tile.rows import FULL_WARP, lane_reductions, transposed
 from ...tile.softmax_rows import LANES
@@ -26,28 +26,27 @@ GROUP = 2  # quads of totals of which a loop is left to the compiler
 PLACES = 5  # strides: part, batch, head, query, key
 
 
-class BiasSums(Namespace):
-    """The verb, by all threads of the warpgroups that multiply."""
+@noun
+def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> Members:
+    """The verb for so many totals of a thread, to an array of this dtype. vectors: eight neighbours may be stored at
+    once.
 
-    store: Callable[..., None]  # (to, totals, part, extent): `to` has PLACES strides
-
-
-def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors: bool) -> BiasSums:
-    """For so many totals of a thread, to an array of this dtype; vectors: eight neighbours may be stored at once."""
+    Called by all threads of the warpgroups that multiply.
+    """
     mem, num, quads, warps = storage(dtype), numbers(f32), size // 4, 4 * consumers
     row_lanes, warp_lanes, transpose = lane_reductions(f32, LANES), lane_reductions(f32, 32), transposed(f32)
     ONE_ROW, STEP = one.row, mem.vector
 
     @verb
-    def my_part(part):
+    def _my_part(part):
         return i32(part.piece * warps + i32(cuda.threadIdx.x // 32)) if ONE_ROW else part.piece
 
     @verb
-    def start(to, part):
-        return i64(my_part(part)) * to.strides[0] + i64(part.b) * to.strides[1] + i64(part.h) * to.strides[2]
+    def _start(to, part):
+        return i64(_my_part(part)) * to.strides[0] + i64(part.b) * to.strides[1] + i64(part.h) * to.strides[2]
 
     @verb
-    def first_row(part):
+    def _first_row(part):
         return i32(part.m0 + i32(cuda.threadIdx.x // 128) * ROWS + my_row())
 
     def stored(first: int, h: int) -> Callable[..., None]:
@@ -85,8 +84,8 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
         store_all = one_after_another([stored(j, h) for j in range(0, quads, GROUP) for h in range(2)])
 
     @verb
-    def store_tile(to, totals, part, extent):
-        upper, first = first_row(part), start(to, part)
+    def _store_tile(to, totals, part, extent):
+        upper, first = _first_row(part), _start(to, part)
         lower = i32(upper + 8)
         places = first + i64(upper) * to.strides[3], first + i64(lower) * to.strides[3]
         rows = (places[0], places[1], upper < extent.Sq_bias, lower < extent.Sq_bias)
@@ -95,12 +94,12 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
     def sum_of_row(h: int) -> Callable[..., None]:
         @verb
         def store(to, totals, part, extent):
-            m, total = i32(first_row(part) + 8 * h), totals[2 * h] + totals[2 * h + 1]
+            m, total = i32(_first_row(part) + 8 * h), totals[2 * h] + totals[2 * h + 1]
             for j in range(1, quads):
                 total += totals[4 * j + 2 * h] + totals[4 * j + 2 * h + 1]
             total = row_lanes.sum(total)
             if (m < extent.Sq_bias) & (cuda.threadIdx.x % LANES == 0):
-                mem.store(to.data, start(to, part) + i64(m) * to.strides[3], total)
+                mem.store(to.data, _start(to, part) + i64(m) * to.strides[3], total)
 
         return store
 
@@ -120,21 +119,26 @@ def bias_sums(dtype: str, size: int, consumers: int, one: Broadcast, *, vectors:
     all_columns = one_after_another([sums_of_columns(j, min(j + GROUP, quads)) for j in range(0, quads, GROUP)])
 
     @verb
-    def sum_of_rows(to, totals, part, extent):
-        all_columns(to, totals, start(to, part), (i32(part.n0 + my_column()), extent.Sk_bias))
+    def _sum_of_rows(to, totals, part, extent):
+        all_columns(to, totals, _start(to, part), (i32(part.n0 + my_column()), extent.Sk_bias))
 
     @verb
-    def sum_of_all(to, totals, part, extent):
+    def _sum_of_all(to, totals, part, extent):
         total = totals[0] + totals[1]
         for e in range(1, size // 2):
             total += totals[2 * e] + totals[2 * e + 1]
         total = warp_lanes.sum(total)
         if cuda.threadIdx.x % 32 == 0:
-            mem.store(to.data, start(to, part), total)
+            mem.store(to.data, _start(to, part), total)
 
     if one.column:
-        return BiasSums(store=sum_of_all if one.row else one_after_another([sum_of_row(h) for h in range(2)]))
-    return BiasSums(store=sum_of_rows if one.row else store_tile)
+        store = _sum_of_all if one.row else one_after_another([sum_of_row(h) for h in range(2)])
+    else:
+        store = _sum_of_rows if one.row else _store_tile
+    return members(
+        locals(),
+        store=store,  # (to, totals, part, extent): `to` has PLACES strides
+    )
 
 
 @builds

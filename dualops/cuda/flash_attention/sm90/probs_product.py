@@ -19,7 +19,7 @@ from ..gradient_of_keys import GradientOfKeys
 
 
 class ProbsProduct(Namespace):
-    """The verbs; `kept` and what is in `given` are as `GradientOfKeys` has them."""
+    """The verbs; `kept` and what is in `given` are as `gradient_of_keys` has them."""
 
     groups: int  # of products that `add` starts
     left: Callable[..., Any]  # () -> what P.T is packed in, which products have until they are waited for

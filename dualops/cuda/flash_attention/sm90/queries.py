@@ -61,7 +61,7 @@ def _of_a_group(config: Sm90Config, tile: Operand) -> Queries:
     def there(task, row):
         return (row < ROWS_THERE) & (task.m0 + row // HEADS < task.Sq)
 
-    return Queries(nbytes=nbytes, at=box.at, load=load, query=query, head=head, there=there)
+    return Queries.from_locals(locals(), at=box.at)
 
 
 def box_of_group(config: Sm90Config) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def _of_range(block_q: int, score: FragmentScores) -> QueryVisits:
     def finish_held(scores, held, options, scale, where, seen, picks):
         score.finish_held(scores, held, options, scale, where, seen)
 
-    return QueryVisits(count=count, first=first, after=after, picks=picks, finish=finish, finish_held=finish_held)
+    return QueryVisits.from_locals(locals())
 
 
 def _of_list(block_q: int, score: FragmentScores, names: list[str]) -> QueryVisits:
@@ -112,4 +112,4 @@ def _of_list(block_q: int, score: FragmentScores, names: list[str]) -> QueryVisi
     def finish_held(scores, held, options, scale, where, seen, picks):
         score.finish_picked(scores, held, options, scale, where, picks)
 
-    return QueryVisits(count=count, first=first, after=after, picks=picks, finish=finish, finish_held=finish_held)
+    return QueryVisits.from_locals(locals())

@@ -50,4 +50,4 @@ def slices_of(count: int, width: int) -> Slices:
     def column(number):
         return i32(u32(number) % COUNT * u32(width))
 
-    return Slices(total=total, walk=walk, column=column)
+    return Slices.from_locals(locals())

@@ -8,11 +8,10 @@ up in their order (`joined`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ...backend import Namespace, i32, i64, verb
+from ...backend import Members, Noun, i32, i64, noun, verb
 from ...views import strided
 
 LEAST_TILES = 4
@@ -20,12 +19,7 @@ MOST_SPLITS = 64  # two for each lane that merges
 PARTS_TYPE = strided("float32", 4)  # what splits find: along split, batch, head and token
 
 
-class Splits(Namespace):
-    """The verbs of a number of keys."""
-
-    tiles: Callable[..., Any]  # (Sk) -> tiles of a split
-    count: Callable[..., Any]  # (Sk) -> splits
-    most: Callable[..., Any]  # (Sk) -> splits of as many keys or fewer, at most
+Splits = Noun  # what `splits_of` makes
 
 
 def most_splits(keys: Any, block_kv: int) -> Any:
@@ -35,24 +29,28 @@ def most_splits(keys: Any, block_kv: int) -> Any:
 
 
 @cache
-def splits_of(block_kv: int) -> Splits:
-    """The verbs for a kernel's tiles."""
+@noun
+def splits_of(block_kv: int) -> Members:
+    """The verbs of a number of keys, for a kernel's tiles."""
     MOST, LEAST = block_kv * MOST_SPLITS, block_kv * LEAST_TILES
 
     @verb
     def tiles(keys):
+        """Return the number of tiles of a split."""
         return max(i32(LEAST_TILES), i32((keys + (MOST - 1)) // MOST))
 
     @verb
     def count(keys):
+        """Return the number of splits."""
         each = i32(tiles(keys) * block_kv)
         return i32((keys + (each - 1)) // each)
 
     @verb
     def most(keys):
+        """Return the greatest number of splits of as many keys or fewer."""
         return min(i32((keys + (LEAST - 1)) // LEAST), i32(MOST_SPLITS))
 
-    return Splits(tiles=tiles, count=count, most=most)
+    return locals()
 
 
 @verb

@@ -63,7 +63,7 @@ def _of_range(block_kv: int, score: FragmentScores) -> Visits:
     def finish(scores, held, options, scale, where, picks, seen):
         score.finish_held(scores, held, options, scale, where, seen)
 
-    return Visits(between=tiles.between, last=last, before=before, picks=picks, finish=finish, keys=tiles.keys)
+    return Visits.from_locals(locals(), between=tiles.between, keys=tiles.keys)
 
 
 def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str]) -> Visits:
@@ -116,4 +116,4 @@ def _of_list(block_q: int, block_kv: int, score: FragmentScores, names: list[str
     def keys(task):
         return i32(0), task.Sk
 
-    return Visits(between=between, last=last, before=before, picks=picks, finish=finish, keys=keys)
+    return Visits.from_locals(locals())

@@ -108,7 +108,7 @@ def _by_splits(config: Sm90Config, variant: Variant, chain: OptionChain) -> Walk
         h_kv = i32(u32(h) // u32(extent.group))
         return Task(b, h, h_kv, m0, Sq, Sk, offset, q_first, k_first, first, count, part)
 
-    return Walk(total=total, task=task)
+    return Walk.from_locals(locals())
 
 
 def following_of(config: Sm90Config, chain: OptionChain) -> Callable[..., Any]:

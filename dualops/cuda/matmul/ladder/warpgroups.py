@@ -5,10 +5,7 @@ Two kernels: the threads that multiply also load, or there are threads that do n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ...backend import Kernel, Namespace, builds, cuda, f32, i32, i64, kernel, tensor_map, u8, u32, verb
+from ...backend import Kernel, Members, builds, cuda, f32, i32, i64, kernel, noun, tensor_map, u8, u32, verb
 from ...tile.boxes import Corner, box_tile, prefetch_maps
 from ...tile.epilogue import box_output
 from ...tile.roles import roles
@@ -24,36 +21,32 @@ from .tiles import DTYPE
 FACTORS = Sm90Variant(Variant(DTYPE), "k", "mn", others=1, out=0)
 
 
-class BlockTile(Namespace):
-    """The block's tile of the result."""
-
-    begin: Callable[..., Any]  # (M, N) -> first row and column
-    corners: Callable[..., Any]  # (m0, n0, i) -> where slice i of a and of b begins
-    count: Callable[..., Any]  # (K): of slices
-    store: Callable[..., None]  # (smem, y_map, acc, m0, n0): a warpgroup's sums, through shared memory, as boxes
-
-
-def block_tile(config: Sm90Config) -> BlockTile:
-    """The verbs of both kernels."""
+@noun
+def block_tile(config: Sm90Config) -> Members:
+    """The block's tile of the result, in both kernels."""
     of_block, NOWHERE = block_order(config.block_m, config.block_n), (i32(0),)
     boxes = box_output(DTYPE, config.block_n, config.output_at, config.places, 1)
 
     @verb
     def begin(M, N):
+        """Return the tile's first row and column."""
         _, m0, n0 = of_block(M, N)
         return i32(m0), i32(n0)
 
     @verb
     def corners(m0, n0, i):
+        """Return where slice i of a and of b begins."""
         k0 = i32(i * config.block_k)
         return Corner(m0, k0, NOWHERE), Corner(n0, k0, NOWHERE)
 
     @verb
     def count(K):
+        """Return the number of slices."""
         return u32((K + (config.block_k - 1)) // config.block_k)
 
     @verb
     def store(smem, y_map, acc, m0, n0):
+        """Store a warpgroup's sums as boxes, through shared memory."""
         values = boxes.fragment()
         part = i32(0)
         while part < boxes.parts:
@@ -63,7 +56,7 @@ def block_tile(config: Sm90Config) -> BlockTile:
             part = boxes.next(part)
         boxes.finish()
 
-    return BlockTile(begin=begin, corners=corners, count=count, store=store)
+    return locals()
 
 
 @builds

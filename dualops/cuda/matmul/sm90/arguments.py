@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, i32, i64, pointer, tensor_map, types, u32, verb
+from ...backend import Members, i32, i64, members, noun, pointer, tensor_map, types, u32, verb
 from ...tile.storage import storage
 from ..product import Result, Variant
 from ..tiled import Results
@@ -45,34 +44,32 @@ class Extent(NamedTuple):
     b_steps: tuple[Any, ...]
 
 
-class OtherAxes(Namespace):
-    """Coordinates along a map's axes beside rows and columns."""
+@noun
+def other_coordinates(others: int) -> Members:
+    """Coordinates along a map's axes that are no rows or columns."""
 
-    factor: Callable[..., Any]  # (extent, steps, batch, r) -> a tuple of them, in product number r
-    result: Callable[..., Any]  # (extent, batch) -> a tuple
-
-
-def other_coordinates(others: int) -> OtherAxes:
     @verb
-    def one(extent, steps, batch, r):
+    def _one(extent, steps, batch, r):
         return (i32(batch) * steps[0],)
 
     @verb
-    def one_of_result(extent, batch):
+    def _one_of_result(extent, batch):
         return (i32(batch),)
 
     @verb
-    def three(extent, steps, batch, r):
+    def _three(extent, steps, batch, r):
         inner, outer = i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner))
         return (inner * steps[0], outer * steps[1], i32(r) * steps[2])
 
     @verb
-    def two_of_result(extent, batch):
+    def _two_of_result(extent, batch):
         return (i32(u32(batch) % u32(extent.inner)), i32(u32(batch) // u32(extent.inner)))
 
-    if others == 1:
-        return OtherAxes(factor=one, result=one_of_result)
-    return OtherAxes(factor=three, result=two_of_result)
+    return members(
+        locals(),
+        factor=_one if others == 1 else _three,  # (extent, steps, batch, r) -> a tuple of them, in product number r
+        result=_one_of_result if others == 1 else _two_of_result,  # (extent, batch) -> a tuple
+    )
 
 
 class To(NamedTuple):

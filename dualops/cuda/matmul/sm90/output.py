@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Namespace, cuda, f32, i32, i64, verb
+from ...backend import Members, Namespace, cuda, f32, i32, i64, noun, verb
 from ...tile.boxes import prefetch_maps
 from ...tile.epilogue import NEAR, BoxOutput, box_output, row_output
 from ...tile.storage import storage
@@ -81,23 +81,21 @@ def box_results(config: Sm90Config, found: Sm90Variant) -> Output:
             boxes.store(smem, to.y_map, values, corner, part, results * part + (results - 1))
             part = boxes.next(part)
 
-    return Output(begin=begin, start=start, store=store, finish=boxes.finish)
+    return Output.from_locals(locals(), finish=boxes.finish)
 
 
-class BiasRow(Namespace):
-    """A tile's part of the bias, in shared memory, of every warpgroup its own."""
+@noun
+def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> Members:
+    """A tile's part of the bias, in shared memory, of every warpgroup its own.
 
-    load: Callable[..., None]  # (floats, to, n0, N): of the tile whose columns begin at n0
-    add: Callable[..., None]  # (values, floats, part): to a part of the sums; after the warpgroup has met
-
-
-def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> BiasRow:
-    """The verbs. While a tile's sum is made nobody reads it: the parts of the tile before have met since."""
+    While a tile's sum is made nobody reads it: the parts of the tile before have met since.
+    """
     mem = storage(product.bias_dtype or product.dtype)
     first, columns = config.bias_at // 4, config.block_n
 
     @verb
     def load(floats, to, n0, N):
+        """Load the bias of the tile whose columns begin at n0."""
         mine = i32(first + my_warpgroup() * columns)
         for c in range(0, columns, 128):
             column = i32(c + cuda.threadIdx.x % 128)
@@ -107,6 +105,7 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> BiasRow:
 
     @verb
     def add(values, floats, part):
+        """Add the bias to a part of the sums, after the warpgroup has met."""
         column = i32(first + my_warpgroup() * columns + part * boxes.columns + 2 * (cuda.threadIdx.x % 4))
         for pair in range(boxes.columns // 8):
             for e in range(2):
@@ -114,7 +113,7 @@ def bias_row(config: Sm90Config, product: Variant, boxes: BoxOutput) -> BiasRow:
                 values[4 * pair + e] += own
                 values[4 * pair + 2 + e] += own
 
-    return BiasRow(load=load, add=add)
+    return locals()
 
 
 def row_results(config: Sm90Config, found: Sm90Variant) -> Output:

@@ -5,12 +5,9 @@ A stage of the pipeline has a slice of a, [BLOCK_M, BLOCK_K], and one of b, [BLO
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from ...backend import Namespace, i32, u32, verb
+from ...backend import Members, i32, members, noun, u32, verb
 from ...tile.boxes import Corner, box_tile
-from ...tile.pipeline import Pipeline, pipeline
+from ...tile.pipeline import pipeline
 from ...tile.swizzle import Operand
 from ...tile.warpgroup import warpgroup_mma
 from .arguments import Sm90Variant
@@ -19,27 +16,18 @@ from .config import Sm90Config
 from .pieces import in_pieces
 
 
-class Slices(Namespace):
-    """The verbs. `i`: number of the next filling of a stage, `count`: slices, at least one; both u32."""
-
-    pipe: Pipeline
-    counts: Callable[..., Any]  # (extent) -> tiles above and beside one another, and slices of a product of matrices
-    fragment: Callable[..., Any]  # () -> a local array for sums [64, BLOCK_N]
-    # (smem, barriers, maps, corners, i, count) -> i + count: a's and b's map and where each begins; by one thread
-    load: Callable[..., Any]
-    # (acc, smem, barriers, part, i, count) -> i + count - 1, which the caller releases: acc = a @ b, of a's rows the
-    # 64 * part-th and 63 more
-    multiply: Callable[..., Any]
-
-
 def tiles_of(config: Sm90Config, a_major: str, b_major: str) -> tuple[Operand, Operand]:
     """A stage's tiles of a and b."""
     depth, nbytes = config.block_k, config.itemsize
     return tile_of(a_major, config.block_m, depth, nbytes), tile_of(b_major, config.block_n, depth, nbytes)
 
 
-def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
-    """The verbs."""
+@noun
+def slices_of(config: Sm90Config, found: Sm90Variant) -> Members:
+    """The verbs of slices of a and b, through a pipeline.
+
+    `i`: number of the next filling of a stage, `count`: slices, at least one; both u32.
+    """
     a_operand, b_operand = tiles_of(config, found.a, found.b)
     a_tile = box_tile(a_operand, 0, found.others, config.cluster.of_a)
     b_tile = box_tile(b_operand, config.stages * a_operand.nbytes, found.others, config.cluster.of_b)
@@ -48,12 +36,14 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
 
     @verb
     def counts(extent):
+        """Return the numbers of tiles along rows and along columns, and of slices of a product of matrices."""
         m_blocks = (extent.M + (config.block_m - 1)) // config.block_m
         n_blocks = (extent.N + (config.block_n - 1)) // config.block_n
         return m_blocks, n_blocks, u32((extent.K + (config.block_k - 1)) // config.block_k)
 
     @verb
     def load(smem, barriers, maps, corners, i, count):
+        """Load slices by a's and b's map, from where each begins; by one thread. Return i + count."""
         end = u32(i + count)
         a_corner, b_corner = corners
         k0 = i32(0)
@@ -83,4 +73,11 @@ def slices_of(config: Sm90Config, found: Sm90Variant) -> Slices:
 
     if config.piece:
         multiply = in_pieces(config.piece, pipe, mma, multiply)
-    return Slices(pipe=pipe, counts=counts, fragment=mma.fragment, load=load, multiply=multiply)
+    return members(
+        locals(),
+        pipe=pipe,
+        fragment=mma.fragment,  # () -> a local array for sums [64, BLOCK_N]
+        # (acc, smem, barriers, part, i, count) -> i + count - 1, which the caller releases: acc = a @ b, of a's rows
+        # the 64 * part-th and 63 more
+        multiply=multiply,
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...backend import Namespace, cuda, f32, i32, i64, verb
+from ...backend import Members, cuda, f32, i32, i64, members, noun, verb
 from ...tile.doubts import doubts_of
 from ...tile.numbers import numbers
 from ...tile.products import opaque_f32, opaque_i32
@@ -24,25 +24,21 @@ from ..arguments import OF_COLUMNS, Variant
 from ..decays import decays_of
 
 
-class HiddenElements(Namespace):
-    """The verb, by a warp."""
+@noun
+def hidden_elements(variant: Variant, size: int) -> Members:
+    """The verb for a result with so many numbers a thread.
 
-    # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: q, k, v, states, norms, weights, terms; slot: of the
-    # state, below 0 for none; e: the thread's first column
-    repair: Callable[..., None]
-
-
-def hidden_elements(variant: Variant, size: int) -> HiddenElements:
-    """For a result with so many numbers a thread."""
+    Called by a warp.
+    """
     mem, num, doubts = storage(variant.dtype), numbers(f32), doubts_of(size)
     decays = decays_of(variant.dtype, variant.stepwise)
 
     @verb
-    def is_finite(x):
+    def _is_finite(x):
         return x - x == num.zero
 
     @verb
-    def product(q, q_row, k, k_row, D):
+    def _product(q, q_row, k, k_row, D):
         total, d = num.zero, i32(0)
         while d < D:
             total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
@@ -50,7 +46,7 @@ def hidden_elements(variant: Variant, size: int) -> HiddenElements:
         return total
 
     @verb
-    def of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call):
+    def _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call):
         _, _, _, states, norms, _, _ = arrays
         total, d = num.zero, i32(0)
         first = slot * states.strides[0] + place.h * states.strides[1] + e
@@ -63,7 +59,7 @@ def hidden_elements(variant: Variant, size: int) -> HiddenElements:
         return total * (decays.between(mine, n_first, m + call.later) * call.state_scale)
 
     @verb
-    def anew(arrays, place, where, m, e, mine, call):
+    def _anew(arrays, place, where, m, e, mine, call):
         """The element of row m and column e."""
         q, k, v, _, _, weights, terms = arrays
         _, n_first, slot, _ = where
@@ -72,11 +68,11 @@ def hidden_elements(variant: Variant, size: int) -> HiddenElements:
         if variant.normalized and call.row_term != 0:
             row_term = terms.data[start(terms, b, h, place.row0 + call.direction * m)]
         if slot >= 0:
-            total = of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call)
+            total = _of_state(arrays, place, q_row, row_term, n_first, slot, e, m, mine, call)
         c, end = i32(n_first), i32(min(i64(m + call.offset + 1), i64(place.columns)))
         while c < end and total == total:
             token = place.column0 + call.direction * c
-            score = product(q, q_row, k, start(k, b, h, token), call.D) + row_term
+            score = _product(q, q_row, k, start(k, b, h, token), call.D) + row_term
             if variant.normalized and call.column_term != 0:
                 score += terms.data[start(terms, b, h, token)]
             here, there = c + call.later, m + call.offset + call.later
@@ -107,21 +103,26 @@ def hidden_elements(variant: Variant, size: int) -> HiddenElements:
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def repair(acc, arrays, where, mine, call):
+    def _repair(acc, arrays, where, mine, call):
         upper, lower = doubts(acc)
-        if not is_finite(upper + lower):
+        if not _is_finite(upper + lower):
             place, one, element = where[0], cuda.local.array(1, f32), i32(0)
             while element < size:
                 take(one, acc, element, 0)
                 value = one[0]
                 m, e = place.m + element // 2 % 2 * 8, where[3] + element // 4 * 8 + element % 2
-                if not is_finite(value) and m < place.rows and e < call.Dv:
-                    value = anew(arrays, place, where, m, e, mine, call)
+                if not _is_finite(value) and m < place.rows and e < call.Dv:
+                    value = _anew(arrays, place, where, m, e, mine, call)
                 put(acc, element, value, 0)
                 element = opaque_i32(element + 1)
 
     @verb
-    def leave(acc, arrays, where, mine, call):
+    def _leave(acc, arrays, where, mine, call):
         pass
 
-    return HiddenElements(repair=leave if variant.masked else repair)
+    return members(
+        locals(),
+        # (acc, arrays, (place, n_first, slot, e), mine, call); arrays: q, k, v, states, norms, weights, terms; slot: of
+        # the state, below 0 for none; e: the thread's first column
+        repair=_leave if variant.masked else _repair,
+    )

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...backend import Namespace, f32, i32, verb
+from ...backend import Members, f32, i32, members, noun, verb
 from ...tile.numbers import numbers
 from ...tile.storage import storage
 from ...tile.unrolled import one_after_another
@@ -40,23 +40,14 @@ class Place(NamedTuple):
     whole: Any  # all of the block's rows see all columns of the tile
 
 
-class Pairs(Namespace):
-    """The verbs."""
-
-    # (scores, sums, place, mine, (weights, terms, mask), call): sums of both rows, where they are wanted
-    weigh: Callable[..., None]
-    # (mine, call, m0, n0): whether what rounding takes from P counts, of a block's rows from m0 and a tile's columns
-    # from n0 on: where so few tokens are seen, or so few numbers are a result, that errors are not lost in each other
-    counts: Callable[..., Any]
-
-
-def pairs_of(variant: Variant, block_kv: int) -> Pairs:
-    """For tiles of so many columns."""
+@noun
+def pairs_of(variant: Variant, block_kv: int) -> Members:
+    """The verbs for tiles of so many columns."""
     num, mem, steps = numbers(f32), storage(variant.mask or variant.dtype), step_decays(variant.dtype)
     QUADS, EIGHT = block_kv // 8, f32(8)
 
     @verb
-    def row_of(place, half, told, mine, call):
+    def _row_of(place, half, told, mine, call):
         """Of a row: the last column that it sees, its mark and its term."""
         _, terms, _ = told
         m = place.m + 8 * half
@@ -112,7 +103,7 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
         return weigh_quad
 
     @verb
-    def weigh_by_head(scores, sums, place, mine, told, call):
+    def _weigh_by_head(scores, sums, place, mine, told, call):
         """Of gamma alone, from the nearest quad on, as the factor falls by gamma^8 from quad to quad."""
         fade, last = num.exp2(mine * EIGHT), i32(place.columns - 1 - place.n)
         for half in range(2):
@@ -138,12 +129,15 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
     weigh_all = one_after_another([quad(j) for j in range(QUADS)])
 
     @verb
-    def weigh(scores, sums, place, mine, told, call):
-        upper, lower = row_of(place, 0, told, mine, call), row_of(place, 1, told, mine, call)
+    def _weigh(scores, sums, place, mine, told, call):
+        upper, lower = _row_of(place, 0, told, mine, call), _row_of(place, 1, told, mine, call)
         weigh_all(scores, sums, (place, mine, upper, lower), (told, call))
 
     @verb
     def counts(mine, call, m0, n0):
+        """Return whether the error of rounding P counts, for a block's rows from m0 and a tile's columns from n0 on. It
+        does where so few tokens are seen, or so few numbers are a result, that errors do not average out.
+        """
         near = n0 + block_kv > m0 + call.offset  # rows see themselves
         if variant.masked:
             counted = True
@@ -154,4 +148,8 @@ def pairs_of(variant: Variant, block_kv: int) -> Pairs:
         return counted | (min(call.D, call.Dv) <= NARROW)
 
     by_head = not (variant.masked or variant.stepwise or variant.normalized)
-    return Pairs(weigh=weigh_by_head if by_head else weigh, counts=counts)
+    return members(
+        locals(),
+        # (scores, sums, place, mine, (weights, terms, mask), call): sums of both rows, where they are wanted
+        weigh=_weigh_by_head if by_head else _weigh,
+    )

@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...backend import Namespace, cuda, f32, i32, i64, u32, verb
+from ...backend import Members, cuda, f32, i32, i64, noun, u32, verb
 from ...tile.epilogue import opaque_f32
 from ...tile.products import opaque_i32
 from ...tile.rows import FULL_WARP, shfl_idx_i32
 from ...tile.unrolled import one_after_another
 from .config import BOX
-
-
-class Fragments(Namespace):
-    """The verbs."""
-
-    # (acc, state, place, first, limits): from where a state lies on, but beyond its rows and columns; first: of acc
-    load: Callable[..., None]
-    store: Callable[..., None]  # (state, acc, place, first, limits)
 
 
 @verb
@@ -49,8 +41,9 @@ def my_column():
 
 
 @cache
-def fragments_of(columns: int, transposed: bool = False) -> Fragments:
-    """For a state of so many columns; transposed: acc has the state's columns as rows."""
+@noun
+def fragments_of(columns: int, transposed: bool = False) -> Members:
+    """The verbs for a state of so many columns; transposed: acc has the state's columns as rows."""
     DOWN, ALONG = (3, 2) if transposed else (2, 3)
 
     def box_of(number: int) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -75,7 +68,7 @@ def fragments_of(columns: int, transposed: bool = False) -> Fragments:
     take, put = one_after_another(takes), one_after_another(puts)
 
     @verb
-    def move(acc, state, place, first, limits, loads):
+    def _move(acc, state, place, first, limits, loads):
         mine, box = i32(cuda.threadIdx.x), i32(0)
         tid = shfl_idx_i32(
             mine, i32(u32(mine) % u32(32)), FULL_WARP
@@ -100,10 +93,11 @@ def fragments_of(columns: int, transposed: bool = False) -> Fragments:
 
     @verb
     def load(acc, state, place, first, limits):
-        move(acc, state, place, first, limits, True)
+        """Load from the place of a state, zeros beyond its rows and columns. first: number of acc."""
+        _move(acc, state, place, first, limits, True)
 
     @verb
     def store(state, acc, place, first, limits):
-        move(acc, state, place, first, limits, False)
+        _move(acc, state, place, first, limits, False)
 
-    return Fragments(load=load, store=store)
+    return locals()

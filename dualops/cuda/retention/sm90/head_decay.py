@@ -105,15 +105,4 @@ def head_decay(chunk: int, width: int, back: bool) -> ChunkDecay:
     def forgets(log2_gamma):
         return log2_gamma < LEAST_KEPT
 
-    return ChunkDecay(
-        argument=number_type(DTYPE, 1),
-        of=of,
-        again=again,
-        pairs=pairs,
-        rows=rows,
-        fade=fade,
-        weight=weight,
-        of_pair=of_pair,
-        of_row=of_row,
-        forgets=forgets,
-    )
+    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 1))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...backend import Namespace, cuda, f32, i32, verb
+from ...backend import Members, cuda, f32, i32, noun, verb
 from ...tile.doubts import doubts_of
 from ...tile.epilogue import opaque_f32
 from ...tile.numbers import numbers
@@ -26,27 +26,21 @@ from .fragments import my_column, my_row
 from .head_decay import ChunkDecay
 
 
-class HiddenElements(Namespace):
-    """The verb, by a warpgroup; what is carried in shared memory must be as it was before the chunk."""
+@noun
+def hidden_elements(of_state: Callable[..., Any], size: int, chunk: int, back: bool, decay: ChunkDecay) -> Members:
+    """The verb for o with so many numbers a thread; back: tokens see those after them. of_state(room, d, column): a
+    number of the state, by o's own column.
 
-    # (o, (q, k, v), room, where, mine, call); where: batch, head, first token of the chunk, o's row and column
-    repair: Callable[..., None]
-
-
-def hidden_elements(
-    of_state: Callable[..., Any], size: int, chunk: int, back: bool, decay: ChunkDecay
-) -> HiddenElements:
-    """For o with so many numbers a thread; back: tokens see those after them. of_state(room, d, column): a number of
-    the state, by o's own column.
+    Called by a warpgroup; what is carried in shared memory must be as it was before the chunk.
     """
     mem, num, doubts = storage(DTYPE), numbers(f32), doubts_of(size)
 
     @verb
-    def is_finite(x):
+    def _is_finite(x):
         return x - x == num.zero
 
     @verb
-    def product(q, q_row, k, k_row, D):
+    def _product(q, q_row, k, k_row, D):
         total, d = num.zero, i32(0)
         while d < D:
             total += mem.load(q.data, q_row + d) * mem.load(k.data, k_row + d)
@@ -54,7 +48,7 @@ def hidden_elements(
         return total
 
     @verb
-    def anew(arrays, room, place, where, mine, call):
+    def _anew(arrays, room, place, where, mine, call):
         """An element by its row and column; without V where what it has of the state is not finite."""
         q, k, v = arrays
         b, h, m0, _, e0 = where
@@ -67,9 +61,9 @@ def hidden_elements(
         count = min(i32(call.rows - m0), i32(chunk))
         total *= decay.of_row(mine, r, count) * call.state_scale
         c, end = (r, count) if back else (i32(0), i32(r + 1))
-        c = c if is_finite(total) else end
+        c = c if _is_finite(total) else end
         while c < end:
-            score = product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
+            score = _product(q, q_row, k, start(k, b, h, m0 + c), call.D) * call.scale
             total += score * decay.of_pair(mine, r, c) * mem.load(v.data, start(v, b, h, m0 + c) + e0 + column)
             c = opaque_i32(c + 1)
         return total
@@ -95,8 +89,9 @@ def hidden_elements(
 
     @verb
     def repair(o, arrays, room, where, mine, call):
+        """Repair hidden elements. where: batch, head, first token of the chunk, o's row and column."""
         upper, lower = doubts(o)
-        if not is_finite(upper + lower):
+        if not _is_finite(upper + lower):
             one, element = cuda.local.array(1, f32), i32(0)
             while element < size:
                 take(one, o, element, 0)
@@ -104,9 +99,9 @@ def hidden_elements(
                 r = i32(where[3] + my_row() + element // 2 % 2 * 8)
                 column = i32(element // 4 * 8 + my_column() + element % 2)
                 token = i32(where[2] + r)
-                if not is_finite(value) and token < call.rows and where[4] + column < call.Dv:
-                    value = anew(arrays, room, (r, column), where, mine, call)
+                if not _is_finite(value) and token < call.rows and where[4] + column < call.Dv:
+                    value = _anew(arrays, room, (r, column), where, mine, call)
                 put(o, element, value, 0)
                 element = opaque_i32(element + 1)
 
-    return HiddenElements(repair=repair)
+    return locals()

@@ -4,11 +4,9 @@ in the same places. Four neighbouring accumulators of a thread lie beside those 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-from ...backend import Namespace, cuda, f32, i32, i64, verb
+from ...backend import Members, cuda, f32, i32, i64, noun, verb
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32
 from ...tile.storage import storage
@@ -18,31 +16,29 @@ FOUR = 4
 THREADS = 128 * CONSUMERS
 
 
-class KeptStates(Namespace):
-    """The verbs, by the threads that multiply. at: where the state begins."""
-
-    put: Callable[..., None]  # (states, at, acc)
-    product: Callable[..., Any]  # (states, at, acc) -> the sum over a thread's numbers of the state there times its own
-
-
 @cache
-def kept_states(Dv: int) -> KeptStates:
-    """For accumulators [64, Dv] of each warpgroup."""
+@noun
+def kept_states(Dv: int) -> Members:
+    """The verbs for accumulators [64, Dv] of each warpgroup.
+
+    Called by the threads that multiply. at: where the state begins.
+    """
     mem, num, QUADS = storage("float32"), numbers(f32), Dv // 8
 
     @verb
-    def mine(at):
+    def _mine(at):
         return at + i64(FOUR * anew_i32(i32(cuda.threadIdx.x)))
 
     @verb
     def put(states, at, acc):
-        first = mine(at)
+        first = _mine(at)
         for j in range(QUADS):
             mem.store_kept(states.data, first + FOUR * THREADS * j, True, acc, FOUR * j)
 
     @verb
     def product(states, at, acc):
-        first, four = mine(at), cuda.local.array(FOUR, f32)
+        """Return the sum of a thread's numbers of the state there times its own."""
+        first, four = _mine(at), cuda.local.array(FOUR, f32)
         total = num.zero
         for j in range(QUADS):
             mem.load_vector(four, 0, states.data, first + FOUR * THREADS * j, True, 0)
@@ -50,4 +46,4 @@ def kept_states(Dv: int) -> KeptStates:
                 total += four[e] * acc[FOUR * j + e]
         return total
 
-    return KeptStates(put=put, product=product)
+    return locals()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from ...backend import Namespace, cuda, f32, i32, u32, verb
+from ...backend import Members, cuda, f32, i32, noun, u32, verb
 from ...tile.numbers import numbers
 from ...tile.products import anew_i32
 from ...tile.rows import FULL_WARP, shfl_idx_f32
@@ -20,18 +20,10 @@ from .step_tables import EIGHT
 OF_WARP = 16  # rows
 
 
-class PassedOver(Namespace):
-    """The verbs."""
-
-    # (sums, scores, slopes, before, row, count): for each column t of a thread, over its two rows i >= t, before[i] and
-    # all of P_ij = scores * slopes where j < t; row: the warpgroup's first; count: tokens of the chunk
-    add: Callable[..., None]
-    up_to: Callable[..., float]  # (x) -> the sum of this lane's and those of the lanes before it
-
-
 @cache
-def passed_over(tokens: int) -> PassedOver:
-    """For chunks of so many."""
+@noun
+def passed_over(tokens: int) -> Members:
+    """The verbs for chunks of so many."""
     num = numbers(f32)
 
     def of_eight(eight: int) -> Callable[..., None]:
@@ -65,12 +57,16 @@ def passed_over(tokens: int) -> PassedOver:
 
     @verb
     def add(sums, scores, slopes, before, row, count):
+        """Add for each column t of a thread, over its two rows i >= t, before[i] and all of P_ij = scores * slopes
+        where j < t. row: the warpgroup's first. count: tokens of the chunk.
+        """
         tid = anew_i32(i32(cuda.threadIdx.x))
         last = i32(row + OF_WARP * i32(u32(tid) % u32(128) // u32(32)) + OF_WARP - 1)
         add_all(sums, (scores, slopes), before, (i32(row + row_of(tid)), column_of(tid), last, count))
 
     @verb
     def up_to(x):
+        """Return the sum of this lane's number and those of the lanes before it."""
         lane = i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
         for step in range(5):
             there = i32(lane - (1 << step))
@@ -78,4 +74,4 @@ def passed_over(tokens: int) -> PassedOver:
             x += other if there >= 0 else num.zero
         return x
 
-    return PassedOver(add=add, up_to=up_to)
+    return locals()

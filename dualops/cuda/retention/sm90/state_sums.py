@@ -61,7 +61,7 @@ def _rounded(sums: WeightedSums) -> StateSums:
         sums.add(state, smem, places, args)
         sums.wait(state)
 
-    return StateSums(size=sums.size, fragment=sums.fragment, room=room, fade=fade, add=add)
+    return StateSums.from_locals(locals(), size=sums.size, fragment=sums.fragment)
 
 
 @verb
@@ -118,4 +118,4 @@ def _in_boxes(v: Operand, k: Operand, weight: Callable[..., Any]) -> StateSums:
         sums.fill(room[1], (places[0], args), smem)
         add_all(state, room, (smem, places[1]), by)
 
-    return StateSums(size=size, fragment=fragment, room=room, fade=fade_in_add, add=add)
+    return StateSums.from_locals(locals(), fade=fade_in_add)

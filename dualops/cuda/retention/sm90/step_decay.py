@@ -134,15 +134,4 @@ def step_decay(width: int, at: int, back: bool, *, by_steps: bool = False) -> Ch
     def forgets(mine):
         return True  # it may, at any step
 
-    return ChunkDecay(
-        argument=number_type(DTYPE, 3),
-        of=of,
-        again=again,
-        pairs=pairs,
-        rows=rows,
-        fade=fade,
-        weight=weight,
-        of_pair=of_pair,
-        of_row=of_row,
-        forgets=forgets,
-    )
+    return ChunkDecay.from_locals(locals(), argument=number_type(DTYPE, 3))

@@ -28,9 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...backend import Namespace, cuda, f32, i32, u32, verb
+from ...backend import Members, cuda, f32, i32, noun, u32, verb
 from ...tile.epilogue import opaque_f32
 from ...tile.floats import store_four_floats
 from ...tile.numbers import LOG2_E, numbers
@@ -60,39 +60,36 @@ def tables_at(at: int) -> TablesAt:
     return TablesAt(*(at + n * DECAY_TABLES // 4 for n in range(4)))
 
 
-class StepTables(Namespace):
-    """The verbs, by a warp but for the first. tables: shared memory, and the array of the eights in it."""
-
-    eights: Callable[..., Any]  # () -> that array; once in a kernel, by all threads
-    own: Callable[..., Any]  # () -> a local array for the logarithms that a lane has on their way
-    fetch: Callable[..., None]  # (own, logs, b, h, m0, rows): those of the chunk that begins with token m0
-    put: Callable[..., None]  # (tables, own, count): all tables of a chunk of so many tokens
-
-
 @cache
-def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
-    """For tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs ask for,
-    `within`, `near`, `eights`, and in the place of `kept` the logarithms themselves.
+@noun
+def step_tables(at: int, back: bool, *, states: bool = True) -> Members:
+    """The verbs for tables from byte `at` on; back: tokens see those after them; states: else those alone that pairs
+    ask for, `within`, `near`, `eights`, and in the place of `kept` the logarithms themselves.
+
+    Called by a warp but for the first. tables: shared memory, and the array of the eights in it.
     """
     num, LOG2, SMALLEST, place_of = numbers(f32), f32(LOG2_E), f32(LEAST), tables_at(at)
     exp_of, LOG_2 = exp_of_step(DTYPE), f32(1 / LOG2_E)
 
     @verb
     def eights():
+        """Return the array of the eights; once in a kernel, by all threads."""
         return cuda.shared.array(EIGHTS + 1, f32)
 
     @verb
     def own():
+        """Return a local array for the logarithms that a lane has under way."""
         return cuda.local.array(EACH, f32)
 
     @verb
-    def lane_anew():
+    def _lane_anew():
         """What follows from it is not kept from chunk to chunk: a thread that loads has few registers."""
         return i32(u32(anew_i32(i32(cuda.threadIdx.x))) % u32(32))
 
     @verb
     def fetch(own, logs, b, h, m0, rows):
-        t = i32(m0 + EACH * lane_anew())
+        """Start to load the logarithms of the chunk that begins with token m0."""
+        t = i32(m0 + EACH * _lane_anew())
         for n in range(EACH):
             own[n] = num.zero
             if t + n < rows:
@@ -100,7 +97,7 @@ def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
                 own[n] = x if x > SMALLEST else SMALLEST
 
     @verb
-    def sums(x, lane, way):
+    def _sums(x, lane, way):
         """Of the eights before a lane's, way being -1, or behind it, 1; and of them and its own."""
         total = x
         for step in range(4):
@@ -138,8 +135,9 @@ def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
 
     @verb
     def put(tables, own, count):
+        """Write all tables of a chunk of so many tokens."""
         smem, eights = tables
-        lane = lane_anew()
+        lane = _lane_anew()
         total = ((own[0] + own[1]) + own[2]) + own[3]
         beside = num.shuffle(total, 1, FULL_WARP)  # an eight has two lanes
         total += beside
@@ -149,8 +147,8 @@ def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
         if lane & 1 == 0:
             eights[lane >> 1] = num.exp2(total)
         if states:
-            before, to_here = sums(total, lane, -1)
-            behind, _ = sums(total, lane, 1)
+            before, to_here = _sums(total, lane, -1)
+            behind, _ = _sums(total, lane, 1)
             if lane == 31:
                 eights[EIGHTS] = exp_of(to_here * LOG_2)
             kept(smem, own, begin + before if back else end + behind, i32(count - EACH * lane), lane)
@@ -158,4 +156,4 @@ def step_tables(at: int, back: bool, *, states: bool = True) -> StepTables:
         else:
             store_four_floats(smem, i32(place_of.kept + 4 * EACH * lane), own)
 
-    return StepTables(eights=eights, own=own, fetch=fetch, put=put)
+    return locals()
