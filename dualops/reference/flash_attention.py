@@ -160,9 +160,7 @@ def attend_backward(
     dlse: np.ndarray | None,
     options: Options,
 ) -> tuple[np.ndarray, ...]:
-    """Compute dq, dk, dv of whole sequences, and for the gradients of bias and sinks dS [B, H, Sq, Sk] and delta [B, H,
-    Sq].
-    """
+    """Compute dq, dk, dv; also dS [B, H, Sq, Sk] and delta [B, H, Sq] for the gradients of bias and sinks."""
     problem, at = options.problem, options.everywhere()
     group = problem.group
     keys, values = (over_group(arithmetic(x), group) for x in (k, v))  # [B, H, Sk, D | Dv]

@@ -37,8 +37,8 @@ def retention_varlen(
     sequence belong to none: their o and row_sum are 0. normalize: None or "signed". log_decay is [total, H]. options
     are those of `retention`; each sequence has its own state.
     A max_seqlen of None means the number of all tokens.
-    Returns o [total, H, Dv], then the results on request: the states [B, H, D, Dv], their norms [B, H, D], row_sum [H,
-    total].
+    Returns o [total, H, Dv], then the results on request: the states [B, H, D, Dv], their norms [B, H, D], and
+    row_sum [H, total].
     """
     problem, arrays = bound(SPEC, locals())
     wanted = [output for output in SPEC.outputs if output.when(problem)]
