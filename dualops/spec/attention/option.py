@@ -96,9 +96,9 @@ class Parts(NamedTuple):
     picks_keys: bool = False  # whether `pick` depends only on the batch and the key
     seed: Any = None  # (args) -> a word that `keeps` needs; a kernel calls it once, since it may read memory
     # (args, at, seed, below, right) -> four 32-bit words, which of eight probabilities stay, 16 * below queries and
-    # 16 * right keys further than `at`. In the first word the bits LEFT are all set for (i, j), or none, and RIGHT for (i,
-    # j + 1). The next word is for (i + 8, j), the last two for those 8 keys further. Scores do not matter, so a kernel
-    # may call it before it has them
+    # 16 * right keys further than `at`. In the first word the bits LEFT are all set for (i, j), or none, and RIGHT for
+    # (i, j + 1). The next word is for (i + 8, j), the last two for those 8 keys further. Scores do not matter, so a
+    # kernel may call it before it has them
     keeps: Any = None
     growth: Any = None  # (args) -> factor of the probabilities that stay
     sink: Any = None  # (args, h) -> a logit without a value

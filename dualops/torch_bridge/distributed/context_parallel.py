@@ -75,8 +75,8 @@ def context_parallel(
 ) -> Any:
     """Attention over documents whose tokens are split among the ranks of a group: each rank computes its queries.
 
-    q [tokens, H, D], k [tokens, Hkv, D], v [tokens, Hkv, Dv]: this rank's tokens, as `shard` returns them.All ranks of
-    the group make the same call, and the same calls of backward.
+    q [tokens, H, D], k [tokens, Hkv, D], v [tokens, Hkv, Dv]: this rank's tokens, as `shard` returns them. All ranks
+    of the group make the same call, and the same calls of backward.
 
     group: a ProcessGroup, or a DeviceMesh of one axis
     cu_seqlens: where each document begins among all tokens, and the end, the same on all ranks: a list or a tensor on

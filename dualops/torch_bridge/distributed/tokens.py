@@ -84,8 +84,8 @@ def positions(
 ) -> Tensor:
     """Return the position of each of this rank's tokens in its document, [tokens] of int64, for rotary embeddings.
 
-    cu_seqlens: where each document begins, and the end; [0, length] for one document. balance as for `shard`. device:
-    of the result; None: the device of the group's tensors. Nothing is sent.
+    cu_seqlens: where each document begins, and the end; [0, length] for one document. balance as for `shard`.
+    device: of the result; None: the device of the group's tensors. Nothing is sent.
     """
     op = "positions"
     ranks = Ranks.of(op, group)

@@ -36,7 +36,7 @@ class Room:
 
 
 class Gathering:
-    """Gathers tensors [tokens, heads, D] of all ranks in the order of the tokens, one of `groups` of heads at a time."""
+    """Gathers tensors [tokens, heads, D] of all ranks in token order, one of `groups` of heads at a time."""
 
     def __init__(self, ranks: Ranks, layout: Layout, tensors: Sequence[Tensor], groups: Sequence[Heads]):
         self.ranks, self.layout, self.tensors, self.groups = ranks, layout, tensors, groups
