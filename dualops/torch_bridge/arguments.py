@@ -167,7 +167,7 @@ def with_dense_rows(x: Tensor) -> Tensor:
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:
-    """Return the memory of a CPU tensor as a writable array; bfloat16 by way of its bits.
+    """Return the memory of a CPU tensor as a writable array; bfloat16 through its bits.
 
     It uses DLPack: `Tensor.numpy` would keep the tensor's storage from ever being resized, which FSDP does. Raises
     TypeError for a tensor whose memory does not hold its values.

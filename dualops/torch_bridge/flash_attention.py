@@ -228,7 +228,7 @@ def flash_attention_varlen(
         k_lengths[b]. Ranges may overlap, repeat, leave gaps, be empty and come in any order. So pieces of a document
         read their part of k without a copy, and sequences share a prefix. max_seqlen_k is the longest length, or more
     total_k_lengths: the sum of k_lengths, or more; B * max_seqlen_k if None. The gradient on a CUDA device needs memory
-        for so many rows of Hkv * (D + Dv) numbers of q's dtype: the parts of dk and dv, which it adds in float32
+        for this many rows of Hkv * (D + Dv) numbers of q's dtype: the parts of dk and dv, which it adds in float32
 
     On a CUDA device the values of cu_seqlens, k_starts and k_lengths are not checked: that would wait for the device.
     A max_seqlen of None means the number of all tokens: the same result, maybe later.
