@@ -99,10 +99,10 @@ def build_wheel(kernels: dict[str, bytes], arch: str, out: Path) -> Path:
         inside.mkdir()
         (inside / "__init__.py").write_text(f'"""Kernels of dualops {__version__} for {arch}: data alone."""\n')
         bundled.write(inside, kernels)
-        told = PROJECT.format(
+        text = PROJECT.format(
             name=package.replace("_", "-"), version=__version__, arch=arch, package=package, index=bundled.INDEX
         )
-        (Path(folder) / "pyproject.toml").write_text(told)
+        (Path(folder) / "pyproject.toml").write_text(text)
         command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out.resolve()), folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return out / f"{package}-{__version__}-py3-none-any.whl"

@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--arch", nargs="+", default=DEFAULT, metavar="ARCH", help=f'such as sm_80, or "all"; default: {DEFAULT[0]}'
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="processes that compile side by side; default: 1"
+        "--jobs", type=int, default=1, metavar="N", help="processes that compile in parallel; default: 1"
     )
     parser.add_argument(
         "--since", metavar="REV", help="list the kernels whose machine code differs from this revision's"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a kernel and line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per kernel and line")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ from .progress import Steps, progress
 from .report import Row, print_table
 from .verdict import last_line, operator_line, remarks
 
-HELP = "run the operators and hold each result against the float64 reference"
+HELP = "run the operators and compare each result with the float64 reference"
 
 SIMULATOR_LIMIT = 60.0  # most seconds of a problem in the simulator
 CHECK_LIMIT = 300.0  # most seconds of a reference check without --check
@@ -58,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.npz", help="save the results, by the spec's names")
     parser.add_argument("--where", choices=PLACES, default="auto", help="default: the GPU, else the simulator")
     parser.add_argument("--kernel", metavar="RUNG", help="force one rung, such as naive or simt")
-    parser.add_argument("--dtype", choices=FLOATS, help="of the problem; rounds the arrays of --input to it")
+    parser.add_argument("--dtype", choices=FLOATS, help="dtype of the problem; arrays of --input are rounded to it")
     parser.add_argument(
         "--param", action="append", default=[], metavar="NAME=VALUE", help="a parameter of the operator; repeatable"
     )
     parser.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
-        help=f"hold the result against the reference; default: if that takes less than {duration(CHECK_LIMIT)}",
+        help=f"compare the result with the reference; default: if that takes less than {duration(CHECK_LIMIT)}",
     )
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="also a table of all runs: arguments, errors, time, memory, speed"

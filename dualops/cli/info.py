@@ -17,7 +17,7 @@ from .console import Console
 from .place import SWITCH, choose
 from .report import size
 
-HELP = "versions, driver, device or what is missing for one, ceilings, cache"
+HELP = "show versions, driver, device or what it lacks, ceilings, cache"
 
 PACKAGES = ("dualops", "numba", "numba-cuda", "cuda-core", "numpy", "ml_dtypes", "torch")
 

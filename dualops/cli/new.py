@@ -21,7 +21,7 @@ from pathlib import Path
 from ..spec import OPERATORS
 from .errors import CommandError
 
-HELP = "the files of a new operator, to be filled in"
+HELP = "write the files of a new operator, to be filled in"
 
 ROOT = Path(__file__).parents[2]
 SKELETON = {

@@ -130,7 +130,7 @@ class Job:
             by_shape.setdefault(meta.shape, []).append(name)
         shapes = [f"{' '.join(names)} {shape_of(shape)}" for shape, names in by_shape.items()]
         defaults = {param.name: param.default for param in self.task.params}
-        return shapes + [f"{name}={_told(x)}" for name, x in self.params.items() if x != defaults[name]]
+        return shapes + [f"{name}={_value_text(x)}" for name, x in self.params.items() if x != defaults[name]]
 
     def __str__(self) -> str:
         return f"{self.task.name} {self.problem.dtype}, {', '.join(self.parts())}"
@@ -141,7 +141,7 @@ def shape_of(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape)) or "()"
 
 
-def _told(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Format a value, or the name of a function."""
     return getattr(value, "__name__", None) or str(value)
 

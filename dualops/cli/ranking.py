@@ -33,28 +33,28 @@ from .place import SWITCH
 from .progress import progress
 from .report import bandwidth, tflops
 
-HELP = "rank an operator's Configs by what they would take on a GPU"
+HELP = "rank an operator's Configs by their estimated time on a GPU"
 
 DEFAULT = "h200"
 OTHER_COLUMNS, NARROWEST = 54, 20  # characters: all columns but the Configs', and the least width of that one
 DEEPER = " " * 4
 CAPTION = """\
-* is what a call takes today. KiB: a block's shared memory. Speed is bytes where
-the memory is busier than any unit, else operations. Shares are of the time:
-units work side by side, and what is named first bounds it. Nothing was
-measured; dualops/cuda/cost/README.md says how far off that may be."""
+* marks the Config that calls take today. KiB: a block's shared memory. Speed is
+in bytes if memory is busier than any unit, else in operations. Shares are of
+the time: units work in parallel, and the first one named is the bound. Nothing
+was measured; dualops/cuda/cost/README.md says how far off that may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "flash_attention, matmul, retention, softmax, rms_norm or layer_norm"
     parser.add_argument("operator", metavar="OPERATOR", help=names)
     parser.add_argument(
-        "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a usual one"
+        "--problem", default="", metavar="TEXT", help="sizes, parameters and dtype; default: a typical one"
     )
     parser.add_argument("--arch", default=DEFAULT, metavar="GPU", help=f"such as rtx4090 or sm_80; default: {DEFAULT}")
     parser.add_argument("--forward", action="store_true", help="not the gradient")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows of a table; default: 10")
-    parser.add_argument("--build", type=int, default=0, metavar="N", help="compile so many, the best; default: none")
+    parser.add_argument("--build", type=int, default=0, metavar="N", help="compile this many, the best; default: none")
 
 
 def run(arguments: argparse.Namespace) -> int:

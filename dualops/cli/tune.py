@@ -41,14 +41,18 @@ DEFAULT = "h200"  # for --dry-run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operator", nargs="?", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}")
     parser.add_argument(
-        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+        "--problem",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a problem instead of the benchmark's; repeatable",
     )
     parser.add_argument("--forward", action="store_true", help="not the gradient")
-    parser.add_argument("--top", type=int, default=8, metavar="N", help="so many ways of each problem; default: 8")
-    parser.add_argument("--anew", action="store_true", help="also those that were timed before")
-    parser.add_argument("--dry-run", action="store_true", help="say which they are, and time none")
-    parser.add_argument("--arch", metavar="GPU", help=f"of --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
-    parser.add_argument("--clear", action="store_true", help="forget what was measured, and time nothing")
+    parser.add_argument("--top", type=int, default=8, metavar="N", help="number of ways for each problem; default: 8")
+    parser.add_argument("--anew", action="store_true", help="time again what was timed before")
+    parser.add_argument("--dry-run", action="store_true", help="list the ways, and time none")
+    parser.add_argument("--arch", metavar="GPU", help=f"for --dry-run, such as rtx4090 or sm_80; default: {DEFAULT}")
+    parser.add_argument("--clear", action="store_true", help="forget measured times, and time nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"--arch {arguments.arch}: what is timed is this GPU, another one is for --dry-run")
     if arguments.clear:
         if arguments.dry_run or arguments.problem or arguments.forward or arguments.anew:
-            raise CommandError("--clear forgets all of an operator, expected no other option beside it")
+            raise CommandError("--clear forgets all times of an operator, expected no other option with it")
         _without_compiler()
         return _clear(name)
     if name is None:

@@ -31,14 +31,18 @@ HELP = "compile kernels ahead of time, on all cores"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=f"of {', '.join(OPERATORS)}; default: all")
     parser.add_argument(
-        "--problem", action="append", default=[], metavar="TEXT", help="instead of what is timed, may be repeated"
+        "--problem",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a problem instead of the benchmark's; repeatable",
     )
     parser.add_argument("--forward", action="store_true", help="no kernels for gradients")
     parser.add_argument(
         "--arch", nargs="+", default=[], metavar="ARCH", help='such as sm_90a, or "all"; default: the GPU'
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="processes that compile side by side; default: one a core"
+        "--jobs", type=int, metavar="N", help="processes that compile in parallel; default: one per core"
     )
 
 

@@ -18,10 +18,10 @@ LONGEST_SHOWN = 200  # characters
 def shown(value: Any) -> str:
     """Format a value for an error's message: its repr on one line, shortened."""
     try:
-        told = " ".join(repr(value).split())
+        text = " ".join(repr(value).split())
     except Exception:  # some values have no repr: 10**5000, or an object whose repr raises
-        told = f"a {type(value).__module__}.{type(value).__qualname__}"
-    return told if len(told) <= LONGEST_SHOWN else f"{told[:LONGEST_SHOWN]}..."
+        text = f"a {type(value).__module__}.{type(value).__qualname__}"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def boolean(value: Any) -> bool:

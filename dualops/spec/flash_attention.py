@@ -75,8 +75,8 @@ def measure_varlen(
     B = sizes["B+1"] - 1
     given = [name for name in KEYS if name in arrays]
     if given not in (["cu_seqlens_k"], ["k_starts", "k_lengths"]):
-        told = " and ".join(given) if given else "nothing"
-        raise TypeError(f"{op}: the keys are given by {told}, expected cu_seqlens_k alone, or k_starts and k_lengths")
+        names = " and ".join(given) if given else "nothing"
+        raise TypeError(f"{op}: the keys are given by {names}, expected cu_seqlens_k alone, or k_starts and k_lengths")
     Sq, Sk = (longest_in(params, f"max_seqlen_{side}", sizes[f"total_{side}"]) for side in ("q", "k"))
     if "k_starts" in arrays:
         if sizes["B"] != B:
@@ -224,7 +224,7 @@ SPEC = Spec(
     name="flash_attention",
     **_spec(("B", "H", "Sq"), ("B", "Hkv", "Sk"), ("B", "H", "Sq"), OPTIONS),
     measure=measure,
-    gradient_params=(Param("bias_gradient", True, boolean, "whether dbias is wanted"),),
+    gradient_params=(Param("bias_gradient", True, boolean, "whether to return dbias"),),
     cases=CASES,
     draw=draw,
 )
@@ -239,7 +239,7 @@ SPEC_VARLEN = Spec(
             _lengths("cu_seqlens_q", "B+1"),
             _lengths("cu_seqlens_k", "B+1", optional=True),
             _lengths("k_starts", "B", optional=True, doc="the first key of each sequence, in place of cu_seqlens_k"),
-            _lengths("k_lengths", "B", optional=True, doc="how many keys each has, from there on"),
+            _lengths("k_lengths", "B", optional=True, doc="how many keys each sequence has"),
         ),
         (
             *(Param(f"max_seqlen_{side}", None, length_or_all, LONGEST) for side in ("q", "k")),

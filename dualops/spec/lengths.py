@@ -68,9 +68,9 @@ def check_ranges(
         raise ValueError(
             f"{op}: k_starts + k_lengths is {starts[b]} + {lengths[b]} at {b}, k has total_k={total}, expected no more"
         )
-    for (name, bound), found, told in ((longest, lengths.max(initial=0), "longest"), (sum_of, lengths.sum(), "sum")):
+    for (name, bound), found, which in ((longest, lengths.max(initial=0), "longest"), (sum_of, lengths.sum(), "sum")):
         if found > bound:
-            raise ValueError(f"{op}: {name} is {bound}, expected {found} or more, the {told} of k_lengths")
+            raise ValueError(f"{op}: {name} is {bound}, expected {found} or more, the {which} of k_lengths")
 
 
 def spans_of(arrays: Mapping[str, Any]) -> list[tuple[slice, slice]]:

@@ -253,7 +253,7 @@ SPEC = Spec(
         bytes_written=lambda p: p.nbytes("new_params", "new_momenta", "new_master"),
     ),
     backward_cost=None,
-    rounding="each operation in float32 (float64 for float64); p and m once more, to the dtypes they are kept in",
+    rounding="each operation in float32 (float64 for float64); p and m then to their storage dtypes",
     floor=1.0,
     rungs=("naive", "simt", "table"),
     cases=_cases(),

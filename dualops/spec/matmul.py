@@ -52,7 +52,7 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
         if name in arrays and arrays[name].shape != (*batch, M, N):
             raise ValueError(f"{op}: {name} has shape {arrays[name].shape}, expected {(*batch, M, N)}, as the result")
     if "dy" in arrays and "preactivation" not in arrays and params["activation"] is not None:
-        raise TypeError(f"{op}: preactivation is missing, expected it beside activation {params['activation']!r}")
+        raise TypeError(f"{op}: preactivation is missing, expected it with activation {params['activation']!r}")
     return {"M": M, "N": N, "K": K, "batch": batch, "B": prod(batch)}
 
 
@@ -291,7 +291,7 @@ SPEC = Spec(
     params=(
         Param("transpose_a", False, boolean, "a is [..., K, M]"),
         Param("transpose_b", False, boolean, "b is [..., N, K]"),
-        Param("activation", None, one_of(None, *ACTIVATIONS), "what comes upon the sum"),
+        Param("activation", None, one_of(None, *ACTIVATIONS), "applied to the sum"),
         Param("precision", None, one_of(None, *PRECISIONS), "how float32 is multiplied; None is as float32"),
         Param("return_preactivation", False, boolean, "also return op(a) @ op(b) + bias"),
     ),
@@ -303,7 +303,7 @@ SPEC = Spec(
     ),
     gradients=GRADIENTS,
     gradient_params=tuple(
-        Param(f"{entry.name}_gradient", True, boolean, f"d{entry.name} is wanted") for entry in INPUTS
+        Param(f"{entry.name}_gradient", True, boolean, f"whether to return d{entry.name}") for entry in INPUTS
     ),
     saved=("a", "b", "bias", "preactivation"),
     saved_when={"preactivation": lambda p: p.activation is not None and p.return_preactivation},
@@ -319,7 +319,7 @@ SPEC = Spec(
         bytes_written=lambda p: _written(p, GRADIENTS),
         extra_memory=lambda p: p.B * p.M * p.N * p.itemsize if has_dz(p) else 0,  # dz
     ),
-    rounding="results once, to the storage dtype, and dz before it meets a matrix; all else in float32",
+    rounding="results once, to the storage dtype, and dz before it is multiplied with a matrix; all else in float32",
     floor=8.0,
     rungs=("naive", "simt", "sm80", "sm90"),
     cases=_cases(),

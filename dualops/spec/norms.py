@@ -97,11 +97,11 @@ def vector_gradient(name: str) -> Output:
 
 
 def vector_gradient_param(name: str) -> Param:
-    return Param(f"{name}_gradient", True, boolean, f"whether d{name} is wanted")
+    return Param(f"{name}_gradient", True, boolean, f"whether to return d{name}")
 
 
 def eps_param(default: float) -> Param:
-    return Param("eps", default, non_negative, "what is added to the mean of squares, under the root")
+    return Param("eps", default, non_negative, "added to the mean of squares, under the root")
 
 
 def request_param(name: str, what: str) -> Param:

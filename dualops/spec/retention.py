@@ -255,7 +255,7 @@ def _spec(
             doc="in place of gamma, the natural logarithm of each step's decay",
         ),
         *options,
-        _state("initial_state", STATE, "what stood before token 0, as an earlier call returned it"),
+        _state("initial_state", STATE, "the state before token 0, from an earlier call"),
         _state("initial_norm", NORM, "its norm, if 'signed'"),
     )
     results = (

@@ -67,7 +67,7 @@ SPEC = Spec(
     inputs=(data("x"), vector("w"), data("residual", optional=True)),
     params=(
         eps_param(1e-6),
-        Param("offset", 0.0, finite, "what is added to w, and needs one: 1 where w is kept as a difference from 1"),
+        Param("offset", 0.0, finite, "added to w, which it needs: 1 if w is stored as its difference from 1"),
         request_param("return_rstd", "1 / sqrt(mean(h^2) + eps) of each row"),
     ),
     outputs=(result("y"), SUMMED, statistic_result("rstd", "return_rstd")),

@@ -60,9 +60,9 @@ def measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], sizes
             raise TypeError(f"{op}: {name} has dtype {meta.dtype}, cos has dtype {cos.dtype}, expected the same")
     half, rows = R // 2, cos.shape[-2]
     if cos.shape[-1] not in (half, R):
-        told = f"{first} has D={D}" if params["dim"] is None else f"dim is R={R}"
+        width = f"{first} has D={D}" if params["dim"] is None else f"dim is R={R}"
         raise ValueError(
-            f"{op}: cos has {cos.shape[-1]} columns, {told}, expected R/2={half} or R={R}; for a part of D give dim"
+            f"{op}: cos has {cos.shape[-1]} columns, {width}, expected R/2={half} or R={R}; for a part of D give dim"
         )
     if cos.shape[-1] != half and params["interleaved"]:
         raise ValueError(f"{op}: cos has R={R} columns, expected R/2={half} for interleaved pairs")
@@ -134,8 +134,8 @@ def _tables_bytes(problem: Problem) -> int:
     cos, positions = problem.arrays["cos"], problem.arrays.get("positions")
     needed = problem.S if positions is None else positions.size
     rows = min(needed, problem.rows) * (cos.shape[0] if len(cos.shape) == 3 else 1)
-    told = 0 if positions is None else positions.size * itemsize(positions.dtype)
-    return 2 * rows * problem.half * itemsize(cos.dtype) + told
+    positions_bytes = 0 if positions is None else positions.size * itemsize(positions.dtype)
+    return 2 * rows * problem.half * itemsize(cos.dtype) + positions_bytes
 
 
 COST = Cost(
@@ -199,9 +199,9 @@ SPEC_TABLES = Spec(
     paper="Su et al. 2021, arXiv:2104.09864, equation 15; scalings: see dualops/spec/rope_scaling.py",
     inputs=(Input("positions", None, POSITIONS, role=Role.OTHER),),
     params=(
-        Param("dim", None, dimension, "rotary dimensions R, or what a partial_rotary_factor is of"),
+        Param("dim", None, dimension, "rotary dimensions R, or with a partial_rotary_factor D"),
         Param("base", None, optional(positive), "base of the frequencies; None: scaling's rope_theta, or 10000"),
-        Param("scaling", None, scaling, "what becomes of frequencies: None, linear, llama3, yarn, dynamic"),
+        Param("scaling", None, scaling, "change of the frequencies: None, linear, llama3, yarn, dynamic"),
         Param("dtype", "float32", one_of(*FLOATS), "of the tables"),
     ),
     outputs=(_table("cos"), _table("sin")),

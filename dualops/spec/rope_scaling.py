@@ -123,14 +123,14 @@ def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None
     """Return the base of the frequencies, for a dynamic scaling that of the sequence's length, and the rotary
     dimensions R.
     """
-    told: dict[str, Any] = dict(scaling or ())
-    theta, name = told.get("rope_theta"), told.get("rope_type")
+    entries: dict[str, Any] = dict(scaling or ())
+    theta, name = entries.get("rope_theta"), entries.get("rope_type")
     if base is not None and theta is not None and base != theta:
         raise ValueError(f"{op}: base is {base}, scaling has rope_theta {theta}, expected one of them, or the same")
     number: float = next(given for given in (base, theta, 10000.0) if given is not None)
-    R = int(dim * told.get("partial_rotary_factor", 1.0))
+    R = int(dim * entries.get("partial_rotary_factor", 1.0))
     if R % 2 or not 2 <= R <= dim:
-        factor = told["partial_rotary_factor"]
+        factor = entries["partial_rotary_factor"]
         raise ValueError(
             f"{op}: scaling has partial_rotary_factor {factor}, of dim={dim} that is R={R}, "
             f"expected an even number from 2 to {dim}"
@@ -140,19 +140,19 @@ def base_and_width(op: str, dim: int, base: float | None, scaling: Normal | None
     if name == "dynamic":
         if R == 2:
             raise ValueError(f"{op}: R is 2, expected 4 or more for dynamic")
-        longer = max(told["seq_len"] / told["max_position_embeddings"], 1.0)
-        number *= (told["factor"] * longer - (told["factor"] - 1)) ** (R / (R - 2))
+        longer = max(entries["seq_len"] / entries["max_position_embeddings"], 1.0)
+        number *= (entries["factor"] * longer - (entries["factor"] - 1)) ** (R / (R - 2))
     return number, R
 
 
-def yarn_range(R: int, base: float, told: Mapping[str, Any]) -> tuple[float, float]:
+def yarn_range(R: int, base: float, entries: Mapping[str, Any]) -> tuple[float, float]:
     """Return the pairs between which yarn's share falls from 1 to 0: those that turn beta_fast and beta_slow times."""
 
     def pair(turns: float) -> float:
-        return R * log(told["original_max_position_embeddings"] / (turns * 2 * pi)) / (2 * log(base))
+        return R * log(entries["original_max_position_embeddings"] / (turns * 2 * pi)) / (2 * log(base))
 
-    first, last = pair(told["beta_fast"]), pair(told["beta_slow"])
-    if told["truncate"]:
+    first, last = pair(entries["beta_fast"]), pair(entries["beta_slow"])
+    if entries["truncate"]:
         first, last = floor(first), ceil(last)
     first, last = max(first, 0), min(last, R - 1)
     # as other implementations do, against a division by 0

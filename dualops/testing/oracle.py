@@ -69,18 +69,18 @@ def check(
     _check_not_overwritten(op, results, given)
     wide = with_saved(spec, widened(given), {**params, **spec.wide}) if backward else inputs
     truths, baselines = expected(spec, inputs, params, backward, names, wide)
-    told = f"{op} {problem.dtype}, {', '.join(f'{name} {array.shape}' for name, array in inputs.items())}"
-    told += f", {', '.join(f'{name}={value!r}' for name, value in params.items())}" if params else ""
+    call = f"{op} {problem.dtype}, {', '.join(f'{name} {array.shape}' for name, array in inputs.items())}"
+    call += f", {', '.join(f'{name}={value!r}' for name, value in params.items())}" if params else ""
     for name, result in results.items():
         if result.shape != truths[name].shape:
-            raise Wrong(f"{told}: {name} has shape {result.shape}, expected {truths[name].shape}")
+            raise Wrong(f"{call}: {name} has shape {result.shape}, expected {truths[name].shape}")
     found = held(spec, problem.dtype, results, truths, baselines, terms_of(spec, backward)(inputs, problem))
     for error, failed in (
         (Wrong, [each.message for each in found.values() if not each.passed and not each.vacuous]),
         (Vacuous, [each.message for each in found.values() if each.vacuous]),
     ):
         if failed:
-            raise error("\n".join([f"{told}:", *failed]) if len(failed) > 1 else f"{told}: {failed[0]}")
+            raise error("\n".join([f"{call}:", *failed]) if len(failed) > 1 else f"{call}: {failed[0]}")
     return found
 
 

@@ -97,7 +97,7 @@ def register(
     back = None
     if backward is not None:
         if spec.backward_cost is None:
-            raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one beside a backward function")
+            raise ValueError(f"{spec.name}: the spec has no backward_cost, expected one with a backward function")
         back = direction(
             name=f"{spec.name}_backward",
             inputs=spec.gradient_inputs,

@@ -84,8 +84,8 @@ def matmul(
     tensor([[0.]])
     """
     if not isinstance(return_preactivation, bool):
-        told = shown(return_preactivation)
-        raise TypeError(f"{SPEC.name}: return_preactivation is {told}, expected True or False")
+        value = shown(return_preactivation)
+        raise TypeError(f"{SPEC.name}: return_preactivation is {value}, expected True or False")
     kept = return_preactivation or _needed(activation, a, b, bias)
     results = _operator(a, b, bias, transpose_a, transpose_b, activation, precision, kept)
     return results if return_preactivation else results[0]

@@ -136,7 +136,7 @@ BLOCKS = Option(
             optional=True,
             contiguous_last=True,
             role=Role.OTHER,
-            doc="what `block_mask` made of mask_mod: tiles that nobody sees are not loaded",
+            doc="the result of `block_mask` for mask_mod: hidden tiles are not loaded",
         ),
     ),
     params=(),
@@ -177,13 +177,13 @@ def _measure(op: str, arrays: dict[str, ArrayMeta], params: dict[str, Any], size
 # binds a call that makes lists; not an operator by itself
 SPEC_BLOCKS = Spec(
     name="block_mask",
-    formula="lists of the tiles of keys of which some pair is seen",
+    formula="lists of the tiles of keys with a visible pair",
     paper="Dong et al. 2024, arXiv:2412.05496",
-    inputs=(Input("like", None, FLOATS, doc="of the library and on the device that the lists are wanted on"),),
+    inputs=(Input("like", None, FLOATS, doc="an array of the library and on the device of the lists"),),
     params=(
         Param("mask_mod", None, function_of("b", "h", "i", "j"), "(b, h, i, j) -> whether i sees j"),
-        Param("B", 1, length, "batches, 1 where all have the same mask"),
-        Param("H", 1, length, "heads, 1 where all have the same mask"),
+        Param("B", 1, length, "batches, 1 if all have the same mask"),
+        Param("H", 1, length, "heads, 1 if all have the same mask"),
         Param("Sq", 0, length, "queries"),
         Param("Sk", 0, length, "keys"),
     ),

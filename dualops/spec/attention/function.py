@@ -122,13 +122,13 @@ def _try(function: FunctionType, parameters: tuple[str, ...], which: str) -> Non
         with np.errstate(all="ignore"):
             result = function(*sample)
     except Exception as error:
-        raise ValueError(f"{which}for {_told(parameters, sample)} {_said(error, function)}") from error
+        raise ValueError(f"{which}for {_arguments_text(parameters, sample)} {_said(error, function)}") from error
     wanted, kind = ("a number", (Real, np.number)) if parameters[0] == "score" else ("True or False", (bool, np.bool_))
     if not isinstance(result, kind) or isinstance(result, complex):
-        raise ValueError(f"{which}for {_told(parameters, sample)} it gives {result!r}, expected {wanted}")
+        raise ValueError(f"{which}for {_arguments_text(parameters, sample)} it gives {result!r}, expected {wanted}")
 
 
-def _told(parameters: tuple[str, ...], sample: list[Any]) -> str:
+def _arguments_text(parameters: tuple[str, ...], sample: list[Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in zip(parameters, sample, strict=True))
 
 

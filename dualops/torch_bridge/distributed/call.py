@@ -152,10 +152,10 @@ def _checked_tensors(
     if autocasting():
         args = varlen.cast(args)
     q, k, v, *_, alibi_slopes, sinks = args[:9]
-    told = [
+    facts = [
         None if x is None else (x.dtype, x.shape[x.ndim > 1 :], x.stride()[-1:]) for x in (q, k, v, alibi_slopes, sinks)
     ]
-    key = (*told, *more)
+    key = (*facts, *more)
     if key not in _RIGHT:
         try:
             varlen.bind(args)

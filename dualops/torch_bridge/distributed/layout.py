@@ -154,15 +154,15 @@ def ends_of(op: str, cu_seqlens: Any) -> Ends:
         if known is None or version is None or known[0] != version:
             known = _READ[cu_seqlens] = version, ends_of(op, cu_seqlens.detach().cpu())
         return known[1]
-    told = f"{op}: cu_seqlens is {shown(cu_seqlens)}"
+    message = f"{op}: cu_seqlens is {shown(cu_seqlens)}"
     try:
         values = np.asarray(cu_seqlens)
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0)
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise TypeError(f"{told}, expected integers along one axis: where each document begins, and the end")
+        raise TypeError(f"{message}, expected integers along one axis: where each document begins, and the end")
     if not len(values) or values[0] != 0 or (values[1:] < values[:-1]).any():
-        raise ValueError(f"{told}, expected numbers that begin at 0 and never fall")
+        raise ValueError(f"{message}, expected numbers that begin at 0 and never fall")
     return tuple(map(int, values))
 
 

@@ -305,5 +305,5 @@ def _refuse(op: str, **given: Any) -> None:
     """Raise NotImplementedError for the first option that is not None."""
     for name, value in given.items():
         if value is not None:
-            told = "is given" if isinstance(value, Tensor) else f"is {value!r}"
-            raise NotImplementedError(f"{op}: {name} {told}, which dualops does not have")
+            state = "is given" if isinstance(value, Tensor) else f"is {value!r}"
+            raise NotImplementedError(f"{op}: {name} {state}, which dualops does not have")

@@ -151,7 +151,7 @@ def _longest(query: Tensor, key: Tensor, max_length_q: Any, max_length_k: Any) -
     """
     most = (query.shape[0] * query.shape[2], key.shape[0] * key.shape[2])
     given = (max_length_q, max_length_k)
-    one, two = (told if isinstance(told, int) else bound for told, bound in zip(given, most, strict=True))
+    one, two = (length if isinstance(length, int) else bound for length, bound in zip(given, most, strict=True))
     return one, two
 
 

@@ -46,15 +46,15 @@ def same_code(one: Any, two: Any) -> bool:
     The functions that they decorate must be equal too.
     """
 
-    def told(function: Any) -> tuple[Any, ...]:
+    def code_facts(function: Any) -> tuple[Any, ...]:
         code = code_of(function)
         constants = code.co_consts[1:] if function.__doc__ else code.co_consts
         defaults = (function.__defaults__, function.__kwdefaults__)
         inner = getattr(function, "__wrapped__", None)
         one = code.co_code, code.co_names, code.co_varnames, constants, defaults
-        return one if inner is None else (*one, told(inner))
+        return one if inner is None else (*one, code_facts(inner))
 
-    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and told(one) == told(two)
+    return isinstance(one, FunctionType) and isinstance(two, FunctionType) and code_facts(one) == code_facts(two)
 
 
 def code_of(function: Any) -> CodeType:
