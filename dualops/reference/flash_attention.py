@@ -84,8 +84,8 @@ def flash_attention(
 
     Returns o [B, H, Sq, Dv] of q's dtype. With return_lse also lse [B, H, Sq] (float32, float64 for float64), the
     natural logarithm of the sum of exponentials, including the sink's. A query that sees no key, or only scores of
-    -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient makes NaN of
-    dk and dv of all keys that it sees, also where a score is -inf, and of no key that a mask hides.
+    -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient sets dk and
+    dv to NaN for all keys that it sees, even if a score is -inf. Keys that a mask hides are not affected.
     Arithmetic is float32 (float64 for float64). Probabilities are rounded to q's dtype before the product with v, as
     for a tensor core.
     Raises TypeError and ValueError for a wrong call.

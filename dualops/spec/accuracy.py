@@ -10,8 +10,8 @@ infinity must stand exactly where the truth has it.
 
 A limit can be *vacuous*: it would pass results that have nothing to do with the truth, because the baseline itself
 fails (x * x overflows in float32 for rows near 1e30). Then nothing was checked, and the result does not pass. A limit
-is vacuous if it would pass a result that is off by half of a reference size, in one element (maximum) or in all of them
-(root mean square). The reference size is the largest of three:
+is vacuous if it would pass a result that is off by half of a reference size. The error counts in one element (maximum)
+or in all of them (root mean square). The reference size is the largest of three:
 
 - the truth's own size: its maximum, or its root mean square
 - `terms`, the magnitudes that the result is a difference of. A gradient that cancels to 1e-9 of its terms is accurate

@@ -13,8 +13,8 @@ torch's math backend (`SDPBackend.MATH`). The others differ where torch multipli
   also of one whose own score is -inf.
 - A row whose lse is a number ignores keys whose scores are -inf: a NaN in such a key or value does not reach the row,
   and a NaN in the row's do does not reach the key.
-- A row ignores keys that a mask hides: a NaN in a key or value that no query sees stays there, and a NaN row does not
-  reach dk, dv and dbias of keys that the query does not see.
+- A row ignores keys that a mask hides. A NaN in a key or value that no query sees stays there. A NaN row does not reach
+  dk, dv and dbias of keys that the query does not see.
 - A row whose scores are finite in float32 has a softmax, whatever their size. If the greatest score exceeds 2**20,
   gradients may treat scores as equal to it that float32 can't separate from it, since the saved lse is a float32.
 - A token of varlen that belongs to no sequence, because cu_seqlens end before it, gives o = 0, lse = -inf (with a sink

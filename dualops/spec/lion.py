@@ -100,8 +100,8 @@ def check_apart(
 ) -> None:
     """Raise ValueError if written memory overlaps other memory that is written or read.
 
-    For each array: its name for messages, its address, its bytes, whether it is written, and the number of the array
-    that it may overwrite if it is a result, else its own number.
+    For each array: its name for messages, its address, its bytes, whether it is written, and a number. That is the
+    array that a result may overwrite, else the array itself.
     """
     begin = np.array(starts, np.uint64)
     end = begin + np.array(nbytes, np.uint64)

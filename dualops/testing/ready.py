@@ -87,8 +87,8 @@ def random_cases(
     Sizes are 0, 1, primes, powers of two and their neighbours, and all others. Options appear together, alone or not at
     all, whether a kernel supports them or not: see `problem.params` and the names of `problem.arrays()`.
 
-    Raises ValueError for an unknown operator or dtype, a gradient that does not exist, an operator whose spec draws no
-    problems, and a number that is too small.
+    Raises ValueError for an unknown operator or dtype, a gradient that does not exist, and a number that is too small.
+    Also raises it if the operator's spec draws no problems.
     """
     spec = spec_of(operator, backward)
     if spec.draw is None:

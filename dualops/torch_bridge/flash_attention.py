@@ -106,7 +106,7 @@ def flash_attention(
     Returns o [B, H, Sq, Dv] of q's dtype, its axes in memory in the order of q's; with return_lse also lse [B, H, Sq]
     (float32, float64 for float64), the natural logarithm of the sum of exponentials. A query that sees no key, or only
     scores of -inf, gives o = 0 and lse = -inf (or the sink). A row with a score of NaN or +inf is NaN. Its gradient
-    makes NaN of dk and dv of all keys that it sees, also where a score is -inf, and of no key that a mask hides.
+    sets dk and dv to NaN for all keys that it sees, even if a score is -inf. Keys that a mask hides are not affected.
     Gradients are deterministic; the bias gradient is computed only if needed.
     Under autocast q, k, v and bias take autocast's dtype; sinks and alibi_slopes keep theirs or become float32.
 
@@ -125,8 +125,8 @@ def flash_attention(
 
     CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient or of
-    alibi_slopes, and for a call that the device can't serve.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient or of alibi_slopes, and for a call that the device can't serve.
 
     >>> import torch
     >>> q = k = torch.zeros(1, 1, 2, 4)

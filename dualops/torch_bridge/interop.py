@@ -206,7 +206,7 @@ class Direction(Arguments):
     ) -> tuple[Any, autograd.Kept]:
         """Run kernels for CUDA tensors, NumPy for CPU tensors; return the results and the facts about such calls.
 
-        before: called with the plan of a call whose kernels are not loaded or built yet.
+        before: called with a call's problem, choice and device before its kernels are loaded or built.
         Results share no memory with the arguments. None stands for one that the call does not have.
         """
         if on_gpu:

@@ -76,8 +76,8 @@ def matmul(
     Works under torch.compile (fullgraph, dynamic shapes), torch.export and, outside torch.compile, torch.func.grad.
     CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient and
-    for float32 with a precision on a CUDA device that has no tensor cores for it, below 8.0.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient and for float32 with a precision on a CUDA device that has no tensor cores for it, below 8.0.
 
     >>> import torch
     >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [-5.0]]), activation="relu")

@@ -87,8 +87,8 @@ def retention(
     (dt[..., None] * x).to(x.dtype); dt is positive and A [H, 1] negative. If q has 16 bits, slopes, log_gates, dt and A
     are float32.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient, of
-    gamma or of mask, and for a call that the device can't serve.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient, of gamma or of mask, and for a call that the device can't serve.
 
     >>> import torch
     >>> q = k = torch.ones(1, 1, 3, 1)

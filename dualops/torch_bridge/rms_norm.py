@@ -79,8 +79,8 @@ def rms_norm(
     outside torch.compile, torch.func.grad. CUDA tensors run on torch's current stream. CPU tensors use the NumPy
     reference, which is not fast.
 
-    Raises ValueError for incompatible arrays and for an offset without w, TypeError for dtypes other than those above,
-    NotImplementedError for vmap and for a gradient of the gradient.
+    Raises ValueError for incompatible arrays and for an offset without w, and TypeError for dtypes other than those
+    above. Raises NotImplementedError for vmap and for a gradient of the gradient.
 
     >>> import torch
     >>> rms_norm(torch.tensor([[3.0, -4.0], [0.5, 0.5]]), torch.tensor([0.0, 1.0]), offset=1.0)

@@ -58,8 +58,8 @@ def rope(
     Works under torch.compile (fullgraph, dynamic B, H and S), torch.export and, outside torch.compile, torch.func.grad.
     CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which is not fast.
 
-    Raises TypeError and ValueError for a wrong call, NotImplementedError for vmap, for a gradient of the gradient or of
-    cos and sin, and for inplace if a gradient would be recorded.
+    Raises TypeError and ValueError for a wrong call. Raises NotImplementedError for vmap, for a gradient of the
+    gradient or of cos and sin, and for inplace if a gradient would be recorded.
 
     >>> import torch
     >>> q = torch.tensor([[[[1.0, 0.0]]]])

@@ -26,10 +26,10 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
     torch.func.grad and jacrev. CUDA tensors run on torch's current stream. CPU tensors use the NumPy reference, which
     is not fast.
 
-    Raises ValueError for an axis out of range and for a tensor without axes, TypeError for anything but a tensor of the
-    dtypes above and for an axis that is not an integer, NotImplementedError for a gradient of the gradient and, on a
-    CUDA device, for rows with more than three strides in memory (nothing is copied implicitly: `x.contiguous()` has
-    one).
+    Raises ValueError for an axis out of range and for a tensor without axes. Raises TypeError for anything but a tensor
+    of the dtypes above and for an axis that is not an integer. Raises NotImplementedError for a gradient of the
+    gradient and, on a CUDA device, for rows with more than three strides in memory. Nothing is copied implicitly:
+    `x.contiguous()` has one stride.
 
     >>> import torch
     >>> softmax(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))

@@ -22,8 +22,8 @@ def gradient_terms(arrays: Arrays, problem: Problem) -> dict[str, float]:
     dS = P * (dP - delta) is the difference of two sums, which are equal for a query with a single key. All gradients
     except dv are sums of dS. So dS counts as P * (|dP| + |delta|), with dP and delta as sums of |do| * |v| and |do| *
     |o|. P = exp(S - lse) is accurate to eps times the terms of S, slope * scale * q * k, whose roundings add in
-    squares. If that is more than a few, P is still exactly 1 or 0 in a row whose greatest score is farther from the
-    others than the roundings reach.
+    squares. If that is more than a few, P may still be exact: it is 1 or 0 in a row whose greatest score exceeds the
+    others by more than the roundings.
     """
     largest = {output.name: 0.0 for output in problem.spec.gradients}
     d_sinks: Any = 0.0

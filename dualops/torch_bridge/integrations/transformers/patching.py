@@ -142,10 +142,10 @@ def patch(
     strict=False: patch what can be patched, and leave the rest unchanged. The result's `left` and its repr list the
     rest and the reasons.
 
-    Raises TypeError if it is no transformers model, RuntimeError if it is patched already, ValueError if there is
-    nothing to patch for an option that is True, and NotImplementedError, by name, for a module with other arithmetic
-    than the known ones. With strict=False it is an error only if nothing at all can be patched. After an error nothing
-    has changed.
+    Raises TypeError if it is no transformers model, and RuntimeError if it is patched already. Raises ValueError if
+    there is nothing to patch for an option that is True. Raises NotImplementedError, with its name, for a module whose
+    arithmetic differs from the known ones. With strict=False it is an error only if nothing at all can be patched.
+    After an error nothing has changed.
     """
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"patch: model is a {type(model).__name__}, expected a transformers.PreTrainedModel")
