@@ -46,7 +46,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     H = 1 + int(rng.integers(min(_heads(max_elements, max(D, Dv) * total, B * D * Dv), 4)))
     shapes: Shapes = {"q": (total, H, D), "k": (total, H, D), "v": (total, H, Dv), "cu_seqlens": (B + 1,)}
     least = -(-total // max(B, 1))
-    # a total below the first makes sequences end early
+    # with the first one, sequences end before the last token
     longest = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)[rng.integers(4)]
     params: dict[str, Any] = {"max_seqlen": longest, "normalize": [None, "signed"][rng.integers(2)]}
     options, more = _options(rng, (B, H, D, Dv), (total, H), states=True, normalize=params["normalize"])
@@ -61,7 +61,7 @@ def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int]:
 
 
 def _heads(max_elements: int, *each: int) -> int:
-    """Draw the number of heads that all batches may have together, for arrays of this many elements per head."""
+    """Return the most heads that all batches may have together, for arrays of this many elements per head."""
     return max(min(max_elements // max(elements, 1) for elements in each), 1)
 
 

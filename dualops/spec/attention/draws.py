@@ -84,7 +84,7 @@ def draw_varlen(rng: np.random.Generator, max_elements: int) -> Drawn:
     options, params = _options(rng, _share(rng), H)
     for side, total in (("q", total_q), ("k", total_k)):
         least = -(-total // max(B, 1))
-        # a total below the first makes sequences end early
+        # with the first one, sequences end before the last token
         lengths = (least // 2, least, int(rng.integers(least, total + 1)), total + 3)
         params[f"max_seqlen_{side}"] = lengths[rng.integers(4)]
     if ranges and rng.random() < 0.5:
@@ -101,7 +101,7 @@ def _widths(rng: np.random.Generator, max_elements: int) -> tuple[int, int, int]
 
 
 def _heads(rng: np.random.Generator, most: int) -> tuple[int, int, int]:
-    """Draw H, Hkv, and the number of heads that all batches may have together."""
+    """Draw H and Hkv; also return the most heads that all batches may have together."""
     heads = max(most, 1)
     Hkv = 1 + int(rng.integers(min(heads, 4)))
     group = 1 + int(rng.integers(min(heads // Hkv, 4)))

@@ -180,11 +180,11 @@ def _is_array(value: Any) -> bool:
 
 def _is_fixed(value: Any) -> bool:
     """Whether it is a function or a type of Python or NumPy, which never change."""
-    if isinstance(value, BuiltinFunctionType):  # not a method of some object
+    if isinstance(value, BuiltinFunctionType):  # it may be a method of some object
         return value.__self__ is None or isinstance(value.__self__, ModuleType)
     if isinstance(value, type):
         return not value.__flags__ & OF_CODE
-    if isinstance(value, np.ufunc):  # not made from a Python function
+    if isinstance(value, np.ufunc):  # it may be made from a Python function
         return any(getattr(sys.modules.get(name), value.__name__, None) is value for name in ("numpy", "scipy.special"))
     return isinstance(value, type(np.where))
 

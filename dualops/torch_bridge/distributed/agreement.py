@@ -89,7 +89,7 @@ def _agreed(op: str, ranks: Ranks, row: Row, names: tuple[str, ...], *, ask: boo
 
 
 def _found(ranks: Ranks, row: Row) -> tuple[Tensor, list[list[int]]]:
-    """Return the integers of all ranks, and their meaning. Waits only for the stream that receives them."""
+    """Return the integers of all ranks, as a tensor and as lists. Waits only for the stream that receives them."""
     with ranks.aside():
         table = _exchanged(ranks, torch.tensor(row, dtype=torch.int64).to(ranks.device))
         return table, table.tolist()

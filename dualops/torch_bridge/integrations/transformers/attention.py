@@ -57,7 +57,7 @@ def attention(
         options["sinks"] = s_aux if s_aux.dtype is torch.float32 else s_aux.to(query.dtype)
     if (group := group_of(module)) is not None:
         if position_bias is not None:
-            options["bias"] = position_bias  # which refuses it
+            options["bias"] = position_bias  # context_parallel refuses it
         if causal and sliding_window is not None:
             options["window"] = (sliding_window - 1, None)
         given = query, key, value, attention_mask, position_ids, (cu_seq_lens_q, cu_seq_lens_k)
