@@ -117,7 +117,7 @@ def _wanted_tasks(arguments: argparse.Namespace) -> list[Task]:
 
 
 def _work(arguments: argparse.Namespace, wanted: list[Task], place: str) -> Iterator[Work]:
-    """Return the user's problem on the rung that serves it, or built-in problems on every rung."""
+    """Yield the user's problem on the rung that serves it, or built-in problems on every rung."""
     for task in wanted:
         params = parse_params(arguments.param, task)
         if arguments.kernel is not None and arguments.kernel not in task.spec.rungs:

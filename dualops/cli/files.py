@@ -103,7 +103,7 @@ def _as_taken(array: np.ndarray, taken: np.dtype) -> np.ndarray:
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype in BITS and taken == numpy_dtype("bfloat16"):
         array = array.view(taken)
-    with np.errstate(over="ignore"):  # too large becomes infinity, as the dtype has it
+    with np.errstate(over="ignore"):  # a number that is too large becomes infinity
         return array.astype(taken, order="C")
 
 

@@ -165,6 +165,6 @@ def _part(shape: tuple[int, ...], axis: int, first: int, end: int) -> tuple[slic
 
 
 def _tiles(first: int, end: int, block: int) -> Iterator[tuple[int, int]]:
-    """Return consecutive ranges of at most `block`."""
+    """Yield consecutive ranges of at most `block`."""
     for start in range(first, end, block):
         yield start, min(start + block, end)

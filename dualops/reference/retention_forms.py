@@ -307,7 +307,7 @@ def _state(k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _chunks(S: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Return slices of CHUNK tokens each; the last has the rest."""
+    """Yield slices of CHUNK tokens each; the last has the rest."""
     for start in range(0, S, CHUNK):
         yield slice(None), slice(None), slice(start, start + CHUNK)
 

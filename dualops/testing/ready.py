@@ -71,7 +71,7 @@ def random_cases(
     dtypes: str | Iterable[str] = FLOATS,
     backward: bool = False,
 ) -> list[Ready]:
-    """Yield `count` random valid problems of the operator, or with `backward` of its gradient, as its spec draws them.
+    """Return `count` random valid problems of the operator, or with `backward` of its gradient, as its spec draws them.
 
         for problem in testing.random_cases("softmax", 100, dtypes="float32"):
             arrays = problem.arrays()

@@ -162,7 +162,7 @@ class Dependence:
 
 
 def dependences(function: Any, from_outside: bool) -> Iterator[Dependence]:
-    """Return the values that `depend_on` could not turn into guards."""
+    """Yield the values that `depend_on` could not turn into guards."""
     for place, value in _leaves(function):
         if not (from_outside and _is_guarded(value)):
             yield Dependence(function, place, value)

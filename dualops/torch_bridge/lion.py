@@ -97,7 +97,7 @@ def _plain(lists: dict[str, Any]) -> bool:
 
 
 def _checked(lists: dict[str, Any], lr: Any, betas: Any) -> tuple[float, float]:
-    """Check the betas. Raises TypeError for anything but tensors and numbers, before torch raises its own error."""
+    """Return the betas. Raises TypeError for anything but tensors and numbers, before torch raises its own error."""
     for name, each in lists.items():
         if not isinstance(each, (list, tuple)):
             raise TypeError(f"lion: {name} is a {type(each).__name__}, expected a tensor or a list of tensors")

@@ -45,7 +45,7 @@ def note(user: UserFunction) -> None:
 
 
 def _regions() -> Iterator[tuple[Any, bool]]:
-    """Return the checkpointed regions around this call, and whether they are being repeated."""
+    """Yield the checkpointed regions around this call, and whether they are being repeated."""
     if _C._current_graph_task_id() != -1:
         yield _C._current_autograd_node(), True
     for hook in (_C._autograd._top_saved_tensors_default_hooks(True) or ())[:1]:

@@ -185,7 +185,7 @@ class _Slope:
         return [(name, slope) for name in _names(target)]
 
     def _assigned(self, pairs: list[Assigned], node: ast.stmt) -> Iterator[ast.stmt]:
-        """Return the statement before an assignment; its value still uses the old variables."""
+        """Yield the statement before an assignment; its value still uses the old variables."""
         if pairs := [pair for pair in pairs if pair[0] in self.slopes]:
             yield ast.copy_location(self._set(pairs), node)
 

@@ -220,7 +220,7 @@ def _inner(code: CodeType) -> CodeType:
 
 
 def _steps(code: CodeType) -> list[Any]:
-    """Yield the steps of a code object. How a method is called depends on what else its module imports."""
+    """Return the steps of a code object. How a method is called depends on what else its module imports."""
     steps: list[Any] = [code.co_varnames, code.co_freevars, code.co_cellvars]
     for instruction in dis.get_instructions(code):
         name, value = instruction.opname.replace("METHOD", "ATTR"), instruction.argval

@@ -43,7 +43,7 @@ def group_of(module: nn.Module) -> Any:
 
 
 def by_length(model: nn.Module) -> Iterator[str]:
-    """Return modules whose rotary embeddings depend on the longest position, which no rank knows."""
+    """Yield modules whose rotary embeddings depend on the longest position, which no rank knows."""
     for place, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
         for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):

@@ -12,7 +12,7 @@ the model, which ignores it. The result must be a tensor or None, so its dtype a
     float [B, 1, Sq, Sk]    a complete mask, to be added to the scores: for masks of any other kind
 
 The forms [.., keys, 1] for [.., 1, keys], and [1, n + 1] for [n + 1], mean that a sliding window hides something. The
-layer then knows its width.
+layer must then give its width.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _packed(mask_function: MaskFunction) -> tuple[Tensor | None, bool]:
 
 
 def _parts(mask_function: MaskFunction) -> Iterator[Any]:
-    """Return the masks whose intersection this is, None for an unknown one."""
+    """Yield the masks whose intersection this is, None for an unknown one."""
     if mask_function is causal_mask_function or getattr(mask_function, "__code__", None) in (_PACKED, _WINDOW):
         yield mask_function
         return

@@ -336,7 +336,7 @@ def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int =
     return q.transpose(1, 2), k.transpose(1, 2)
 
 
-# modules with such a function, and its name for the call
+# modules with such a function, and the helpers that it calls
 ROTATIONS = ((modeling_llama, ("rotate_half",)), (modeling_gpt_oss, ("_apply_rotary_emb",)))
 
 
